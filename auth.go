@@ -1,0 +1,326 @@
+package main
+
+// Sign-in, in the order the user lives it: ask for a code, present it, carry the
+// session token in a cookie, be authenticated by it, accept the terms, sign out.
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// TERMS_VERSION is the version of the terms of use and the privacy policy that a
+// user must have accepted. Raising it makes every user accept again.
+const TERMS_VERSION = "2026-11-01"
+
+const (
+	sessionLife    = 60 * 24 * time.Hour // of the token and the cookie
+	issuedAtLeeway = time.Minute         // between this server's clock and the database's
+	roleMember     = "member"
+	roleAdmin      = "admin"
+)
+
+var roles = []string{roleMember, roleAdmin}
+
+// user is an account as the database has it now.
+type user struct {
+	UserID     string `json:"userId"`
+	Email      string `json:"email"`
+	Permission string `json:"permission"` // one of roles
+
+	suspended   bool
+	signedOutAt sql.Null[time.Time] // session tokens issued before it are refused
+	accepted    bool                // the terms of TERMS_VERSION
+	now         time.Time           // the database's clock when the row was read
+}
+
+const selectUser = `select u.user_id, u.email, u.permission, u.suspended, u.signed_out_at, t.user_id is not null, clock_timestamp()
+	from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2 `
+
+// userByID loads a user; sql.ErrNoRows when he is gone.
+func (s *server) userByID(userID string) (*user, error) {
+	return s.loadUser(selectUser+"where u.user_id = $1", userID)
+}
+
+// userByEmail takes the address in lower case.
+func (s *server) userByEmail(email string) (*user, error) {
+	return s.loadUser(selectUser+`where lower(u.email collate "C") = $1`, email)
+}
+
+func (s *server) loadUser(query, key string) (*user, error) {
+	u := &user{}
+	return u, s.store.row(query, []any{key, TERMS_VERSION},
+		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.accepted, &u.now)
+}
+
+// emailForm is the one form of an address that is taken: a dot-atom (RFC 5322) and
+// a domain of labels, ASCII only. schema.sql has the same.
+var (
+	emailForm  = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@" + domainLabels + "$")
+	domainForm = regexp.MustCompile("^" + domainLabels + "$")
+	emailRule  = rule{required: true, trim: true, min: 3, max: 254, pattern: emailForm}
+)
+
+const domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*`
+
+// readEmail gives the address in lower case, by which it is compared. ToLower maps
+// two other letters (U+0130, U+212A) to ASCII ones, but the form is ASCII only.
+func readEmail(f *fields) string { return strings.ToLower(f.text("email", emailRule)) }
+
+type codeRequest struct{ email string }
+
+func (codeRequest) read(f *fields) codeRequest { return codeRequest{readEmail(f)} }
+
+// codeAnswer is the same for every address.
+type codeAnswer struct {
+	CodeLength       int `json:"codeLength"`
+	ExpiresInSeconds int `json:"expiresInSeconds"`
+}
+
+func (a codeAnswer) check() error { return nil }
+
+// requestCode puts the address on the queue and answers. It asks nobody whether
+// the address is known: status, body and time can't tell (ASVS 6.3.8).
+func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
+	select {
+	case s.codeJobs <- codeJob{in.email, x.log.With("requestId", x.id)}:
+		return codeAnswer{codeLength, int(codeLife.Seconds())}, nil
+	default:
+		return codeAnswer{}, unavailable(errors.New("the mail queue is full"))
+	}
+}
+
+type codeProof struct{ email, code string }
+
+var codeRule = rule{required: true, pattern: regexp.MustCompile(fmt.Sprintf("^[0-9]{%d}$", codeLength))}
+
+func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text("code", codeRule)} }
+
+// sessionView is what a page needs to know after sign-in or a reload.
+type sessionView struct {
+	User      *user     `json:"user"`
+	Terms     termsView `json:"terms"`
+	ExpiresAt time.Time `json:"expiresAt"`
+}
+
+type termsView struct {
+	Version  string `json:"version"`
+	Accepted bool   `json:"accepted"`
+}
+
+func (v sessionView) check() error {
+	if v.User == nil || !isUUID(v.User.UserID) || !emailForm.MatchString(v.User.Email) ||
+		!slices.Contains(roles, v.User.Permission) || v.ExpiresAt.IsZero() {
+		return errors.New("not a whole session view")
+	}
+	return nil
+}
+
+func viewSession(u *user, expiresAt time.Time) sessionView {
+	return sessionView{u, termsView{TERMS_VERSION, u.accepted}, expiresAt.UTC()}
+}
+
+// validateCode exchanges address and code for a session. An unknown address, a
+// wrong code and an expired one differ in nothing: none of them asks the database.
+func (s *server) validateCode(x *exchange, in codeProof) (sessionView, error) {
+	used, ok := s.codes.redeem(in.email, in.code)
+	if !ok {
+		return sessionView{}, errInvalidCode
+	}
+	u, err := s.userByID(used.userID)
+	if errors.Is(err, sql.ErrNoRows) || err == nil && strings.ToLower(u.Email) != in.email {
+		return sessionView{}, errInvalidCode // deleted or renamed since the code was sent
+	}
+	if err != nil {
+		s.codes.restore(in.email, used)
+		return sessionView{}, err
+	}
+	if u.suspended {
+		return sessionView{}, errSuspended
+	}
+	token, expiresAt, err := s.issueToken(u)
+	if err != nil {
+		return sessionView{}, err
+	}
+	x.user = u
+	x.event(slog.LevelInfo, "signed in")
+	s.setCookie(x, token, int(sessionLife.Seconds()))
+	return viewSession(u, expiresAt), nil
+}
+
+// claims is the payload of a session token: no role, no permission. Both times
+// carry microseconds: whole seconds would let "sign out everywhere" spare a token
+// of the same second, or kill the next one.
+type claims struct {
+	Email     string           `json:"email"`
+	UserID    string           `json:"userId"`
+	IssuedAt  *jwt.NumericDate `json:"iat"`
+	ExpiresAt *jwt.NumericDate `json:"exp"`
+}
+
+// The getters that jwt.Claims asks for. Only exp is left to the library.
+func (c claims) GetExpirationTime() (*jwt.NumericDate, error) { return c.ExpiresAt, nil }
+func (c claims) GetIssuedAt() (*jwt.NumericDate, error)       { return c.IssuedAt, nil }
+func (c claims) GetNotBefore() (*jwt.NumericDate, error)      { return nil, nil }
+func (c claims) GetIssuer() (string, error)                   { return "", nil }
+func (c claims) GetSubject() (string, error)                  { return "", nil }
+func (c claims) GetAudience() (jwt.ClaimStrings, error)       { return nil, nil }
+
+// Without this the library cuts times to whole seconds. It reads them as floating
+// point numbers, so issuedAt rounds to the microsecond.
+func init() { jwt.TimePrecision = time.Nanosecond }
+
+func (c claims) issuedAt() time.Time { return c.IssuedAt.Round(time.Microsecond) }
+
+func (s *server) issueToken(u *user) (token string, expiresAt time.Time, err error) {
+	expiresAt = u.now.Add(sessionLife)
+	token, err = jwt.NewWithClaims(jwt.SigningMethodHS256,
+		claims{u.Email, u.UserID, jwt.NewNumericDate(u.now), jwt.NewNumericDate(expiresAt)}).SignedString(s.cfg.sessionKeys[0])
+	return token, expiresAt, err
+}
+
+// verifyToken checks everything that the token alone can tell. The library by
+// itself would take other algorithms, a missing exp, an unknown crit (RFC 7515
+// 4.1.11) and loose base64.
+func (s *server) verifyToken(token string) (claims, error) {
+	var c claims
+	keys := jwt.VerificationKeySet{}
+	for _, key := range s.cfg.sessionKeys {
+		keys.Keys = append(keys.Keys, key)
+	}
+	_, err := jwt.NewParser(
+		jwt.WithValidMethods([]string{"HS256"}), jwt.WithExpirationRequired(), jwt.WithStrictDecoding(),
+	).ParseWithClaims(token, &c, func(t *jwt.Token) (any, error) {
+		if _, critical := t.Header["crit"]; critical {
+			return nil, errors.New("unknown critical header")
+		}
+		return keys, nil
+	})
+	switch {
+	case err != nil:
+		return c, err
+	case c.IssuedAt == nil || time.Until(c.issuedAt()) > issuedAtLeeway:
+		return c, errors.New("not issued, or in the future")
+	case !isUUID(c.UserID):
+		return c, errors.New("no user id")
+	}
+	return c, nil
+}
+
+var uuidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+func isUUID(id string) bool { return uuidForm.MatchString(id) }
+
+// setCookie sets or, with a negative age in seconds, clears the session cookie.
+// Name, path and domain must be the same for both, or the browser keeps it.
+func (s *server) setCookie(x *exchange, token string, maxAge int) {
+	http.SetCookie(x, &http.Cookie{
+		Name:     s.cfg.cookieName,
+		Value:    token,
+		Path:     "/",
+		Domain:   s.cfg.cookieDomain, // empty in the local environment: host-only
+		MaxAge:   maxAge,
+		HttpOnly: true,
+		Secure:   s.cfg.env != envLocal,
+		SameSite: http.SameSiteLaxMode,
+	})
+}
+
+// authorize is the session check of every endpoint: cookie, token, the account as
+// it is now, terms, role. In x.user it leaves the user, loaded by one query, once.
+func (s *server) authorize(x *exchange, a access, roles []string) error {
+	if a < signedIn {
+		return nil
+	}
+	if err := s.authenticate(x); err != nil {
+		return err
+	}
+	switch {
+	case x.user.suspended:
+		return errSuspended
+	case a >= accepted && !x.user.accepted:
+		return errTermsMissing
+	case roles != nil && !slices.Contains(roles, x.user.Permission):
+		return errForbidden
+	}
+	return nil
+}
+
+func (s *server) authenticate(x *exchange) error {
+	cookie, err := x.r.Cookie(s.cfg.cookieName)
+	if err != nil {
+		return errUnauthenticated
+	}
+	token, err := s.verifyToken(cookie.Value)
+	if err != nil {
+		return errUnauthenticated
+	}
+	u, err := s.userByID(token.UserID)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return errUnauthenticated
+	case err != nil:
+		return err
+	case u.Email != token.Email, u.signedOutAt.Valid && token.issuedAt().Before(u.signedOutAt.V):
+		return errUnauthenticated
+	}
+	x.user, x.sessionEnds = u, token.ExpiresAt.Time
+	return nil
+}
+
+// getSession shows the session that the request came with.
+func (s *server) getSession(x *exchange, _ nothing) (sessionView, error) {
+	return viewSession(x.user, x.sessionEnds), nil
+}
+
+type acceptance struct{ version string }
+
+var versionRule = rule{required: true, min: 1, max: 100}
+
+func (acceptance) read(f *fields) acceptance { return acceptance{f.text("version", versionRule)} }
+
+type acceptanceView struct {
+	Version    string    `json:"version"`
+	AcceptedAt time.Time `json:"acceptedAt"`
+}
+
+func (v acceptanceView) check() error {
+	if v.Version == "" || v.AcceptedAt.IsZero() {
+		return errors.New("not a whole acceptance")
+	}
+	return nil
+}
+
+// acceptTerms records the acceptance. A second one keeps the first time; the
+// update that changes nothing is there to have the row returned.
+func (s *server) acceptTerms(x *exchange, in acceptance) (acceptanceView, error) {
+	if in.version != TERMS_VERSION {
+		return acceptanceView{}, newProblem(409, "conflict", "The current terms version is "+TERMS_VERSION+".")
+	}
+	v := acceptanceView{Version: in.version}
+	err := s.store.row(`insert into terms_acceptances (user_id, version) values ($1, $2)
+		on conflict (user_id, version) do update set version = excluded.version returning accepted_at`,
+		[]any{x.user.UserID, in.version}, &v.AcceptedAt)
+	v.AcceptedAt = v.AcceptedAt.UTC()
+	return v, err
+}
+
+// logout clears the cookie and no more; the token itself lives on until it expires
+// or the user is signed out everywhere.
+func (s *server) logout(x *exchange, _ nothing) (nothing, error) {
+	s.setCookie(x, "", -1)
+	x.event(slog.LevelInfo, "signed out")
+	return nothing{}, nil
+}
+
+// keyOfRequest and keyOfProof are what the limits on codes go by.
+func keyOfRequest(x *exchange, in codeRequest) string { return in.email + " " + addressKey(x.client) }
+func keyOfProof(_ *exchange, in codeProof) string     { return in.email }

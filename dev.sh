@@ -1,0 +1,392 @@
+#!/usr/bin/env bash
+# The developer's commands: a running server, the tests, a tour, on a fresh Debian or
+# macOS machine that has Go. Everything it keeps is in .dev/, which git ignores.
+# Written for bash 3.2, which is what macOS has.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+project=$PWD
+PATH=$PATH:/usr/local/go/bin:$HOME/go/bin
+
+usage() {
+	cat >&2 <<-'END'
+		usage: ./dev.sh run              a local server with demo data, until Ctrl-C; ADDR, DATABASE_URL if set
+		       ./dev.sh test [FLAG...]   all tests with the race detector; coverage, at least 90 %, without flags
+		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
+		       ./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
+	END
+	exit 2
+}
+say() { printf '%s\n' "$*" >&2; }
+die() { say "dev.sh: $*"; exit 1; }
+has() { command -v "$1" >/dev/null 2>&1; }
+is_root() { [ "$(id -u)" = 0 ]; }
+random() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
+
+# What was started is stopped on every way out: the server first, then what it needs.
+# kill -9 of this script itself is the one way that leaves them running; the next
+# start in the same folder clears that up.
+tmp='' pg_dir='' server='' reader='' watcher=''
+cleanup() {
+	local status=$?
+	trap '' INT TERM HUP
+	set +e
+	[ -z "$watcher" ] || kill "$watcher" 2>/dev/null
+	if [ -n "$server" ] && kill -TERM "$server" 2>/dev/null; then wait "$server"; fi
+	[ -z "$reader" ] || wait "$reader"
+	[ -z "$pg_dir" ] || stop_postgres
+	[ -z "$tmp" ] || rm -rf "$tmp"
+	exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+make_tmp() {
+	tmp=$(mktemp -d "${TMPDIR:-/tmp}/hubs.XXXXXX")
+	tmp=$(cd "$tmp" && pwd -P)
+	if is_root; then chmod 711 "$tmp"; fi # PostgreSQL's own user has to pass
+}
+
+# --- programs: what is missing is installed ---
+
+as_root() {
+	if is_root; then "$@"; elif has sudo; then sudo "$@"; else die "root or sudo is needed for: $*"; fi
+}
+
+apt_install() {
+	has apt-get || die "please install: $* (this script can do so with apt-get or Homebrew only)"
+	say "Installing with apt-get: $*"
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null >/dev/null
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" </dev/null >/dev/null
+}
+
+need_go() { has go || die "Go 1.26 or newer is needed: https://go.dev/dl/"; }
+
+need_gcc() {
+	has "$(go env CC)" && return
+	[ "$(uname)" != Darwin ] || die "go test -race needs a C compiler; install Apple's with: xcode-select --install"
+	apt_install gcc libc6-dev
+}
+
+# The one place that knows where PostgreSQL's programs may be. Sets pg_bin.
+find_postgres() {
+	# Word splitting is meant: one folder a word.
+	# shellcheck disable=SC2046
+	for pg_bin in "$(dirname "$(command -v initdb)")" \
+		$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -t/ -k5,5rn) \
+		$(printf '%s\n' {/opt/homebrew,/usr/local,/home/linuxbrew/.linuxbrew}/opt/postgresql*/bin | sort -t@ -k2,2rn) \
+		"$(pg_config --bindir 2>/dev/null)"
+	do
+		if [ -x "$pg_bin/initdb" ] && [ -x "$pg_bin/pg_ctl" ] && [ -x "$pg_bin/psql" ]; then return 0; fi
+	done
+	return 1
+}
+
+need_postgres() {
+	local conf=/etc/postgresql-common/createcluster.conf failed=''
+	find_postgres && return
+	if has brew; then
+		say "Installing with Homebrew: postgresql@17"
+		brew install postgresql@17 </dev/null >&2
+	else
+		# Debian's package would also make and start a cluster on port 5432, which
+		# nobody asked for: it is told not to, for this installation only.
+		apt_install postgresql-common
+		as_root sed -i.before-hubs 's/^#*create_main_cluster.*/create_main_cluster = false/' "$conf"
+		apt_install postgresql || failed=yes
+		as_root mv "$conf.before-hubs" "$conf"
+		[ -z "$failed" ] || die "apt-get could not install PostgreSQL"
+	fi
+	find_postgres || die "PostgreSQL was installed, but initdb, pg_ctl and psql can't be found"
+}
+
+# --- a private PostgreSQL ---
+#
+# DIR/data             the cluster (PGDATA): postmaster.pid has the server's process id
+#                      in its first line; server.log
+# DIR/password         of its roles; mode 600
+# DIR/port             the port of the last start, used again when it is free
+# DIR/owner            process id of the dev.sh that keeps it
+#
+# It listens on 127.0.0.1 only and asks for the password: any account of the machine
+# can reach a port. No Unix socket: their paths may have about 100 bytes only.
+
+# Runs one of PostgreSQL's programs. They refuse to run as root.
+as_pg() {
+	local user=postgres
+	if ! is_root; then "$@"; return; fi
+	id -u postgres >/dev/null 2>&1 || user=nobody
+	if has runuser; then (cd / && runuser -u "$user" -- "$@"); else (cd / && sudo -u "$user" "$@"); fi
+}
+
+# start_postgres DIR [SETTING=VALUE...] makes the cluster where there is none and
+# starts it. Sets pg_dir, port and password.
+start_postgres() {
+	local dir setting options='-c listen_addresses=127.0.0.1 -c unix_socket_directories=' locale=C owner attempt
+	need_postgres
+	mkdir -p "$1"
+	dir=$(cd "$1" && pwd -P)
+	shift
+	for setting in "$@"; do options="$options -c $setting"; done
+	if is_root; then chmod 711 "$dir"; fi
+	as_pg test -x "$dir" || die "PostgreSQL runs as an ordinary user, who can't enter $dir"
+
+	[ -s "$dir/password" ] || (umask 077 && random >"$dir/password")
+	password=$(cat "$dir/password")
+	if [ ! -d "$dir/data" ]; then
+		# Made under another name first: a start that is interrupted leaves no half cluster.
+		rm -rf "$dir/new"
+		mkdir -m 700 "$dir/new"
+		if is_root; then chown "$(as_pg id -u)" "$dir/new" "$dir/password"; fi
+		case $(locale -a 2>/dev/null) in *C.UTF-8* | *C.utf8*) locale=C.UTF-8 ;; esac
+		as_pg "$pg_bin/initdb" -D "$dir/new" -U postgres -A scram-sha-256 --pwfile="$dir/password" \
+			-E UTF8 --locale="$locale" >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log" >&2; die "initdb failed"; }
+		mv "$dir/new" "$dir/data"
+	elif as_pg "$pg_bin/pg_ctl" -D "$dir/data" status >/dev/null; then
+		owner=$(cat "$dir/owner" 2>/dev/null || echo 0)
+		if [ "$owner" != 0 ] && kill -0 "$owner" 2>/dev/null; then die "$dir is in use by another dev.sh, process $owner"; fi
+		say "Stopping a PostgreSQL that a killed dev.sh left in $dir"
+		pg_dir=$dir stop_postgres
+	fi
+
+	echo $$ >"$dir/owner"
+	pg_dir=$dir
+	port=$(cat "$dir/port" 2>/dev/null || echo $((20000 + RANDOM % 12000)))
+	for attempt in 1 2 3 4 5 6 7 8 9 10; do
+		rm -f "$dir/data/server.log"
+		if as_pg "$pg_bin/pg_ctl" -D "$dir/data" -l "$dir/data/server.log" -o "$options -p $port" -t 60 -w start \
+			>/dev/null 2>&1
+		then
+			echo "$port" >"$dir/port"
+			return
+		fi
+		grep -q 'could not bind' "$dir/data/server.log" || break
+		port=$((20000 + RANDOM % 12000)) # below the ports that systems hand to outgoing connections
+	done
+	cat "$dir/data/server.log" >&2
+	die "PostgreSQL did not start ($attempt attempts)"
+}
+
+stop_postgres() {
+	local pid
+	pid=$(head -n 1 "$pg_dir/data/postmaster.pid" 2>/dev/null) || return 0
+	# A test may have left them frozen: then they would never see that they shall stop.
+	# shellcheck disable=SC2046
+	kill -CONT "$pid" $(pgrep -P "$pid" 2>/dev/null) 2>/dev/null || true
+	as_pg "$pg_bin/pg_ctl" -D "$pg_dir/data" -m fast -t 20 stop >/dev/null 2>&1 ||
+		as_pg "$pg_bin/pg_ctl" -D "$pg_dir/data" -m immediate -t 20 stop >&2
+}
+
+# Passwords go by the environment: other accounts can read a command line.
+sql() { PGPASSWORD=${password:-${PGPASSWORD:-}} "$pg_bin/psql" -qXAt -v ON_ERROR_STOP=1 "$@"; }
+
+cmd_postgres() {
+	if [ $# = 0 ]; then make_tmp; set -- "$tmp/postgres"; fi
+	# Tests may lose their data when the machine's power goes, not when a process dies.
+	start_postgres "$1" fsync=off max_connections=200
+	echo "postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable"
+	# Not in the foreground: bash would put off the signals until cat ends.
+	exec 3<&0
+	cat <&3 >/dev/null &
+	watcher=$!
+	wait "$watcher" || true
+}
+
+# --- a database with demo data ---
+
+# An ordinary role that owns its database, as a deployment has it; sets DATABASE_URL.
+make_database() {
+	sql -d "postgres://postgres@127.0.0.1:$port/postgres" >&2 <<-END
+		select 'create role hubs login' where not exists (select from pg_roles where rolname = 'hubs') \gexec
+		select 'create database hubs owner hubs' where not exists (select from pg_database where datname = 'hubs') \gexec
+		alter role hubs password '$password';
+	END
+	export DATABASE_URL="postgres://hubs:$password@127.0.0.1:$port/hubs?sslmode=disable"
+}
+
+# Only into empty tables: what a developer has made of the data stays as it is.
+seed() {
+	sql "$@" >&2 <<-'END'
+		begin;
+		insert into users (email, permission)
+		select * from (values ('member@hubs.example', 'member'), ('admin@hubs.example', 'admin')) as demo
+		where not exists (select from users);
+
+		insert into hubs (name, description, status, created_at, updated_at)
+		select quarter || ' ' || place,
+		       purpose || ' in the ' || lower(quarter) || ', number ' || n || '.',
+		       case when n % 7 = 0 then 'archived' else 'active' end,
+		       now() - n * interval '29 hours', now() - n * interval '5 hours'
+		from (select *, row_number() over (order by place, quarter) as n
+		      from unnest(array['North', 'South', 'East', 'West', 'Old']) as quarter,
+		           (values ('Harbour', 'Ships and ferries'), ('Station', 'Trains and trams'),
+		                   ('Market', 'Fruit, bread and fish'), ('Library', 'Books, maps and quiet rooms'),
+		                   ('Workshop', 'Tools to borrow, benches to rent'), ('Depot', 'Parcels, stored and sorted'),
+		                   ('Garden', 'Beds, sheds and a well'), ('Mill', 'Flour on weekdays'),
+		                   ('Observatory', 'Two telescopes, open on clear nights'), ('Café', 'Coffee, 8 to 18 o''clock')
+		           ) as places (place, purpose)) as demo
+		where not exists (select from hubs);
+		commit;
+	END
+}
+
+# --- run ---
+
+# Passes the server's output on, and says what to try once it listens.
+show_output() {
+	local line url
+	trap '' INT TERM HUP # to the end: the server's last lines are to be seen too
+	while IFS= read -r line; do
+		printf '%s\n' "$line"
+		case $line in *'"msg":"listening"'*) ;; *) continue ;; esac
+		url=http://$(printf '%s' "$line" | sed 's/.*"addr":"\([^"]*\)".*/\1/')
+		cat >&2 <<-END
+
+			The server runs at $url/openapi.json. Ctrl-C stops it. To try next:
+			  open $url/  (accounts: member@hubs.example, admin@hubs.example)
+			  The sign-in codes are printed here: there is no mail server.
+			  ./dev.sh tour   in another terminal: the same flow with curl, explained step by step
+
+		END
+	done
+}
+
+cmd_run() {
+	local status=0 dir=$project/.dev
+	need_go
+	mkdir -p .dev
+	make_tmp
+	go build -buildvcs=false -o .dev/hubs .
+	[ -s .dev/session-secret ] || (umask 077 && random >.dev/session-secret)
+
+	if [ -n "${DATABASE_URL:-}" ]; then
+		say "Using the database of DATABASE_URL"
+		.dev/hubs migrate
+		if find_postgres; then seed -d "$DATABASE_URL"; else say "No psql here: demo data not added"; fi
+	else
+		# Root's home, for one, is closed to the user that PostgreSQL runs as.
+		if is_root && ! { chmod 711 "$dir" && as_pg test -x "$dir"; }; then
+			dir=/var/lib/hubs-dev-$(printf '%s' "$project" | cksum | cut -d' ' -f1)
+		fi
+		start_postgres "$dir/postgres"
+		say "PostgreSQL ($pg_bin) runs on 127.0.0.1:$port, its cluster is in $pg_dir"
+		make_database
+		.dev/hubs migrate
+		seed -d "postgres://hubs@127.0.0.1:$port/hubs"
+	fi
+
+	mkfifo "$tmp/output"
+	show_output <"$tmp/output" &
+	reader=$!
+	# A process group of its own (set -m): Ctrl-C reaches this script, which sends one TERM.
+	set -m
+	APP_ENV=local ADDR=${ADDR:-127.0.0.1:8080} SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
+		.dev/hubs serve </dev/null >"$tmp/output" &
+	server=$!
+	set +m
+	wait "$server" || status=$?
+	server=''
+	return "$status"
+}
+
+# --- test ---
+
+cmd_test() {
+	local total
+	need_go
+	need_gcc
+	need_postgres # the tests start it themselves, with ./dev.sh postgres
+	mkdir -p .dev
+	go test -race -covermode=atomic -coverprofile=.dev/coverage.out "$@" ./...
+	[ $# = 0 ] || return 0 # a part of the tests covers a part of the code
+	total=$(go tool cover -func=.dev/coverage.out | sed -n 's/^total:.*[^0-9.]\([0-9.]*\)%$/\1/p')
+	echo "coverage: $total % of statements; the least is 90 %"
+	[ "${total%.*}" -ge 90 ] || die "coverage is below 90 %"
+}
+
+# --- tour ---
+
+# step TITLE STATUS CURL-ARGUMENT... shows one request and its answer, and ends the
+# tour when the status is another one. Leaves the body in the file body.
+step() {
+	local title=$1 want=$2 status word
+	shift 2
+	printf '\n--- %s\n$ curl -b cookies -c cookies' "$title"
+	for word in "$@"; do
+		case $word in *[!A-Za-z0-9_./:=-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+	done
+	echo
+	: >body
+	status=$(curl -sS --max-time 10 -b cookies -c cookies -D headers -o body -w '%{http_code}' "$@") || die "curl failed"
+	tr -d '\r' <headers | grep -iE '^(HTTP/|Content-Type|Content-Disposition|Location|Set-Cookie|X-Request-Id)'
+	if [ -s body ]; then echo; cat body; echo; fi
+	[ "$status" = "$want" ] || die "the tour stops here: the answer is $status, it should be $want"
+}
+member_of() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" body; } # of the last answer's JSON
+expect() { grep -q "$1" body || die "the tour stops here: no $1 in the answer"; }
+
+# wait_for PATTERN prints what sed finds by it in the server's output, within 10 seconds.
+wait_for() {
+	local found='' i
+	for ((i = 0; i < 100; i++)); do
+		found=$(sed -n "$1" output)
+		if [ -n "$found" ]; then printf '%s\n' "$found"; return; fi
+		sleep 0.1
+	done
+	cat output >&2
+	die "the server's output lacks: $1"
+}
+
+cmd_tour() {
+	local url code json='Content-Type: application/json'
+	need_go
+	has curl || apt_install curl ca-certificates
+	make_tmp
+	go build -buildvcs=false -o "$tmp/hubs" .
+	start_postgres "$tmp/postgres" fsync=off
+	cd "$tmp"
+	umask 077
+	make_database
+	./hubs migrate
+	seed -d "postgres://hubs@127.0.0.1:$port/hubs"
+	APP_ENV=local ADDR=127.0.0.1:0 SESSION_SECRET=$(random) FILES_DIR=$tmp/files ./hubs serve </dev/null >output 2>&1 &
+	server=$!
+	url=http://$(wait_for 's/.*"msg":"listening".*"addr":"\([^"]*\)".*/\1/p')
+
+	step 'Ask for a sign-in code. The answer is the same for every address.' 200 \
+		-H "$json" -d '{"email":"member@hubs.example"}' "$url/auth/otp/request"
+	code=$(wait_for 's/^Sign-in code for .*: \([0-9]\{6\}\)$/\1/p')
+	printf '\n--- The server has no mail server here and prints the code:\n'
+	grep '^Sign-in code' output
+	step 'Present the code. The session token comes in a cookie.' 200 \
+		-H "$json" -d "{\"email\":\"member@hubs.example\",\"code\":\"$code\"}" "$url/auth/otp/validate"
+	local version
+	version=$(member_of version)
+	step 'The terms come first.' 403 "$url/hubs"
+	expect terms_not_accepted
+	step 'Accept them.' 200 -H "$json" -d "{\"version\":\"$version\"}" "$url/terms/acceptance"
+	step 'List hubs: three of the active ones that have "har" in their name.' 200 \
+		-G "$url/hubs" -d limit=3 -d 'filters[name]=har' -d 'filters[status]=active' -d orderBy=createdAt -d orderDirection=desc
+	expect Harbour
+	echo 'Notes from the tour.' >notes.txt
+	step 'Upload a file.' 201 -F file=@notes.txt "$url/files/upload"
+	step 'Fetch it again.' 200 "$url$(member_of path)"
+	cmp notes.txt body || die "the file came back different"
+	step 'A member may not make hubs.' 403 -H "$json" -d '{"name":"Mine"}' "$url/hubs"
+	expect '"forbidden"'
+	step 'Sign out.' 204 -X POST "$url/auth/logout"
+	step 'The session is over.' 401 "$url/hubs"
+	expect '"unauthenticated"'
+	printf '\nThe tour is complete: every answer was the expected one.\n'
+}
+
+[ $# -gt 0 ] || usage
+command=$1
+shift
+case $command in
+postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
+run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
+test) cmd_test "$@" ;;
+*) usage ;;
+esac

@@ -1,0 +1,377 @@
+package main
+
+// Files: taken in a stream, served with Range and ETag. The bytes are in FILES_DIR
+// under the file's id, everything else about them in the table files.
+
+import (
+	"bytes"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/lib/pq"
+)
+
+const (
+	maxFormBytes  = 64 << 10    // of a multipart form besides the file in it
+	transferStart = time.Minute // an upload or download may take this long, and
+	transferPace  = 16 << 10    // a second more for each so many bytes
+	tempSuffix    = ".tmp"
+)
+
+// file is what the table has about a file.
+type file struct {
+	FileID      string    `json:"fileId"`
+	Name        string    `json:"name"`
+	ContentType string    `json:"contentType"`
+	Size        int64     `json:"size"` // bytes
+	Path        string    `json:"path"`
+	CreatedAt   time.Time `json:"createdAt"`
+}
+
+func (f file) check() error {
+	if !isUUID(f.FileID) || !isFileName(f.Name) || f.ContentType == "" || f.Size < 0 || f.CreatedAt.IsZero() {
+		return errors.New("file " + f.FileID + " breaks its contract")
+	}
+	return nil
+}
+
+// isFileName keeps out what a path or a header could trip over.
+func isFileName(name string) bool {
+	return name != "" && name != "." && name != ".." && len(name) <= 255 && utf8.ValidString(name) &&
+		!strings.ContainsAny(name, `/\`) && !strings.ContainsFunc(name, unicode.IsControl)
+}
+
+// openFiles opens FILES_DIR and sweeps it if no other server has it open. Nothing
+// reached through the result lies outside the folder, whatever the name (os.Root).
+func (s *server) openFiles() error {
+	if err := os.MkdirAll(s.cfg.filesDir, 0o700); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(s.cfg.filesDir)
+	if err != nil {
+		return err
+	}
+	s.files = root
+	// Every server holds this lock shared while it runs; the kernel frees it however
+	// the server ends. Who gets it alone is the only server: what lies half-done in
+	// the folder is then nobody's running upload.
+	lock, err := root.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	s.filesLock = lock
+	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		if err := s.sweepFiles(); err != nil {
+			return err
+		}
+	}
+	return syscall.Flock(int(lock.Fd()), syscall.LOCK_SH)
+}
+
+// sweepFiles removes what a killed server left: files without a row.
+func (s *server) sweepFiles() error {
+	dir, err := s.files.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	for {
+		names, err := dir.Readdirnames(1000)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		orphans := map[string]bool{}
+		for _, name := range names {
+			if isUUID(strings.TrimSuffix(name, tempSuffix)) {
+				orphans[name] = true
+			}
+		}
+		err = s.store.rows("select file_id from files where file_id::text = any($1)", []any{pq.Array(names)},
+			func(rows *sql.Rows) error {
+				var id string
+				err := rows.Scan(&id)
+				delete(orphans, id)
+				return err
+			})
+		if err != nil {
+			return err
+		}
+		for name := range orphans {
+			if err := s.files.Remove(name); err != nil {
+				return err
+			}
+			s.log.Info("swept", "file", name)
+		}
+	}
+}
+
+// upload stores a file. The row makes it visible, and is written when the bytes are
+// on disk under their name for good. When a step fails, what the steps before it
+// did is taken back, and what it may have done itself.
+func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
+	form, body, err := s.openForm(x)
+	if err != nil {
+		return f, err
+	}
+	part, err := form.NextRawPart()
+	if err != nil {
+		return f, formError(err)
+	}
+	if f.Name = lastPathElement(part); part.FormName() != "file" || !isFileName(f.Name) {
+		return f, invalid("file", "must be the form's only part, its file name 1 to 255 bytes of UTF-8 without control characters")
+	}
+	f.FileID = newUUID()
+	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
+	var out *os.File
+	var rowTried bool
+	for _, step := range []struct {
+		name string
+		run  func() error
+	}{
+		{"create", func() error {
+			out, err = s.files.OpenFile(f.FileID+tempSuffix, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+			return err
+		}},
+		{"write", func() error { return s.receive(&f, out, form, part, body) }},
+		{"sync", func() error { return out.Sync() }},
+		{"rename", func() error { return s.files.Rename(f.FileID+tempSuffix, f.FileID) }},
+		{"sync folder", s.syncFolder},
+		{"row", func() error {
+			rowTried = true
+			return s.store.row("insert into files (file_id, user_id, name, content_type, size) values ($1, $2, $3, $4, $5) returning created_at",
+				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
+		}},
+	} {
+		if err = s.uploadStep(step.name, step.run); err != nil {
+			break
+		}
+	}
+	if out != nil {
+		out.Close() // synced before: nothing is left that could fail
+	}
+	if err != nil {
+		s.takeBack(f.FileID, rowTried)
+		return f, err
+	}
+	f.CreatedAt = f.CreatedAt.UTC()
+	x.Header().Set("Location", f.Path)
+	x.event(slog.LevelInfo, "file uploaded", slog.String("fileId", f.FileID), slog.Int64("size", f.Size))
+	return f, nil
+}
+
+// takeBack removes what a failed upload left. A row that failed may have been
+// written all the same; unless it is surely gone the bytes stay, and the sweep of
+// the next start decides.
+func (s *server) takeBack(fileID string, rowTried bool) {
+	s.files.Remove(fileID + tempSuffix)
+	if rowTried {
+		if _, err := s.store.exec("delete from files where file_id = $1", fileID); err != nil {
+			s.log.Warn("upload left for the next sweep", "fileId", fileID, "error", err)
+			return
+		}
+	}
+	s.files.Remove(fileID)
+}
+
+// openForm checks the headers of an upload before a byte of it is read.
+func (s *server) openForm(x *exchange) (*multipart.Reader, *uploadBody, error) {
+	mediaType, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
+	if err != nil || mediaType != "multipart/form-data" || x.r.Header.Get("Content-Encoding") != "" {
+		return nil, nil, errMediaType
+	}
+	if params["boundary"] == "" {
+		return nil, nil, invalid("body", "must name its boundary in the Content-Type")
+	}
+	limit := s.cfg.maxUploadBytes + maxFormBytes
+	if x.r.ContentLength > limit {
+		return nil, nil, errTooLarge
+	}
+	body := &uploadBody{Reader: http.MaxBytesReader(x.ResponseWriter, x.r.Body, limit),
+		connection: http.NewResponseController(x), started: time.Now()}
+	return multipart.NewReader(body, params["boundary"]), body, nil
+}
+
+// receive writes the part to out, finds its type and size, and sees to it that
+// nothing follows.
+func (s *server) receive(f *file, out *os.File, form *multipart.Reader, part *multipart.Part, body *uploadBody) error {
+	head := make([]byte, 512) // as much as http.DetectContentType looks at
+	n, err := io.ReadFull(part, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return formError(err)
+	}
+	f.ContentType = contentType(head[:n])
+	whole := io.MultiReader(bytes.NewReader(head[:n]), part)
+	if f.Size, err = io.Copy(out, io.LimitReader(whole, s.cfg.maxUploadBytes+1)); err != nil {
+		return formError(err)
+	}
+	if f.Size > s.cfg.maxUploadBytes {
+		return errTooLarge
+	}
+	if _, err := form.NextRawPart(); err == nil {
+		return invalid("file", "must be the form's only part")
+	} else if err != io.EOF {
+		return formError(err)
+	}
+	if body.received-f.Size > maxFormBytes {
+		return errTooLarge
+	}
+	return nil
+}
+
+// formError tells a fault of the disk, or a body over its limit, from a form that
+// is malformed or broke off.
+func formError(err error) error {
+	_, disk := errors.AsType[*fs.PathError](err)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	if disk || tooLarge {
+		return err
+	}
+	p := invalid("body", "is not a whole multipart form")
+	p.cause = err
+	return p
+}
+
+// uploadBody gives an upload as long as it keeps its pace, and the answer after it
+// the time that every answer has.
+type uploadBody struct {
+	io.Reader
+	connection *http.ResponseController
+	started    time.Time
+	received   int64
+}
+
+func (b *uploadBody) Read(p []byte) (int, error) {
+	deadline := b.started.Add(transferTime(b.received))
+	b.connection.SetReadDeadline(deadline)
+	b.connection.SetWriteDeadline(deadline.Add(answerTimeout))
+	n, err := b.Reader.Read(p)
+	b.received += int64(n)
+	return n, err
+}
+
+func transferTime(bytes int64) time.Duration {
+	return transferStart + time.Duration(bytes/transferPace)*time.Second
+}
+
+// syncFolder makes the new name last a power cut, not only the bytes.
+func (s *server) syncFolder() error {
+	dir, err := s.files.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// lastPathElement is the file name without the folders that some clients send.
+func lastPathElement(part *multipart.Part) string {
+	_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+	name := params["filename"]
+	return name[strings.LastIndexAny(name, `/\`)+1:]
+}
+
+// contentType is the server's own finding, whatever the client said. Text with a
+// tag in it could be SVG or HTML, which Go does not always see: it is no text here.
+func contentType(head []byte) string {
+	found := http.DetectContentType(head)
+	if strings.HasPrefix(found, "text/plain") && (bytes.ContainsRune(head, '<') || !startsUTF8(head)) {
+		return "application/octet-stream"
+	}
+	return found
+}
+
+// startsUTF8 permits a last character that is cut off.
+func startsUTF8(head []byte) bool {
+	for utf8.FullRune(head) {
+		r, size := utf8.DecodeRune(head)
+		if r == utf8.RuneError && size == 1 {
+			return false
+		}
+		head = head[size:]
+	}
+	return true
+}
+
+func newUUID() string {
+	b := make([]byte, 16)
+	rand.Read(b)            // never fails
+	b[6] = b[6]&0x0f | 0x40 // version 4, RFC 9562
+	b[8] = b[8]&0x3f | 0x80 // variant
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// fileContent is a file on its way to the client.
+type fileContent struct {
+	file
+	content *os.File
+}
+
+// check holds the bytes on disk against the row.
+func (c fileContent) check() error {
+	info, err := c.content.Stat()
+	if err == nil && info.Size() != c.Size {
+		err = fmt.Errorf("file %s has %d bytes, not %d", c.FileID, info.Size(), c.Size)
+	}
+	return errors.Join(err, c.file.check())
+}
+
+// getFile finds the file by id and name. Any signed-in user may read a file whose
+// path he knows; ids can't be guessed.
+func (s *server) getFile(x *exchange, _ nothing) (c fileContent, err error) {
+	id, err := pathID(x, "fileId")
+	if err != nil {
+		return c, err
+	}
+	c.FileID = id
+	err = s.store.row("select name, content_type, size, created_at from files where file_id = $1", []any{id},
+		&c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	if err == nil && c.Name != x.r.PathValue("name") {
+		err = errNotFound
+	}
+	if err != nil {
+		return c, noRows(err)
+	}
+	c.content, err = s.files.Open(id)
+	return c, err
+}
+
+// inlineTypes are what a browser may show in place; everything else is offered for
+// saving. nosniff and a sandbox hold in either case.
+var inlineTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain; charset=utf-8"}
+
+// send serves the bytes with Range and conditional requests (RFC 9110). A file
+// never changes, so its id is its ETag.
+func (c fileContent) send(x *exchange) error {
+	defer c.content.Close()
+	disposition := "attachment"
+	if slices.Contains(inlineTypes, c.ContentType) {
+		disposition = "inline"
+	}
+	h := x.Header()
+	h.Set("Content-Type", c.ContentType)
+	h.Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
+	h.Set("Content-Security-Policy", contentPolicy+"; sandbox")
+	h.Set("Cache-Control", "private, no-cache")
+	h.Set("ETag", `"`+c.FileID+`"`)
+	http.NewResponseController(x).SetWriteDeadline(time.Now().Add(transferTime(c.Size)))
+	http.ServeContent(x, x.r, "", c.CreatedAt, c.content)
+	return nil
+}

@@ -1,0 +1,519 @@
+// Hubs is a passwordless data API server: a user proves who he is with a one-time
+// code sent to his e-mail, a signed token in a cookie keeps him signed in, and
+// every request reads his state afresh from PostgreSQL.
+//
+// The rules that the code keeps:
+//
+//   - Every endpoint is declared through one contract (endpoint), which runs the
+//     checks in one order; an endpoint whose access rule is forgotten does not start.
+//   - Whatever is unknown, unreachable or out of its contract ends in a refusal.
+//   - Errors have one format and one place that writes them; what failed inside is
+//     logged once, under the request's id, and never shown.
+//   - No secret, code, token or whole e-mail address gets into a log or a URL.
+//
+// Read in this order: main.go (configuration, routes, pipeline, start and stop),
+// middleware.go (errors, contract, the steps), auth.go (sign-in as the user lives
+// it), otp.go (codes and mail), ratelimit.go, store.go and schema.sql, hubs.go (the
+// model of a resource), files.go.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/mail"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"text/tabwriter"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+}
+
+// The values of APP_ENV.
+const (
+	envLocal      = "local"
+	envStaging    = "staging"
+	envProduction = "production"
+)
+
+// config is the environment, checked. Limits and lifetimes are constants beside the
+// code that keeps them, and no setting turns a check off.
+type config struct {
+	env                 string
+	addr                string
+	databaseURL         string
+	sessionKeys         [][]byte // the first signs, all verify
+	cookieName          string
+	cookieDomain        string
+	allowedOrigins      []string // local and staging
+	allowedOriginDomain string   // production
+	trustedProxies      []netip.Prefix
+	smtpURL             *url.URL // nil in the local environment: codes are printed
+	mailFrom            *mail.Address
+	filesDir            string
+	maxUploadBytes      int64
+}
+
+// configError is a fault of the operator's: exit status 2. It never quotes a value.
+type configError string
+
+func (e configError) Error() string { return string(e) }
+
+// settings reads variables and collects what is wrong with them.
+type settings struct {
+	getenv func(string) string
+	errs   []error
+}
+
+func (s *settings) get(name, fallback string) string { return cmp.Or(s.getenv(name), fallback) }
+
+func (s *settings) check(ok bool, complaint string) {
+	if !ok {
+		s.errs = append(s.errs, configError(complaint))
+	}
+}
+
+// loadConfig reads the environment once and reports all that is wrong together.
+func loadConfig(getenv func(string) string) (config, error) {
+	s := &settings{getenv: getenv}
+	cfg := config{env: getenv("APP_ENV"), addr: s.get("ADDR", "127.0.0.1:8080"),
+		databaseURL: getenv("DATABASE_URL"), filesDir: s.get("FILES_DIR", "data/files")}
+	s.check(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
+		"APP_ENV: must be local, staging or production")
+	_, _, err := net.SplitHostPort(cfg.addr)
+	s.check(err == nil, "ADDR: must be host:port")
+	s.check(cfg.databaseURL != "", "DATABASE_URL: is required")
+	s.readSession(&cfg)
+	s.readNetwork(&cfg)
+	s.readMail(&cfg)
+	cfg.maxUploadBytes, err = strconv.ParseInt(s.get("MAX_UPLOAD_BYTES", "26214400"), 10, 64)
+	s.check(err == nil && cfg.maxUploadBytes > 0 && cfg.maxUploadBytes <= 1<<40,
+		"MAX_UPLOAD_BYTES: must be a number of bytes up to 2^40")
+	return cfg, errors.Join(s.errs...)
+}
+
+var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+func (s *settings) readSession(cfg *config) {
+	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
+		cfg.sessionKeys = append(cfg.sessionKeys, []byte(key))
+		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
+		s.check(len(key) >= 32, "SESSION_SECRET: is required, each of its keys at least 32 bytes")
+	}
+	prefix := "__Secure-hubs"
+	if cfg.env == envLocal {
+		prefix = "hubs"
+	}
+	prefix = s.get("COOKIE_PREFIX", prefix)
+	cfg.cookieName = prefix + "_auth_" + cfg.env
+	lower := strings.ToLower(prefix) // browsers take __secure- for __Secure-
+	s.check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
+	s.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	s.check(cfg.env != envLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, not local")
+	cfg.cookieDomain = s.getenv("COOKIE_DOMAIN")
+	s.check((cfg.env == envLocal) == (cfg.cookieDomain == ""), "COOKIE_DOMAIN: is required on staging and production, refused locally")
+	s.check(cfg.cookieDomain == "" || domainForm.MatchString(cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain")
+}
+
+func (s *settings) readNetwork(cfg *config) {
+	origins := s.getenv("ALLOWED_ORIGINS")
+	s.check(cfg.env != envProduction || origins == "", "ALLOWED_ORIGINS: is refused in production")
+	if cfg.env == envLocal {
+		origins = cmp.Or(origins, "http://localhost:3000,http://localhost:5173")
+	}
+	for origin := range list(origins) {
+		u, err := url.Parse(origin)
+		s.check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
+			origin == u.Scheme+"://"+strings.ToLower(u.Host), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
+		cfg.allowedOrigins = append(cfg.allowedOrigins, origin)
+	}
+	cfg.allowedOriginDomain = s.getenv("ALLOWED_ORIGIN_DOMAIN")
+	s.check((cfg.env == envProduction) == (cfg.allowedOriginDomain != ""), "ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
+	s.check(cfg.allowedOriginDomain == "" || domainForm.MatchString(cfg.allowedOriginDomain), "ALLOWED_ORIGIN_DOMAIN: must be a domain")
+	for text := range list(s.getenv("TRUSTED_PROXIES")) {
+		prefix, err := netip.ParsePrefix(text)
+		s.check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
+		cfg.trustedProxies = append(cfg.trustedProxies, prefix)
+	}
+}
+
+// list is the parts of a comma-separated value; none of an empty one.
+func list(value string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for part := range strings.SplitSeq(value, ",") {
+			if value != "" && !yield(strings.TrimSpace(part)) {
+				return
+			}
+		}
+	}
+}
+
+func (s *settings) readMail(cfg *config) {
+	text := s.getenv("SMTP_URL")
+	if text == "" {
+		s.check(cfg.env == envLocal, "SMTP_URL: is required on staging and production")
+		return
+	}
+	var err error
+	cfg.smtpURL, err = url.Parse(text)
+	s.check(err == nil && (cfg.smtpURL.Scheme == "smtp" || cfg.smtpURL.Scheme == "smtps") && cfg.smtpURL.Hostname() != "",
+		"SMTP_URL: must be smtp://host:port or smtps://host:port, with user:password@ where needed")
+	cfg.mailFrom, err = mail.ParseAddress(s.getenv("MAIL_FROM"))
+	s.check(err == nil && emailForm.MatchString(cfg.mailFrom.Address), "MAIL_FROM: is required with SMTP_URL, an e-mail address")
+}
+
+// server is what the handlers share. Its fields do not change once it serves.
+type server struct {
+	cfg       config
+	log       *slog.Logger
+	out       io.Writer // standard output: the log, and locally the codes
+	pipeline  http.Handler
+	store     *store
+	files     *os.Root
+	filesLock *os.File
+	codes     oneTimeCodes
+	codeJobs  chan codeJob
+	mailing   sync.WaitGroup
+	stopping  atomic.Bool // every answer closes its connection
+
+	// The limits of the specification. Each is kept in this process alone.
+	globalLimit, fileLimit, codeLimit, proofLimit *limiter
+
+	// uploadStep runs one step of an upload. The tests put themselves in its place
+	// to make each step fail, before and after it is done.
+	uploadStep func(name string, run func() error) error
+}
+
+func newServer(cfg config, st *store, out io.Writer) *server {
+	s := &server{
+		cfg:   cfg,
+		log:   slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
+		out:   out,
+		store: st,
+		codes: oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+
+		codeJobs:    make(chan codeJob, mailQueue),
+		globalLimit: newLimiter(100, 10*time.Second, "by address"),
+		fileLimit:   newLimiter(500, time.Second, "by address"),
+		codeLimit:   newLimiter(5, 15*time.Minute, "by e-mail and address"),
+		proofLimit:  newLimiter(10, 15*time.Minute, "by e-mail"),
+		uploadStep:  func(_ string, run func() error) error { return run() },
+	}
+	s.pipeline = s.register(s.routes())
+	for _, step := range slices.Backward(s.steps()) {
+		s.pipeline = step(s.pipeline)
+	}
+	return s
+}
+
+// routes is every operation of this server. {…} is a part of the path.
+func (s *server) routes() []route {
+	admin := []string{roleAdmin}
+	return []route{
+		endpoint[codeRequest, codeAnswer]{method: "POST", path: "/auth/otp/request", access: public,
+			limit: s.codeLimit, limitKey: keyOfRequest, handle: s.requestCode}.route(s),
+		endpoint[codeProof, sessionView]{method: "POST", path: "/auth/otp/validate", access: public,
+			limit: s.proofLimit, limitKey: keyOfProof, handle: s.validateCode}.route(s),
+		endpoint[nothing, nothing]{method: "POST", path: "/auth/logout", access: signedIn, handle: s.logout}.route(s),
+		endpoint[nothing, sessionView]{method: "GET", path: "/auth/session", access: signedIn, handle: s.getSession}.route(s),
+		endpoint[acceptance, acceptanceView]{method: "POST", path: "/terms/acceptance", access: signedIn, handle: s.acceptTerms}.route(s),
+
+		endpoint[hubQuery, hubPage]{method: "GET", path: "/hubs", access: accepted, handle: s.listHubs}.route(s),
+		endpoint[nothing, hub]{method: "GET", path: "/hubs/{hubId}", access: accepted, handle: s.getHub}.route(s),
+		endpoint[newHub, hub]{method: "POST", path: "/hubs", access: accepted, roles: admin, status: 201, handle: s.createHub}.route(s),
+		endpoint[hubChange, hub]{method: "PATCH", path: "/hubs/{hubId}", access: accepted, roles: admin, handle: s.changeHub}.route(s),
+		endpoint[nothing, nothing]{method: "DELETE", path: "/hubs/{hubId}", access: accepted, roles: admin, handle: s.deleteHub}.route(s),
+
+		endpoint[nothing, file]{method: "POST", path: "/files/upload", access: accepted, status: 201, handle: s.upload}.route(s),
+		endpoint[nothing, fileContent]{method: "GET", path: "/files/{fileId}/{name}", access: accepted, handle: s.getFile}.route(s),
+
+		endpoint[nothing, health]{method: "GET", path: "/healthz", access: public, handle: s.getHealth}.route(s),
+		endpoint[nothing, document]{method: "GET", path: "/openapi.json", access: public, handle: getContract}.route(s),
+		endpoint[nothing, document]{method: "GET", path: "/{$}", access: local, handle: getPage}.route(s),
+	}
+}
+
+// steps is the pipeline, in the order of the specification. The sixth step is the
+// contract: the router and endpoint.route.
+func (s *server) steps() []func(http.Handler) http.Handler {
+	return []func(http.Handler) http.Handler{
+		s.logRequests,
+		s.setSecurityHeaders,
+		s.setContext,
+		s.limitByAddress,
+		s.checkOrigin,
+	}
+}
+
+type health struct {
+	Status string `json:"status"`
+}
+
+func (h health) check() error { return nil }
+
+// getHealth says whether the database answers. The 503 of one that does not is the
+// store's.
+func (s *server) getHealth(*exchange, nothing) (health, error) {
+	var one int
+	return health{"ok"}, s.store.row("select 1", nil, &one)
+}
+
+// document is a fixed text with a Content-Security-Policy of its own.
+type document struct {
+	contentType, policy string
+	body                []byte
+}
+
+func (d document) check() error { return nil }
+
+func (d document) send(x *exchange) error {
+	x.Header().Set("Content-Type", d.contentType)
+	x.Header().Set("Content-Security-Policy", d.policy)
+	x.Write(d.body)
+	return nil
+}
+
+//go:embed openapi.json
+var contract []byte
+
+func getContract(*exchange, nothing) (document, error) {
+	return document{"application/json", contentPolicy, contract}, nil
+}
+
+//go:embed index.html
+var page []byte
+
+// getPage is the learner's page. Its policy allows the one script and the one style
+// that stand in it, by their hashes, and requests to this server; nothing else.
+func getPage(*exchange, nothing) (document, error) {
+	hash := func(element string) string {
+		_, rest, _ := bytes.Cut(page, []byte("<"+element+">"))
+		text, _, _ := bytes.Cut(rest, []byte("</"+element+">"))
+		sum := sha256.Sum256(text)
+		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+	}
+	return document{"text/html; charset=utf-8", "default-src 'none'; script-src " + hash("script") + "; style-src " + hash("style") +
+		"; connect-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'", page}, nil
+}
+
+const (
+	headerTimeout = 10 * time.Second
+	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
+	idleTimeout   = 2 * time.Minute
+	drainTime     = 500 * time.Millisecond // for requests that arrive as the stop begins
+	stopTimeout   = 12 * time.Second       // for requests under way, and again for queued mail
+)
+
+// serve runs until ctx ends, then stops: no new connections, the requests under way
+// are answered, the queued mail is sent.
+func serve(ctx context.Context, getenv func(string) string, out io.Writer) error {
+	cfg, err := loadConfig(getenv)
+	if err != nil {
+		return err
+	}
+	st, err := openStore(cfg.databaseURL)
+	if err != nil {
+		return err
+	}
+	defer st.db.Close()
+	s := newServer(cfg, st, out)
+	if err := s.openFiles(); err != nil {
+		return fmt.Errorf("FILES_DIR: %w", err)
+	}
+	defer s.filesLock.Close()
+	listener, err := net.Listen("tcp", cfg.addr)
+	if err != nil {
+		return err
+	}
+	s.startMail()
+	web := &http.Server{
+		Handler:                      s,
+		ReadHeaderTimeout:            headerTimeout,
+		ReadTimeout:                  headerTimeout + jsonBodyTimeout,
+		WriteTimeout:                 answerTimeout,
+		IdleTimeout:                  idleTimeout,
+		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
+		DisableGeneralOptionsHandler: true,          // OPTIONS * goes through the pipeline too
+		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
+	failed := make(chan error, 1)
+	go func() { failed <- web.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	return s.stop(web, listener)
+}
+
+// stop ends the server in the order in which nothing is lost. Shutdown by itself
+// drops connections that were just accepted, and idle ones on which a request is
+// arriving: so from now on each answer closes its connection, for a moment, first.
+func (s *server) stop(web *http.Server, listener net.Listener) error {
+	s.log.Info("stopping")
+	s.stopping.Store(true)
+	listener.Close()
+	time.Sleep(drainTime)
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	err := web.Shutdown(ctx)
+	if err != nil {
+		web.Close()
+		return fmt.Errorf("requests were cut off: %w", err)
+	}
+	close(s.codeJobs)
+	sent := make(chan struct{})
+	go func() { s.mailing.Wait(); close(sent) }()
+	select {
+	case <-sent:
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("%d requests for a code were not worked off", len(s.codeJobs))
+	}
+	s.log.Info("stopped")
+	return nil
+}
+
+const usage = `usage: hubs [command]
+  serve                        serve until SIGTERM (the default)
+  migrate                      apply schema.sql
+  routes                       print the route table
+  user add [-role ROLE] EMAIL  add a user (ROLE: member, admin)
+  user role EMAIL ROLE         change a role
+  user suspend EMAIL           refuse a user from the next request on
+  user activate EMAIL          take that back
+  user signout EMAIL           end all sessions of a user
+`
+
+var errUsage = errors.New("usage")
+
+// run runs a command and gives the exit status: 0; 2 for wrong usage or
+// configuration; 1 for all else.
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	command := "serve"
+	if len(args) > 0 {
+		command, args = args[0], args[1:]
+	}
+	var err error
+	switch {
+	case command == "user":
+		err = changeUser(args, getenv)
+	case len(args) > 0:
+		err = errUsage
+	case command == "serve":
+		err = serve(ctx, getenv, stdout)
+	case command == "migrate":
+		err = migrate(getenv("DATABASE_URL"))
+	case command == "routes":
+		printRoutes(stdout)
+	default:
+		err = errUsage
+	}
+	switch _, misconfigured := errors.AsType[configError](err); {
+	case err == errUsage:
+		fmt.Fprint(stderr, usage)
+		return 2
+	case err != nil:
+		fmt.Fprintln(stderr, maskText(err.Error()))
+		if misconfigured {
+			return 2
+		}
+		return 1
+	}
+	return 0
+}
+
+// printRoutes prints the route table, which the README has too.
+func printRoutes(out io.Writer) {
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
+	for _, r := range s.routes() {
+		limit := s.addressLimit(r.method, r.path).String()
+		if r.limit != nil {
+			limit += "; " + r.limit.String()
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, strings.TrimSuffix(r.path, "{$}"), r.needs, limit)
+	}
+	table.Flush()
+}
+
+// userCommands are the statements behind the user commands; $1 is the address.
+var userCommands = map[string]string{
+	"add":      "insert into users (email, permission) values ($1, $2) on conflict do nothing",
+	"role":     "update users set permission = $2" + ofEmail,
+	"suspend":  "update users set suspended = true" + ofEmail,
+	"activate": "update users set suspended = false" + ofEmail,
+	"signout":  "update users set signed_out_at = clock_timestamp()" + ofEmail,
+}
+
+const ofEmail = ` where lower(email collate "C") = lower($1 collate "C")`
+
+func changeUser(args []string, getenv func(string) string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	verb, args := args[0], args[1:]
+	statement, known := userCommands[verb]
+	flags := flag.NewFlagSet(verb, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	role := roleMember
+	if verb == "add" {
+		flags.StringVar(&role, "role", roleMember, "")
+	}
+	if !known || flags.Parse(args) != nil {
+		return errUsage
+	}
+	args = flags.Args()
+	if verb == "role" && len(args) == 2 {
+		role = args[1]
+	} else if verb == "role" || len(args) != 1 {
+		return errUsage
+	}
+	if !slices.Contains(roles, role) {
+		return errUsage
+	}
+	email := strings.Trim(args[0], " ")
+	if len(email) > 254 || !emailForm.MatchString(email) {
+		return configError("EMAIL: does not have the right form")
+	}
+	parameters := []any{email}
+	if verb == "add" || verb == "role" {
+		parameters = append(parameters, role)
+	}
+	st, err := openStore(getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer st.db.Close()
+	changed, err := st.exec(statement, parameters...)
+	if err == nil && changed == 0 {
+		err = errors.New(map[bool]string{true: "there is such a user already", false: "there is no such user"}[verb == "add"])
+	}
+	return err
+}

@@ -1,0 +1,717 @@
+package main
+
+// This file carries a request from the socket to its handler and the answer back.
+//
+//  1. problem: the one error format, and the one place that writes it;
+//  2. exchange: what the steps share about a request, and the response wrapper;
+//  3. fields: the strict reader of JSON bodies and query strings;
+//  4. endpoint: the contract that every endpoint is declared by;
+//  5. the steps of the pipeline, in the order of the specification.
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"mime"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// problem is an error that a client is told of, in the format of RFC 9457. Any
+// other error that reaches the contract is an internal one: logged, not shown.
+type problem struct {
+	status     int
+	code       string // the stable word that programs compare
+	detail     string // a sentence for people
+	errors     []fieldError
+	retryAfter time.Duration // sent in whole seconds, rounded up; 0: not sent
+	cause      error         // for the log only
+}
+
+// fieldError says what is wrong with one field of the input.
+type fieldError struct {
+	Field  string `json:"field"`
+	Detail string `json:"detail"`
+}
+
+// Error is for the log. It holds no input: that could be a secret.
+func (p *problem) Error() string {
+	if p.cause != nil {
+		return p.code + ": " + p.cause.Error()
+	}
+	return p.code
+}
+
+func (p *problem) Unwrap() error { return p.cause }
+
+func newProblem(status int, code, detail string) *problem {
+	return &problem{status: status, code: code, detail: detail}
+}
+
+// The problems that need nothing of the request at hand. Rate limits, invalid
+// input and conflicts are made where they arise.
+var (
+	errUnauthenticated = newProblem(401, "unauthenticated", "Sign in: the session is missing, expired or ended.")
+	errInvalidCode     = newProblem(401, "invalid_code", "The code is wrong, used or expired.")
+	errSuspended       = newProblem(403, "account_suspended", "This account is suspended.")
+	errForbidden       = newProblem(403, "forbidden", "Your role does not permit this.")
+	errTermsMissing    = newProblem(403, "terms_not_accepted", "Accept the current terms first: POST /terms/acceptance.")
+	errCrossOrigin     = newProblem(403, "cross_origin", "Pages of this origin may not write here.")
+	errNotFound        = newProblem(404, "not_found", "There is nothing at this address.")
+	errMethod          = newProblem(405, "method_not_allowed", "The Allow header lists the methods of this address.")
+	errPrecondition    = newProblem(412, "precondition_failed", "A condition in the request's headers does not hold.")
+	errTooLarge        = newProblem(413, "too_large", "The body is larger than this endpoint takes.")
+	errMediaType       = newProblem(415, "unsupported_media_type", "The Content-Type or Content-Encoding is not taken here.")
+	errRange           = newProblem(416, "range_not_satisfiable", "The file has no such range.")
+	errNoSpace         = newProblem(507, "insufficient_storage", "There is no room for the file.")
+)
+
+// invalid is the 400 of an input in which one field is wrong.
+func invalid(field, detail string) *problem {
+	return &problem{status: 400, code: "invalid_request", detail: "The input is not valid.",
+		errors: []fieldError{{field, detail}}}
+}
+
+// unavailable is the 503 of a database or a mail queue out of reach.
+func unavailable(cause error) *problem {
+	return &problem{status: 503, code: "unavailable", detail: "The service can't answer now. Try again soon.",
+		retryAfter: 2 * time.Second, cause: cause}
+}
+
+// toProblem gives each error its answer. What is not known is a bug: 500.
+func toProblem(err error) *problem {
+	if p, ok := errors.AsType[*problem](err); ok {
+		return p
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return errTooLarge
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		p := *errNoSpace
+		p.cause = err
+		return &p
+	}
+	return &problem{status: 500, code: "internal", detail: "The server failed. The log has the request id.", cause: err}
+}
+
+// standardProblem turns a status that net/http's own code writes into a problem:
+// the router's 404 and 405, its redirects to a cleaned path, the 412 and 416 of
+// http.ServeContent. nil: the status is no error.
+func standardProblem(status int) *problem {
+	for _, p := range []*problem{errNotFound, errMethod, errPrecondition, errRange} {
+		if p.status == status {
+			return p
+		}
+	}
+	switch {
+	case status == http.StatusNotModified || status < 300:
+		return nil
+	case status < 400:
+		return errNotFound
+	case status < 500:
+		return invalid("request", "is malformed")
+	}
+	return toProblem(fmt.Errorf("net/http answered %d", status))
+}
+
+// exchange is one request and its answer: what the steps of the pipeline share.
+// Each step and each handler gets it as its http.ResponseWriter. It belongs to
+// the goroutine of the request.
+type exchange struct {
+	http.ResponseWriter // net/http's own
+	r                   *http.Request
+	log                 *slog.Logger
+	id                  string     // step 3: the request id, in the log and in every error
+	client              netip.Addr // step 3: the client's address
+	user                *user      // step 6, where the endpoint asks for a session: loaded once, else nil
+	sessionEnds         time.Time  // with user: when the token expires
+	status              int        // as sent; 0: nothing is sent yet
+	bytes               int64      // of the body, as sent
+	failing             bool       // fail is writing: the status is ours, not net/http's
+	replaced            bool       // fail took net/http's answer over: its body is dropped
+}
+
+// Unwrap gives http.ResponseController the writer that has the deadlines.
+func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
+
+// WriteHeader replaces the errors of net/http's own code by ours.
+func (x *exchange) WriteHeader(status int) {
+	if x.status != 0 {
+		return
+	}
+	if p := standardProblem(status); p != nil && !x.failing {
+		x.fail(p)
+		x.replaced = true
+		return
+	}
+	x.status = status
+	x.ResponseWriter.WriteHeader(status)
+}
+
+func (x *exchange) Write(b []byte) (int, error) {
+	if x.replaced {
+		return len(b), nil
+	}
+	x.WriteHeader(http.StatusOK)
+	n, err := x.ResponseWriter.Write(b)
+	x.bytes += int64(n)
+	return n, err
+}
+
+// ReadFrom keeps sendfile: http.ServeContent copies a file through it.
+func (x *exchange) ReadFrom(src io.Reader) (int64, error) {
+	if x.replaced {
+		return io.Copy(io.Discard, src)
+	}
+	x.WriteHeader(http.StatusOK)
+	n, err := io.Copy(x.ResponseWriter, src)
+	x.bytes += n
+	return n, err
+}
+
+// event logs what happened to this request, under its id.
+func (x *exchange) event(level slog.Level, message string, attrs ...slog.Attr) {
+	attrs = append(attrs, slog.String("requestId", x.id), slog.String("client", x.client.String()))
+	if x.user != nil {
+		attrs = append(attrs, slog.String("userId", x.user.UserID))
+	}
+	x.log.LogAttrs(x.r.Context(), level, message, attrs...)
+}
+
+// fail answers with err: the one place that writes an error. Nothing of an answer
+// that was begun stays, neither its cookie nor its caching headers. After the
+// status has gone out, only cutting the connection tells the client.
+func (x *exchange) fail(err error) {
+	p := toProblem(err)
+	switch {
+	case p.status >= 500:
+		x.event(slog.LevelError, "failed", slog.String("code", p.code), slog.String("error", p.Error()))
+	case p.status == 401 || p.status == 403 || p.status == 429:
+		x.event(slog.LevelInfo, "refused", slog.String("code", p.code), slog.String("path", x.r.URL.Path))
+	}
+	if x.status != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	h := x.Header()
+	for _, name := range []string{"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location",
+		"Content-Disposition", "Content-Length"} {
+		h.Del(name)
+	}
+	h.Set("Content-Security-Policy", contentPolicy)
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/problem+json")
+	if p.status == 401 {
+		h.Set("WWW-Authenticate", "Cookie")
+	}
+	if p.retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
+	}
+	body, _ := json.Marshal(problemBody{http.StatusText(p.status), p.status, p.detail, p.code, x.id, p.errors})
+	x.failing = true
+	x.WriteHeader(p.status)
+	x.Write(body) // a client that has gone is no error of ours
+}
+
+type problemBody struct {
+	Title     string       `json:"title"`
+	Status    int          `json:"status"`
+	Detail    string       `json:"detail"`
+	Code      string       `json:"code"`
+	RequestID string       `json:"requestId"`
+	Errors    []fieldError `json:"errors,omitempty"`
+}
+
+// fields hands out the members of a JSON object or the parameters of a query, by
+// name, each checked by its rule. Every value of this API is sent as a text. What
+// nobody has asked for at the end is unknown, and refused.
+type fields struct {
+	values map[string]string
+	rules  []namedRule // what was asked for; the tests make openapi.json of it
+	errors []fieldError
+}
+
+type namedRule struct {
+	name   string
+	number bool
+	rule
+}
+
+// rule is what a field must satisfy.
+type rule struct {
+	required  bool
+	min, max  int  // characters of a text after trimming, or the bounds of a number
+	trim      bool // spaces around the text don't count
+	multiline bool // line breaks and tabs are allowed; other control characters never
+	pattern   *regexp.Regexp
+	oneOf     []string
+	fallback  string // the value of a field that is not sent
+}
+
+const (
+	maxJSONBody     = 16 << 10 // bytes
+	jsonBodyTimeout = 15 * time.Second
+)
+
+// readJSON reads a body of one flat JSON object of texts. encoding/json by itself
+// would let duplicates, other case, trailing data and broken Unicode pass.
+func readJSON(x *exchange) (*fields, error) {
+	mediaType, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
+	charset := strings.ToLower(cmp.Or(params["charset"], "utf-8"))
+	if err != nil || mediaType != "application/json" || charset != "utf-8" || x.r.Header.Get("Content-Encoding") != "" {
+		return nil, errMediaType
+	}
+	http.NewResponseController(x).SetReadDeadline(time.Now().Add(jsonBodyTimeout))
+	body, err := io.ReadAll(http.MaxBytesReader(x.ResponseWriter, x.r.Body, maxJSONBody))
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		return nil, err
+	}
+	if err != nil || !utf8.Valid(body) || !json.Valid(body) {
+		return nil, invalid("body", "must be one whole JSON object in UTF-8")
+	}
+	f := &fields{values: map[string]string{}}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	if start, _ := decoder.Token(); start != json.Delim('{') {
+		return nil, invalid("body", "must be a JSON object")
+	}
+	for decoder.More() {
+		var value any
+		name, _ := decoder.Token()
+		if err := decoder.Decode(&value); err != nil {
+			return nil, invalid("body", "must be one whole JSON object in UTF-8")
+		}
+		text, isText := value.(string)
+		if !isText {
+			f.refuse(name.(string), "must be a string")
+		}
+		f.add(name.(string), text)
+	}
+	return f, nil
+}
+
+// readQuery reads the query string: each parameter once, whole escapes, no ";".
+func readQuery(x *exchange) (*fields, error) {
+	query, err := url.ParseQuery(x.r.URL.RawQuery)
+	if err != nil {
+		return nil, invalid("query", "has a bad escape or a semicolon")
+	}
+	f := &fields{values: map[string]string{}}
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		for _, value := range query[name] {
+			f.add(name, value)
+		}
+	}
+	return f, nil
+}
+
+// add takes a field as sent. U+FFFD is what a lone surrogate decodes to; it stands
+// for text that was lost on the way, so it is refused however it came.
+func (f *fields) add(name, value string) {
+	if _, twice := f.values[name]; twice {
+		f.refuse(name, "is there more than once")
+	}
+	if !utf8.ValidString(value) || strings.ContainsRune(value, utf8.RuneError) {
+		f.refuse(name, "must be whole Unicode text")
+	}
+	f.values[name] = value
+}
+
+func (f *fields) refuse(name, detail string) {
+	f.errors = append(f.errors, fieldError{name, detail})
+}
+
+// optional is the checked text of a field, or nil where the field is not sent.
+func (f *fields) optional(name string, r rule) *string {
+	_, sent := f.values[name]
+	if text := f.text(name, r); sent {
+		return &text
+	}
+	return nil
+}
+
+// text is the checked text of a field, or the rule's fallback.
+func (f *fields) text(name string, r rule) string {
+	value, sent := f.take(namedRule{name: name, rule: r})
+	if !sent {
+		return value
+	}
+	control := func(c rune) bool {
+		return unicode.IsControl(c) && !(r.multiline && strings.ContainsRune("\r\n\t", c))
+	}
+	if r.trim {
+		value = strings.Trim(value, " ")
+	}
+	length := utf8.RuneCountInString(value)
+	switch {
+	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
+		f.refuse(name, "must be one of: "+strings.Join(r.oneOf, ", "))
+	case r.max > 0 && (length < r.min || length > r.max):
+		f.refuse(name, fmt.Sprintf("must have %d to %d characters", r.min, r.max))
+	case strings.ContainsFunc(value, control):
+		f.refuse(name, "must not have control characters")
+	case r.pattern != nil && !r.pattern.MatchString(value):
+		f.refuse(name, "does not have the right form")
+	}
+	return value
+}
+
+// number is the checked value of a field that holds a whole number, written as a
+// decimal without sign or leading zeros.
+func (f *fields) number(name string, r rule) int {
+	text, _ := f.take(namedRule{name: name, number: true, rule: r})
+	n, err := strconv.Atoi(text)
+	if err != nil || strconv.Itoa(n) != text || n < r.min || n > r.max {
+		f.refuse(name, fmt.Sprintf("must be a whole number from %d to %d", r.min, r.max))
+	}
+	return n
+}
+
+// take hands out a field as sent, or its fallback, and remembers that it is known.
+func (f *fields) take(known namedRule) (value string, sent bool) {
+	f.rules = append(f.rules, known)
+	value, sent = f.values[known.name]
+	delete(f.values, known.name)
+	switch {
+	case sent:
+		return value, true
+	case known.required:
+		f.refuse(known.name, "is required")
+	}
+	return known.fallback, false
+}
+
+// check is the 400 that names every wrong field, the unknown ones included.
+func (f *fields) check() error {
+	for _, name := range slices.Sorted(maps.Keys(f.values)) {
+		f.refuse(name, "is not known here")
+	}
+	if len(f.errors) == 0 {
+		return nil
+	}
+	p := invalid("", "")
+	p.errors = f.errors
+	return p
+}
+
+// access says who may call an endpoint. The zero value is no rule: an endpoint
+// whose access was forgotten does not start.
+type access int
+
+const (
+	public   access = iota + 1
+	local           // public, and there only where APP_ENV is local
+	signedIn        // a session whose account is not suspended
+	accepted        // signedIn, and the current terms are accepted
+)
+
+// An input reads and checks itself; an output checks itself before it is sent.
+type (
+	input[In any] interface{ read(*fields) In }
+	output        interface{ check() error }
+)
+
+// endpoint is the contract of one operation: method, path, access, input with its
+// checks, output with its checks. It is the only way to register a handler.
+type endpoint[In input[In], Out output] struct {
+	method, path string
+	access       access
+	roles        []string // one of them is needed; nil: any role
+	status       int      // of success, where it is not 200
+	limit        *limiter // its own, besides the limit by address of step 4
+	limitKey     func(*exchange, In) string
+	handle       func(*exchange, In) (Out, error)
+}
+
+// route is an endpoint with its types erased, for the router, the route table and
+// the test that makes openapi.json.
+type route struct {
+	method, path, needs string
+	access              access
+	limit               *limiter
+	status              int
+	rules               []namedRule
+	input, output       any // zero values
+	serve               func(*exchange) error
+}
+
+// nothing is the input of an endpoint that ignores body and query, and the output
+// of one that answers 204.
+type nothing struct{}
+
+func (nothing) read(*fields) nothing { return nothing{} }
+func (nothing) check() error         { return nil }
+
+// sender is an output that is not JSON and writes itself.
+type sender interface{ send(*exchange) error }
+
+// route checks the declaration and gives the handler: step 6 of the pipeline. The
+// order of its checks is the order of refusals.
+func (e endpoint[In, Out]) route(s *server) route {
+	if e.access == 0 || (e.access < signedIn && e.roles != nil) {
+		panic("no access rule, or a role without a session: " + e.method + " " + e.path)
+	}
+	var in In
+	var out Out
+	asked := &fields{}
+	in.read(asked)
+	e.status = cmp.Or(e.status, http.StatusOK)
+	serve := func(x *exchange) error {
+		if err := s.authorize(x, e.access, e.roles); err != nil {
+			return err
+		}
+		in, err := e.readInput(x)
+		if err != nil {
+			return err
+		}
+		if e.limit != nil {
+			if err := e.limit.take(e.limitKey(x, in)); err != nil {
+				return err
+			}
+		}
+		out, err := e.handle(x, in)
+		if err != nil {
+			return err
+		}
+		if err := out.check(); err != nil {
+			return fmt.Errorf("output of %s %s: %w", e.method, e.path, err)
+		}
+		return send(x, e.status, out)
+	}
+	return route{e.method, e.path, e.access.needs(e.roles), e.access, e.limit, e.status, asked.rules, in, out, serve}
+}
+
+func (e endpoint[In, Out]) readInput(x *exchange) (in In, err error) {
+	var f *fields
+	switch _, ignored := any(in).(nothing); {
+	case ignored:
+		return in, nil
+	case e.method == http.MethodGet:
+		f, err = readQuery(x)
+	default:
+		f, err = readJSON(x)
+	}
+	if err != nil {
+		return in, err
+	}
+	in = in.read(f)
+	return in, f.check()
+}
+
+// send writes a checked output. JSON is encoded before the status goes out.
+func send(x *exchange, status int, out output) error {
+	switch out := out.(type) {
+	case nothing:
+		x.WriteHeader(http.StatusNoContent)
+		return nil
+	case sender:
+		return out.send(x)
+	}
+	body, err := json.Marshal(out)
+	if err != nil {
+		return err
+	}
+	x.Header().Set("Content-Type", "application/json")
+	x.WriteHeader(status)
+	x.Write(body) // a client that has gone is no error of ours
+	return nil
+}
+
+// needs is the access in words, for the route table.
+func (a access) needs(roles []string) string {
+	words := append([]string{"", "-", "local", "session", "session, terms"}[a:a+1:a+1], roles...)
+	return strings.Join(words, ", ")
+}
+
+// register makes a router of the routes. Its own 404, 405 and redirects pass
+// through exchange.WriteHeader.
+func (s *server) register(routes []route) http.Handler {
+	mux := http.NewServeMux()
+	for _, route := range routes {
+		if route.access == local && s.cfg.env != envLocal {
+			continue
+		}
+		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
+			x := w.(*exchange)
+			if err := route.serve(x); err != nil {
+				x.fail(err)
+			}
+		})
+	}
+	return mux
+}
+
+// ServeHTTP begins an exchange and sends it through the pipeline. A panic in any
+// step or handler ends as a 500 here.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	x := &exchange{ResponseWriter: w, r: r, log: s.log}
+	if s.stopping.Load() {
+		w.Header().Set("Connection", "close")
+	}
+	s.pipeline.ServeHTTP(x, r)
+}
+
+// logRequests is step 1. It frames the others: its line is written when they are
+// done, a panic in any of them included. Bodies are never logged; of the headers
+// only those listed, and none that bears a secret.
+func (s *server) logRequests(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x, started := w.(*exchange), time.Now()
+		defer func() {
+			if s.cfg.env == envLocal {
+				return
+			}
+			x.event(slog.LevelInfo, "request",
+				slog.String("method", r.Method), slog.String("path", r.URL.Path),
+				slog.String("query", r.URL.RawQuery), slog.Int("status", x.status), slog.Int64("bytes", x.bytes),
+				slog.Duration("duration", time.Since(started)), slog.GroupAttrs("headers", loggedHeaders(r.Header)...))
+		}()
+		defer func() {
+			switch fault := recover(); {
+			case fault == http.ErrAbortHandler:
+				panic(fault)
+			case fault != nil:
+				x.fail(fmt.Errorf("panic: %v\n%s", fault, debug.Stack()))
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func loggedHeaders(h http.Header) (attrs []slog.Attr) {
+	for _, name := range []string{"User-Agent", "Content-Type", "Origin", "Cookie", "Authorization"} {
+		if value := h.Get(name); value != "" {
+			attrs = append(attrs, slog.String(strings.ToLower(name), value))
+		}
+	}
+	return attrs
+}
+
+// What must not stand in a log, wherever it comes from: tokens, passwords in URLs,
+// parameters with a telling name, one-time codes, all but the first letter of an
+// e-mail address.
+var (
+	secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]*@|` +
+		`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|\b[0-9]{6}\b`)
+	emailText = regexp.MustCompile(`([A-Za-z0-9!#$&'*+/=?^_{|}~-])[A-Za-z0-9!#$&'*+/=?^_{|}~.-]*(?:@|%(?:25)*40)`)
+)
+
+// maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
+// server makes itself are left as they are.
+func maskAttr(_ []string, a slog.Attr) slog.Attr {
+	switch a.Key {
+	case slog.TimeKey, slog.LevelKey, "requestId", "userId", "client", "method", "duration":
+	case "cookie", "authorization":
+		a.Value = slog.StringValue("***")
+	default:
+		if text := a.Value.String(); a.Value.Kind() == slog.KindString || a.Value.Kind() == slog.KindAny {
+			a.Value = slog.StringValue(maskText(text))
+		}
+	}
+	return a
+}
+
+func maskText(text string) string {
+	return emailText.ReplaceAllString(secretText.ReplaceAllString(text, "***"), "$1***@")
+}
+
+// contentPolicy lets a browser do nothing with an answer but read it.
+const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
+
+// setSecurityHeaders is step 2. The CORS headers for an allowed origin stand here
+// too, so that a page can read every answer, the 429 of step 4 included.
+func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Content-Security-Policy", contentPolicy)
+		h.Set("Cross-Origin-Resource-Policy", "same-site")
+		h.Set("Cache-Control", "no-store")
+		h.Set("Vary", "Origin")
+		if origin := r.Header.Get("Origin"); s.originAllowed(origin) {
+			h.Set("Access-Control-Allow-Origin", origin)
+			h.Set("Access-Control-Allow-Credentials", "true")
+			h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+
+// setContext is step 3: the request id, the client's own where it has the right
+// form, and the client's address.
+func (s *server) setContext(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		if x.id = r.Header.Get("X-Request-Id"); !requestIDForm.MatchString(x.id) {
+			x.id = rand.Text()
+		}
+		x.Header().Set("X-Request-Id", x.id)
+		x.client = clientAddress(r, s.cfg.trustedProxies)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// limitByAddress is step 4. Reading files has a bucket of its own in place of the
+// global one, else its 500 a second could never be reached.
+func (s *server) limitByAddress(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		if err := s.addressLimit(r.Method, r.URL.Path).take(addressKey(x.client)); err != nil {
+			x.fail(err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// checkOrigin is step 5. It answers the preflights of allowed origins, and refuses
+// writes by pages of all other origins: SameSite=Lax alone lets same-site ones pass.
+func (s *server) checkOrigin(next http.Handler) http.Handler {
+	var crossOrigin http.CrossOriginProtection
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		allowed := s.originAllowed(r.Header.Get("Origin"))
+		if !allowed && crossOrigin.Check(r) != nil {
+			x.fail(errCrossOrigin)
+			return
+		}
+		if allowed && r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			h := x.Header()
+			h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+			h.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+			h.Set("Access-Control-Max-Age", "7200")
+			x.WriteHeader(http.StatusNoContent)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// originAllowed is the allow-list. In production only https subdomains of one
+// domain on the default port: a host of labels, so no port and no trick passes.
+func (s *server) originAllowed(origin string) bool {
+	if s.cfg.env != envProduction {
+		return slices.Contains(s.cfg.allowedOrigins, origin)
+	}
+	host, https := strings.CutPrefix(origin, "https://")
+	return https && domainForm.MatchString(host) && strings.HasSuffix(host, "."+s.cfg.allowedOriginDomain)
+}
