@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 project=$PWD
-PATH=$PATH:/usr/local/go/bin:$HOME/go/bin
+PATH=$PATH:/usr/local/go/bin
 
 usage() {
 	cat >&2 <<-'END'
@@ -215,7 +215,7 @@ seed() {
 
 		insert into hubs (name, description, status, created_at, updated_at)
 		select quarter || ' ' || place,
-		       purpose || ' in the ' || lower(quarter) || ', number ' || n || '.',
+		       purpose || ' in the ' || lower(quarter) || ' quarter, number ' || n || '.',
 		       case when n % 7 = 0 then 'archived' else 'active' end,
 		       now() - n * interval '29 hours', now() - n * interval '5 hours'
 		from (select *, row_number() over (order by place, quarter) as n
@@ -243,10 +243,10 @@ show_output() {
 		url=http://$(printf '%s' "$line" | sed 's/.*"addr":"\([^"]*\)".*/\1/')
 		cat >&2 <<-END
 
-			The server runs at $url/openapi.json. Ctrl-C stops it. To try next:
-			  open $url/  (accounts: member@hubs.example, admin@hubs.example)
-			  The sign-in codes are printed here: there is no mail server.
-			  ./dev.sh tour   in another terminal: the same flow with curl, explained step by step
+			The server runs; Ctrl-C stops it. To try next:
+			  open $url/ and sign in as member@hubs.example or admin@hubs.example;
+			    the codes are printed here, there is no mail server
+			  ./dev.sh tour in another terminal shows the same flow with curl, step by step
 
 		END
 	done
@@ -350,6 +350,7 @@ cmd_tour() {
 	make_database
 	./hubs migrate
 	seed -d "postgres://hubs@127.0.0.1:$port/hubs"
+	: >output
 	APP_ENV=local ADDR=127.0.0.1:0 SESSION_SECRET=$(random) FILES_DIR=$tmp/files ./hubs serve </dev/null >output 2>&1 &
 	server=$!
 	url=http://$(wait_for 's/.*"msg":"listening".*"addr":"\([^"]*\)".*/\1/p')

@@ -68,6 +68,9 @@ func (s *server) openFiles() error {
 		return err
 	}
 	s.files = root
+	if s.folder, err = root.Open("."); err != nil {
+		return err
+	}
 	// Every server holds this lock shared while it runs; the kernel frees it however
 	// the server ends. Who gets it alone is the only server: what lies half-done in
 	// the folder is then nobody's running upload.
@@ -77,51 +80,47 @@ func (s *server) openFiles() error {
 	}
 	s.filesLock = lock
 	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-		if err := s.sweepFiles(); err != nil {
-			return err
-		}
+		err = s.sweepFiles()
 	}
-	return syscall.Flock(int(lock.Fd()), syscall.LOCK_SH)
+	return errors.Join(err, syscall.Flock(int(lock.Fd()), syscall.LOCK_SH))
 }
 
-// sweepFiles removes what a killed server left: files without a row.
+// sweepFiles removes what a killed server left: temporary files, and files that
+// have no row.
 func (s *server) sweepFiles() error {
-	dir, err := s.files.Open(".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	for {
-		names, err := dir.Readdirnames(1000)
-		if err == io.EOF {
-			return nil
-		}
+		names, err := s.folder.Readdirnames(1000)
 		if err != nil {
-			return err
+			return ignore(err, io.EOF)
 		}
-		orphans := map[string]bool{}
+		var ids []string
 		for _, name := range names {
-			if isUUID(strings.TrimSuffix(name, tempSuffix)) {
-				orphans[name] = true
+			if id, temporary := strings.CutSuffix(name, tempSuffix); isUUID(id) {
+				if ids = append(ids, id); temporary {
+					err = errors.Join(err, s.files.Remove(name))
+				}
 			}
 		}
-		err = s.store.rows("select file_id from files where file_id::text = any($1)", []any{pq.Array(names)},
-			func(rows *sql.Rows) error {
-				var id string
-				err := rows.Scan(&id)
-				delete(orphans, id)
+		err = errors.Join(err, s.store.rows(`select id from unnest($1::uuid[]) as id
+			where not exists (select from files where file_id = id)`, []any{pq.Array(ids)}, func(rows *sql.Rows) error {
+			var id string
+			if err := rows.Scan(&id); err != nil {
 				return err
-			})
+			}
+			s.log.Info("swept", "fileId", id)
+			return ignore(s.files.Remove(id), fs.ErrNotExist)
+		}))
 		if err != nil {
 			return err
-		}
-		for name := range orphans {
-			if err := s.files.Remove(name); err != nil {
-				return err
-			}
-			s.log.Info("swept", "file", name)
 		}
 	}
+}
+
+func ignore(err, expected error) error {
+	if errors.Is(err, expected) {
+		return nil
+	}
+	return err
 }
 
 // upload stores a file. The row makes it visible, and is written when the bytes are
@@ -154,7 +153,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 		{"write", func() error { return s.receive(&f, out, form, part, body) }},
 		{"sync", func() error { return out.Sync() }},
 		{"rename", func() error { return s.files.Rename(f.FileID+tempSuffix, f.FileID) }},
-		{"sync folder", s.syncFolder},
+		{"sync folder", s.folder.Sync}, // the new name shall last a power cut, too
 		{"row", func() error {
 			rowTried = true
 			return s.store.row("insert into files (file_id, user_id, name, content_type, size) values ($1, $2, $3, $4, $5) returning created_at",
@@ -184,7 +183,8 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 func (s *server) takeBack(fileID string, rowTried bool) {
 	s.files.Remove(fileID + tempSuffix)
 	if rowTried {
-		if _, err := s.store.exec("delete from files where file_id = $1", fileID); err != nil {
+		err := s.store.row("delete from files where file_id = $1 returning file_id", []any{fileID}, &fileID)
+		if ignore(err, sql.ErrNoRows) != nil {
 			s.log.Warn("upload left for the next sweep", "fileId", fileID, "error", err)
 			return
 		}
@@ -272,15 +272,6 @@ func transferTime(bytes int64) time.Duration {
 	return transferStart + time.Duration(bytes/transferPace)*time.Second
 }
 
-// syncFolder makes the new name last a power cut, not only the bytes.
-func (s *server) syncFolder() error {
-	dir, err := s.files.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
 // lastPathElement is the file name without the folders that some clients send.
 func lastPathElement(part *multipart.Part) string {
 	_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
@@ -300,14 +291,12 @@ func contentType(head []byte) string {
 
 // startsUTF8 permits a last character that is cut off.
 func startsUTF8(head []byte) bool {
-	for utf8.FullRune(head) {
-		r, size := utf8.DecodeRune(head)
-		if r == utf8.RuneError && size == 1 {
-			return false
+	for cut := range min(utf8.UTFMax, len(head)+1) {
+		if utf8.Valid(head[:len(head)-cut]) {
+			return true
 		}
-		head = head[size:]
 	}
-	return true
+	return false
 }
 
 func newUUID() string {
@@ -336,20 +325,11 @@ func (c fileContent) check() error {
 // getFile finds the file by id and name. Any signed-in user may read a file whose
 // path he knows; ids can't be guessed.
 func (s *server) getFile(x *exchange, _ nothing) (c fileContent, err error) {
-	id, err := pathID(x, "fileId")
-	if err != nil {
-		return c, err
+	err = s.store.row("select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
+		[]any{x.pathID("fileId"), x.r.PathValue("name")}, &c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	if err == nil {
+		c.content, err = s.files.Open(c.FileID)
 	}
-	c.FileID = id
-	err = s.store.row("select name, content_type, size, created_at from files where file_id = $1", []any{id},
-		&c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	if err == nil && c.Name != x.r.PathValue("name") {
-		err = errNotFound
-	}
-	if err != nil {
-		return c, noRows(err)
-	}
-	c.content, err = s.files.Open(id)
 	return c, err
 }
 

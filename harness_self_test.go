@@ -116,6 +116,28 @@ func TestHarnessLogFaults(t *testing.T) {
 	}
 }
 
+func TestHarnessLogBuffer(t *testing.T) {
+	log, done := &logBuffer{}, make(chan struct{})
+	io.WriteString(log, "one a\ntwo ")
+	if got := log.waitFor(t, "one", "a"); got != "one a" || log.mark() != 1 {
+		t.Errorf("%q, %d lines", got, log.mark())
+	}
+	mark := log.mark()
+	go func() {
+		io.WriteString(log, "a\nthree")
+		close(done)
+	}()
+	if got := log.waitAfter(t, mark, "a"); got != "two a" {
+		t.Errorf("%q", got)
+	}
+	if _, _, err := log.wait(0, done, containsAll([]string{"one", "two"})); err == nil {
+		t.Error("found a line that is not there")
+	}
+	if log.count("a") != 2 || log.count("three") != 1 {
+		t.Errorf("counts in %q", log)
+	}
+}
+
 func TestHarnessMailServer(t *testing.T) {
 	t.Parallel()
 	send := func(m *mailServer, user, password string) error {
@@ -181,9 +203,15 @@ func TestHarnessMailServer(t *testing.T) {
 	}
 
 	m := newMailServer(t, mailOptions{noStartTLS: true})
+	m.slow(50 * time.Millisecond)
+	if start := time.Now(); send(m, "", "") != nil || time.Since(start) < 250*time.Millisecond {
+		t.Errorf("six answers of 50 ms within %v", time.Since(start))
+	}
+	m.slow(0)
+	m.waitMail(t, "to@example.com")
 	for _, mode := range []mailMode{mailCloses, mailRefuses, mailDefers} {
 		m.fail(mode)
-		if send(m, "", "") == nil || len(m.received()) > 0 {
+		if send(m, "", "") == nil || len(m.received()) != 1 {
 			t.Errorf("mode %d: took mail", mode)
 		}
 	}
@@ -198,7 +226,7 @@ func TestHarnessMailServer(t *testing.T) {
 		}
 		waitUntil(t, "one connection", func() bool { open, _, _ := m.connections(); return open == 1 })
 		m.release()
-		if err := <-sent; err != nil || len(m.received()) != i+1 {
+		if err := <-sent; err != nil || len(m.received()) != i+2 {
 			t.Errorf("mode %d after release: %v, %d mails", mode, err, len(m.received()))
 		}
 	}

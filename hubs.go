@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -151,57 +150,26 @@ func (q hubQuery) statement() (text string, args []any) {
 var likeEscapes = strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`)
 
 func (s *server) getHub(x *exchange, _ nothing) (h hub, err error) {
-	id, err := pathID(x, "hubId")
-	if err == nil {
-		err = s.store.row("select "+hubColumns+" from hubs where hub_id = $1", []any{id}, h.targets()...)
-	}
-	return h, noRows(err)
+	err = s.store.row("select "+hubColumns+" from hubs where hub_id = $1", []any{x.pathID("hubId")}, h.targets()...)
+	return h, err
 }
 
 func (s *server) createHub(x *exchange, in newHub) (h hub, err error) {
 	err = s.store.row("insert into hubs (name, description, status) values ($1, $2, $3) returning "+hubColumns,
 		[]any{in.name, in.description, in.status}, h.targets()...)
-	if err == nil {
-		x.Header().Set("Location", "/hubs/"+h.HubID)
-		x.event(slog.LevelInfo, "hub created", slog.String("hubId", h.HubID))
-	}
+	x.Header().Set("Location", "/hubs/"+h.HubID)
 	return h, err
 }
 
+// changeHub sets what the input has; a nil is null, for which the old value stays.
 func (s *server) changeHub(x *exchange, in hubChange) (h hub, err error) {
-	id, err := pathID(x, "hubId")
-	if err == nil {
-		err = s.store.row(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
-			status = coalesce($4, status), updated_at = now() where hub_id = $1 returning `+hubColumns,
-			[]any{id, in.name, in.description, in.status}, h.targets()...)
-	}
-	return h, noRows(err)
+	err = s.store.row(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
+		status = coalesce($4, status), updated_at = now() where hub_id = $1 returning `+hubColumns,
+		[]any{x.pathID("hubId"), in.name, in.description, in.status}, h.targets()...)
+	return h, err
 }
 
-func (s *server) deleteHub(x *exchange, _ nothing) (nothing, error) {
-	id, err := pathID(x, "hubId")
-	if err != nil {
-		return nothing{}, err
-	}
-	deleted, err := s.store.exec("delete from hubs where hub_id = $1", id)
-	if err == nil && deleted == 0 {
-		err = errNotFound
-	}
-	return nothing{}, err
-}
-
-// pathID is an identifier in the path. What is not one names nothing: 404.
-func pathID(x *exchange, name string) (string, error) {
-	if id := x.r.PathValue(name); isUUID(id) {
-		return id, nil
-	}
-	return "", errNotFound
-}
-
-// noRows makes a 404 of a row that is not there.
-func noRows(err error) error {
-	if errors.Is(err, sql.ErrNoRows) {
-		return errNotFound
-	}
-	return err
+func (s *server) deleteHub(x *exchange, _ nothing) (_ nothing, err error) {
+	var id string
+	return nothing{}, s.store.row("delete from hubs where hub_id = $1 returning hub_id", []any{x.pathID("hubId")}, &id)
 }

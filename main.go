@@ -18,17 +18,13 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
+	"database/sql"
 	_ "embed"
-	"encoding/base64"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -46,6 +42,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"github.com/golang-jwt/jwt/v5"
 )
 
 func main() {
@@ -67,7 +65,7 @@ type config struct {
 	env                 string
 	addr                string
 	databaseURL         string
-	sessionKeys         [][]byte // the first signs, all verify
+	sessionKeys         jwt.VerificationKeySet
 	cookieName          string
 	cookieDomain        string
 	allowedOrigins      []string // local and staging
@@ -121,7 +119,7 @@ var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 func (s *settings) readSession(cfg *config) {
 	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
-		cfg.sessionKeys = append(cfg.sessionKeys, []byte(key))
+		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
 		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
 		s.check(len(key) >= 32, "SESSION_SECRET: is required, each of its keys at least 32 bytes")
 	}
@@ -146,7 +144,7 @@ func (s *settings) readNetwork(cfg *config) {
 	if cfg.env == envLocal {
 		origins = cmp.Or(origins, "http://localhost:3000,http://localhost:5173")
 	}
-	for origin := range list(origins) {
+	for _, origin := range list(origins) {
 		u, err := url.Parse(origin)
 		s.check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
 			origin == u.Scheme+"://"+strings.ToLower(u.Host), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
@@ -155,22 +153,16 @@ func (s *settings) readNetwork(cfg *config) {
 	cfg.allowedOriginDomain = s.getenv("ALLOWED_ORIGIN_DOMAIN")
 	s.check((cfg.env == envProduction) == (cfg.allowedOriginDomain != ""), "ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
 	s.check(cfg.allowedOriginDomain == "" || domainForm.MatchString(cfg.allowedOriginDomain), "ALLOWED_ORIGIN_DOMAIN: must be a domain")
-	for text := range list(s.getenv("TRUSTED_PROXIES")) {
+	for _, text := range list(s.getenv("TRUSTED_PROXIES")) {
 		prefix, err := netip.ParsePrefix(text)
 		s.check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
 		cfg.trustedProxies = append(cfg.trustedProxies, prefix)
 	}
 }
 
-// list is the parts of a comma-separated value; none of an empty one.
-func list(value string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for part := range strings.SplitSeq(value, ",") {
-			if value != "" && !yield(strings.TrimSpace(part)) {
-				return
-			}
-		}
-	}
+// list is the parts of a comma-separated value.
+func list(value string) []string {
+	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
 }
 
 func (s *settings) readMail(cfg *config) {
@@ -194,7 +186,8 @@ type server struct {
 	out       io.Writer // standard output: the log, and locally the codes
 	pipeline  http.Handler
 	store     *store
-	files     *os.Root
+	files     *os.Root // FILES_DIR
+	folder    *os.File // the same, open to be synced
 	filesLock *os.File
 	codes     oneTimeCodes
 	codeJobs  chan codeJob
@@ -236,9 +229,9 @@ func (s *server) routes() []route {
 	admin := []string{roleAdmin}
 	return []route{
 		endpoint[codeRequest, codeAnswer]{method: "POST", path: "/auth/otp/request", access: public,
-			limit: s.codeLimit, limitKey: keyOfRequest, handle: s.requestCode}.route(s),
+			limit: s.codeLimit, limitKey: codeRequest.limitKey, handle: s.requestCode}.route(s),
 		endpoint[codeProof, sessionView]{method: "POST", path: "/auth/otp/validate", access: public,
-			limit: s.proofLimit, limitKey: keyOfProof, handle: s.validateCode}.route(s),
+			limit: s.proofLimit, limitKey: codeProof.limitKey, handle: s.validateCode}.route(s),
 		endpoint[nothing, nothing]{method: "POST", path: "/auth/logout", access: signedIn, handle: s.logout}.route(s),
 		endpoint[nothing, sessionView]{method: "GET", path: "/auth/session", access: signedIn, handle: s.getSession}.route(s),
 		endpoint[acceptance, acceptanceView]{method: "POST", path: "/terms/acceptance", access: signedIn, handle: s.acceptTerms}.route(s),
@@ -305,20 +298,14 @@ func getContract(*exchange, nothing) (document, error) {
 	return document{"application/json", contentPolicy, contract}, nil
 }
 
+// The learner's page says itself what it may load: its own script and style, by
+// their hashes, and answers of this server.
+//
 //go:embed index.html
 var page []byte
 
-// getPage is the learner's page. Its policy allows the one script and the one style
-// that stand in it, by their hashes, and requests to this server; nothing else.
 func getPage(*exchange, nothing) (document, error) {
-	hash := func(element string) string {
-		_, rest, _ := bytes.Cut(page, []byte("<"+element+">"))
-		text, _, _ := bytes.Cut(rest, []byte("</"+element+">"))
-		sum := sha256.Sum256(text)
-		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
-	}
-	return document{"text/html; charset=utf-8", "default-src 'none'; script-src " + hash("script") + "; style-src " + hash("style") +
-		"; connect-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'", page}, nil
+	return document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}, nil
 }
 
 const (
@@ -399,7 +386,7 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	return nil
 }
 
-const usage = `usage: hubs [command]
+const errUsage = configError(`usage: hubs [command]
   serve                        serve until SIGTERM (the default)
   migrate                      apply schema.sql
   routes                       print the route table
@@ -407,10 +394,7 @@ const usage = `usage: hubs [command]
   user role EMAIL ROLE         change a role
   user suspend EMAIL           refuse a user from the next request on
   user activate EMAIL          take that back
-  user signout EMAIL           end all sessions of a user
-`
-
-var errUsage = errors.New("usage")
+  user signout EMAIL           end all sessions of a user`)
 
 // run runs a command and gives the exit status: 0; 2 for wrong usage or
 // configuration; 1 for all else.
@@ -434,19 +418,17 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	default:
 		err = errUsage
 	}
-	switch _, misconfigured := errors.AsType[configError](err); {
-	case err == errUsage:
-		fmt.Fprint(stderr, usage)
-		return 2
-	case err != nil:
-		fmt.Fprintln(stderr, maskText(err.Error()))
-		if misconfigured {
-			return 2
-		}
-		return 1
+	if err == nil {
+		return 0
 	}
-	return 0
+	fmt.Fprintln(stderr, maskText(err.Error()))
+	if _, operator := errors.AsType[configError](err); operator {
+		return 2
+	}
+	return 1
 }
+
+var accessNames = map[access]string{public: "-", local: "local", signedIn: "session", accepted: "session, terms"}
 
 // printRoutes prints the route table, which the README has too.
 func printRoutes(out io.Writer) {
@@ -458,62 +440,48 @@ func printRoutes(out io.Writer) {
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, strings.TrimSuffix(r.path, "{$}"), r.needs, limit)
+		needs := append([]string{accessNames[r.access]}, r.roles...)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, strings.TrimSuffix(r.path, "{$}"), strings.Join(needs, ", "), limit)
 	}
 	table.Flush()
 }
 
 // userCommands are the statements behind the user commands; $1 is the address.
 var userCommands = map[string]string{
-	"add":      "insert into users (email, permission) values ($1, $2) on conflict do nothing",
+	"add":      "insert into users (email, permission) values ($1, $2) on conflict do nothing returning user_id",
 	"role":     "update users set permission = $2" + ofEmail,
 	"suspend":  "update users set suspended = true" + ofEmail,
 	"activate": "update users set suspended = false" + ofEmail,
 	"signout":  "update users set signed_out_at = clock_timestamp()" + ofEmail,
 }
 
-const ofEmail = ` where lower(email collate "C") = lower($1 collate "C")`
+const ofEmail = ` where lower(email collate "C") = lower($1 collate "C") returning user_id`
 
+// changeUser runs "user …". What an address or a role may be, the table's own
+// constraints say.
 func changeUser(args []string, getenv func(string) string) error {
-	if len(args) == 0 {
+	switch {
+	case len(args) == 2 && args[0] == "add":
+		args = append(args, roleMember)
+	case len(args) == 4 && args[0] == "add" && args[1] == "-role":
+		args = []string{"add", args[3], args[2]}
+	}
+	if len(args) < 2 || len(args)-1 != strings.Count(userCommands[args[0]], "$") {
 		return errUsage
-	}
-	verb, args := args[0], args[1:]
-	statement, known := userCommands[verb]
-	flags := flag.NewFlagSet(verb, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	role := roleMember
-	if verb == "add" {
-		flags.StringVar(&role, "role", roleMember, "")
-	}
-	if !known || flags.Parse(args) != nil {
-		return errUsage
-	}
-	args = flags.Args()
-	if verb == "role" && len(args) == 2 {
-		role = args[1]
-	} else if verb == "role" || len(args) != 1 {
-		return errUsage
-	}
-	if !slices.Contains(roles, role) {
-		return errUsage
-	}
-	email := strings.Trim(args[0], " ")
-	if len(email) > 254 || !emailForm.MatchString(email) {
-		return configError("EMAIL: does not have the right form")
-	}
-	parameters := []any{email}
-	if verb == "add" || verb == "role" {
-		parameters = append(parameters, role)
 	}
 	st, err := openStore(getenv("DATABASE_URL"))
 	if err != nil {
 		return err
 	}
 	defer st.db.Close()
-	changed, err := st.exec(statement, parameters...)
-	if err == nil && changed == 0 {
-		err = errors.New(map[bool]string{true: "there is such a user already", false: "there is no such user"}[verb == "add"])
+	var parameters []any
+	for _, arg := range args[1:] {
+		parameters = append(parameters, arg)
+	}
+	var userID string
+	err = st.row(userCommands[args[0]], parameters, &userID)
+	if errors.Is(err, sql.ErrNoRows) {
+		return errors.New("no such user, or for add: there is one already")
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/rand"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,7 +80,6 @@ var (
 	errTooLarge        = newProblem(413, "too_large", "The body is larger than this endpoint takes.")
 	errMediaType       = newProblem(415, "unsupported_media_type", "The Content-Type or Content-Encoding is not taken here.")
 	errRange           = newProblem(416, "range_not_satisfiable", "The file has no such range.")
-	errNoSpace         = newProblem(507, "insufficient_storage", "There is no room for the file.")
 )
 
 // invalid is the 400 of an input in which one field is wrong.
@@ -102,32 +102,34 @@ func toProblem(err error) *problem {
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return errTooLarge
 	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		p := *errNoSpace
+	switch p := newProblem(507, "insufficient_storage", "There is no room for the file."); {
+	case errors.Is(err, sql.ErrNoRows):
+		return errNotFound
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		p.cause = err
-		return &p
+		return p
 	}
-	return &problem{status: 500, code: "internal", detail: "The server failed. The log has the request id.", cause: err}
+	return &problem{status: 500, code: "internal", detail: "The server failed. Its log has more, under this id.", cause: err}
 }
 
 // standardProblem turns a status that net/http's own code writes into a problem:
 // the router's 404 and 405, its redirects to a cleaned path, the 412 and 416 of
 // http.ServeContent. nil: the status is no error.
 func standardProblem(status int) *problem {
-	for _, p := range []*problem{errNotFound, errMethod, errPrecondition, errRange} {
-		if p.status == status {
-			return p
-		}
-	}
-	switch {
-	case status == http.StatusNotModified || status < 300:
-		return nil
-	case status < 400:
-		return errNotFound
-	case status < 500:
+	switch status {
+	case 405:
+		return errMethod
+	case 412:
+		return errPrecondition
+	case 416:
+		return errRange
+	case 400:
 		return invalid("request", "is malformed")
 	}
-	return toProblem(fmt.Errorf("net/http answered %d", status))
+	if status < 300 || status == http.StatusNotModified {
+		return nil
+	}
+	return errNotFound
 }
 
 // exchange is one request and its answer: what the steps of the pipeline share.
@@ -143,8 +145,7 @@ type exchange struct {
 	sessionEnds         time.Time  // with user: when the token expires
 	status              int        // as sent; 0: nothing is sent yet
 	bytes               int64      // of the body, as sent
-	failing             bool       // fail is writing: the status is ours, not net/http's
-	replaced            bool       // fail took net/http's answer over: its body is dropped
+	failed              bool       // fail has answered: what net/http's own code still writes is dropped
 }
 
 // Unwrap gives http.ResponseController the writer that has the deadlines.
@@ -152,20 +153,16 @@ func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
 // WriteHeader replaces the errors of net/http's own code by ours.
 func (x *exchange) WriteHeader(status int) {
-	if x.status != 0 {
-		return
-	}
-	if p := standardProblem(status); p != nil && !x.failing {
+	if p := standardProblem(status); p != nil {
 		x.fail(p)
-		x.replaced = true
-		return
+	} else if x.status == 0 {
+		x.status = status
+		x.ResponseWriter.WriteHeader(status)
 	}
-	x.status = status
-	x.ResponseWriter.WriteHeader(status)
 }
 
 func (x *exchange) Write(b []byte) (int, error) {
-	if x.replaced {
+	if x.failed {
 		return len(b), nil
 	}
 	x.WriteHeader(http.StatusOK)
@@ -176,13 +173,19 @@ func (x *exchange) Write(b []byte) (int, error) {
 
 // ReadFrom keeps sendfile: http.ServeContent copies a file through it.
 func (x *exchange) ReadFrom(src io.Reader) (int64, error) {
-	if x.replaced {
-		return io.Copy(io.Discard, src)
-	}
 	x.WriteHeader(http.StatusOK)
 	n, err := io.Copy(x.ResponseWriter, src)
 	x.bytes += n
 	return n, err
+}
+
+// pathID is the identifier in a path. What is not one is null to the database, and
+// so names nothing.
+func (x *exchange) pathID(name string) any {
+	if id := x.r.PathValue(name); isUUID(id) {
+		return id
+	}
+	return nil
 }
 
 // event logs what happened to this request, under its id.
@@ -223,9 +226,10 @@ func (x *exchange) fail(err error) {
 		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
 	}
 	body, _ := json.Marshal(problemBody{http.StatusText(p.status), p.status, p.detail, p.code, x.id, p.errors})
-	x.failing = true
-	x.WriteHeader(p.status)
-	x.Write(body) // a client that has gone is no error of ours
+	x.status, x.failed = p.status, true
+	x.ResponseWriter.WriteHeader(p.status)
+	n, _ := x.ResponseWriter.Write(body) // a client that has gone is no error of ours
+	x.bytes = int64(n)
 }
 
 type problemBody struct {
@@ -433,20 +437,21 @@ type endpoint[In input[In], Out output] struct {
 	roles        []string // one of them is needed; nil: any role
 	status       int      // of success, where it is not 200
 	limit        *limiter // its own, besides the limit by address of step 4
-	limitKey     func(*exchange, In) string
+	limitKey     func(In, *exchange) string
 	handle       func(*exchange, In) (Out, error)
 }
 
 // route is an endpoint with its types erased, for the router, the route table and
 // the test that makes openapi.json.
 type route struct {
-	method, path, needs string
-	access              access
-	limit               *limiter
-	status              int
-	rules               []namedRule
-	input, output       any // zero values
-	serve               func(*exchange) error
+	method, path  string
+	access        access
+	roles         []string
+	limit         *limiter
+	status        int
+	rules         []namedRule // of the input's fields
+	input, output any         // zero values, for their types
+	serve         func(*exchange) error
 }
 
 // nothing is the input of an endpoint that ignores body and query, and the output
@@ -467,10 +472,10 @@ func (e endpoint[In, Out]) route(s *server) route {
 	}
 	var in In
 	var out Out
-	asked := &fields{}
-	in.read(asked)
+	known := &fields{}
+	in.read(known)
 	e.status = cmp.Or(e.status, http.StatusOK)
-	serve := func(x *exchange) error {
+	return route{e.method, e.path, e.access, e.roles, e.limit, e.status, known.rules, in, out, func(x *exchange) error {
 		if err := s.authorize(x, e.access, e.roles); err != nil {
 			return err
 		}
@@ -479,7 +484,7 @@ func (e endpoint[In, Out]) route(s *server) route {
 			return err
 		}
 		if e.limit != nil {
-			if err := e.limit.take(e.limitKey(x, in)); err != nil {
+			if err := e.limit.take(e.limitKey(in, x)); err != nil {
 				return err
 			}
 		}
@@ -491,8 +496,7 @@ func (e endpoint[In, Out]) route(s *server) route {
 			return fmt.Errorf("output of %s %s: %w", e.method, e.path, err)
 		}
 		return send(x, e.status, out)
-	}
-	return route{e.method, e.path, e.access.needs(e.roles), e.access, e.limit, e.status, asked.rules, in, out, serve}
+	}}
 }
 
 func (e endpoint[In, Out]) readInput(x *exchange) (in In, err error) {
@@ -529,12 +533,6 @@ func send(x *exchange, status int, out output) error {
 	x.WriteHeader(status)
 	x.Write(body) // a client that has gone is no error of ours
 	return nil
-}
-
-// needs is the access in words, for the route table.
-func (a access) needs(roles []string) string {
-	words := append([]string{"", "-", "local", "session", "session, terms"}[a:a+1:a+1], roles...)
-	return strings.Join(words, ", ")
 }
 
 // register makes a router of the routes. Its own 404, 405 and redirects pass
@@ -575,10 +573,15 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 			if s.cfg.env == envLocal {
 				return
 			}
-			x.event(slog.LevelInfo, "request",
-				slog.String("method", r.Method), slog.String("path", r.URL.Path),
+			attrs := []slog.Attr{slog.String("method", r.Method), slog.String("path", r.URL.Path),
 				slog.String("query", r.URL.RawQuery), slog.Int("status", x.status), slog.Int64("bytes", x.bytes),
-				slog.Duration("duration", time.Since(started)), slog.GroupAttrs("headers", loggedHeaders(r.Header)...))
+				slog.Duration("duration", time.Since(started))}
+			for _, name := range loggedHeaders {
+				if value := r.Header.Get(name); value != "" {
+					attrs = append(attrs, slog.String(strings.ToLower(name), value))
+				}
+			}
+			x.event(slog.LevelInfo, "request", attrs...)
 		}()
 		defer func() {
 			switch fault := recover(); {
@@ -592,14 +595,9 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 	})
 }
 
-func loggedHeaders(h http.Header) (attrs []slog.Attr) {
-	for _, name := range []string{"User-Agent", "Content-Type", "Origin", "Cookie", "Authorization"} {
-		if value := h.Get(name); value != "" {
-			attrs = append(attrs, slog.String(strings.ToLower(name), value))
-		}
-	}
-	return attrs
-}
+// loggedHeaders are those that help to tell clients apart; of two others, whether
+// they were there.
+var loggedHeaders = []string{"User-Agent", "Content-Type", "Origin", "Cookie", "Authorization"}
 
 // What must not stand in a log, wherever it comes from: tokens, passwords in URLs,
 // parameters with a telling name, one-time codes, all but the first letter of an

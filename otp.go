@@ -63,10 +63,7 @@ func (c *oneTimeCodes) issue(email, userID string) (code string, ok bool) {
 		return "", false
 	}
 	// All of 000000 to 999999 are as likely (ASVS 6.5.3).
-	n, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
-	if err != nil {
-		panic(err) // crypto/rand never fails; a code must not be guessable if it does
-	}
+	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // crypto/rand ends the process rather than fail
 	code = fmt.Sprintf("%0*d", codeLength, n)
 	c.byEmail[email] = oneTimeCode{code, userID, now}
 	return code, true
@@ -151,81 +148,81 @@ func (s *server) sendCode(job codeJob) {
 // mail delivers a code to the address of the user's row. Without a mail server,
 // which only the local environment permits, the code goes to standard output.
 func (s *server) mail(to, code string) error {
-	if s.cfg.smtpURL == nil {
+	server, from := s.cfg.smtpURL, s.cfg.mailFrom
+	if server == nil {
 		_, err := fmt.Fprintf(s.out, "Sign-in code for %s: %s\n", maskText(to), code)
 		return err
 	}
-	client, err := dialMail(s.cfg.smtpURL, s.cfg.mailFrom)
+	client, err := dialMail(server)
 	if err != nil {
-		return fmt.Errorf("reach the mail server: %w", err)
+		return err
 	}
 	defer client.Close()
-	if err := client.Mail(s.cfg.mailFrom.Address); err != nil {
-		return err
-	}
-	if err := client.Rcpt(to); err != nil {
-		return err
-	}
-	body, err := client.Data()
-	if err != nil {
-		return err
-	}
-	if _, err := io.WriteString(body, codeMessage(s.cfg.mailFrom, to, code)); err != nil {
-		return err
-	}
-	if err := body.Close(); err != nil {
-		return err
+	_, domain, _ := strings.Cut(from.Address, "@")
+	for _, step := range []func() error{
+		func() error { return client.Hello(domain) },
+		func() error { return secureMail(client, server) },
+		func() error { return client.Mail(from.Address) },
+		func() error { return client.Rcpt(to) },
+		func() error { return writeMail(client, codeMessage(from, to, code)) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	client.Quit() // the mail is accepted, whatever the farewell
 	return nil
 }
 
-// dialMail opens an authenticated conversation that ends within mailTimeout. A
-// remote server that does not offer STARTTLS gets neither password nor mail (ASVS
-// 12.3.1): it may be an attacker who took the offer out.
-func dialMail(server *url.URL, from *mail.Address) (*smtp.Client, error) {
-	host, port := server.Hostname(), cmp.Or(server.Port(), map[string]string{"smtp": "587", "smtps": "465"}[server.Scheme])
-	deadline := time.Now().Add(mailTimeout)
+// dialMail begins a conversation that ends within mailTimeout: net/smtp itself
+// knows no limits of time.
+func dialMail(server *url.URL) (*smtp.Client, error) {
+	host, deadline := server.Hostname(), time.Now().Add(mailTimeout)
+	port := cmp.Or(server.Port(), map[string]string{"smtp": "587", "smtps": "465"}[server.Scheme])
 	conn, err := (&net.Dialer{Deadline: deadline}).Dial("tcp", net.JoinHostPort(host, port))
 	if err != nil {
 		return nil, err
 	}
 	conn.SetDeadline(deadline)
-	tlsConfig := &tls.Config{ServerName: host}
 	if server.Scheme == "smtps" {
-		conn = tls.Client(conn, tlsConfig)
+		conn = tls.Client(conn, &tls.Config{ServerName: host})
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
 		conn.Close()
-		return nil, err
 	}
-	if err := secureMail(client, server, from, tlsConfig); err != nil {
-		client.Close()
-		return nil, err
-	}
-	return client, nil
+	return client, err
 }
 
-func secureMail(client *smtp.Client, server *url.URL, from *mail.Address, tlsConfig *tls.Config) error {
-	_, domain, _ := strings.Cut(from.Address, "@")
-	if err := client.Hello(domain); err != nil {
-		return err
-	}
-	if server.Scheme == "smtp" {
-		if offered, _ := client.Extension("STARTTLS"); offered {
-			if err := client.StartTLS(tlsConfig); err != nil {
-				return err
-			}
-		} else if !isLoopback(server.Hostname()) {
-			return errors.New("the mail server does not offer STARTTLS")
+// secureMail encrypts and signs in. A remote server that does not offer STARTTLS
+// gets neither password nor mail (ASVS 12.3.1): somebody on the way may have taken
+// the offer out.
+func secureMail(client *smtp.Client, server *url.URL) error {
+	host := server.Hostname()
+	offered, _ := client.Extension("STARTTLS")
+	switch _, encrypted := client.TLSConnectionState(); {
+	case encrypted:
+	case offered:
+		if err := client.StartTLS(&tls.Config{ServerName: host}); err != nil {
+			return err
 		}
+	case !isLoopback(host):
+		return errors.New("the mail server does not offer STARTTLS")
 	}
 	if server.User == nil {
 		return nil
 	}
 	password, _ := server.User.Password()
-	return client.Auth(smtp.PlainAuth("", server.User.Username(), password, server.Hostname()))
+	return client.Auth(smtp.PlainAuth("", server.User.Username(), password, host))
+}
+
+func writeMail(client *smtp.Client, message string) error {
+	body, err := client.Data()
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(body, message)
+	return errors.Join(err, body.Close())
 }
 
 func isLoopback(host string) bool {
@@ -237,20 +234,19 @@ func isLoopback(host string) bool {
 // that lets no line break through.
 func codeMessage(from *mail.Address, to, code string) string {
 	_, domain, _ := strings.Cut(from.Address, "@")
-	return strings.Join([]string{
-		"From: " + from.String(),
-		"To: <" + to + ">",
-		"Subject: Your sign-in code",
-		"Date: " + time.Now().UTC().Format(time.RFC1123Z),
-		"Message-ID: <" + rand.Text() + "@" + domain + ">",
-		"Auto-Submitted: auto-generated", // RFC 3834: no automatic replies, please
-		"MIME-Version: 1.0",
-		"Content-Type: text/plain; charset=us-ascii",
-		"",
-		"Your sign-in code is " + code + ".",
-		"",
-		fmt.Sprintf("It works once, within %.0f minutes. If you did not ask for it,", codeLife.Minutes()),
-		"ignore this mail: nobody can sign in without the code. Tell it to nobody.",
-		"",
-	}, "\r\n")
+	message := fmt.Sprintf(`From: %s
+To: <%s>
+Subject: Your sign-in code
+Date: %s
+Message-ID: <%s@%s>
+Auto-Submitted: auto-generated
+MIME-Version: 1.0
+Content-Type: text/plain; charset=us-ascii
+
+Your sign-in code is %s.
+
+It works once, within %.0f minutes. If you did not ask for it, ignore this
+mail: nobody can sign in without the code. Tell it to nobody.
+`, from, to, time.Now().UTC().Format(time.RFC1123Z), rand.Text(), domain, code, codeLife.Minutes())
+	return strings.ReplaceAll(message, "\n", "\r\n")
 }

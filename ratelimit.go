@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -128,8 +129,9 @@ func (s *server) addressLimit(method, path string) *limiter {
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	peer, _ := netip.ParseAddrPort(r.RemoteAddr)
 	client := peer.Addr().Unmap().WithZone("")
+	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(hops) - 1; i >= 0 && isTrusted(client, trusted); i-- {
+	for i := len(hops) - 1; i >= 0 && slices.ContainsFunc(trusted, isTrusted); i-- {
 		hop, err := netip.ParseAddr(strings.TrimSpace(hops[i]))
 		if err != nil {
 			break // not an address: the last proxy is as far as we can see
@@ -137,15 +139,6 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 		client = hop.Unmap().WithZone("")
 	}
 	return client
-}
-
-func isTrusted(address netip.Addr, trusted []netip.Prefix) bool {
-	for _, prefix := range trusted {
-		if prefix.Contains(address) {
-			return true
-		}
-	}
-	return false
 }
 
 // addressKey is an IPv4 address as it is, an IPv6 address by its /64: one customer
