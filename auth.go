@@ -90,7 +90,7 @@ type codeAnswer struct {
 	ExpiresInSeconds int `json:"expiresInSeconds"`
 }
 
-func (a codeAnswer) check() error { return nil }
+func (codeAnswer) check() error { return nil }
 
 // requestCode puts the address on the queue and answers. It asks nobody whether
 // the address is known: status, body and time can't tell (ASVS 6.3.8).

@@ -115,9 +115,14 @@ need_postgres() {
 # Runs one of PostgreSQL's programs. They refuse to run as root.
 as_pg() {
 	local user=postgres
-	if ! is_root; then "$@"; return; fi
 	id -u postgres >/dev/null 2>&1 || user=nobody
-	if has runuser; then (cd / && runuser -u "$user" -- "$@"); else (cd / && sudo -u "$user" "$@"); fi
+	if ! is_root; then
+		"$@"
+	elif has runuser; then
+		(cd / && runuser -u "$user" -- "$@")
+	else
+		(cd / && sudo -u "$user" "$@")
+	fi
 }
 
 # start_postgres DIR [SETTING=VALUE...] makes the cluster where there is none and
@@ -253,7 +258,7 @@ show_output() {
 }
 
 cmd_run() {
-	local status=0 dir=$project/.dev
+	local status=0 dir=$project/.dev/postgres
 	need_go
 	mkdir -p .dev
 	make_tmp
@@ -266,10 +271,10 @@ cmd_run() {
 		if find_postgres; then seed -d "$DATABASE_URL"; else say "No psql here: demo data not added"; fi
 	else
 		# Root's home, for one, is closed to the user that PostgreSQL runs as.
-		if is_root && ! { chmod 711 "$dir" && as_pg test -x "$dir"; }; then
+		if is_root && ! { chmod 711 .dev && as_pg test -x "$project/.dev"; }; then
 			dir=/var/lib/hubs-dev-$(printf '%s' "$project" | cksum | cut -d' ' -f1)
 		fi
-		start_postgres "$dir/postgres"
+		start_postgres "$dir"
 		say "PostgreSQL ($pg_bin) runs on 127.0.0.1:$port, its cluster is in $pg_dir"
 		make_database
 		.dev/hubs migrate

@@ -136,7 +136,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 		return f, formError(err)
 	}
 	if f.Name = lastPathElement(part); part.FormName() != "file" || !isFileName(f.Name) {
-		return f, invalid("file", "must be the form's only part, its file name 1 to 255 bytes of UTF-8 without control characters")
+		return f, invalid(fieldError{"file", "must be the form's only part, named by 1 to 255 bytes of printable UTF-8"})
 	}
 	f.FileID = newUUID()
 	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
@@ -199,7 +199,7 @@ func (s *server) openForm(x *exchange) (*multipart.Reader, *uploadBody, error) {
 		return nil, nil, errMediaType
 	}
 	if params["boundary"] == "" {
-		return nil, nil, invalid("body", "must name its boundary in the Content-Type")
+		return nil, nil, invalid(fieldError{"body", "must name its boundary in the Content-Type"})
 	}
 	limit := s.cfg.maxUploadBytes + maxFormBytes
 	if x.r.ContentLength > limit {
@@ -227,7 +227,7 @@ func (s *server) receive(f *file, out *os.File, form *multipart.Reader, part *mu
 		return errTooLarge
 	}
 	if _, err := form.NextRawPart(); err == nil {
-		return invalid("file", "must be the form's only part")
+		return invalid(fieldError{"file", "must be the form's only part"})
 	} else if err != io.EOF {
 		return formError(err)
 	}
@@ -245,7 +245,7 @@ func formError(err error) error {
 	if disk || tooLarge {
 		return err
 	}
-	p := invalid("body", "is not a whole multipart form")
+	p := invalid(fieldError{"body", "is not a whole multipart form"})
 	p.cause = err
 	return p
 }
@@ -325,11 +325,15 @@ func (c fileContent) check() error {
 // getFile finds the file by id and name. Any signed-in user may read a file whose
 // path he knows; ids can't be guessed.
 func (s *server) getFile(x *exchange, _ nothing) (c fileContent, err error) {
-	err = s.store.row("select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
-		[]any{x.pathID("fileId"), x.r.PathValue("name")}, &c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	if err == nil {
-		c.content, err = s.files.Open(c.FileID)
+	err = s.store.row("select file_id, name, content_type, size, created_at from files where file_id = $1",
+		[]any{x.pathID("fileId")}, &c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	switch {
+	case err != nil:
+		return c, err
+	case c.Name != x.r.PathValue("name"):
+		return c, errNotFound
 	}
+	c.content, err = s.files.Open(c.FileID)
 	return c, err
 }
 
@@ -339,7 +343,7 @@ var inlineTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp",
 
 // send serves the bytes with Range and conditional requests (RFC 9110). A file
 // never changes, so its id is its ETag.
-func (c fileContent) send(x *exchange) error {
+func (c fileContent) send(x *exchange) {
 	defer c.content.Close()
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, c.ContentType) {
@@ -353,5 +357,4 @@ func (c fileContent) send(x *exchange) error {
 	h.Set("ETag", `"`+c.FileID+`"`)
 	http.NewResponseController(x).SetWriteDeadline(time.Now().Add(transferTime(c.Size)))
 	http.ServeContent(x, x.r, "", c.CreatedAt, c.content)
-	return nil
 }

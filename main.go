@@ -34,7 +34,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -82,101 +81,88 @@ type configError string
 
 func (e configError) Error() string { return string(e) }
 
-// settings reads variables and collects what is wrong with them.
-type settings struct {
-	getenv func(string) string
-	errs   []error
-}
-
-func (s *settings) get(name, fallback string) string { return cmp.Or(s.getenv(name), fallback) }
-
-func (s *settings) check(ok bool, complaint string) {
-	if !ok {
-		s.errs = append(s.errs, configError(complaint))
-	}
-}
-
 // loadConfig reads the environment once and reports all that is wrong together.
 func loadConfig(getenv func(string) string) (config, error) {
-	s := &settings{getenv: getenv}
-	cfg := config{env: getenv("APP_ENV"), addr: s.get("ADDR", "127.0.0.1:8080"),
-		databaseURL: getenv("DATABASE_URL"), filesDir: s.get("FILES_DIR", "data/files")}
-	s.check(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
-		"APP_ENV: must be local, staging or production")
+	var errs []error
+	check := func(ok bool, complaint string) {
+		if !ok {
+			errs = append(errs, configError(complaint))
+		}
+	}
+	cfg := config{
+		env:                 getenv("APP_ENV"),
+		addr:                cmp.Or(getenv("ADDR"), "127.0.0.1:8080"),
+		databaseURL:         getenv("DATABASE_URL"),
+		cookieDomain:        getenv("COOKIE_DOMAIN"),
+		allowedOrigins:      list(getenv("ALLOWED_ORIGINS")),
+		allowedOriginDomain: getenv("ALLOWED_ORIGIN_DOMAIN"),
+		filesDir:            cmp.Or(getenv("FILES_DIR"), "data/files"),
+	}
+	prefix, isLocal, isProduction := "__Secure-hubs", cfg.env == envLocal, cfg.env == envProduction
+	if isLocal {
+		prefix = "hubs"
+		if cfg.allowedOrigins == nil {
+			cfg.allowedOrigins = []string{"http://localhost:3000", "http://localhost:5173"}
+		}
+	}
+	prefix = cmp.Or(getenv("COOKIE_PREFIX"), prefix)
+	cfg.cookieName = prefix + "_auth_" + cfg.env
+
+	check(isLocal || isProduction || cfg.env == envStaging, "APP_ENV: must be local, staging or production")
 	_, _, err := net.SplitHostPort(cfg.addr)
-	s.check(err == nil, "ADDR: must be host:port")
-	s.check(cfg.databaseURL != "", "DATABASE_URL: is required")
-	s.readSession(&cfg)
-	s.readNetwork(&cfg)
-	s.readMail(&cfg)
-	cfg.maxUploadBytes, err = strconv.ParseInt(s.get("MAX_UPLOAD_BYTES", "26214400"), 10, 64)
-	s.check(err == nil && cfg.maxUploadBytes > 0 && cfg.maxUploadBytes <= 1<<40,
-		"MAX_UPLOAD_BYTES: must be a number of bytes up to 2^40")
-	return cfg, errors.Join(s.errs...)
-}
-
-var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-
-func (s *settings) readSession(cfg *config) {
-	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
+	check(err == nil, "ADDR: must be host:port")
+	check(cfg.databaseURL != "", "DATABASE_URL: is required")
+	for key := range strings.SplitSeq(getenv("SESSION_SECRET"), ",") {
 		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
 		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
-		s.check(len(key) >= 32, "SESSION_SECRET: is required, each of its keys at least 32 bytes")
+		check(len(key) >= 32, "SESSION_SECRET: is required, each of its keys at least 32 bytes")
 	}
-	prefix := "__Secure-hubs"
-	if cfg.env == envLocal {
-		prefix = "hubs"
+	lower := strings.ToLower(prefix) // browsers know the two prefixes in any case
+	check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
+	check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	check(!isLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
+	check(isLocal == (cfg.cookieDomain == ""), "COOKIE_DOMAIN: is required on staging and production, refused locally")
+	check(isLocal || domainForm.MatchString(cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain")
+	check(!isProduction || cfg.allowedOrigins == nil, "ALLOWED_ORIGINS: is refused in production")
+	for _, origin := range cfg.allowedOrigins {
+		check(originForm.MatchString(origin), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
-	prefix = s.get("COOKIE_PREFIX", prefix)
-	cfg.cookieName = prefix + "_auth_" + cfg.env
-	lower := strings.ToLower(prefix) // browsers take __secure- for __Secure-
-	s.check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
-	s.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
-	s.check(cfg.env != envLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, not local")
-	cfg.cookieDomain = s.getenv("COOKIE_DOMAIN")
-	s.check((cfg.env == envLocal) == (cfg.cookieDomain == ""), "COOKIE_DOMAIN: is required on staging and production, refused locally")
-	s.check(cfg.cookieDomain == "" || domainForm.MatchString(cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain")
+	check(isProduction == (cfg.allowedOriginDomain != ""), "ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
+	check(!isProduction || domainForm.MatchString(cfg.allowedOriginDomain), "ALLOWED_ORIGIN_DOMAIN: must be a domain")
+	for _, text := range list(getenv("TRUSTED_PROXIES")) {
+		proxies, err := netip.ParsePrefix(text)
+		check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
+		cfg.trustedProxies = append(cfg.trustedProxies, proxies)
+	}
+	cfg.smtpURL, cfg.mailFrom, err = mailSettings(getenv("SMTP_URL"), getenv("MAIL_FROM"))
+	check(err == nil, "SMTP_URL, MAIL_FROM: must be smtp:// or smtps:// with a host, and an e-mail address")
+	check(isLocal || getenv("SMTP_URL") != "", "SMTP_URL: is required on staging and production")
+	cfg.maxUploadBytes, err = strconv.ParseInt(cmp.Or(getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
+	check(err == nil && cfg.maxUploadBytes > 0 && cfg.maxUploadBytes <= 1<<40, "MAX_UPLOAD_BYTES: must be 1 to 2^40")
+	return cfg, errors.Join(errs...)
 }
 
-func (s *settings) readNetwork(cfg *config) {
-	origins := s.getenv("ALLOWED_ORIGINS")
-	s.check(cfg.env != envProduction || origins == "", "ALLOWED_ORIGINS: is refused in production")
-	if cfg.env == envLocal {
-		origins = cmp.Or(origins, "http://localhost:3000,http://localhost:5173")
-	}
-	for _, origin := range list(origins) {
-		u, err := url.Parse(origin)
-		s.check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
-			origin == u.Scheme+"://"+strings.ToLower(u.Host), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
-		cfg.allowedOrigins = append(cfg.allowedOrigins, origin)
-	}
-	cfg.allowedOriginDomain = s.getenv("ALLOWED_ORIGIN_DOMAIN")
-	s.check((cfg.env == envProduction) == (cfg.allowedOriginDomain != ""), "ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
-	s.check(cfg.allowedOriginDomain == "" || domainForm.MatchString(cfg.allowedOriginDomain), "ALLOWED_ORIGIN_DOMAIN: must be a domain")
-	for _, text := range list(s.getenv("TRUSTED_PROXIES")) {
-		prefix, err := netip.ParsePrefix(text)
-		s.check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
-		cfg.trustedProxies = append(cfg.trustedProxies, prefix)
-	}
-}
+var (
+	cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	originForm       = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
+)
 
-// list is the parts of a comma-separated value.
+// list is the parts of a comma-separated value, nil if there is none.
 func list(value string) []string {
 	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
 }
 
-func (s *settings) readMail(cfg *config) {
-	text := s.getenv("SMTP_URL")
-	if text == "" {
-		s.check(cfg.env == envLocal, "SMTP_URL: is required on staging and production")
-		return
+func mailSettings(server, sender string) (*url.URL, *mail.Address, error) {
+	if server == "" {
+		return nil, nil, nil
 	}
-	var err error
-	cfg.smtpURL, err = url.Parse(text)
-	s.check(err == nil && (cfg.smtpURL.Scheme == "smtp" || cfg.smtpURL.Scheme == "smtps") && cfg.smtpURL.Hostname() != "",
-		"SMTP_URL: must be smtp://host:port or smtps://host:port, with user:password@ where needed")
-	cfg.mailFrom, err = mail.ParseAddress(s.getenv("MAIL_FROM"))
-	s.check(err == nil && emailForm.MatchString(cfg.mailFrom.Address), "MAIL_FROM: is required with SMTP_URL, an e-mail address")
+	u, err := url.Parse(server)
+	from, fromErr := mail.ParseAddress(sender)
+	if err != nil || fromErr != nil || u.Hostname() == "" || (u.Scheme != "smtp" && u.Scheme != "smtps") ||
+		!emailForm.MatchString(from.Address) {
+		return nil, nil, errors.New("not a mail server and a sender")
+	}
+	return u, from, nil
 }
 
 // server is what the handlers share. Its fields do not change once it serves.
@@ -217,10 +203,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		proofLimit:  newLimiter(10, 15*time.Minute, "by e-mail"),
 		uploadStep:  func(_ string, run func() error) error { return run() },
 	}
-	s.pipeline = s.register(s.routes())
-	for _, step := range slices.Backward(s.steps()) {
-		s.pipeline = step(s.pipeline)
-	}
+	s.pipeline = s.steps()
 	return s
 }
 
@@ -234,33 +217,34 @@ func (s *server) routes() []route {
 			limit: s.proofLimit, limitKey: codeProof.limitKey, handle: s.validateCode}.route(s),
 		endpoint[nothing, nothing]{method: "POST", path: "/auth/logout", access: signedIn, handle: s.logout}.route(s),
 		endpoint[nothing, sessionView]{method: "GET", path: "/auth/session", access: signedIn, handle: s.getSession}.route(s),
-		endpoint[acceptance, acceptanceView]{method: "POST", path: "/terms/acceptance", access: signedIn, handle: s.acceptTerms}.route(s),
+		endpoint[acceptance, acceptanceView]{method: "POST", path: "/terms/acceptance", access: signedIn,
+			handle: s.acceptTerms}.route(s),
 
 		endpoint[hubQuery, hubPage]{method: "GET", path: "/hubs", access: accepted, handle: s.listHubs}.route(s),
 		endpoint[nothing, hub]{method: "GET", path: "/hubs/{hubId}", access: accepted, handle: s.getHub}.route(s),
-		endpoint[newHub, hub]{method: "POST", path: "/hubs", access: accepted, roles: admin, status: 201, handle: s.createHub}.route(s),
-		endpoint[hubChange, hub]{method: "PATCH", path: "/hubs/{hubId}", access: accepted, roles: admin, handle: s.changeHub}.route(s),
-		endpoint[nothing, nothing]{method: "DELETE", path: "/hubs/{hubId}", access: accepted, roles: admin, handle: s.deleteHub}.route(s),
+		endpoint[newHub, hub]{method: "POST", path: "/hubs", access: accepted, roles: admin,
+			status: http.StatusCreated, handle: s.createHub}.route(s),
+		endpoint[hubChange, hub]{method: "PATCH", path: "/hubs/{hubId}", access: accepted, roles: admin,
+			handle: s.changeHub}.route(s),
+		endpoint[nothing, nothing]{method: "DELETE", path: "/hubs/{hubId}", access: accepted, roles: admin,
+			handle: s.deleteHub}.route(s),
 
-		endpoint[nothing, file]{method: "POST", path: "/files/upload", access: accepted, status: 201, handle: s.upload}.route(s),
-		endpoint[nothing, fileContent]{method: "GET", path: "/files/{fileId}/{name}", access: accepted, handle: s.getFile}.route(s),
+		endpoint[nothing, file]{method: "POST", path: "/files/upload", access: accepted,
+			status: http.StatusCreated, handle: s.upload}.route(s),
+		endpoint[nothing, fileContent]{method: "GET", path: "/files/{fileId}/{name}", access: accepted,
+			handle: s.getFile}.route(s),
 
 		endpoint[nothing, health]{method: "GET", path: "/healthz", access: public, handle: s.getHealth}.route(s),
-		endpoint[nothing, document]{method: "GET", path: "/openapi.json", access: public, handle: getContract}.route(s),
-		endpoint[nothing, document]{method: "GET", path: "/{$}", access: local, handle: getPage}.route(s),
+		endpoint[nothing, document]{method: "GET", path: "/openapi.json", access: public,
+			handle: serveDocument(contractDocument)}.route(s),
+		endpoint[nothing, document]{method: "GET", path: "/{$}", access: local, handle: serveDocument(pageDocument)}.route(s),
 	}
 }
 
 // steps is the pipeline, in the order of the specification. The sixth step is the
 // contract: the router and endpoint.route.
-func (s *server) steps() []func(http.Handler) http.Handler {
-	return []func(http.Handler) http.Handler{
-		s.logRequests,
-		s.setSecurityHeaders,
-		s.setContext,
-		s.limitByAddress,
-		s.checkOrigin,
-	}
+func (s *server) steps() http.Handler {
+	return s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(s.routes()))))))
 }
 
 type health struct {
@@ -282,21 +266,20 @@ type document struct {
 	body                []byte
 }
 
-func (d document) check() error { return nil }
+func (document) check() error { return nil }
 
-func (d document) send(x *exchange) error {
+func (d document) send(x *exchange) {
 	x.Header().Set("Content-Type", d.contentType)
 	x.Header().Set("Content-Security-Policy", d.policy)
 	x.Write(d.body)
-	return nil
+}
+
+func serveDocument(d document) func(*exchange, nothing) (document, error) {
+	return func(*exchange, nothing) (document, error) { return d, nil }
 }
 
 //go:embed openapi.json
-var contract []byte
-
-func getContract(*exchange, nothing) (document, error) {
-	return document{"application/json", contentPolicy, contract}, nil
-}
+var openAPI []byte
 
 // The learner's page says itself what it may load: its own script and style, by
 // their hashes, and answers of this server.
@@ -304,9 +287,10 @@ func getContract(*exchange, nothing) (document, error) {
 //go:embed index.html
 var page []byte
 
-func getPage(*exchange, nothing) (document, error) {
-	return document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}, nil
-}
+var (
+	contractDocument = document{"application/json", contentPolicy, openAPI}
+	pageDocument     = document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}
+)
 
 const (
 	headerTimeout = 10 * time.Second
@@ -363,25 +347,21 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 // drops connections that were just accepted, and idle ones on which a request is
 // arriving: so from now on each answer closes its connection, for a moment, first.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
-	s.log.Info("stopping")
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(drainTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	err := web.Shutdown(ctx)
-	if err != nil {
-		web.Close()
-		return fmt.Errorf("requests were cut off: %w", err)
+	if err := web.Shutdown(ctx); err != nil {
+		return errors.Join(fmt.Errorf("requests were cut off: %w", err), web.Close())
 	}
 	close(s.codeJobs)
-	sent := make(chan struct{})
-	go func() { s.mailing.Wait(); close(sent) }()
-	select {
-	case <-sent:
-	case <-time.After(stopTimeout):
-		return fmt.Errorf("%d requests for a code were not worked off", len(s.codeJobs))
-	}
+	late := time.AfterFunc(stopTimeout, func() {
+		s.log.Error("stopped with mail unsent", "queued", len(s.codeJobs))
+		os.Exit(1)
+	})
+	s.mailing.Wait()
+	late.Stop()
 	s.log.Info("stopped")
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"mime"
 	"net/http"
 	"net/netip"
@@ -37,10 +38,12 @@ import (
 // problem is an error that a client is told of, in the format of RFC 9457. Any
 // other error that reaches the contract is an internal one: logged, not shown.
 type problem struct {
-	status     int
-	code       string // the stable word that programs compare
-	detail     string // a sentence for people
-	errors     []fieldError
+	Title      string        `json:"title"`
+	Status     int           `json:"status"`
+	Detail     string        `json:"detail"` // a sentence for people
+	Code       string        `json:"code"`   // the stable word that programs compare
+	RequestID  string        `json:"requestId"`
+	Errors     []fieldError  `json:"errors,omitempty"`
 	retryAfter time.Duration // sent in whole seconds, rounded up; 0: not sent
 	cause      error         // for the log only
 }
@@ -52,17 +55,10 @@ type fieldError struct {
 }
 
 // Error is for the log. It holds no input: that could be a secret.
-func (p *problem) Error() string {
-	if p.cause != nil {
-		return p.code + ": " + p.cause.Error()
-	}
-	return p.code
-}
-
-func (p *problem) Unwrap() error { return p.cause }
+func (p *problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
 
 func newProblem(status int, code, detail string) *problem {
-	return &problem{status: status, code: code, detail: detail}
+	return &problem{Title: http.StatusText(status), Status: status, Code: code, Detail: detail}
 }
 
 // The problems that need nothing of the request at hand. Rate limits, invalid
@@ -82,16 +78,18 @@ var (
 	errRange           = newProblem(416, "range_not_satisfiable", "The file has no such range.")
 )
 
-// invalid is the 400 of an input in which one field is wrong.
-func invalid(field, detail string) *problem {
-	return &problem{status: 400, code: "invalid_request", detail: "The input is not valid.",
-		errors: []fieldError{{field, detail}}}
+// invalid is the 400 of an input in which these fields are wrong.
+func invalid(errors ...fieldError) *problem {
+	p := newProblem(400, "invalid_request", "The input is not valid.")
+	p.Errors = errors
+	return p
 }
 
 // unavailable is the 503 of a database or a mail queue out of reach.
 func unavailable(cause error) *problem {
-	return &problem{status: 503, code: "unavailable", detail: "The service can't answer now. Try again soon.",
-		retryAfter: 2 * time.Second, cause: cause}
+	p := newProblem(503, "unavailable", "The service can't answer now. Try again soon.")
+	p.retryAfter, p.cause = 2*time.Second, cause
+	return p
 }
 
 // toProblem gives each error its answer. What is not known is a bug: 500.
@@ -99,35 +97,31 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	p := newProblem(500, "internal", "The server failed. Its log has more, under this id.")
+	switch {
+	case tooLarge:
 		return errTooLarge
-	}
-	switch p := newProblem(507, "insufficient_storage", "There is no room for the file."); {
 	case errors.Is(err, sql.ErrNoRows):
 		return errNotFound
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		p.cause = err
-		return p
+		p = newProblem(507, "insufficient_storage", "There is no room for the file.")
 	}
-	return &problem{status: 500, code: "internal", detail: "The server failed. Its log has more, under this id.", cause: err}
+	p.cause = err
+	return p
 }
 
 // standardProblem turns a status that net/http's own code writes into a problem:
 // the router's 404 and 405, its redirects to a cleaned path, the 412 and 416 of
 // http.ServeContent. nil: the status is no error.
 func standardProblem(status int) *problem {
-	switch status {
-	case 405:
-		return errMethod
-	case 412:
-		return errPrecondition
-	case 416:
-		return errRange
-	case 400:
-		return invalid("request", "is malformed")
-	}
 	if status < 300 || status == http.StatusNotModified {
 		return nil
+	}
+	for _, p := range []*problem{errMethod, errPrecondition, errRange} {
+		if p.Status == status {
+			return p
+		}
 	}
 	return errNotFound
 }
@@ -165,7 +159,9 @@ func (x *exchange) Write(b []byte) (int, error) {
 	if x.failed {
 		return len(b), nil
 	}
-	x.WriteHeader(http.StatusOK)
+	if x.status == 0 {
+		x.WriteHeader(http.StatusOK)
+	}
 	n, err := x.ResponseWriter.Write(b)
 	x.bytes += int64(n)
 	return n, err
@@ -201,12 +197,12 @@ func (x *exchange) event(level slog.Level, message string, attrs ...slog.Attr) {
 // that was begun stays, neither its cookie nor its caching headers. After the
 // status has gone out, only cutting the connection tells the client.
 func (x *exchange) fail(err error) {
-	p := toProblem(err)
+	p := *toProblem(err)
 	switch {
-	case p.status >= 500:
-		x.event(slog.LevelError, "failed", slog.String("code", p.code), slog.String("error", p.Error()))
-	case p.status == 401 || p.status == 403 || p.status == 429:
-		x.event(slog.LevelInfo, "refused", slog.String("code", p.code), slog.String("path", x.r.URL.Path))
+	case p.Status >= 500:
+		x.event(slog.LevelError, "failed", slog.String("error", p.Error()))
+	case p.Status == 401 || p.Status == 403 || p.Status == 429:
+		x.event(slog.LevelInfo, "refused", slog.String("code", p.Code), slog.String("path", x.r.URL.Path))
 	}
 	if x.status != 0 {
 		panic(http.ErrAbortHandler)
@@ -219,26 +215,18 @@ func (x *exchange) fail(err error) {
 	h.Set("Content-Security-Policy", contentPolicy)
 	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Type", "application/problem+json")
-	if p.status == 401 {
+	if p.Status == 401 {
 		h.Set("WWW-Authenticate", "Cookie")
 	}
 	if p.retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
+		h.Set("Retry-After", strconv.FormatFloat(math.Ceil(p.retryAfter.Seconds()), 'f', 0, 64))
 	}
-	body, _ := json.Marshal(problemBody{http.StatusText(p.status), p.status, p.detail, p.code, x.id, p.errors})
-	x.status, x.failed = p.status, true
-	x.ResponseWriter.WriteHeader(p.status)
-	n, _ := x.ResponseWriter.Write(body) // a client that has gone is no error of ours
-	x.bytes = int64(n)
-}
-
-type problemBody struct {
-	Title     string       `json:"title"`
-	Status    int          `json:"status"`
-	Detail    string       `json:"detail"`
-	Code      string       `json:"code"`
-	RequestID string       `json:"requestId"`
-	Errors    []fieldError `json:"errors,omitempty"`
+	p.RequestID = x.id
+	body, _ := json.Marshal(p) // texts and numbers: can't fail
+	x.status = p.Status
+	x.ResponseWriter.WriteHeader(p.Status)
+	x.Write(body)
+	x.failed = true
 }
 
 // fields hands out the members of a JSON object or the parameters of a query, by
@@ -285,25 +273,22 @@ func readJSON(x *exchange) (*fields, error) {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return nil, err
 	}
-	if err != nil || !utf8.Valid(body) || !json.Valid(body) {
-		return nil, invalid("body", "must be one whole JSON object in UTF-8")
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	start, _ := decoder.Token()
+	if err != nil || !utf8.Valid(body) || !json.Valid(body) || start != json.Delim('{') {
+		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: map[string]string{}}
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	if start, _ := decoder.Token(); start != json.Delim('{') {
-		return nil, invalid("body", "must be a JSON object")
-	}
-	for decoder.More() {
+	for decoder.More() { // no errors any more: the body is valid
 		var value any
-		name, _ := decoder.Token()
-		if err := decoder.Decode(&value); err != nil {
-			return nil, invalid("body", "must be one whole JSON object in UTF-8")
-		}
+		token, _ := decoder.Token()
+		decoder.Decode(&value)
+		name := token.(string)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(name.(string), "must be a string")
+			f.refuse(name, "must be a string")
 		}
-		f.add(name.(string), text)
+		f.add(name, text)
 	}
 	return f, nil
 }
@@ -312,7 +297,7 @@ func readJSON(x *exchange) (*fields, error) {
 func readQuery(x *exchange) (*fields, error) {
 	query, err := url.ParseQuery(x.r.URL.RawQuery)
 	if err != nil {
-		return nil, invalid("query", "has a bad escape or a semicolon")
+		return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
 	}
 	f := &fields{values: map[string]string{}}
 	for _, name := range slices.Sorted(maps.Keys(query)) {
@@ -404,12 +389,10 @@ func (f *fields) check() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
 		f.refuse(name, "is not known here")
 	}
-	if len(f.errors) == 0 {
-		return nil
+	if f.errors != nil {
+		return invalid(f.errors...)
 	}
-	p := invalid("", "")
-	p.errors = f.errors
-	return p
+	return nil
 }
 
 // access says who may call an endpoint. The zero value is no rule: an endpoint
@@ -462,7 +445,7 @@ func (nothing) read(*fields) nothing { return nothing{} }
 func (nothing) check() error         { return nil }
 
 // sender is an output that is not JSON and writes itself.
-type sender interface{ send(*exchange) error }
+type sender interface{ send(*exchange) }
 
 // route checks the declaration and gives the handler: step 6 of the pipeline. The
 // order of its checks is the order of refusals.
@@ -523,7 +506,8 @@ func send(x *exchange, status int, out output) error {
 		x.WriteHeader(http.StatusNoContent)
 		return nil
 	case sender:
-		return out.send(x)
+		out.send(x)
+		return nil
 	}
 	body, err := json.Marshal(out)
 	if err != nil {

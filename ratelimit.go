@@ -112,7 +112,9 @@ func (l *limiter) makeRoom(shard *limiterShard, now time.Duration) (wait time.Du
 }
 
 func (l *limiter) refusal(wait time.Duration) error {
-	return &problem{status: 429, code: "rate_limited", detail: "Over the limit of " + l.String() + ".", retryAfter: wait}
+	p := newProblem(429, "rate_limited", "Over the limit of "+l.String()+".")
+	p.retryAfter = wait
+	return p
 }
 
 // addressLimit is the limit of step 4 that counts a request.
