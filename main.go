@@ -170,7 +170,6 @@ type server struct {
 	cfg       config
 	log       *slog.Logger
 	out       io.Writer // standard output: the log, and locally the codes
-	pipeline  http.Handler
 	store     *store
 	files     *os.Root // FILES_DIR
 	folder    *os.File // the same, open to be synced
@@ -189,7 +188,7 @@ type server struct {
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
-	s := &server{
+	return &server{
 		cfg:   cfg,
 		log:   slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
 		out:   out,
@@ -203,47 +202,33 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		proofLimit:  newLimiter(10, 15*time.Minute, "by e-mail"),
 		uploadStep:  func(_ string, run func() error) error { return run() },
 	}
-	s.pipeline = s.steps()
-	return s
 }
 
 // routes is every operation of this server. {…} is a part of the path.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
 	return []route{
-		endpoint[codeRequest, codeAnswer]{method: "POST", path: "/auth/otp/request", access: public,
-			limit: s.codeLimit, limitKey: codeRequest.limitKey, handle: s.requestCode}.route(s),
-		endpoint[codeProof, sessionView]{method: "POST", path: "/auth/otp/validate", access: public,
-			limit: s.proofLimit, limitKey: codeProof.limitKey, handle: s.validateCode}.route(s),
-		endpoint[nothing, nothing]{method: "POST", path: "/auth/logout", access: signedIn, handle: s.logout}.route(s),
-		endpoint[nothing, sessionView]{method: "GET", path: "/auth/session", access: signedIn, handle: s.getSession}.route(s),
-		endpoint[acceptance, acceptanceView]{method: "POST", path: "/terms/acceptance", access: signedIn,
-			handle: s.acceptTerms}.route(s),
-
-		endpoint[hubQuery, hubPage]{method: "GET", path: "/hubs", access: accepted, handle: s.listHubs}.route(s),
-		endpoint[nothing, hub]{method: "GET", path: "/hubs/{hubId}", access: accepted, handle: s.getHub}.route(s),
-		endpoint[newHub, hub]{method: "POST", path: "/hubs", access: accepted, roles: admin,
-			status: http.StatusCreated, handle: s.createHub}.route(s),
-		endpoint[hubChange, hub]{method: "PATCH", path: "/hubs/{hubId}", access: accepted, roles: admin,
-			handle: s.changeHub}.route(s),
-		endpoint[nothing, nothing]{method: "DELETE", path: "/hubs/{hubId}", access: accepted, roles: admin,
-			handle: s.deleteHub}.route(s),
-
-		endpoint[nothing, file]{method: "POST", path: "/files/upload", access: accepted,
-			status: http.StatusCreated, handle: s.upload}.route(s),
-		endpoint[nothing, fileContent]{method: "GET", path: "/files/{fileId}/{name}", access: accepted,
-			handle: s.getFile}.route(s),
-
-		endpoint[nothing, health]{method: "GET", path: "/healthz", access: public, handle: s.getHealth}.route(s),
-		endpoint[nothing, document]{method: "GET", path: "/openapi.json", access: public,
-			handle: serveDocument(contractDocument)}.route(s),
-		endpoint[nothing, document]{method: "GET", path: "/{$}", access: local, handle: serveDocument(pageDocument)}.route(s),
+		{"POST", "/auth/otp/request", public, nil, 200, s.codeLimit, endpoint(s.requestCode)},
+		{"POST", "/auth/otp/validate", public, nil, 200, s.proofLimit, endpoint(s.validateCode)},
+		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(s.logout)},
+		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(s.getSession)},
+		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(s.acceptTerms)},
+		{"GET", "/hubs", accepted, nil, 200, nil, endpoint(s.listHubs)},
+		{"GET", "/hubs/{hubId}", accepted, nil, 200, nil, endpoint(s.getHub)},
+		{"POST", "/hubs", accepted, admin, 201, nil, endpoint(s.createHub)},
+		{"PATCH", "/hubs/{hubId}", accepted, admin, 200, nil, endpoint(s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", accepted, admin, 204, nil, endpoint(s.deleteHub)},
+		{"POST", "/files/upload", accepted, nil, 201, nil, endpoint(s.upload)},
+		{"GET", "/files/{fileId}/{name}", accepted, nil, 200, nil, endpoint(s.getFile)},
+		{"GET", "/healthz", public, nil, 200, nil, endpoint(s.getHealth)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(getOpenAPI)},
+		{"GET", "/{$}", local, nil, 200, nil, endpoint(getPage)},
 	}
 }
 
-// steps is the pipeline, in the order of the specification. The sixth step is the
-// contract: the router and endpoint.route.
-func (s *server) steps() http.Handler {
+// pipeline is the steps that every request takes, in the order of the specification.
+// The sixth is the contract: register finds the route, perform runs it.
+func (s *server) pipeline() http.Handler {
 	return s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(s.routes()))))))
 }
 
@@ -251,35 +236,21 @@ type health struct {
 	Status string `json:"status"`
 }
 
-func (h health) check() error { return nil }
+func (h health) check() bool { return h.Status == "ok" }
 
 // getHealth says whether the database answers. The 503 of one that does not is the
 // store's.
-func (s *server) getHealth(*exchange, nothing) (health, error) {
-	var one int
-	return health{"ok"}, s.store.row("select 1", nil, &one)
-}
-
-// document is a fixed text with a Content-Security-Policy of its own.
-type document struct {
-	contentType, policy string
-	body                []byte
-}
-
-func (document) check() error { return nil }
-
-func (d document) send(x *exchange) {
-	x.Header().Set("Content-Type", d.contentType)
-	x.Header().Set("Content-Security-Policy", d.policy)
-	x.Write(d.body)
-}
-
-func serveDocument(d document) func(*exchange, nothing) (document, error) {
-	return func(*exchange, nothing) (document, error) { return d, nil }
+func (s *server) getHealth(*exchange, nothing) (h health, err error) {
+	err = s.store.row("select 'ok'", nil, &h.Status)
+	return h, err
 }
 
 //go:embed openapi.json
 var openAPI []byte
+
+func getOpenAPI(*exchange, nothing) (document, error) {
+	return document{"application/json", contentPolicy, openAPI}, nil
+}
 
 // The learner's page says itself what it may load: its own script and style, by
 // their hashes, and answers of this server.
@@ -287,10 +258,23 @@ var openAPI []byte
 //go:embed index.html
 var page []byte
 
-var (
-	contractDocument = document{"application/json", contentPolicy, openAPI}
-	pageDocument     = document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}
-)
+func getPage(*exchange, nothing) (document, error) {
+	return document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}, nil
+}
+
+// document is a fixed text with a Content-Security-Policy of its own.
+type document struct {
+	contentType, policy string
+	text                []byte
+}
+
+func (document) check() bool { return true }
+
+func (d document) send(x *exchange) {
+	x.Header().Set("Content-Type", d.contentType)
+	x.Header().Set("Content-Security-Policy", d.policy)
+	x.Write(d.text)
+}
 
 const (
 	headerTimeout = 10 * time.Second
@@ -323,7 +307,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	}
 	s.startMail()
 	web := &http.Server{
-		Handler:                      s,
+		Handler:                      s.pipeline(),
 		ReadHeaderTimeout:            headerTimeout,
 		ReadTimeout:                  headerTimeout + jsonBodyTimeout,
 		WriteTimeout:                 answerTimeout,

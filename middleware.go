@@ -5,7 +5,7 @@ package main
 //  1. problem: the one error format, and the one place that writes it;
 //  2. exchange: what the steps share about a request, and the response wrapper;
 //  3. fields: the strict reader of JSON bodies and query strings;
-//  4. endpoint: the contract that every endpoint is declared by;
+//  4. contract: what every operation is declared by;
 //  5. the steps of the pipeline, in the order of the specification.
 
 import (
@@ -132,14 +132,14 @@ func standardProblem(status int) *problem {
 type exchange struct {
 	http.ResponseWriter // net/http's own
 	r                   *http.Request
-	log                 *slog.Logger
-	id                  string     // step 3: the request id, in the log and in every error
-	client              netip.Addr // step 3: the client's address
-	user                *user      // step 6, where the endpoint asks for a session: loaded once, else nil
-	sessionEnds         time.Time  // with user: when the token expires
-	status              int        // as sent; 0: nothing is sent yet
-	bytes               int64      // of the body, as sent
-	failed              bool       // fail has answered: what net/http's own code still writes is dropped
+	log                 *slog.Logger // from step 3 on it says the request's id and client
+	id                  string       // step 3: the request id, in the log and in every error
+	client              netip.Addr   // step 3: the client's address
+	user                *user        // step 6, where the endpoint asks for a session: loaded once, else nil
+	sessionEnds         time.Time    // with user: when the token expires
+	status              int          // as sent; 0: nothing is sent yet
+	bytes               int64        // of the body, as sent
+	failed              bool         // fail has answered: what net/http's own code still writes is dropped
 }
 
 // Unwrap gives http.ResponseController the writer that has the deadlines.
@@ -184,15 +184,6 @@ func (x *exchange) pathID(name string) any {
 	return nil
 }
 
-// event logs what happened to this request, under its id.
-func (x *exchange) event(level slog.Level, message string, attrs ...slog.Attr) {
-	attrs = append(attrs, slog.String("requestId", x.id), slog.String("client", x.client.String()))
-	if x.user != nil {
-		attrs = append(attrs, slog.String("userId", x.user.UserID))
-	}
-	x.log.LogAttrs(x.r.Context(), level, message, attrs...)
-}
-
 // fail answers with err: the one place that writes an error. Nothing of an answer
 // that was begun stays, neither its cookie nor its caching headers. After the
 // status has gone out, only cutting the connection tells the client.
@@ -200,9 +191,9 @@ func (x *exchange) fail(err error) {
 	p := *toProblem(err)
 	switch {
 	case p.Status >= 500:
-		x.event(slog.LevelError, "failed", slog.String("error", p.Error()))
+		x.log.Error("failed", "error", p.Error())
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
-		x.event(slog.LevelInfo, "refused", slog.String("code", p.Code), slog.String("path", x.r.URL.Path))
+		x.log.Info("refused", "code", p.Code, "path", x.r.URL.Path)
 	}
 	if x.status != 0 {
 		panic(http.ErrAbortHandler)
@@ -395,7 +386,7 @@ func (f *fields) check() error {
 	return nil
 }
 
-// access says who may call an endpoint. The zero value is no rule: an endpoint
+// access says who may call an operation. The zero value is no rule: an operation
 // whose access was forgotten does not start.
 type access int
 
@@ -406,92 +397,76 @@ const (
 	accepted        // signedIn, and the current terms are accepted
 )
 
-// An input reads and checks itself; an output checks itself before it is sent.
-type (
-	input[In any] interface{ read(*fields) In }
-	output        interface{ check() error }
-)
-
-// endpoint is the contract of one operation: method, path, access, input with its
-// checks, output with its checks. It is the only way to register a handler.
-type endpoint[In input[In], Out output] struct {
+// route is one operation: a row of the table in main.go.
+type route struct {
 	method, path string
 	access       access
 	roles        []string // one of them is needed; nil: any role
-	status       int      // of success, where it is not 200
+	status       int      // of success
 	limit        *limiter // its own, besides the limit by address of step 4
-	limitKey     func(In, *exchange) string
-	handle       func(*exchange, In) (Out, error)
+	contract     contract
 }
 
-// route is an endpoint with its types erased, for the router, the route table and
-// the test that makes openapi.json.
-type route struct {
-	method, path  string
-	access        access
-	roles         []string
-	limit         *limiter
-	status        int
+// contract is what an operation takes and gives, with the checks of both. It is the
+// only way to register a handler.
+type contract struct {
+	input, output any         // zero values: the test that makes openapi.json reads their types
 	rules         []namedRule // of the input's fields
-	input, output any         // zero values, for their types
-	serve         func(*exchange) error
+	call          func(*exchange, route) (output, error)
 }
+
+// An input reads and checks itself; an output checks itself before it is sent. An
+// input that its route's own limit counts gives the key to count by.
+type (
+	input[In any] interface{ read(*fields) In }
+	output        interface{ check() bool }
+	limited       interface{ limitKey(*exchange) string }
+)
 
 // nothing is the input of an endpoint that ignores body and query, and the output
 // of one that answers 204.
 type nothing struct{}
 
 func (nothing) read(*fields) nothing { return nothing{} }
-func (nothing) check() error         { return nil }
+func (nothing) check() bool          { return true }
 
 // sender is an output that is not JSON and writes itself.
 type sender interface{ send(*exchange) }
 
-// route checks the declaration and gives the handler: step 6 of the pipeline. The
-// order of its checks is the order of refusals.
-func (e endpoint[In, Out]) route(s *server) route {
-	if e.access == 0 || (e.access < signedIn && e.roles != nil) {
-		panic("no access rule, or a role without a session: " + e.method + " " + e.path)
-	}
+// endpoint makes the contract of a handler from its types. The limit is counted
+// after the input's check, so that a malformed attempt does not count.
+func endpoint[In input[In], Out output](handle func(*exchange, In) (Out, error)) contract {
 	var in In
 	var out Out
 	known := &fields{}
 	in.read(known)
-	e.status = cmp.Or(e.status, http.StatusOK)
-	return route{e.method, e.path, e.access, e.roles, e.limit, e.status, known.rules, in, out, func(x *exchange) error {
-		if err := s.authorize(x, e.access, e.roles); err != nil {
-			return err
-		}
-		in, err := e.readInput(x)
+	return contract{in, out, known.rules, func(x *exchange, r route) (output, error) {
+		in, err := readInput[In](x, r.method)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if e.limit != nil {
-			if err := e.limit.take(e.limitKey(in, x)); err != nil {
-				return err
+		if r.limit != nil {
+			if err := r.limit.take(any(in).(limited).limitKey(x)); err != nil {
+				return nil, err
 			}
 		}
-		out, err := e.handle(x, in)
-		if err != nil {
-			return err
+		out, err := handle(x, in)
+		if err == nil && !out.check() {
+			err = fmt.Errorf("an output of %s %s breaks its contract", r.method, r.path)
 		}
-		if err := out.check(); err != nil {
-			return fmt.Errorf("output of %s %s: %w", e.method, e.path, err)
-		}
-		return send(x, e.status, out)
+		return out, err
 	}}
 }
 
-func (e endpoint[In, Out]) readInput(x *exchange) (in In, err error) {
-	var f *fields
-	switch _, ignored := any(in).(nothing); {
-	case ignored:
+func readInput[In input[In]](x *exchange, method string) (in In, err error) {
+	if _, ignored := any(in).(nothing); ignored {
 		return in, nil
-	case e.method == http.MethodGet:
-		f, err = readQuery(x)
-	default:
-		f, err = readJSON(x)
 	}
+	read := readJSON
+	if method == http.MethodGet {
+		read = readQuery
+	}
+	f, err := read(x)
 	if err != nil {
 		return in, err
 	}
@@ -499,23 +474,30 @@ func (e endpoint[In, Out]) readInput(x *exchange) (in In, err error) {
 	return in, f.check()
 }
 
-// send writes a checked output. JSON is encoded before the status goes out.
-func send(x *exchange, status int, out output) error {
-	switch out := out.(type) {
-	case nothing:
-		x.WriteHeader(http.StatusNoContent)
-		return nil
-	case sender:
-		out.send(x)
-		return nil
+// perform is step 6 of the pipeline, once the router has found the route. The order
+// of its checks is the order of refusals.
+func (s *server) perform(x *exchange, r route) error {
+	if err := s.authorize(x, r.access, r.roles); err != nil {
+		return err
 	}
-	body, err := json.Marshal(out)
+	out, err := r.contract.call(x, r)
 	if err != nil {
 		return err
 	}
-	x.Header().Set("Content-Type", "application/json")
-	x.WriteHeader(status)
-	x.Write(body) // a client that has gone is no error of ours
+	switch out := out.(type) {
+	case nothing:
+		x.WriteHeader(r.status)
+	case sender:
+		out.send(x)
+	default:
+		body, err := json.Marshal(out) // before the status goes out: it could fail
+		if err != nil {
+			return err
+		}
+		x.Header().Set("Content-Type", "application/json")
+		x.WriteHeader(r.status)
+		x.Write(body) // a client that has gone is no error of ours
+	}
 	return nil
 }
 
@@ -524,12 +506,15 @@ func send(x *exchange, status int, out output) error {
 func (s *server) register(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, route := range routes {
-		if route.access == local && s.cfg.env != envLocal {
+		switch {
+		case route.access == 0 || route.access < signedIn && route.roles != nil:
+			panic("no access rule, or a role without a session: " + route.path)
+		case route.access == local && s.cfg.env != envLocal:
 			continue
 		}
 		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
 			x := w.(*exchange)
-			if err := route.serve(x); err != nil {
+			if err := s.perform(x, route); err != nil {
 				x.fail(err)
 			}
 		})
@@ -537,23 +522,21 @@ func (s *server) register(routes []route) http.Handler {
 	return mux
 }
 
-// ServeHTTP begins an exchange and sends it through the pipeline. A panic in any
-// step or handler ends as a 500 here.
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{ResponseWriter: w, r: r, log: s.log}
-	if s.stopping.Load() {
-		w.Header().Set("Connection", "close")
-	}
-	s.pipeline.ServeHTTP(x, r)
-}
-
-// logRequests is step 1. It frames the others: its line is written when they are
-// done, a panic in any of them included. Bodies are never logged; of the headers
-// only those listed, and none that bears a secret.
+// logRequests is step 1. It frames the others: it begins the exchange, and writes
+// its line when the rest is done, a panic included, which ends as a 500 here. Bodies
+// are never logged; of the headers only those listed, and none that bears a secret.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x, started := w.(*exchange), time.Now()
+		x, started := &exchange{ResponseWriter: w, r: r, log: s.log}, time.Now()
+		if s.stopping.Load() {
+			w.Header().Set("Connection", "close")
+		}
 		defer func() {
+			if fault := recover(); fault == http.ErrAbortHandler {
+				defer panic(fault)
+			} else if fault != nil {
+				x.fail(fmt.Errorf("panic: %v\n%s", fault, debug.Stack()))
+			}
 			if s.cfg.env == envLocal {
 				return
 			}
@@ -565,17 +548,12 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 					attrs = append(attrs, slog.String(strings.ToLower(name), value))
 				}
 			}
-			x.event(slog.LevelInfo, "request", attrs...)
-		}()
-		defer func() {
-			switch fault := recover(); {
-			case fault == http.ErrAbortHandler:
-				panic(fault)
-			case fault != nil:
-				x.fail(fmt.Errorf("panic: %v\n%s", fault, debug.Stack()))
+			if x.user != nil {
+				attrs = append(attrs, slog.String("userId", x.user.UserID))
 			}
+			x.log.LogAttrs(r.Context(), slog.LevelInfo, "request", attrs...)
 		}()
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(x, r)
 	})
 }
 
@@ -648,6 +626,7 @@ func (s *server) setContext(next http.Handler) http.Handler {
 		}
 		x.Header().Set("X-Request-Id", x.id)
 		x.client = clientAddress(r, s.cfg.trustedProxies)
+		x.log = s.log.With("requestId", x.id, "client", x.client)
 		next.ServeHTTP(w, r)
 	})
 }

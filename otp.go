@@ -122,27 +122,27 @@ func (s *server) startMail() {
 // sendCode looks the address up, and makes and mails a code where it is an active
 // user's. It runs after the answer, so that nobody can tell which case was met.
 func (s *server) sendCode(job codeJob) {
-	email := slog.String("email", job.email)
+	log := job.log.With("email", job.email)
 	u, err := s.userByEmail(job.email)
 	if errors.Is(err, sql.ErrNoRows) || err == nil && u.suspended {
-		job.log.Info("code not sent: no active user", email)
+		log.Info("code not sent: no active user")
 		return
+	}
+	var code string
+	if err == nil {
+		var fresh bool
+		if code, fresh = s.codes.issue(job.email, u.UserID); !fresh {
+			log.Info("code not sent: the last one is too young")
+			return
+		}
+		err = s.mail(u.Email, code)
 	}
 	if err != nil {
-		job.log.Error("code not sent", email, slog.Any("error", err))
-		return
-	}
-	code, ok := s.codes.issue(job.email, u.UserID)
-	if !ok {
-		job.log.Info("code not sent: the last one is fresh", email)
-		return
-	}
-	if err := s.mail(u.Email, code); err != nil {
 		s.codes.withdraw(job.email, code)
-		job.log.Error("code not sent", email, slog.Any("error", err))
+		log.Error("code not sent", "error", err)
 		return
 	}
-	job.log.Info("code sent", email)
+	log.Info("code sent")
 }
 
 // mail delivers a code to the address of the user's row. Without a mail server,
