@@ -45,13 +45,13 @@ const selectUser = `select u.user_id, u.email, u.permission, u.suspended, u.sign
 	t.user_id is not null, clock_timestamp() from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2 `
 
 // userByID loads a user; sql.ErrNoRows when he is gone.
-func (s *server) userByID(userID string) (*user, error) {
-	return s.loadUser(selectUser+"where u.user_id = $1", userID)
+func (s *server) userByID(id string) (*user, error) {
+	return s.loadUser(selectUser+"where u.user_id = $1", id)
 }
 
 // userByEmail takes the address in lower case.
 func (s *server) userByEmail(email string) (*user, error) {
-	return s.loadUser(selectUser+`where lower(u.email collate "C") = $1`, email)
+	return s.loadUser(selectUser+"where lower(u.email) = $1", email)
 }
 
 func (s *server) loadUser(query, key string) (*user, error) {
@@ -144,12 +144,11 @@ func (s *server) validateCode(x *exchange, in codeProof) (sessionView, error) {
 	if errors.Is(err, sql.ErrNoRows) || err == nil && strings.ToLower(u.Email) != in.email {
 		return sessionView{}, errInvalidCode // deleted or renamed since the code was sent
 	}
-	if err != nil {
-		s.codes.restore(in.email, used)
-		return sessionView{}, err
+	if err == nil && u.suspended {
+		err = errSuspended
 	}
-	if u.suspended {
-		return sessionView{}, errSuspended
+	if err != nil {
+		return sessionView{}, err
 	}
 	token, expiresAt, err := s.issueToken(u)
 	if err != nil {
@@ -285,7 +284,6 @@ func (s *server) acceptTerms(x *exchange, in acceptance) (acceptanceView, error)
 	err := s.store.row(`insert into terms_acceptances (user_id, version) values ($1, $2)
 		on conflict (user_id, version) do update set version = excluded.version returning accepted_at`,
 		[]any{x.user.UserID, in.version}, &v.AcceptedAt)
-	v.AcceptedAt = v.AcceptedAt.UTC()
 	return v, err
 }
 

@@ -53,32 +53,29 @@ func isFileName(name string) bool {
 		!strings.ContainsAny(name, `/\`) && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
-// openFiles opens FILES_DIR and sweeps it if no other server has it open. Nothing
-// reached through the result lies outside the folder, whatever the name (os.Root).
+// openFiles opens FILES_DIR. Nothing reached through s.files lies outside the folder,
+// whatever the name (os.Root).
+//
+// Every server holds the lock shared while it runs; the kernel frees it however the
+// server ends. Who gets it alone is the only server: what lies half-done in the
+// folder is then nobody's running upload, and is swept.
 func (s *server) openFiles() error {
-	if err := os.MkdirAll(s.cfg.filesDir, 0o700); err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(s.cfg.filesDir)
-	if err != nil {
-		return err
-	}
-	s.files = root
-	if s.folder, err = root.Open("."); err != nil {
-		return err
-	}
-	// Every server holds this lock shared while it runs; the kernel frees it however
-	// the server ends. Who gets it alone is the only server: what lies half-done in
-	// the folder is then nobody's running upload.
-	lock, err := root.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	s.filesLock = lock
-	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-		err = s.sweepFiles()
-	}
-	return errors.Join(err, syscall.Flock(int(lock.Fd()), syscall.LOCK_SH))
+	return inOrder(
+		func() error { return os.MkdirAll(s.cfg.filesDir, 0o700) },
+		func() (err error) { s.files, err = os.OpenRoot(s.cfg.filesDir); return err },
+		func() (err error) { s.folder, err = s.files.Open("."); return err },
+		func() (err error) {
+			s.filesLock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600)
+			return err
+		},
+		func() error {
+			if syscall.Flock(int(s.filesLock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+				return nil
+			}
+			return s.sweepFiles()
+		},
+		func() error { return syscall.Flock(int(s.filesLock.Fd()), syscall.LOCK_SH) },
+	)
 }
 
 // sweepFiles removes what a killed server left: temporary files, and files that
@@ -128,43 +125,40 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	if err != nil {
 		return f, formError(err)
 	}
-	if f.Name = lastPathElement(part); part.FormName() != "file" || !isFileName(f.Name) {
+	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+	sent := disposition["filename"]
+	f.Name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
+	if part.FormName() != "file" || !isFileName(f.Name) {
 		return f, invalid(fieldError{"file", "must be the form's only part, named by 1 to 255 bytes of printable UTF-8"})
 	}
 	f.FileID = newUUID()
 	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
 	var out *os.File
 	var rowTried bool
-	for _, step := range []struct {
-		name string
-		run  func() error
-	}{
-		{"create", func() error {
+	step := func(name string, run func() error) func() error {
+		return func() error { return s.uploadStep(name, run) }
+	}
+	err = inOrder(
+		step("create", func() (err error) {
 			out, err = s.files.OpenFile(f.FileID+tempSuffix, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 			return err
-		}},
-		{"write", func() error { return s.receive(&f, out, form, part, body) }},
-		{"sync", func() error { return out.Sync() }},
-		{"rename", func() error { return s.files.Rename(f.FileID+tempSuffix, f.FileID) }},
-		{"sync folder", s.folder.Sync}, // the new name shall last a power cut, too
-		{"row", func() error {
+		}),
+		step("write", func() error { return s.receive(&f, out, form, part, body) }),
+		step("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
+		step("rename", func() error { return s.files.Rename(f.FileID+tempSuffix, f.FileID) }),
+		step("sync folder", s.folder.Sync), // the new name shall last a power cut, too
+		step("row", func() error {
 			rowTried = true
-			return s.store.row("insert into files (file_id, user_id, name, content_type, size) values ($1, $2, $3, $4, $5) returning created_at",
+			return s.store.row(`insert into files (file_id, user_id, name, content_type, size)
+				values ($1, $2, $3, $4, $5) returning created_at`,
 				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
-		}},
-	} {
-		if err = s.uploadStep(step.name, step.run); err != nil {
-			break
-		}
-	}
-	if out != nil {
-		out.Close() // synced before: nothing is left that could fail
-	}
+		}),
+	)
 	if err != nil {
+		out.Close() // a nil or closed one says so, no more
 		s.takeBack(f.FileID, rowTried)
 		return f, err
 	}
-	f.CreatedAt = f.CreatedAt.UTC()
 	x.Header().Set("Location", f.Path)
 	return f, nil
 }
@@ -229,17 +223,12 @@ func (s *server) receive(f *file, out *os.File, form *multipart.Reader, part *mu
 	return nil
 }
 
-// formError tells a fault of the disk, or a body over its limit, from a form that
-// is malformed or broke off.
+// formError tells a fault of the disk from one of the form.
 func formError(err error) error {
-	_, disk := errors.AsType[*fs.PathError](err)
-	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
-	if disk || tooLarge {
+	if _, disk := errors.AsType[*fs.PathError](err); disk {
 		return err
 	}
-	p := invalid(fieldError{"body", "is not a whole multipart form"})
-	p.cause = err
-	return p
+	return bodyProblem(err)
 }
 
 // uploadBody gives an upload as long as it keeps its pace, and the answer after it
@@ -264,31 +253,15 @@ func transferTime(bytes int64) time.Duration {
 	return transferStart + time.Duration(bytes/transferPace)*time.Second
 }
 
-// lastPathElement is the file name without the folders that some clients send.
-func lastPathElement(part *multipart.Part) string {
-	_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
-	name := params["filename"]
-	return name[strings.LastIndexAny(name, `/\`)+1:]
-}
-
 // contentType is the server's own finding, whatever the client said. Text with a
 // tag in it could be SVG or HTML, which Go does not always see: it is no text here.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
-	if strings.HasPrefix(found, "text/plain") && (bytes.ContainsRune(head, '<') || !startsUTF8(head)) {
+	whole := bytes.TrimRightFunc(head, func(r rune) bool { return r == utf8.RuneError }) // the last character may be cut
+	if strings.HasPrefix(found, "text/plain") && (bytes.ContainsRune(head, '<') || !utf8.Valid(whole)) {
 		return "application/octet-stream"
 	}
 	return found
-}
-
-// startsUTF8 permits a last character that is cut off.
-func startsUTF8(head []byte) bool {
-	for cut := range min(utf8.UTFMax, len(head)+1) {
-		if utf8.Valid(head[:len(head)-cut]) {
-			return true
-		}
-	}
-	return false
 }
 
 func newUUID() string {

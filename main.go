@@ -101,7 +101,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 	prefix, isLocal, isProduction := "__Secure-hubs", cfg.env == envLocal, cfg.env == envProduction
 	if isLocal {
 		prefix = "hubs"
-		if cfg.allowedOrigins == nil {
+		if len(cfg.allowedOrigins) == 0 {
 			cfg.allowedOrigins = []string{"http://localhost:3000", "http://localhost:5173"}
 		}
 	}
@@ -123,7 +123,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 	check(!isLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
 	check(isLocal == (cfg.cookieDomain == ""), "COOKIE_DOMAIN: is required on staging and production, refused locally")
 	check(isLocal || domainForm.MatchString(cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain")
-	check(!isProduction || cfg.allowedOrigins == nil, "ALLOWED_ORIGINS: is refused in production")
+	check(!isProduction || len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: is refused in production")
 	for _, origin := range cfg.allowedOrigins {
 		check(originForm.MatchString(origin), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
@@ -147,7 +147,7 @@ var (
 	originForm       = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 )
 
-// list is the parts of a comma-separated value, nil if there is none.
+// list is the parts of a comma-separated value.
 func list(value string) []string {
 	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
 }
@@ -227,7 +227,7 @@ func (s *server) routes() []route {
 }
 
 // pipeline is the steps that every request takes, in the order of the specification.
-// The sixth is the contract: register finds the route, perform runs it.
+// The sixth is the contract: register finds the route, endpoint runs it.
 func (s *server) pipeline() http.Handler {
 	return s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(s.routes()))))))
 }
@@ -419,7 +419,7 @@ var userCommands = map[string]string{
 	"signout":  "update users set signed_out_at = clock_timestamp()" + ofEmail,
 }
 
-const ofEmail = ` where lower(email collate "C") = lower($1 collate "C") returning user_id`
+const ofEmail = ` where lower(email) = lower($1 collate "C") returning user_id`
 
 // changeUser runs "user …". What an address or a role may be, the table's own
 // constraints say.

@@ -97,11 +97,8 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
-	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	p := newProblem(500, "internal", "The server failed. Its log has more, under this id.")
 	switch {
-	case tooLarge:
-		return errTooLarge
 	case errors.Is(err, sql.ErrNoRows):
 		return errNotFound
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -111,19 +108,12 @@ func toProblem(err error) *problem {
 	return p
 }
 
-// standardProblem turns a status that net/http's own code writes into a problem:
-// the router's 404 and 405, its redirects to a cleaned path, the 412 and 416 of
-// http.ServeContent. nil: the status is no error.
-func standardProblem(status int) *problem {
-	if status < 300 || status == http.StatusNotModified {
-		return nil
+// bodyProblem is the answer to a body that could not be read to its end.
+func bodyProblem(err error) error {
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		return errTooLarge
 	}
-	for _, p := range []*problem{errMethod, errPrecondition, errRange} {
-		if p.Status == status {
-			return p
-		}
-	}
-	return errNotFound
+	return invalid(fieldError{"body", "is broken off or malformed"})
 }
 
 // exchange is one request and its answer: what the steps of the pipeline share.
@@ -145,15 +135,18 @@ type exchange struct {
 // Unwrap gives http.ResponseController the writer that has the deadlines.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
-// WriteHeader replaces the errors of net/http's own code by ours.
+// WriteHeader replaces the errors of net/http's own code by ours: the router's 404
+// and 405, its redirects to a cleaned path (404), http.ServeContent's 412 and 416.
 func (x *exchange) WriteHeader(status int) {
-	if p := standardProblem(status); p != nil {
-		x.fail(p)
+	if status >= 300 && status != http.StatusNotModified {
+		x.fail(cmp.Or(standardProblems[status], errNotFound))
 	} else if x.status == 0 {
 		x.status = status
 		x.ResponseWriter.WriteHeader(status)
 	}
 }
+
+var standardProblems = map[int]*problem{405: errMethod, 412: errPrecondition, 416: errRange}
 
 func (x *exchange) Write(b []byte) (int, error) {
 	if x.failed {
@@ -224,7 +217,7 @@ func (x *exchange) fail(err error) {
 // name, each checked by its rule. Every value of this API is sent as a text. What
 // nobody has asked for at the end is unknown, and refused.
 type fields struct {
-	values map[string]string
+	values url.Values
 	rules  []namedRule // what was asked for; the tests make openapi.json of it
 	errors []fieldError
 }
@@ -261,25 +254,23 @@ func readJSON(x *exchange) (*fields, error) {
 	}
 	http.NewResponseController(x).SetReadDeadline(time.Now().Add(jsonBodyTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(x.ResponseWriter, x.r.Body, maxJSONBody))
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return nil, err
+	if err != nil {
+		return nil, bodyProblem(err)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
-	start, _ := decoder.Token()
-	if err != nil || !utf8.Valid(body) || !json.Valid(body) || start != json.Delim('{') {
+	if start, _ := decoder.Token(); start != json.Delim('{') || !utf8.Valid(body) || !json.Valid(body) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
-	f := &fields{values: map[string]string{}}
+	f := &fields{values: url.Values{}}
 	for decoder.More() { // no errors any more: the body is valid
 		var value any
-		token, _ := decoder.Token()
+		name, _ := decoder.Token()
 		decoder.Decode(&value)
-		name := token.(string)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(name, "must be a string")
+			f.refuse(name.(string), "must be a string")
 		}
-		f.add(name, text)
+		f.values.Add(name.(string), text)
 	}
 	return f, nil
 }
@@ -290,30 +281,10 @@ func readQuery(x *exchange) (*fields, error) {
 	if err != nil {
 		return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
 	}
-	f := &fields{values: map[string]string{}}
-	for _, name := range slices.Sorted(maps.Keys(query)) {
-		for _, value := range query[name] {
-			f.add(name, value)
-		}
-	}
-	return f, nil
+	return &fields{values: query}, nil
 }
 
-// add takes a field as sent. U+FFFD is what a lone surrogate decodes to; it stands
-// for text that was lost on the way, so it is refused however it came.
-func (f *fields) add(name, value string) {
-	if _, twice := f.values[name]; twice {
-		f.refuse(name, "is there more than once")
-	}
-	if !utf8.ValidString(value) || strings.ContainsRune(value, utf8.RuneError) {
-		f.refuse(name, "must be whole Unicode text")
-	}
-	f.values[name] = value
-}
-
-func (f *fields) refuse(name, detail string) {
-	f.errors = append(f.errors, fieldError{name, detail})
-}
+func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{name, detail}) }
 
 // optional is the checked text of a field, or nil where the field is not sent.
 func (f *fields) optional(name string, r rule) *string {
@@ -362,17 +333,24 @@ func (f *fields) number(name string, r rule) int {
 }
 
 // take hands out a field as sent, or its fallback, and remembers that it is known.
+// U+FFFD is what a lone surrogate decodes to: it stands for text that was lost.
 func (f *fields) take(known namedRule) (value string, sent bool) {
 	f.rules = append(f.rules, known)
-	value, sent = f.values[known.name]
+	values, sent := f.values[known.name]
 	delete(f.values, known.name)
-	switch {
-	case sent:
-		return value, true
-	case known.required:
-		f.refuse(known.name, "is required")
+	if !sent {
+		if known.required {
+			f.refuse(known.name, "is required")
+		}
+		return known.fallback, false
 	}
-	return known.fallback, false
+	if len(values) > 1 {
+		f.refuse(known.name, "is there more than once")
+	}
+	if !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], utf8.RuneError) {
+		f.refuse(known.name, "must be whole Unicode text")
+	}
+	return values[0], true
 }
 
 // check is the 400 that names every wrong field, the unknown ones included.
@@ -412,7 +390,7 @@ type route struct {
 type contract struct {
 	input, output any         // zero values: the test that makes openapi.json reads their types
 	rules         []namedRule // of the input's fields
-	call          func(*exchange, route) (output, error)
+	perform       func(*server, route, *exchange) error
 }
 
 // An input reads and checks itself; an output checks itself before it is sent. An
@@ -433,40 +411,47 @@ func (nothing) check() bool          { return true }
 // sender is an output that is not JSON and writes itself.
 type sender interface{ send(*exchange) }
 
-// endpoint makes the contract of a handler from its types. The limit is counted
-// after the input's check, so that a malformed attempt does not count.
+// endpoint makes the contract of a handler from its types: step 6 of the pipeline.
+// The order of its checks is the order of refusals. The route's own limit comes
+// after the check of the input, so that a malformed attempt does not count.
 func endpoint[In input[In], Out output](handle func(*exchange, In) (Out, error)) contract {
 	var in In
 	var out Out
 	known := &fields{}
 	in.read(known)
-	return contract{in, out, known.rules, func(x *exchange, r route) (output, error) {
-		in, err := readInput[In](x, r.method)
-		if err != nil {
-			return nil, err
-		}
-		if r.limit != nil {
-			if err := r.limit.take(any(in).(limited).limitKey(x)); err != nil {
-				return nil, err
-			}
-		}
-		out, err := handle(x, in)
-		if err == nil && !out.check() {
-			err = fmt.Errorf("an output of %s %s breaks its contract", r.method, r.path)
-		}
-		return out, err
+	return contract{in, out, known.rules, func(s *server, r route, x *exchange) error {
+		var in In
+		var out Out
+		return inOrder(
+			func() error { return s.authorize(x, r.access, r.roles) },
+			func() (err error) { in, err = readInput[In](x); return err },
+			func() error { return r.count(x, in) },
+			func() (err error) { out, err = handle(x, in); return err },
+			func() error { return r.send(x, out) },
+		)
 	}}
 }
 
-func readInput[In input[In]](x *exchange, method string) (in In, err error) {
-	if _, ignored := any(in).(nothing); ignored {
+// inOrder takes one step after the other, until one fails.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readInput[In input[In]](x *exchange) (in In, err error) {
+	var f *fields
+	switch _, ignored := any(in).(nothing); {
+	case ignored:
 		return in, nil
+	case x.r.Method == http.MethodGet || x.r.Method == http.MethodHead:
+		f, err = readQuery(x)
+	default:
+		f, err = readJSON(x)
 	}
-	read := readJSON
-	if method == http.MethodGet {
-		read = readQuery
-	}
-	f, err := read(x)
 	if err != nil {
 		return in, err
 	}
@@ -474,15 +459,17 @@ func readInput[In input[In]](x *exchange, method string) (in In, err error) {
 	return in, f.check()
 }
 
-// perform is step 6 of the pipeline, once the router has found the route. The order
-// of its checks is the order of refusals.
-func (s *server) perform(x *exchange, r route) error {
-	if err := s.authorize(x, r.access, r.roles); err != nil {
-		return err
+func (r route) count(x *exchange, in any) error {
+	if r.limit == nil {
+		return nil
 	}
-	out, err := r.contract.call(x, r)
-	if err != nil {
-		return err
+	return r.limit.take(in.(limited).limitKey(x))
+}
+
+// send checks an output and writes it.
+func (r route) send(x *exchange, out output) error {
+	if !out.check() {
+		return fmt.Errorf("an output of %s %s breaks its contract", r.method, r.path)
 	}
 	switch out := out.(type) {
 	case nothing:
@@ -514,7 +501,7 @@ func (s *server) register(routes []route) http.Handler {
 		}
 		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
 			x := w.(*exchange)
-			if err := s.perform(x, route); err != nil {
+			if err := route.contract.perform(s, route, x); err != nil {
 				x.fail(err)
 			}
 		})

@@ -229,11 +229,11 @@ var problemDocs = []struct {
 // problemDocs.
 func possible(r route) (codes []string) {
 	write, upload := r.method != "GET", r.path == "/files/upload"
-	_, noInput := r.input.(nothing)
-	_, terms := r.input.(acceptance)
-	_, proof := r.input.(codeProof)
-	_, isFile := r.output.(fileContent)
-	_, fixed := r.output.(document)
+	_, noInput := r.contract.input.(nothing)
+	_, terms := r.contract.input.(acceptance)
+	_, proof := r.contract.input.(codeProof)
+	_, isFile := r.contract.output.(fileContent)
+	_, fixed := r.contract.output.(document)
 	for code, is := range map[string]bool{
 		"invalid_request":        !noInput || upload,
 		"unauthenticated":        r.access >= signedIn,
@@ -405,8 +405,8 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 	} else {
 		o = append(o, "security", []object{{"session", []string{}}})
 	}
-	_, noInput := r.input.(nothing)
-	_, isFile := r.output.(fileContent)
+	_, noInput := r.contract.input.(nothing)
+	_, isFile := r.contract.output.(fileContent)
 	switch {
 	case isFile:
 		var parameters []object
@@ -427,8 +427,8 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 		}}})
 	case !noInput && r.method == "GET":
 		var parameters []object
-		for _, rule := range r.rules {
-			schema, doc := d.ruleSchema(typeName(r.input), rule)
+		for _, rule := range r.contract.rules {
+			schema, doc := d.ruleSchema(typeName(r.contract.input), rule)
 			parameters = append(parameters, object{"name", rule.name, "in", "query", "required", rule.required,
 				"description", doc.text, "schema", schema, "example", doc.example})
 		}
@@ -443,10 +443,10 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 // inputSchema is the schema of a JSON body, made of the rules that its read method
 // has asked for.
 func (d *apiDocument) inputSchema(r route) object {
-	name := typeName(r.input)
+	name := typeName(r.contract.input)
 	var required []string
 	var properties object
-	for _, rule := range r.rules {
+	for _, rule := range r.contract.rules {
 		schema, doc := d.ruleSchema(name, rule)
 		properties = append(properties, rule.name, append(schema, "description", doc.text, "examples", []any{doc.example}))
 		if rule.required {
@@ -562,22 +562,20 @@ func (d *apiDocument) responses(r route, doc operationDoc) object {
 	if r.status == http.StatusCreated {
 		add("Location")
 	}
-	if _, signsIn := r.input.(codeProof); signsIn || r.path == "/auth/logout" {
+	if _, signsIn := r.contract.input.(codeProof); signsIn || r.path == "/auth/logout" {
 		add("Set-Cookie")
 	}
-	status := r.status
 	var content object
 	bytes := object{"*/*", object{"schema", object{"type", "string", "contentMediaType", "application/octet-stream"}}}
-	switch r.output.(type) {
+	switch r.contract.output.(type) {
 	case nothing:
-		status = http.StatusNoContent
 	case document:
 		content = object{"application/json", object{"schema", object{"type", "object"}}}
 	case fileContent:
 		add("ETag", "Content-Disposition")
 		content = bytes
 	default:
-		content = object{"application/json", object{"schema", d.outputSchema(reflect.TypeOf(r.output))}}
+		content = object{"application/json", object{"schema", d.outputSchema(reflect.TypeOf(r.contract.output))}}
 	}
 	response := func(text string, content object) object {
 		o := object{"description", text, "headers", slices.Clone(headers)}
@@ -586,8 +584,8 @@ func (d *apiDocument) responses(r route, doc operationDoc) object {
 		}
 		return o
 	}
-	success = append(success, strconv.Itoa(status), response(doc.success, content))
-	if _, isFile := r.output.(fileContent); isFile {
+	success = append(success, strconv.Itoa(r.status), response(doc.success, content))
+	if _, isFile := r.contract.output.(fileContent); isFile {
 		success = append(success, "304", response("The client has it already (If-None-Match).", nil))
 		add("Content-Range")
 		success = slices.Insert(success, 2, any("206"), any(response("The part that Range asked for.", bytes)))

@@ -18,9 +18,9 @@ import (
 	"math/big"
 	"net"
 	"net/mail"
-	"net/netip"
 	"net/smtp"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -81,16 +81,6 @@ func (c *oneTimeCodes) redeem(email, code string) (used oneTimeCode, ok bool) {
 	}
 	delete(c.byEmail, email)
 	return used, true
-}
-
-// restore takes back a code that was right but could not be answered for, unless
-// a newer one stands.
-func (c *oneTimeCodes) restore(email string, unused oneTimeCode) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, newer := c.byEmail[email]; !newer {
-		c.byEmail[email] = unused
-	}
 }
 
 // withdraw removes a code whose mail failed.
@@ -158,20 +148,21 @@ func (s *server) mail(to, code string) error {
 		return err
 	}
 	defer client.Close()
+	var body io.WriteCloser
 	_, domain, _ := strings.Cut(from.Address, "@")
-	for _, step := range []func() error{
+	err = inOrder(
 		func() error { return client.Hello(domain) },
 		func() error { return secureMail(client, server) },
 		func() error { return client.Mail(from.Address) },
 		func() error { return client.Rcpt(to) },
-		func() error { return writeMail(client, codeMessage(from, to, code)) },
-	} {
-		if err := step(); err != nil {
-			return err
-		}
+		func() (err error) { body, err = client.Data(); return err },
+		func() (err error) { _, err = io.WriteString(body, codeMessage(from, to, code)); return err },
+		func() error { return body.Close() },
+	)
+	if err == nil {
+		client.Quit() // the mail is accepted, whatever the farewell
 	}
-	client.Quit() // the mail is accepted, whatever the farewell
-	return nil
+	return err
 }
 
 // dialMail begins a conversation that ends within mailTimeout: net/smtp itself
@@ -206,7 +197,7 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 		if err := client.StartTLS(&tls.Config{ServerName: host}); err != nil {
 			return err
 		}
-	case !isLoopback(host):
+	case !slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host):
 		return errors.New("the mail server does not offer STARTTLS")
 	}
 	if server.User == nil {
@@ -214,20 +205,6 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 	}
 	password, _ := server.User.Password()
 	return client.Auth(smtp.PlainAuth("", server.User.Username(), password, host))
-}
-
-func writeMail(client *smtp.Client, message string) error {
-	body, err := client.Data()
-	if err != nil {
-		return err
-	}
-	_, err = io.WriteString(body, message)
-	return errors.Join(err, body.Close())
-}
-
-func isLoopback(host string) bool {
-	address, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
 // codeMessage is the mail, in RFC 5322 form. Both addresses have passed a check

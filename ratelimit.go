@@ -146,9 +146,6 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 // addressKey is an IPv4 address as it is, an IPv6 address by its /64: one customer
 // has all of those.
 func addressKey(client netip.Addr) string {
-	if client.Is4() {
-		return client.String()
-	}
-	network, _ := client.Prefix(64)
+	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
 }
