@@ -6,7 +6,6 @@ package main
 import (
 	"database/sql"
 	"errors"
-	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
@@ -65,7 +64,7 @@ func (s *server) loadUser(query, key string) (*user, error) {
 var (
 	emailForm  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 	domainForm = regexp.MustCompile("^" + domainLabels + "$")
-	emailRule  = rule{required: true, trim: true, min: 3, max: 254, pattern: emailForm}
+	emailRule  = rule{required: true, trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
 )
 
 const (
@@ -104,7 +103,7 @@ func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
 
 type codeProof struct{ email, code string }
 
-var codeRule = rule{required: true, pattern: regexp.MustCompile(fmt.Sprintf("^[0-9]{%d}$", codeLength))}
+var codeRule = rule{required: true, pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
 
 func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text("code", codeRule)} }
 

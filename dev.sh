@@ -10,6 +10,7 @@ PATH=$PATH:/usr/local/go/bin
 usage() {
 	cat >&2 <<-'END'
 		usage: ./dev.sh run              a local server with demo data, until Ctrl-C; ADDR, DATABASE_URL if set
+		       ./dev.sh user ...         the server's own user commands, on the database of the last run
 		       ./dev.sh test [FLAG...]   all tests with the race detector; coverage, at least 90 %, without flags
 		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
 		       ./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
@@ -281,6 +282,8 @@ cmd_run() {
 		seed -d "postgres://hubs@127.0.0.1:$port/hubs"
 	fi
 
+	(umask 077 && printf '%s\n' "$DATABASE_URL" >.dev/database-url)
+
 	mkfifo "$tmp/output"
 	show_output <"$tmp/output" &
 	reader=$!
@@ -293,6 +296,11 @@ cmd_run() {
 	wait "$server" || status=$?
 	server=''
 	return "$status"
+}
+
+cmd_user() {
+	[ -s .dev/database-url ] || die "start ./dev.sh run first"
+	DATABASE_URL=$(cat .dev/database-url) .dev/hubs user "$@"
 }
 
 # --- test ---
@@ -393,6 +401,6 @@ shift
 case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
-test) cmd_test "$@" ;;
+test | user) "cmd_$command" "$@" ;;
 *) usage ;;
 esac

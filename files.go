@@ -258,7 +258,7 @@ func transferTime(bytes int64) time.Duration {
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	whole := bytes.TrimRightFunc(head, func(r rune) bool { return r == utf8.RuneError }) // the last character may be cut
-	if strings.HasPrefix(found, "text/plain") && (bytes.ContainsRune(head, '<') || !utf8.Valid(whole)) {
+	if strings.HasPrefix(found, "text/") && (bytes.ContainsRune(head, '<') || !utf8.Valid(whole)) {
 		return "application/octet-stream"
 	}
 	return found

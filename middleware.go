@@ -235,6 +235,7 @@ type rule struct {
 	trim      bool // spaces around the text don't count
 	multiline bool // line breaks and tabs are allowed; other control characters never
 	pattern   *regexp.Regexp
+	form      string // the pattern in words
 	oneOf     []string
 	fallback  string // the value of a field that is not sent
 }
@@ -316,7 +317,7 @@ func (f *fields) text(name string, r rule) string {
 	case strings.ContainsFunc(value, control):
 		f.refuse(name, "must not have control characters")
 	case r.pattern != nil && !r.pattern.MatchString(value):
-		f.refuse(name, "does not have the right form")
+		f.refuse(name, "must be "+r.form)
 	}
 	return value
 }

@@ -49,9 +49,9 @@ func newLimiter(burst int, period time.Duration, what string) *limiter {
 	return l
 }
 
-// String is the limit in words: "5 per 15m0s by e-mail and address".
+// String is the limit in words: "5 per 15m by e-mail and address".
 func (l *limiter) String() string {
-	return fmt.Sprintf("%d per %s %s", l.burst, l.period, l.what)
+	return fmt.Sprintf("%d per %s %s", l.burst, strings.Replace(l.period.String(), "m0s", "m", 1), l.what)
 }
 
 // take spends a token of the key, or gives the 429 that says when one comes back.
