@@ -64,7 +64,7 @@ func (s *server) loadUser(query, key string) (*user, error) {
 var (
 	emailForm  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 	domainForm = regexp.MustCompile("^" + domainLabels + "$")
-	emailRule  = rule{required: true, trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
+	emailRule  = rule{name: "email", required: true, trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
 )
 
 const (
@@ -74,7 +74,7 @@ const (
 
 // readEmail gives the address in lower case, by which it is compared. ToLower maps
 // two other letters (U+0130, U+212A) to ASCII ones, but the form is ASCII only.
-func readEmail(f *fields) string { return strings.ToLower(f.text("email", emailRule)) }
+func readEmail(f *fields) string { return strings.ToLower(f.text(emailRule)) }
 
 type codeRequest struct{ email string }
 
@@ -103,9 +103,9 @@ func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
 
 type codeProof struct{ email, code string }
 
-var codeRule = rule{required: true, pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
+var codeRule = rule{name: "code", required: true, pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
 
-func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text("code", codeRule)} }
+func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text(codeRule)} }
 
 // limitKey leaves the address out: 40 addresses together have no more guesses than
 // one (ASVS 6.6.3). The price: a stranger can lock an address for 15 minutes.
@@ -262,9 +262,9 @@ func (s *server) getSession(x *exchange, _ nothing) (sessionView, error) {
 
 type acceptance struct{ version string }
 
-var versionRule = rule{required: true, min: 1, max: 100}
+var versionRule = rule{name: "version", required: true, min: 1, max: 100}
 
-func (acceptance) read(f *fields) acceptance { return acceptance{f.text("version", versionRule)} }
+func (acceptance) read(f *fields) acceptance { return acceptance{f.text(versionRule)} }
 
 type acceptanceView struct {
 	Version    string    `json:"version"`

@@ -37,9 +37,9 @@ func (h hub) check() bool {
 }
 
 var (
-	hubNameRule        = rule{min: 1, max: 100, trim: true}
-	hubDescriptionRule = rule{max: 2000, multiline: true}
-	hubStatusRule      = rule{oneOf: hubStatuses, fallback: "active"}
+	hubNameRule        = rule{name: "name", min: 1, max: 100, trim: true}
+	hubDescriptionRule = rule{name: "description", max: 2000, multiline: true}
+	hubStatusRule      = rule{name: "status", oneOf: hubStatuses, fallback: "active"}
 )
 
 // newHub is the input of POST /hubs.
@@ -48,15 +48,15 @@ type newHub struct{ name, description, status string }
 func (newHub) read(f *fields) newHub {
 	name := hubNameRule
 	name.required = true
-	return newHub{f.text("name", name), f.text("description", hubDescriptionRule), f.text("status", hubStatusRule)}
+	return newHub{f.text(name), f.text(hubDescriptionRule), f.text(hubStatusRule)}
 }
 
 // hubChange is the input of PATCH /hubs/{hubId}: nil leaves a field as it is.
 type hubChange struct{ name, description, status *string }
 
 func (hubChange) read(f *fields) hubChange {
-	c := hubChange{f.optional("name", hubNameRule), f.optional("description", hubDescriptionRule),
-		f.optional("status", rule{oneOf: hubStatuses})}
+	c := hubChange{f.optional(hubNameRule), f.optional(hubDescriptionRule),
+		f.optional(rule{name: "status", oneOf: hubStatuses})}
 	if c == (hubChange{}) {
 		f.refuse("body", "must have at least one of name, description, status")
 	}
@@ -76,12 +76,12 @@ var hubOrders = map[string]string{"name": "name", "createdAt": "created_at", "up
 
 func (hubQuery) read(f *fields) hubQuery {
 	return hubQuery{
-		limit:          f.number("limit", rule{min: 1, max: 100, fallback: "20"}),
-		offset:         f.number("offset", rule{min: 0, max: 10000, fallback: "0"}),
-		orderBy:        f.text("orderBy", rule{oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name"}),
-		orderDirection: f.text("orderDirection", rule{oneOf: []string{"asc", "desc"}, fallback: "asc"}),
-		name:           f.optional("filters[name]", rule{min: 1, max: 100}),
-		status:         f.optional("filters[status]", rule{oneOf: hubStatuses}),
+		limit:          f.number(rule{name: "limit", min: 1, max: 100, fallback: "20"}),
+		offset:         f.number(rule{name: "offset", min: 0, max: 10000, fallback: "0"}),
+		orderBy:        f.text(rule{name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name"}),
+		orderDirection: f.text(rule{name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc"}),
+		name:           f.optional(rule{name: "filters[name]", min: 1, max: 100}),
+		status:         f.optional(rule{name: "filters[status]", oneOf: hubStatuses}),
 	}
 }
 

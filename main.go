@@ -127,7 +127,8 @@ func loadConfig(getenv func(string) string) (config, error) {
 	for _, origin := range cfg.allowedOrigins {
 		check(originForm.MatchString(origin), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
-	check(isProduction == (cfg.allowedOriginDomain != ""), "ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
+	check(isProduction == (cfg.allowedOriginDomain != ""),
+		"ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
 	check(!isProduction || domainForm.MatchString(cfg.allowedOriginDomain), "ALLOWED_ORIGIN_DOMAIN: must be a domain")
 	for _, text := range list(getenv("TRUSTED_PROXIES")) {
 		proxies, err := netip.ParsePrefix(text)

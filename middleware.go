@@ -68,7 +68,7 @@ var (
 	errInvalidCode     = newProblem(401, "invalid_code", "The code is wrong, used or expired.")
 	errSuspended       = newProblem(403, "account_suspended", "This account is suspended.")
 	errForbidden       = newProblem(403, "forbidden", "Your role does not permit this.")
-	errTermsMissing    = newProblem(403, "terms_not_accepted", "Accept the current terms first: POST /terms/acceptance.")
+	errTermsMissing    = newProblem(403, "terms_not_accepted", "Accept the terms first: POST /terms/acceptance.")
 	errCrossOrigin     = newProblem(403, "cross_origin", "Pages of this origin may not write here.")
 	errNotFound        = newProblem(404, "not_found", "There is nothing at this address.")
 	errMethod          = newProblem(405, "method_not_allowed", "The Allow header lists the methods of this address.")
@@ -218,18 +218,14 @@ func (x *exchange) fail(err error) {
 // nobody has asked for at the end is unknown, and refused.
 type fields struct {
 	values url.Values
-	rules  []namedRule // what was asked for; the tests make openapi.json of it
+	rules  []rule // what was asked for; the tests make openapi.json of it
 	errors []fieldError
-}
-
-type namedRule struct {
-	name   string
-	number bool
-	rule
 }
 
 // rule is what a field must satisfy.
 type rule struct {
+	name      string
+	number    bool
 	required  bool
 	min, max  int  // characters of a text after trimming, or the bounds of a number
 	trim      bool // spaces around the text don't count
@@ -288,17 +284,17 @@ func readQuery(x *exchange) (*fields, error) {
 func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{name, detail}) }
 
 // optional is the checked text of a field, or nil where the field is not sent.
-func (f *fields) optional(name string, r rule) *string {
-	_, sent := f.values[name]
-	if text := f.text(name, r); sent {
+func (f *fields) optional(r rule) *string {
+	_, sent := f.values[r.name]
+	if text := f.text(r); sent {
 		return &text
 	}
 	return nil
 }
 
 // text is the checked text of a field, or the rule's fallback.
-func (f *fields) text(name string, r rule) string {
-	value, sent := f.take(namedRule{name: name, rule: r})
+func (f *fields) text(r rule) string {
+	value, sent := f.take(r)
 	if !sent {
 		return value
 	}
@@ -311,45 +307,46 @@ func (f *fields) text(name string, r rule) string {
 	length := utf8.RuneCountInString(value)
 	switch {
 	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
-		f.refuse(name, "must be one of: "+strings.Join(r.oneOf, ", "))
+		f.refuse(r.name, "must be one of: "+strings.Join(r.oneOf, ", "))
 	case r.max > 0 && (length < r.min || length > r.max):
-		f.refuse(name, fmt.Sprintf("must have %d to %d characters", r.min, r.max))
+		f.refuse(r.name, fmt.Sprintf("must have %d to %d characters", r.min, r.max))
 	case strings.ContainsFunc(value, control):
-		f.refuse(name, "must not have control characters")
+		f.refuse(r.name, "must not have control characters")
 	case r.pattern != nil && !r.pattern.MatchString(value):
-		f.refuse(name, "must be "+r.form)
+		f.refuse(r.name, "must be "+r.form)
 	}
 	return value
 }
 
 // number is the checked value of a field that holds a whole number, written as a
 // decimal without sign or leading zeros.
-func (f *fields) number(name string, r rule) int {
-	text, _ := f.take(namedRule{name: name, number: true, rule: r})
+func (f *fields) number(r rule) int {
+	r.number = true
+	text, _ := f.take(r)
 	n, err := strconv.Atoi(text)
 	if err != nil || strconv.Itoa(n) != text || n < r.min || n > r.max {
-		f.refuse(name, fmt.Sprintf("must be a whole number from %d to %d", r.min, r.max))
+		f.refuse(r.name, fmt.Sprintf("must be a whole number from %d to %d", r.min, r.max))
 	}
 	return n
 }
 
 // take hands out a field as sent, or its fallback, and remembers that it is known.
 // U+FFFD is what a lone surrogate decodes to: it stands for text that was lost.
-func (f *fields) take(known namedRule) (value string, sent bool) {
-	f.rules = append(f.rules, known)
-	values, sent := f.values[known.name]
-	delete(f.values, known.name)
+func (f *fields) take(r rule) (value string, sent bool) {
+	f.rules = append(f.rules, r)
+	values, sent := f.values[r.name]
+	delete(f.values, r.name)
 	if !sent {
-		if known.required {
-			f.refuse(known.name, "is required")
+		if r.required {
+			f.refuse(r.name, "is required")
 		}
-		return known.fallback, false
+		return r.fallback, false
 	}
 	if len(values) > 1 {
-		f.refuse(known.name, "is there more than once")
+		f.refuse(r.name, "is there more than once")
 	}
 	if !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], utf8.RuneError) {
-		f.refuse(known.name, "must be whole Unicode text")
+		f.refuse(r.name, "must be whole Unicode text")
 	}
 	return values[0], true
 }
@@ -389,8 +386,8 @@ type route struct {
 // contract is what an operation takes and gives, with the checks of both. It is the
 // only way to register a handler.
 type contract struct {
-	input, output any         // zero values: the test that makes openapi.json reads their types
-	rules         []namedRule // of the input's fields
+	input, output any    // zero values: the test that makes openapi.json reads their types
+	rules         []rule // of the input's fields
 	perform       func(*server, route, *exchange) error
 }
 

@@ -463,7 +463,7 @@ func (d *apiDocument) inputSchema(r route) object {
 	return ref("schemas", capital(name))
 }
 
-func (d *apiDocument) ruleSchema(owner string, r namedRule) (object, fieldDoc) {
+func (d *apiDocument) ruleSchema(owner string, r rule) (object, fieldDoc) {
 	doc := d.fieldDoc(owner, r.name)
 	if r.number {
 		fallback, err := strconv.Atoi(r.fallback)

@@ -1,0 +1,1149 @@
+package main
+
+// Tests of middleware.go, through HTTP: who is let in, the one error format, the
+// strict readers, and the steps of the pipeline.
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// with is a new client that bears a session token; "" for none.
+func (s *testServer) with(t testing.TB, token string) *testClient {
+	c := s.client(t)
+	if token != "" {
+		c.setToken(token)
+	}
+	return c
+}
+
+// forgedToken is right in everything but its signature.
+func forgedToken(t testing.TB, userID, email string) string {
+	t.Helper()
+	now := time.Now()
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
+		"email": email, "userId": userID, "iat": now.Unix(), "exp": now.Add(time.Hour).Unix(),
+	}).SignedString([]byte("another-secret-of-more-than-thirty-two-bytes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// A sampleRequest is a right request to one route.
+type sampleRequest struct {
+	path        string
+	body        any
+	contentType string
+}
+
+// sample makes one; what it needs besides the session it makes first, by admin.
+func sample(t testing.TB, srv *testServer, admin *testClient, r route) (q sampleRequest) {
+	t.Helper()
+	q.path = r.path
+	newHub := func() string {
+		return admin.do("POST", "/hubs", `{"name":"sample"}`).want(t, 201).field(t, "hubId").(string)
+	}
+	switch r.method + " " + r.path {
+	case "POST /auth/otp/request":
+		q.body = map[string]string{"email": newEmail()}
+	case "POST /auth/otp/validate":
+		email, visitor := newEmail(), srv.client(t)
+		testUser(t, srv.env["DATABASE_URL"], email, roleMember)
+		visitor.do("POST", "/auth/otp/request", map[string]string{"email": email}).want(t, 200)
+		q.body = map[string]string{"email": email, "code": srv.code(t, email)}
+	case "POST /terms/acceptance":
+		q.body = map[string]string{"version": TERMS_VERSION}
+	case "POST /hubs":
+		q.body = `{"name":"North","description":"a\nb","status":"archived"}`
+	case "PATCH /hubs/{hubId}":
+		q.path, q.body = "/hubs/"+newHub(), `{"name":"South"}`
+	case "GET /hubs/{hubId}", "DELETE /hubs/{hubId}":
+		q.path = "/hubs/" + newHub()
+	case "POST /files/upload":
+		q.contentType = "multipart/form-data; boundary=b"
+		q.body = "--b\r\nContent-Disposition: form-data; name=file; filename=a.txt\r\n\r\nhello\r\n--b--\r\n"
+	case "GET /files/{fileId}/{name}":
+		q.path = admin.upload("a.txt", []byte("hello")).want(t, 201).field(t, "path").(string)
+	case "GET /{$}":
+		q.path = "/"
+	case "POST /auth/logout", "GET /auth/session", "GET /hubs", "GET /healthz", "GET /openapi.json":
+	default:
+		t.Fatalf("no sample of %s %s: a new route needs one here", r.method, r.path)
+	}
+	return q
+}
+
+func (q sampleRequest) send(c *testClient, method string) *testResponse {
+	c.t.Helper()
+	headers := []string{}
+	if q.contentType != "" {
+		headers = []string{"Content-Type", q.contentType}
+	}
+	if q.path == "/" { // the page has a policy of its own
+		r, err := c.try(method, q.path, q.body, headers...)
+		if err != nil {
+			c.t.Error(err)
+		}
+		return r
+	}
+	return c.do(method, q.path, q.body, headers...)
+}
+
+// Z1: who is let in where, and in which order it is refused: session, account, terms,
+// role, and only then the input. And every answer is one that openapi.json has.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	db := srv.env["DATABASE_URL"]
+	admin, adminEmail := srv.member(t, roleAdmin)
+	member, _ := srv.member(t, roleMember)
+	// The refused lack all that comes later too: so the order shows.
+	fresh, suspended := newEmail(), newEmail()
+	testUser(t, db, fresh, roleMember)
+	testUser(t, db, suspended, roleMember)
+	freshToken, suspendedToken := srv.signIn(t, fresh).token(), srv.signIn(t, suspended).token()
+	execSQL(t, db, "update users set suspended = true where email = $1", suspended)
+	adminID := queryValue[string](t, db, "select user_id from users where email = $1", adminEmail)
+	// "terms missing, role right" must be refused for the terms alone.
+	freshAdmin := newEmail()
+	testUser(t, db, freshAdmin, roleAdmin)
+
+	never := func(route) bool { return false }
+	terms := func(r route) bool { return r.access >= accepted }
+	session := func(r route) bool { return r.access >= signedIn }
+	states := []struct {
+		name, token string
+		refuses     func(route) bool
+		status      int
+		code        string
+	}{
+		{"no session", "", session, 401, "unauthenticated"},
+		{"forged", forgedToken(t, adminID, adminEmail), session, 401, "unauthenticated"},
+		{"suspended", suspendedToken, session, 403, "account_suspended"},
+		{"terms missing", freshToken, terms, 403, "terms_not_accepted"},
+		{"terms missing, admin", srv.signIn(t, freshAdmin).token(), terms, 403, "terms_not_accepted"},
+		{"wrong role", member.token(), func(r route) bool { return r.roles != nil }, 403, "forbidden"},
+		{"good", admin.token(), never, 0, ""},
+	}
+	fingerprint := func() string {
+		return queryValue[string](t, db, `select concat((select max(updated_at) from hubs), ' ', (select count(*) from hubs), ' ',
+			(select count(*) from files), ' ', (select count(*) from terms_acceptances))`)
+	}
+	document := readOpenAPI(t)
+	routes := newServer(config{env: envLocal}, nil, io.Discard).routes()
+	// First all that is refused: what is let in changes what others lack.
+	for _, r := range routes {
+		right := sample(t, srv, admin, r)
+		wrong := right
+		wrong.body, wrong.contentType = `{"`, "text/plain"
+		for _, state := range states {
+			if !state.refuses(r) {
+				continue
+			}
+			t.Run(state.name+"/"+r.method+" "+r.path, func(t *testing.T) {
+				before := fingerprint()
+				for _, request := range []sampleRequest{right, wrong} {
+					answer := request.send(srv.with(t, state.token), r.method)
+					wantProblem(t, answer, state.status, state.code)
+					document.check(t, r, answer)
+				}
+				if after := fingerprint(); after != before {
+					t.Errorf("refused, and yet done: %s, %s", before, after)
+				}
+			})
+		}
+	}
+	for _, r := range routes {
+		for _, state := range states {
+			if state.refuses(r) {
+				continue
+			}
+			t.Run("let in/"+state.name+"/"+r.method+" "+r.path, func(t *testing.T) {
+				answer := sample(t, srv, admin, r).send(srv.with(t, state.token), r.method)
+				answer.want(t, r.status)
+				document.check(t, r, answer)
+			})
+		}
+	}
+}
+
+// openAPIDocument is openapi.json as a reader of it sees it.
+type openAPIDocument struct {
+	Paths      map[string]map[string]json.RawMessage
+	Components struct {
+		Responses map[string]openAPIResponse
+		Schemas   map[string]struct {
+			Required   []string
+			Properties map[string]any
+		}
+	}
+}
+
+type openAPIResponse struct {
+	Ref     string `json:"$ref"`
+	Content map[string]struct {
+		Schema struct {
+			Ref   string `json:"$ref"`
+			AllOf []struct {
+				Properties struct{ Code struct{ Enum []string } }
+			}
+		}
+	}
+}
+
+func readOpenAPI(t testing.TB) (d openAPIDocument) {
+	t.Helper()
+	text, err := os.ReadFile("openapi.json")
+	if err = errors.Join(err, json.Unmarshal(text, &d)); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// check holds an answer against the document: its status, the code of a problem, the
+// members of all else.
+func (d openAPIDocument) check(t *testing.T, r route, answer *testResponse) {
+	t.Helper()
+	if r.access == local {
+		return
+	}
+	var operation struct{ Responses map[string]openAPIResponse }
+	if err := json.Unmarshal(d.Paths[r.path][strings.ToLower(r.method)], &operation); err != nil {
+		t.Fatal(err)
+	}
+	documented, ok := operation.Responses[fmt.Sprint(answer.status)]
+	if !ok {
+		t.Fatalf("openapi.json has no such answer: %v", answer)
+	}
+	if answer.status >= 400 {
+		documented = d.Components.Responses[strings.TrimPrefix(documented.Ref, "#/components/responses/")]
+		allOf := documented.Content["application/problem+json"].Schema.AllOf
+		if len(allOf) != 2 || !slices.Contains(allOf[1].Properties.Code.Enum, answer.field(t, "code").(string)) {
+			t.Errorf("openapi.json has no such problem: %v", answer)
+		}
+		return
+	}
+	schema := documented.Content["application/json"].Schema.Ref
+	if schema == "" {
+		return // no JSON, or the document itself
+	}
+	members := slices.Sorted(maps.Keys(answer.json(t)))
+	want := d.Components.Schemas[strings.TrimPrefix(schema, "#/components/schemas/")]
+	if !slices.Equal(members, slices.Sorted(maps.Keys(want.Properties))) || !slices.Equal(members, slices.Sorted(slices.Values(want.Required))) {
+		t.Errorf("openapi.json has other members than %v", answer)
+	}
+}
+
+// serveRoutes serves routes of the test's own through the whole pipeline.
+func serveRoutes(t testing.TB, routes func(*server) []route, overrides ...map[string]string) *testServer {
+	t.Helper()
+	srv := newTestServer(serverEnv(t, append([]map[string]string{{"DATABASE_URL": "postgres://not.used.example/"}}, overrides...)...))
+	cfg, err := loadConfig(lookup(srv.env))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(cfg, nil, srv.log)
+	web := httptest.NewServer(s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(routes(s))))))))
+	t.Cleanup(web.Close)
+	srv.addr, srv.base = web.Listener.Addr().String(), web.URL
+	if domain := srv.env["COOKIE_DOMAIN"]; domain != "" {
+		srv.base = "https://api." + domain
+	}
+	return srv
+}
+
+// Access that is forgotten must deny, and a role without a session is a mistake too.
+func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
+	t.Parallel()
+	serve := endpoint(func(*exchange, nothing) (nothing, error) { return nothing{}, nil })
+	for name, test := range map[string]struct {
+		route route
+		panic bool
+	}{
+		"none":             {route{"GET", "/x", 0, nil, 204, nil, serve}, true},
+		"role, public":     {route{"GET", "/x", public, []string{roleAdmin}, 204, nil, serve}, true},
+		"role, local":      {route{"GET", "/x", local, []string{roleAdmin}, 204, nil, serve}, true},
+		"public":           {route{"GET", "/x", public, nil, 204, nil, serve}, false},
+		"role and session": {route{"GET", "/x", signedIn, []string{roleAdmin}, 204, nil, serve}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if fault := recover(); (fault != nil) != test.panic {
+					t.Errorf("panic: %v", fault)
+				}
+			}()
+			newServer(config{env: envLocal}, nil, io.Discard).register([]route{test.route})
+		})
+	}
+}
+
+// The page is there in the local environment only.
+func TestPageIsLocalOnly(t *testing.T) {
+	t.Parallel()
+	mails := newMailServer(t, mailOptions{})
+	wantProblem(t, startServer(t, stagingEnv(mails)).client(t).do("GET", "/", nil), 404, "not_found")
+	page, err := startServer(t).client(t).try("GET", "/", nil)
+	if err != nil || page.status != 200 || page.header.Get("Content-Type") != "text/html; charset=utf-8" {
+		t.Errorf("%v, %v", err, page)
+	}
+}
+
+const panicSecret = "a-secret-in-the-stack"
+
+type halfAnswer struct{}
+
+func (halfAnswer) check() bool { return true }
+func (halfAnswer) send(x *exchange) {
+	x.Header().Set("Content-Length", "100")
+	x.Write([]byte("half"))
+	http.NewResponseController(x).Flush()
+	panic(panicSecret)
+}
+
+type badAnswer struct {
+	Secret string `json:"secret"`
+}
+
+func (badAnswer) check() bool { return false }
+
+// G3, I5: panics, unknown errors and outputs that break their contract are a 500 that
+// says nothing; the log says it, under the same id. Nothing of the failed answer stays.
+func TestFailuresInside(t *testing.T) {
+	t.Parallel()
+	add := func(path string, c contract) route { return route{"GET", path, public, nil, 200, nil, c} }
+	srv := serveRoutes(t, func(*server) []route {
+		return []route{
+			add("/panic", endpoint(func(*exchange, nothing) (nothing, error) { panic(panicSecret) })),
+			add("/half", endpoint(func(*exchange, nothing) (halfAnswer, error) { return halfAnswer{}, nil })),
+			add("/contract", endpoint(func(*exchange, nothing) (badAnswer, error) { return badAnswer{panicSecret}, nil })),
+			add("/error", endpoint(func(x *exchange, _ nothing) (nothing, error) {
+				for _, name := range []string{"Set-Cookie", "ETag", "Location", "Content-Disposition", "Last-Modified"} {
+					x.Header().Set(name, panicSecret)
+				}
+				x.Header().Set("Content-Length", "1")
+				x.Header().Set("Cache-Control", "public")
+				x.Header().Set("Content-Security-Policy", "default-src *")
+				return nothing{}, errors.New(panicSecret)
+			})),
+		}
+	}, stagingEnv(newMailServer(t, mailOptions{})))
+	for _, path := range []string{"/panic", "/contract", "/error"} {
+		answer := srv.client(t).do("GET", path, nil, "X-Request-Id", "id-of-"+path[1:])
+		wantProblem(t, answer, 500, "internal")
+		if strings.Contains(answer.String(), panicSecret) {
+			t.Errorf("it leaks: %v", answer)
+		}
+		srv.log.waitFor(t, `"level":"ERROR"`, `"requestId":"id-of-`+path[1:])
+		srv.log.waitFor(t, `"msg":"request"`, `"requestId":"id-of-`+path[1:], `"status":500`)
+	}
+	srv.log.waitFor(t, `"level":"ERROR"`, panicSecret, "middleware_test.go") // with the stack
+	// Too late for another answer: the connection is cut, so that half is not taken for
+	// whole. It is logged like any other request.
+	if answer, err := srv.client(t).try("GET", "/half", nil, "X-Request-Id", "id-of-half"); err == nil {
+		t.Errorf("half an answer passes for a whole one: %v", answer)
+	}
+	srv.log.waitFor(t, `"level":"ERROR"`, `"requestId":"id-of-half`, panicSecret)
+	srv.log.waitFor(t, `"msg":"request"`, `"requestId":"id-of-half`)
+	// And the server goes on.
+	wantProblem(t, srv.client(t).do("GET", "/nowhere", nil), 404, "not_found")
+}
+
+// I5: what the database holds against its constraints is not sent.
+func TestBrokenRows(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	srv.allowErrors("breaks its contract")
+	db := srv.env["DATABASE_URL"]
+	admin, email := srv.member(t, roleAdmin)
+	path := admin.upload("a.txt", []byte("hello")).want(t, 201).field(t, "path").(string)
+	execSQL(t, db, `alter table hubs drop constraint hubs_status_check;
+		alter table users drop constraint users_permission_check`)
+	id := queryValue[string](t, db, "insert into hubs (name, status) values ('n', 'brokenrow') returning hub_id")
+	execSQL(t, db, "update files set size = 6")
+	for _, path := range []string{"/hubs", "/hubs/" + id, path} {
+		answer := admin.do("GET", path, nil, "X-Request-Id", "broken")
+		wantProblem(t, answer, 500, "internal")
+		if strings.Contains(answer.String(), "brokenrow") {
+			t.Errorf("it leaks: %v", answer)
+		}
+	}
+	execSQL(t, db, "update users set permission = 'root' where email = $1", email)
+	wantProblem(t, admin.do("GET", "/auth/session", nil, "X-Request-Id", "broken"), 500, "internal")
+	if n := srv.log.count(`"level":"ERROR"`, `"requestId":"broken"`); n != 4 {
+		t.Errorf("%d errors in the log, want 4:\n%s", n, srv.log)
+	}
+}
+
+// G3: what net/http's own router and file serving refuse has the one format too.
+func TestRouterProblems(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	admin, _ := srv.member(t, roleAdmin)
+	file := admin.upload("a.txt", []byte("hello")).want(t, 201).field(t, "path").(string)
+	for _, test := range []struct {
+		method, path string
+		status       int
+		code, allow  string
+		headers      []string
+	}{
+		{"GET", "/nowhere", 404, "not_found", "", nil},
+		{"GET", "/HUBS", 404, "not_found", "", nil},
+		// The router would redirect these to a cleaned path.
+		{"GET", "//hubs", 404, "not_found", "", nil},
+		{"GET", "/hubs/../hubs", 404, "not_found", "", nil},
+		{"GET", "/./hubs", 404, "not_found", "", nil},
+		{"GET", "/hubs/", 404, "not_found", "", nil},
+		{"POST", "/files//upload", 404, "not_found", "", nil},
+		{"GET", "/hubs/a/b", 404, "not_found", "", nil},
+		{"GET", "/hubs/a%2Fb", 404, "not_found", "", nil},
+		{"GET", "/%00", 404, "not_found", "", nil},
+		{"PUT", "/hubs", 405, "method_not_allowed", "GET, HEAD, POST", nil},
+		{"HEAD", "/auth/logout", 405, "method_not_allowed", "POST", nil},
+		{"GET", "/auth/otp/request", 405, "method_not_allowed", "POST", nil},
+		{"POST", "/openapi.json", 405, "method_not_allowed", "GET, HEAD", nil},
+		{"PUT", "/hubs/x", 405, "method_not_allowed", "DELETE, GET, HEAD, PATCH", nil},
+		{"OPTIONS", "/hubs", 405, "method_not_allowed", "GET, HEAD, POST", nil},
+		{"TRACE", "/hubs", 405, "method_not_allowed", "GET, HEAD, POST", nil}, // H2
+		{"FOO", "/hubs", 405, "method_not_allowed", "GET, HEAD, POST", nil},
+		{"GET", file, 412, "precondition_failed", "", []string{"If-Match", `"other"`}},
+		{"HEAD", file, 412, "precondition_failed", "", []string{"If-Match", `"other"`}},
+		{"GET", file, 416, "range_not_satisfiable", "", []string{"Range", "bytes=9-"}},
+	} {
+		answer := admin.do(test.method, test.path, nil, test.headers...)
+		wantProblem(t, answer, test.status, test.code)
+		if answer.header.Get("Allow") != test.allow || answer.header.Get("Location") != "" || answer.header.Get("ETag") != "" {
+			t.Errorf("want Allow %q, no Location, no ETag: %v", test.allow, answer)
+		}
+	}
+	// H2: net/http would answer this by itself.
+	answer := srv.raw(t, "OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Request-Id: star\r\n\r\n")
+	if err := answer.answerFault(); err != nil || answer.status < 400 || answer.header.Get("X-Request-Id") != "star" {
+		t.Errorf("%v: %v", err, answer)
+	}
+}
+
+// HEAD works wherever GET does, with the same status and headers.
+func TestHeadIsGetWithoutBody(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	admin, _ := srv.member(t, roleAdmin)
+	for _, r := range newServer(config{env: envLocal}, nil, io.Discard).routes() {
+		if r.method != "GET" {
+			continue
+		}
+		request := sample(t, srv, admin, r)
+		get, head := request.send(admin, "GET").want(t, 200), request.send(admin, "HEAD").want(t, 200)
+		for _, headers := range []http.Header{get.header, head.header} {
+			headers.Del("X-Request-Id")
+			headers.Del("Date")
+		}
+		// net/http sends a long document in chunks, and for HEAD says nothing of its length.
+		if get.header.Get("Content-Length") == "" {
+			head.header.Del("Content-Length")
+		}
+		if !maps.EqualFunc(get.header, head.header, slices.Equal) || len(head.body) != 0 {
+			t.Errorf("GET %s: %v, HEAD: %v", r.path, get.header, head.header)
+		}
+	}
+}
+
+// I3, Z3: one flat JSON object, each member known, there once, a whole text.
+func TestStrictJSON(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	admin, _ := srv.member(t, roleAdmin)
+	visitor := srv.client(t)
+	deep := strings.Repeat("[", 8000)
+	for _, test := range []struct {
+		name, body string
+		fields     string
+	}{
+		{"empty", ``, "body"},
+		{"blank", ` `, "body"},
+		{"null", `null`, "body"},
+		{"array", `[]`, "body"},
+		{"array of an object", `[{"name":"a"}]`, "body"},
+		{"text", `"name"`, "body"},
+		{"number", `1`, "body"},
+		{"cut off", `{"name":"a"`, "body"},
+		{"trailing object", `{"name":"a"} {}`, "body"},
+		{"trailing text", `{"name":"a"}x`, "body"},
+		{"trailing comma", `{"name":"a",}`, "body"},
+		{"comment", `{"name":"a"/**/}`, "body"},
+		{"byte order mark", "\xef\xbb\xbf" + `{"name":"a"}`, "body"},
+		{"UTF-16", "{\x00\"\x00", "body"},
+		{"bad UTF-8", "{\"name\":\"\xff\"}", "body"},
+		{"bad UTF-8 in a name", "{\"name\":\"a\",\"\xff\":\"b\"}", "body"},
+		{"overlong UTF-8", "{\"name\":\"\xc0\xaf\"}", "body"},
+		{"control character in a text", "{\"name\":\"a\nb\"}", "body"},
+		{"lone high surrogate", `{"name":"\ud800"}`, "name"},
+		{"lone low surrogate", `{"name":"\udc00a"}`, "name"},
+		{"surrogates the wrong way round", `{"name":"\udc00\ud800"}`, "name"},
+		{"twice", `{"name":"a","name":"a"}`, "name"},
+		{"twice, once escaped", `{"name":"a","n\u0061me":"b"}`, "name"},
+		{"twice, unknown", `{"name":"a","x":"a","x":"a"}`, "x"},
+		{"other case", `{"Name":"a"}`, "Name name"},
+		{"unknown", `{"name":"a","colour":"red"}`, "colour"},
+		{"unknown, empty name", `{"name":"a","":"red"}`, ""},
+		{"null for a text", `{"name":null}`, "name"},
+		{"null for an optional text", `{"name":"a","description":null}`, "description"},
+		{"number for a text", `{"name":1}`, "name"},
+		{"boolean for a text", `{"name":true}`, "name"},
+		{"array for a text", `{"name":["a"]}`, "name"},
+		{"object for a text", `{"name":{"a":"b"}}`, "name"},
+		{"too deep", `{"name":"a","x":` + deep, "body"},
+		{"identifier", `{"name":"a","hubId":"3f1c2a9e-7c1b-4e0a-9d53-0b6f4c8e2d71"}`, "hubId"},
+		{"time", `{"name":"a","createdAt":"2026-01-01T00:00:00Z"}`, "createdAt"},
+		{"several", `{"name":"","status":"x","userId":"y"}`, "name status userId"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			answer := admin.do("POST", "/hubs", test.body)
+			if test.fields == "" { // a field without a name can't be named
+				answer.want(t, 400)
+				return
+			}
+			wantInvalid(t, answer, strings.Fields(test.fields)...)
+		})
+	}
+	for _, body := range []string{`{"email":"a@b.example","role":"admin"}`, `{"email":"a@b.example","permission":"admin"}`,
+		`{"email":"a@b.example","userId":"x"}`, `{"email":"a@b.example","code":"123456"}`} {
+		wantProblem(t, visitor.do("POST", "/auth/otp/request", body), 400, "invalid_request")
+	}
+	for _, body := range []string{`{"name":"a"}`, " \n{ \"n\\u0061me\" : \"a\" }\t\n", `{"name":"\ud83d\ude00"}`, `{"name":"a\/b"}`} {
+		admin.do("POST", "/hubs", body).want(t, 201)
+	}
+	if n := queryValue[int](t, srv.env["DATABASE_URL"], "select count(*) from hubs"); n != 4 {
+		t.Errorf("%d hubs of 4 right bodies", n)
+	}
+
+	// 16 KiB is taken, one byte more is not, whether or not the client says so first.
+	body := func(size int) string { return `{"name":"a"` + strings.Repeat(" ", size-12) + `}` }
+	admin.do("POST", "/hubs", body(16<<10)).want(t, 201)
+	wantProblem(t, admin.do("POST", "/hubs", body(16<<10+1)), 413, "too_large")
+	chunked := io.MultiReader(strings.NewReader(body(16<<10)), strings.NewReader(" "))
+	wantProblem(t, admin.do("POST", "/hubs", chunked, "Content-Type", "application/json"), 413, "too_large")
+
+	for contentType, status := range map[string]int{
+		"": 415, "text/plain": 415, "application/json; charset=latin1": 415, "application/json; charset=utf-16": 415,
+		"application/jsonx": 415, "text/json": 415, "application/problem+json": 415, "application/json, text/plain": 415,
+		"application/x-www-form-urlencoded": 415, "application/json; charset": 415,
+		"application/json": 201, "Application/JSON": 201, "application/json;charset=UTF-8": 201, `application/json; charset="utf-8"`: 201,
+	} {
+		answer := admin.do("POST", "/hubs", strings.NewReader(`{"name":"a"}`), "Content-Type", contentType)
+		if answer.status != status {
+			t.Errorf("%q: want %d, got %v", contentType, status, answer)
+		}
+		if status == 415 {
+			wantProblem(t, answer, 415, "unsupported_media_type")
+		}
+	}
+	for _, encoding := range []string{"gzip", "br", "identity, gzip"} {
+		wantProblem(t, admin.do("POST", "/hubs", `{"name":"a"}`, "Content-Encoding", encoding), 415, "unsupported_media_type")
+	}
+	// No input: body and query are ignored.
+	admin.do("GET", "/auth/session?limit=x;&%zz", nil).want(t, 200)
+	admin.do("POST", "/auth/logout?x", `[{"`).want(t, 204)
+}
+
+// wantInvalid checks a 400 that names these fields, each at least once.
+func wantInvalid(t testing.TB, answer *testResponse, fields ...string) {
+	t.Helper()
+	wantProblem(t, answer, 400, "invalid_request")
+	var body struct{ Errors []fieldError }
+	if err := json.Unmarshal(answer.body, &body); err != nil {
+		t.Fatal(err)
+	}
+	var named []string
+	for _, e := range body.Errors {
+		named = append(named, e.Field)
+	}
+	slices.Sort(named)
+	if slices.Sort(fields); !slices.Equal(slices.Compact(named), fields) {
+		t.Errorf("fields %q, want %q, in %v", named, fields, answer)
+	}
+}
+
+// Order of refusals: a malformed attempt is not counted by the endpoint's own limit.
+func TestMalformedAttemptsAreNotCounted(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	c, email := srv.client(t), newEmail()
+	good := map[string]string{"email": email}
+	for range 10 {
+		c.do("POST", "/auth/otp/request", map[string]string{"email": email, "x": "y"}).want(t, 400)
+		c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": "12345"}).want(t, 400)
+	}
+	for range 5 {
+		c.do("POST", "/auth/otp/request", good).want(t, 200)
+	}
+	wantProblem(t, c.do("POST", "/auth/otp/request", good), 429, "rate_limited")
+	wantInvalid(t, c.do("POST", "/auth/otp/request", `{"email":1}`), "email")
+	for range 10 {
+		wantProblem(t, c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": "123456"}), 401, "invalid_code")
+	}
+	wantProblem(t, c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": "123456"}), 429, "rate_limited")
+}
+
+// G1: an id in the right form is the client's own, any other is replaced; the same id
+// stands in the answer, the error and the log.
+func TestRequestID(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{})))
+	c := srv.client(t)
+	for _, id := range []string{"a", "0", "A.b_c-9", "..", strings.Repeat("x", 128)} {
+		answer := c.do("GET", "/nowhere", nil, "X-Request-Id", id)
+		if wantProblem(t, answer, 404, "not_found"); answer.header.Get("X-Request-Id") != id {
+			t.Errorf("%q: %v", id, answer)
+		}
+		srv.log.waitFor(t, `"msg":"request"`, `"requestId":"`+id+`"`)
+	}
+	seen := map[string]bool{}
+	for _, id := range []string{"", "a b", "a\tb", "a,b", "a/b", "é", "\xff", "\u2028", "a\u0085", "<script>", `"`, strings.Repeat("x", 129)} {
+		answer := c.do("GET", "/nowhere", nil, "X-Request-Id", id)
+		got := answer.header.Get("X-Request-Id")
+		if wantProblem(t, answer, 404, "not_found"); got == id || len(got) < 16 || seen[got] {
+			t.Errorf("%q became %q", id, got)
+		}
+		seen[got] = true
+		srv.log.waitFor(t, `"msg":"request"`, `"requestId":"`+got+`"`)
+	}
+	// A folded header, two headers: one id in the answer, and no line break in it.
+	for _, header := range []string{"X-Request-Id: a\r\n b\r\n", "X-Request-Id: a b\r\nX-Request-Id: c\r\n", "X-Request-Id:\r\n"} {
+		answer := srv.raw(t, "GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"+header+"\r\n")
+		wantProblem(t, answer, 404, "not_found")
+		if got := answer.header.Get("X-Request-Id"); len(got) < 16 {
+			t.Errorf("%q became %q", header, got)
+		}
+	}
+}
+
+// C3, C4: do checks the headers of every answer; here is one of each kind, so that
+// none goes unchecked.
+func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
+	t.Parallel()
+	pg := newDatabase(t)
+	proxy, through := proxyURL(t, pg)
+	srv := startServer(t, map[string]string{"DATABASE_URL": through, "MAX_UPLOAD_BYTES": "10"})
+	srv.allowErrors(`"code":"unavailable"`, "unavailable")
+	admin, _ := srv.member(t, roleAdmin)
+	path := admin.upload("a.txt", []byte("hello")).want(t, 201).field(t, "path").(string)
+	etag := admin.do("GET", path, nil).want(t, 200).header.Get("ETag")
+	admin.do("GET", path, nil, "If-None-Match", etag).want(t, 304)
+	admin.do("GET", path, nil, "Range", "bytes=1-2").want(t, 206)
+	admin.do("POST", "/hubs", `{"name":"a"}`).want(t, 201)
+	wantProblem(t, admin.upload("a.txt", []byte("more than ten")), 413, "too_large")
+	origin := []string{"Origin", "http://localhost:3000", "Access-Control-Request-Method", "PATCH"}
+	admin.do("OPTIONS", "/hubs", nil, origin...).want(t, 204)
+	wantProblem(t, admin.do("POST", "/hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site"), 403, "cross_origin")
+	proxy.cut()
+	wantProblem(t, admin.do("GET", "/hubs", nil), 503, "unavailable") // Z2
+	wantProblem(t, admin.do("GET", "/healthz", nil), 503, "unavailable")
+	proxy.resume()
+	wantProblem(t, flood(t, srv, "GET", "/nowhere"), 429, "rate_limited")
+}
+
+// flood spends an address's global limit, and returns the first refusal.
+func flood(t testing.TB, srv *testServer, method, path string, headers ...string) *testResponse {
+	t.Helper()
+	c := srv.client(t)
+	for range 100 {
+		if answer := c.do(method, path, nil, headers...); answer.status == 429 {
+			t.Fatal("refused too early")
+		}
+	}
+	return c.do(method, path, nil, headers...)
+}
+
+// The order of the steps: the limit comes before CORS and the contract, so preflights,
+// refused origins and unknown paths count; headers and id come before the limit, so a
+// page of an allowed origin can read the 429.
+func TestOrderOfSteps(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{})), map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"})
+	for name, test := range map[string]struct {
+		method, path string
+		headers      []string
+	}{
+		"preflights":   {"OPTIONS", "/hubs", []string{"Origin", "https://app.example.com", "Access-Control-Request-Method", "POST"}},
+		"cross-origin": {"POST", "/hubs", []string{"Sec-Fetch-Site", "cross-site"}},
+		"unknown":      {"GET", "/nowhere", []string{"Origin", "https://app.example.com"}},
+		"no session":   {"DELETE", "/hubs/x", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			id := "order-" + strings.ReplaceAll(name, " ", "-")
+			answer := flood(t, srv, test.method, test.path, append(test.headers, "X-Request-Id", id)...)
+			wantProblem(t, answer, 429, "rate_limited")
+			if answer.header.Get("X-Request-Id") != id {
+				t.Error(answer)
+			}
+			wantAllowed := ""
+			if slices.Contains(test.headers, "Origin") {
+				wantAllowed = "https://app.example.com"
+			}
+			if err := corsFault(answer, wantAllowed); err != nil {
+				t.Error(err)
+			}
+			srv.log.waitFor(t, `"msg":"request"`, `"requestId":"`+id+`"`, `"status":429`) // the log frames them all
+		})
+	}
+}
+
+// corsFault tells whether an answer lets that origin's pages read it, and no others.
+func corsFault(r *testResponse, origin string) error {
+	want := map[string]string{"Access-Control-Allow-Origin": "", "Access-Control-Allow-Credentials": "",
+		"Access-Control-Expose-Headers": ""}
+	if origin != "" {
+		want = map[string]string{"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true",
+			"Access-Control-Expose-Headers": "X-Request-Id, Retry-After, Location"}
+	}
+	for name, value := range want {
+		if got := strings.Join(r.header.Values(name), "|"); got != value {
+			return fmt.Errorf("%s: %q, want %q", name, got, value)
+		}
+	}
+	return nil
+}
+
+// C1: exactly the allowed origins, in each environment.
+func TestCORS(t *testing.T) {
+	t.Parallel()
+	mails := newMailServer(t, mailOptions{})
+	type origins map[string]bool
+	never := origins{"null": false, "*": false, "https://": false, "": false, "https://app.example.com.": false, "file://": false}
+	for name, test := range map[string]struct {
+		env     map[string]string
+		origins origins
+	}{
+		"local": {nil, origins{"http://localhost:3000": true, "http://localhost:5173": true, "http://localhost": false,
+			"https://localhost:3000": false, "http://localhost:30000": false, "http://LOCALHOST:3000": false, "http://localhost:3000/": false}},
+		"local, set": {map[string]string{"ALLOWED_ORIGINS": "http://127.0.0.1:9"}, origins{"http://127.0.0.1:9": true,
+			"http://localhost:3000": false}},
+		"staging, unset": {stagingEnv(mails), origins{"http://localhost:3000": false, "https://app.staging.example.com": false,
+			"https://staging.example.com": false}},
+		"staging": {merged(stagingEnv(mails), "ALLOWED_ORIGINS", "https://app.example.com,http://b.example.com:81"),
+			origins{"https://app.example.com": true, "http://b.example.com:81": true, "http://app.example.com": false,
+				"https://app.example.com:443": false, "https://b.example.com": false, "https://x.app.example.com": false}},
+		"production": {productionEnv(mails), origins{"https://app.example.com": true, "https://a.b.example.com": true,
+			"https://a-b.example.com": true, "https://example.com": false, "http://app.example.com": false,
+			"https://evil-example.com": false, "https://evilexample.com": false, "https://example.com.evil": false,
+			"https://app.example.com.evil": false, "https://app.example.com:8443": false, "https://app.example.com:443": false,
+			"https://app.example.com/": false, "https://evil.test/.example.com": false, "https://evil.test#.example.com": false,
+			"https://evil.test?.example.com": false, "https://user@app.example.com": false, "https://.example.com": false,
+			"https://a..example.com": false, "https://-.example.com": false, "https://a_b.example.com": false,
+			"HTTPS://app.example.com": false, "https://app.example.com https://x.example.com": false,
+			"http://localhost:3000": false, "https://evil\\.example.com": false, "https://é.example.com": false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := startServer(t, test.env)
+			maps.Copy(test.origins, never)
+			for origin, allowed := range test.origins {
+				c, want, status := srv.client(t), "", 405
+				if allowed {
+					want, status = origin, 204
+				}
+				for _, path := range []string{"/openapi.json", "/nowhere"} {
+					if err := corsFault(c.do("GET", path, nil, "Origin", origin), want); err != nil {
+						t.Errorf("%q: %v", origin, err)
+					}
+				}
+				preflight := c.do("OPTIONS", "/hubs/x", nil, "Origin", origin, "Access-Control-Request-Method", "PATCH",
+					"Access-Control-Request-Headers", "content-type,x-request-id")
+				if err := corsFault(preflight, want); err != nil || preflight.status != status {
+					t.Errorf("%q: %v, %v", origin, err, preflight)
+				}
+				for name, value := range map[string]string{"Access-Control-Allow-Methods": "GET, HEAD, POST, PATCH, DELETE",
+					"Access-Control-Allow-Headers": "Content-Type, X-Request-Id", "Access-Control-Max-Age": "7200"} {
+					if !allowed {
+						value = ""
+					}
+					if got := preflight.header.Get(name); got != value {
+						t.Errorf("preflight of %q: %s: %q", origin, name, got)
+					}
+				}
+				// C2: who may not read may not write either.
+				write := c.do("POST", "/auth/logout", nil, "Origin", origin)
+				if origin == "" || allowed {
+					wantProblem(t, write, 401, "unauthenticated")
+				} else {
+					wantProblem(t, write, 403, "cross_origin")
+				}
+			}
+		})
+	}
+}
+
+func merged(env map[string]string, pairs ...string) map[string]string {
+	env = maps.Clone(env)
+	for pair := range slices.Chunk(pairs, 2) {
+		env[pair[0]] = pair[1]
+	}
+	return env
+}
+
+// C2: SameSite=Lax alone would let a same-site page of another origin write.
+func TestCrossSiteWrites(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, productionEnv(newMailServer(t, mailOptions{})))
+	admin, _ := srv.member(t, roleAdmin)
+	host := "api.example.com"
+	for _, test := range []struct {
+		name    string
+		headers []string
+		allowed bool
+	}{
+		{"cross-site form", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://evil.test"}, false},
+		{"same-site, foreign origin", []string{"Sec-Fetch-Site", "same-site", "Origin", "http://app.example.com"}, false},
+		{"same-site, no origin", []string{"Sec-Fetch-Site", "same-site"}, false},
+		{"old browser, foreign origin", []string{"Origin", "https://evil.test"}, false},
+		{"opaque origin", []string{"Origin", "null"}, false},
+		{"same-site, allowed origin", []string{"Sec-Fetch-Site", "same-site", "Origin", "https://app.example.com"}, true},
+		{"cross-site, allowed origin", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://app.example.com"}, true},
+		{"same origin", []string{"Sec-Fetch-Site", "same-origin", "Origin", "https://" + host}, true},
+		{"old browser, same origin", []string{"Host", host, "Origin", "https://" + host}, true},
+		{"typed in", []string{"Sec-Fetch-Site", "none"}, true},
+		{"no browser", nil, true},
+	} {
+		id := queryValue[string](t, srv.env["DATABASE_URL"], "insert into hubs (name) values ('n') returning hub_id")
+		answers := map[string]*testResponse{
+			"upload": admin.upload("a.txt", []byte("x"), test.headers...),
+			"POST":   admin.do("POST", "/hubs", `{"name":"a"}`, test.headers...),
+			"PATCH":  admin.do("PATCH", "/hubs/"+id, `{"name":"a"}`, test.headers...),
+			"DELETE": admin.do("DELETE", "/hubs/"+id, nil, test.headers...),
+		}
+		for method, answer := range answers {
+			if test.allowed && answer.status >= 300 {
+				t.Errorf("%s, %s: %v", test.name, method, answer)
+			} else if !test.allowed {
+				wantProblem(t, answer, 403, "cross_origin")
+			}
+		}
+		admin.do("GET", "/hubs", nil, test.headers...).want(t, 200) // reading changes nothing; CORS hides it
+	}
+	if n := queryValue[int](t, srv.env["DATABASE_URL"], "select count(*) from hubs where name = 'a'"); n != 6 {
+		t.Errorf("%d hubs were created, want 6", n)
+	}
+}
+
+// G2: no code, token or whole address in any line, wherever a client puts it. The
+// harness looks through the log of every test for what it knows; here are the places.
+func TestNothingSecretInTheLog(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{user: "mailer", password: "mail-password-1"})))
+	db := srv.env["DATABASE_URL"]
+	email := strings.Replace(newEmail(), "user", "o'neil+private", 1)
+	usedEmails.Store(email, nil)
+	testUser(t, db, email, roleMember)
+	c := srv.client(t)
+	c.do("POST", "/auth/otp/request", map[string]string{"email": email}).want(t, 200)
+	code := srv.code(t, email)
+	c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code}).want(t, 200)
+	token := c.token()
+	escaped := strings.NewReplacer("@", "%40", "+", "%2B").Replace(email)
+	twice := strings.ReplaceAll(escaped, "%", "%25")
+	mark := srv.log.mark()
+	for _, text := range []string{code, token, email, escaped, twice, "code=" + code, "Cookie: " + srv.cookieName() + "=" + token} {
+		inURL := strings.NewReplacer(" ", "%20").Replace(text)
+		c.do("GET", "/nowhere/"+inURL, nil)
+		c.do("GET", "/"+inURL, nil)
+		c.do("GET", "/nowhere?q="+inURL, nil)
+		c.do("GET", "/nowhere?a=b&token="+inURL+"&x="+inURL, nil)
+		c.do("GET", "/hubs/"+inURL, nil)
+		c.do("POST", "/auth/otp/request", map[string]string{"email": text, "code": code})
+		c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": text, "x": text})
+		for _, name := range []string{"User-Agent", "Origin", "Content-Type", "Authorization", "Referer", "X-Forwarded-Host"} {
+			c.do("GET", "/nowhere", nil, name, text)
+		}
+	}
+	c.do("GET", "/nowhere", nil, "Origin", "https://user:url-password-1@app.example.com", "Authorization", "Bearer some-bearer-1")
+	c.do("GET", "/nowhere?password=pass-word-1&x=1&access_token=opaque-1&Secret=opaque-2", nil)
+	c.do("GET", "/nowhere", nil, "X-Request-Id", "last-of-all")
+	srv.log.waitFor(t, "last-of-all", `"msg":"request"`)
+	for _, line := range srv.log.all()[mark:] {
+		for _, secret := range []string{token, strings.Split(token, ".")[1], strings.Split(token, ".")[2], email, escaped, twice,
+			"private", "mail-password-1", "url-password-1", "some-bearer-1", "pass-word-1", "opaque-1", "opaque-2"} {
+			if strings.Contains(line, secret) {
+				t.Errorf("%q in %s", secret, line)
+			}
+		}
+	}
+	srv.log.waitAfter(t, mark, `"cookie":"***"`)
+	srv.log.waitAfter(t, mark, `"authorization":"***"`)
+	srv.log.waitAfter(t, mark, "o***@u")
+}
+
+// One line a request outside of the local environment, with these members.
+func TestRequestLog(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{})))
+	admin, email := srv.member(t, roleAdmin)
+	userID := queryValue[string](t, srv.env["DATABASE_URL"], "select user_id from users where email = $1", email)
+	answer := admin.do("GET", "/hubs?limit=7", nil, "X-Request-Id", "line-1", "User-Agent", "browser-1").want(t, 200)
+	var line map[string]any
+	if err := json.Unmarshal([]byte(srv.log.waitFor(t, "line-1")), &line); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]any{
+		"level": "INFO", "msg": "request", "requestId": "line-1", "method": "GET", "path": "/hubs", "query": "limit=7",
+		"status": 200.0, "bytes": float64(len(answer.body)), "client": admin.ip, "userId": userID, "user-agent": "browser-1",
+		"cookie": "***",
+	} {
+		if line[name] != want {
+			t.Errorf("%s: %v, want %v", name, line[name], want)
+		}
+	}
+	if _, err := time.Parse(time.RFC3339Nano, fmt.Sprint(line["time"])); err != nil {
+		t.Error(err)
+	}
+	if d, ok := line["duration"].(float64); !ok || d <= 0 {
+		t.Errorf("duration: %v", line["duration"])
+	}
+	// Without a user, and with an error.
+	wantProblem(t, srv.client(t).do("PUT", "/hubs", "x", "X-Request-Id", "line-2"), 405, "method_not_allowed")
+	text := srv.log.waitFor(t, `"requestId":"line-2"`, `"status":405`)
+	if strings.Contains(text, "userId") || strings.Contains(text, "cookie") {
+		t.Error(text)
+	}
+	if n := srv.log.count("line-1"); n != 1 {
+		t.Errorf("%d lines for one request", n)
+	}
+
+	local := startServer(t)
+	local.client(t).do("GET", "/hubs", nil, "X-Request-Id", "line-3").want(t, 401)
+	local.stop(t)
+	if n := local.log.count(`"msg":"request"`); n != 0 {
+		t.Errorf("%d request lines in the local environment", n)
+	}
+}
+
+// G4: one line for each sign-in, refusal and sign-out, in every environment, under the
+// id of its request.
+func TestEventsInTheLog(t *testing.T) {
+	t.Parallel()
+	mails := newMailServer(t, mailOptions{})
+	for name, env := range map[string]map[string]string{"local": nil, "staging": stagingEnv(mails), "production": productionEnv(mails)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := startServer(t, env)
+			email := newEmail()
+			testUser(t, srv.env["DATABASE_URL"], email, roleMember)
+			c := srv.client(t)
+			c.do("POST", "/auth/otp/request", map[string]string{"email": email}, "X-Request-Id", "ask").want(t, 200)
+			code := srv.code(t, email)
+			wrong := anotherCode(code)
+			c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": wrong}, "X-Request-Id", "wrong").want(t, 401)
+			c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code}, "X-Request-Id", "right").want(t, 200)
+			c.do("GET", "/hubs", nil, "X-Request-Id", "terms").want(t, 403)
+			c.do("POST", "/auth/logout", nil, "X-Request-Id", "leave").want(t, 204)
+			c.do("GET", "/hubs", nil, "X-Request-Id", "gone").want(t, 401)
+			flood(t, srv, "GET", "/nowhere", "X-Request-Id", "flood").want(t, 429)
+			for id, want := range map[string][]string{
+				"ask":   {`"msg":"code sent"`, `"email":"u***@u`},
+				"wrong": {`"msg":"refused"`, `"code":"invalid_code"`},
+				"right": {`"msg":"signed in"`, `"userId":"`},
+				"terms": {`"msg":"refused"`, `"code":"terms_not_accepted"`},
+				"leave": {`"msg":"signed out"`, `"userId":"`},
+				"gone":  {`"msg":"refused"`, `"code":"unauthenticated"`},
+				"flood": {`"msg":"refused"`, `"code":"rate_limited"`},
+			} {
+				srv.log.waitFor(t, append(want, `"requestId":"`+id+`"`)...)
+			}
+		})
+	}
+}
+
+// anotherCode is a code of the right form that is not this one.
+func anotherCode(code string) string {
+	return string('0'+(code[0]-'0'+1)%10) + code[1:]
+}
+
+// H1: headers have a bound in size and, like bodies, in time; others are served
+// meanwhile.
+func TestSlowAndLargeRequests(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	request := func(padding int) string {
+		return "GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Padding: " + strings.Repeat("x", padding) + "\r\n\r\n"
+	}
+	srv.raw(t, request(15<<10)).want(t, 200)
+	srv.raw(t, request(17<<10)).want(t, 431)
+
+	slow := func(name, start, more string, status int) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", srv.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(patience))
+			io.WriteString(conn, start)
+			ended := make(chan struct{})
+			go func() { // a byte now and then keeps nothing open
+				for tick := time.Tick(time.Second); ; <-tick {
+					if _, err := io.WriteString(conn, more); err != nil {
+						return
+					}
+					select {
+					case <-ended:
+						return
+					default:
+					}
+				}
+			}()
+			var answer bytes.Buffer
+			_, err = io.Copy(&answer, conn) // until the server closes
+			close(ended)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatalf("still open after %v", patience)
+			}
+			if status > 0 && !strings.HasPrefix(answer.String(), fmt.Sprintf("HTTP/1.1 %d ", status)) {
+				t.Errorf("%v, %q", err, answer.String())
+			}
+		})
+	}
+	slow("headers", "GET /openapi.json HTTP/1.1\r\nHost: x\r\n", "X-A: b\r\n", 0)
+	slow("body", "POST /auth/otp/request HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", " ", 400)
+	for range 20 {
+		srv.client(t).do("GET", "/openapi.json", nil).want(t, 200)
+	}
+}
+
+// Whatever a client says its request id is: accepted unchanged or replaced, and always
+// of the one form that may stand in a header, a log and a JSON text.
+func FuzzRequestID(f *testing.F) {
+	for _, id := range []string{"", "a", "A.b_c-9", "a b", "\xff", "\u2028", strings.Repeat("x", 128), strings.Repeat("x", 129), "a\r\nB: c"} {
+		f.Add(id)
+	}
+	handler := fuzzHandler(f, func(s *server) []route { return nil })
+	f.Fuzz(func(t *testing.T, id string) {
+		r := httptest.NewRequest("GET", "/x", nil)
+		r.Header["X-Request-Id"] = []string{id}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		got := w.Header().Values("X-Request-Id")
+		if w.Code != 404 || len(got) != 1 || !requestIDForm.MatchString(got[0]) || requestIDForm.MatchString(id) && got[0] != id {
+			t.Errorf("%q: %d, %q", id, w.Code, got)
+		}
+	})
+}
+
+// fuzzHandler is the pipeline without its limit, which would end the fuzzing.
+func fuzzHandler(t testing.TB, routes func(*server) []route) http.Handler {
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	return s.logRequests(s.setSecurityHeaders(s.setContext(s.checkOrigin(s.register(routes(s))))))
+}
+
+// Whatever a body holds: a 4xx or an input that keeps its rules, and that reads the
+// same when it is encoded again; never a panic, never a 5xx.
+func FuzzJSONBody(f *testing.F) {
+	for _, body := range []string{`{"name":"a"}`, `{"name":" a ","description":"x\ny","status":"archived"}`, `{"name":"a","name":"b"}`,
+		`{"name":"\ud800"}`, `{"name":null}`, `[]`, `{}`, ``, `{"Name":"a"}`, "{\"name\":\"\xff\"}", `{"name":"a"}{}`, `{"name":"\ufffd"}`} {
+		f.Add([]byte(body))
+	}
+	var got *newHub
+	handler := fuzzHandler(f, func(*server) []route {
+		return []route{{"POST", "/x", public, nil, 200, nil, endpoint(func(_ *exchange, in newHub) (nothing, error) {
+			got = &in
+			return nothing{}, nil
+		})}}
+	})
+	read := func(body []byte) (*newHub, int) {
+		got = nil
+		r := httptest.NewRequest("POST", "/x", bytes.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return got, w.Code
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		in, status := read(body)
+		if in == nil {
+			if status < 400 || status > 499 {
+				t.Fatalf("%q: %d", body, status)
+			}
+			return
+		}
+		if !(hub{exampleID, in.name, in.description, in.status, time.Now(), time.Now()}).check() {
+			t.Fatalf("%q was taken, and breaks its contract: %+v", body, in)
+		}
+		first := *in
+		again, err := json.Marshal(map[string]string{"name": first.name, "description": first.description, "status": first.status})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if second, status := read(again); second == nil && len(again) <= maxJSONBody || second != nil && *second != first {
+			t.Fatalf("%q became %+v, and again %+v (%d)", body, first, second, status)
+		}
+	})
+}
+
+// The same for a query string.
+func FuzzQuery(f *testing.F) {
+	for _, query := range []string{"", "limit=1", "limit=01", "limit=9223372036854775808", "offset=10000&orderBy=name", "filters[name]=%25_",
+		"filters%5Bname%5D=a", "limit=1&limit=1", "a;b", "%zz", "filters[name]=%ff", "filters[name]=%00", "orderDirection=desc&filters[status]=active"} {
+		f.Add(query)
+	}
+	var got *hubQuery
+	handler := fuzzHandler(f, func(*server) []route {
+		return []route{{"GET", "/x", public, nil, 200, nil, endpoint(func(_ *exchange, in hubQuery) (nothing, error) {
+			got = &in
+			return nothing{}, nil
+		})}}
+	})
+	read := func(query string) (*hubQuery, int) {
+		got = nil
+		r := httptest.NewRequest("GET", "/x", nil)
+		r.URL.RawQuery = query
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return got, w.Code
+	}
+	f.Fuzz(func(t *testing.T, query string) {
+		in, status := read(query)
+		if in == nil {
+			if status != 400 {
+				t.Fatalf("%q: %d", query, status)
+			}
+			return
+		}
+		if in.limit < 1 || in.limit > 100 || in.offset < 0 || in.offset > 10000 || hubOrders[in.orderBy] == "" ||
+			in.orderDirection != "asc" && in.orderDirection != "desc" {
+			t.Fatalf("%q was taken as %+v", query, in)
+		}
+		first := *in
+		if second, _ := read(encodeQuery(first)); second == nil || encodeQuery(*second) != encodeQuery(first) {
+			t.Fatalf("%q became %+v, and again %+v", query, first, second)
+		}
+	})
+}
+
+func encodeQuery(q hubQuery) string {
+	values := url.Values{"limit": {strconv.Itoa(q.limit)}, "offset": {strconv.Itoa(q.offset)},
+		"orderBy": {q.orderBy}, "orderDirection": {q.orderDirection}}
+	if q.name != nil {
+		values.Set("filters[name]", *q.name)
+	}
+	if q.status != nil {
+		values.Set("filters[status]", *q.status)
+	}
+	return values.Encode()
+}
