@@ -41,7 +41,8 @@ type user struct {
 }
 
 const selectUser = `select u.user_id, u.email, u.permission, u.suspended, u.signed_out_at,
-	t.user_id is not null, clock_timestamp() from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2 `
+	t.user_id is not null, clock_timestamp()
+	from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2 `
 
 // userByID loads a user; sql.ErrNoRows when he is gone.
 func (s *server) userByID(id string) (*user, error) {
@@ -64,7 +65,8 @@ func (s *server) loadUser(query, key string) (*user, error) {
 var (
 	emailForm  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 	domainForm = regexp.MustCompile("^" + domainLabels + "$")
-	emailRule  = rule{name: "email", required: true, trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
+	emailRule  = rule{name: "email", required: true, trim: true, min: 3, max: 254,
+		pattern: emailForm, form: "an e-mail address"}
 )
 
 const (
@@ -103,7 +105,8 @@ func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
 
 type codeProof struct{ email, code string }
 
-var codeRule = rule{name: "code", required: true, pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
+var codeRule = rule{name: "code", required: true,
+	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
 
 func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text(codeRule)} }
 

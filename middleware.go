@@ -294,61 +294,57 @@ func (f *fields) optional(r rule) *string {
 
 // text is the checked text of a field, or the rule's fallback.
 func (f *fields) text(r rule) string {
-	value, sent := f.take(r)
-	if !sent {
-		return value
-	}
-	control := func(c rune) bool {
-		return unicode.IsControl(c) && !(r.multiline && strings.ContainsRune("\r\n\t", c))
-	}
-	if r.trim {
-		value = strings.Trim(value, " ")
-	}
-	length := utf8.RuneCountInString(value)
-	switch {
-	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
-		f.refuse(r.name, "must be one of: "+strings.Join(r.oneOf, ", "))
-	case r.max > 0 && (length < r.min || length > r.max):
-		f.refuse(r.name, fmt.Sprintf("must have %d to %d characters", r.min, r.max))
-	case strings.ContainsFunc(value, control):
-		f.refuse(r.name, "must not have control characters")
-	case r.pattern != nil && !r.pattern.MatchString(value):
-		f.refuse(r.name, "must be "+r.form)
-	}
-	return value
-}
-
-// number is the checked value of a field that holds a whole number, written as a
-// decimal without sign or leading zeros.
-func (f *fields) number(r rule) int {
-	r.number = true
-	text, _ := f.take(r)
-	n, err := strconv.Atoi(text)
-	if err != nil || strconv.Itoa(n) != text || n < r.min || n > r.max {
-		f.refuse(r.name, fmt.Sprintf("must be a whole number from %d to %d", r.min, r.max))
-	}
-	return n
-}
-
-// take hands out a field as sent, or its fallback, and remembers that it is known.
-// U+FFFD is what a lone surrogate decodes to: it stands for text that was lost.
-func (f *fields) take(r rule) (value string, sent bool) {
 	f.rules = append(f.rules, r)
 	values, sent := f.values[r.name]
 	delete(f.values, r.name)
-	if !sent {
-		if r.required {
-			f.refuse(r.name, "is required")
+	switch {
+	case sent:
+		value := values[0]
+		if r.trim {
+			value = strings.Trim(value, " ")
 		}
-		return r.fallback, false
+		if fault := r.fault(value); fault != "" {
+			f.refuse(r.name, fault)
+		} else if len(values) > 1 {
+			f.refuse(r.name, "is there more than once")
+		}
+		return value
+	case r.required:
+		f.refuse(r.name, "is required")
 	}
-	if len(values) > 1 {
-		f.refuse(r.name, "is there more than once")
+	return r.fallback
+}
+
+// number is the checked value of a field that holds a whole number.
+func (f *fields) number(r rule) int {
+	r.number = true
+	n, _ := strconv.Atoi(f.text(r))
+	return n
+}
+
+// fault says what is wrong with a value, or nothing. U+FFFD is what a lone surrogate
+// decodes to: it stands for text that was lost.
+func (r rule) fault(value string) string {
+	length := utf8.RuneCountInString(value)
+	n, err := strconv.Atoi(value)
+	control := func(c rune) bool {
+		return unicode.IsControl(c) && !(r.multiline && strings.ContainsRune("\r\n\t", c))
 	}
-	if !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], utf8.RuneError) {
-		f.refuse(r.name, "must be whole Unicode text")
+	switch {
+	case !utf8.ValidString(value) || strings.ContainsRune(value, utf8.RuneError):
+		return "must be whole Unicode text"
+	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
+		return "must be one of: " + strings.Join(r.oneOf, ", ")
+	case r.number && (err != nil || strconv.Itoa(n) != value || n < r.min || n > r.max): // no sign, no leading zeros
+		return fmt.Sprintf("must be a whole number from %d to %d", r.min, r.max)
+	case !r.number && r.max > 0 && (length < r.min || length > r.max):
+		return fmt.Sprintf("must have %d to %d characters", r.min, r.max)
+	case strings.ContainsFunc(value, control):
+		return "must not have control characters"
+	case r.pattern != nil && !r.pattern.MatchString(value):
+		return "must be " + r.form
 	}
-	return values[0], true
+	return ""
 }
 
 // check is the 400 that names every wrong field, the unknown ones included.
