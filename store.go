@@ -22,9 +22,8 @@ import (
 var schema string
 
 const (
-	poolSize     = 8               // connections, kept open
-	dbTimeout    = 2 * time.Second // a statement; also the wait for a connection
-	dbNetTimeout = 3 * time.Second // a read or write on the socket: later than dbTimeout, so PostgreSQL speaks first
+	poolSize  = 8               // connections, kept open
+	dbTimeout = 2 * time.Second // a statement, a read or write on its socket, the wait for a connection
 )
 
 // store has no context parameters: its statements end by dbTimeout, whether or not
@@ -168,11 +167,11 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 type deadlineConn struct{ net.Conn }
 
 func (c deadlineConn) Read(b []byte) (int, error) {
-	c.SetReadDeadline(time.Now().Add(dbNetTimeout))
+	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	return c.Conn.Read(b)
 }
 
 func (c deadlineConn) Write(b []byte) (int, error) {
-	c.SetWriteDeadline(time.Now().Add(dbNetTimeout))
+	c.SetWriteDeadline(time.Now().Add(dbTimeout))
 	return c.Conn.Write(b)
 }
