@@ -6,6 +6,7 @@ package main
 import (
 	"database/sql"
 	"errors"
+	"math"
 	"net/http"
 	"regexp"
 	"slices"
@@ -132,7 +133,7 @@ func (v sessionView) check() bool {
 }
 
 func viewSession(u *user, expiresAt time.Time) sessionView {
-	return sessionView{u, termsView{TERMS_VERSION, u.accepted}, expiresAt.UTC()}
+	return sessionView{u, termsView{TERMS_VERSION, u.accepted}, expiresAt}
 }
 
 // validateCode exchanges address and code for a session. An unknown address, a
@@ -161,32 +162,34 @@ func (s *server) validateCode(x *exchange, in codeProof) (sessionView, error) {
 	return viewSession(u, expiresAt), nil
 }
 
-// claims is the payload of a session token: no role, no permission. iat and exp
-// carry microseconds: whole seconds would let "sign out everywhere" spare a token
-// of the same second, or kill the next one.
+// claims is the payload of a session token: no role, no permission. Both times are
+// seconds with microseconds: whole ones would let "sign out everywhere" spare a token
+// of the same second, or kill the next one. Numbers of this size hold them exactly.
 type claims struct {
-	Email  string `json:"email"`
-	UserID string `json:"userId"`
-	jwt.RegisteredClaims
+	Email     string  `json:"email"`
+	UserID    string  `json:"userId"`
+	IssuedAt  float64 `json:"iat"` // by the database's clock
+	ExpiresAt float64 `json:"exp"`
+	NotBefore float64 `json:"nbf,omitempty"` // never set here, and kept where it is
+
+	jwt.RegisteredClaims `json:"-"` // for its methods only, which jwt.Claims asks for
 }
 
-// By default the library cuts times to whole seconds. It reads them as floating
-// point numbers, so issuedAt rounds to the microsecond.
-func init() { jwt.TimePrecision = time.Nanosecond }
-
-func (c claims) issuedAt() time.Time { return c.IssuedAt.Round(time.Microsecond) }
+func toSeconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
+func fromSeconds(seconds float64) time.Time {
+	return time.UnixMicro(int64(math.Round(seconds * 1e6))).UTC()
+}
 
 func (s *server) issueToken(u *user) (token string, expiresAt time.Time, err error) {
 	expiresAt = u.now.Add(sessionLife)
-	token, err = jwt.NewWithClaims(jwt.SigningMethodHS256, claims{u.Email, u.UserID, jwt.RegisteredClaims{
-		IssuedAt: jwt.NewNumericDate(u.now), ExpiresAt: jwt.NewNumericDate(expiresAt),
-	}}).SignedString(s.cfg.sessionKeys.Keys[0])
+	token, err = jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Email: u.Email, UserID: u.UserID,
+		IssuedAt: toSeconds(u.now), ExpiresAt: toSeconds(expiresAt)}).SignedString(s.cfg.sessionKeys.Keys[0])
 	return token, expiresAt, err
 }
 
 // verifyToken checks everything that the token alone can tell. The library by
-// itself would take other algorithms, a missing exp, an unknown crit (RFC 7515
-// 4.1.11) and loose base64.
+// itself would take other algorithms, an unknown crit (RFC 7515 4.1.11) and loose
+// base64; its checks of the times would take texts for numbers.
 func (s *server) verifyToken(token string) (c claims, err error) {
 	_, err = tokenParser.ParseWithClaims(token, &c, func(t *jwt.Token) (any, error) {
 		if _, critical := t.Header["crit"]; critical {
@@ -194,14 +197,16 @@ func (s *server) verifyToken(token string) (c claims, err error) {
 		}
 		return s.cfg.sessionKeys, nil
 	})
-	if err == nil && (c.IssuedAt == nil || time.Until(c.issuedAt()) > issuedAtLeeway || !isUUID(c.UserID)) {
-		err = errors.New("no user id, or not issued yet")
+	now := toSeconds(time.Now())
+	inTime := c.NotBefore <= now && 0 < c.IssuedAt && c.IssuedAt <= now+issuedAtLeeway.Seconds() && now < c.ExpiresAt
+	if err == nil && !(inTime && isUUID(c.UserID)) {
+		err = errors.New("no user id, not issued yet, or expired")
 	}
 	return c, err
 }
 
 var tokenParser = jwt.NewParser(
-	jwt.WithValidMethods([]string{"HS256"}), jwt.WithExpirationRequired(), jwt.WithStrictDecoding())
+	jwt.WithValidMethods([]string{"HS256"}), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
 
 var uuidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
@@ -210,16 +215,9 @@ func isUUID(id string) bool { return uuidForm.MatchString(id) }
 // setCookie sets or, with a negative age in seconds, clears the session cookie.
 // Name, path and domain must be the same for both, or the browser keeps it.
 func (s *server) setCookie(x *exchange, token string, maxAge int) {
-	http.SetCookie(x, &http.Cookie{
-		Name:     s.cfg.cookieName,
-		Value:    token,
-		Path:     "/",
-		Domain:   s.cfg.cookieDomain, // empty in the local environment: host-only
-		MaxAge:   maxAge,
-		HttpOnly: true,
-		Secure:   s.cfg.env != envLocal,
-		SameSite: http.SameSiteLaxMode,
-	})
+	http.SetCookie(x, &http.Cookie{Name: s.cfg.cookieName, Value: token, MaxAge: maxAge,
+		Path: "/", Domain: s.cfg.cookieDomain, // no domain in the local environment: host-only
+		HttpOnly: true, Secure: s.cfg.env != envLocal, SameSite: http.SameSiteLaxMode})
 }
 
 // authorize is the session check of every endpoint, in the order of refusals:
@@ -243,10 +241,10 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 		return errUnauthenticated
 	case err != nil:
 		return err
-	case u.Email != token.Email, u.signedOutAt.Valid && token.issuedAt().Before(u.signedOutAt.V):
+	case u.Email != token.Email, u.signedOutAt.Valid && fromSeconds(token.IssuedAt).Before(u.signedOutAt.V):
 		return errUnauthenticated
 	}
-	x.user, x.sessionEnds = u, token.ExpiresAt.Time
+	x.user, x.sessionEnds, x.log = u, fromSeconds(token.ExpiresAt), x.log.With("userId", u.UserID)
 	switch {
 	case u.suspended:
 		return errSuspended
@@ -293,6 +291,6 @@ func (s *server) acceptTerms(x *exchange, in acceptance) (acceptanceView, error)
 // or the user is signed out everywhere.
 func (s *server) logout(x *exchange, _ nothing) (nothing, error) {
 	s.setCookie(x, "", -1)
-	x.log.Info("signed out", "userId", x.user.UserID)
+	x.log.Info("signed out")
 	return nothing{}, nil
 }

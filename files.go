@@ -30,6 +30,7 @@ const (
 	maxFormBytes  = 64 << 10    // of a multipart form besides the file in it
 	transferStart = time.Minute // an upload or download may take this long, and
 	transferPace  = 16 << 10    // a second more for each so many bytes
+	sniffLength   = 512         // bytes that http.DetectContentType looks at
 	tempSuffix    = ".tmp"
 )
 
@@ -199,7 +200,7 @@ func (s *server) openForm(x *exchange) (*multipart.Reader, *uploadBody, error) {
 // receive writes the part to out, finds its type and size, and sees to it that
 // nothing follows.
 func (s *server) receive(f *file, out *os.File, form *multipart.Reader, part *multipart.Part, body *uploadBody) error {
-	head := make([]byte, 512) // as much as http.DetectContentType looks at
+	head := make([]byte, sniffLength)
 	n, err := io.ReadFull(part, head)
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return formError(err)
@@ -257,11 +258,17 @@ func transferTime(bytes int64) time.Duration {
 // tag in it could be SVG or HTML, which Go does not always see: it is no text here.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
-	whole := bytes.TrimRightFunc(head, func(r rune) bool { return r == utf8.RuneError }) // the last character may be cut
-	if strings.HasPrefix(found, "text/") && (bytes.ContainsRune(head, '<') || !utf8.Valid(whole)) {
+	if strings.HasPrefix(found, "text/") && (bytes.ContainsRune(head, '<') || !startsUTF8(head)) {
 		return "application/octet-stream"
 	}
 	return found
+}
+
+// startsUTF8 lets the last character be cut off where the text goes on.
+func startsUTF8(head []byte) bool {
+	valid := bytes.ToValidUTF8(head, nil)
+	cut := len(head) - len(valid)
+	return cut == 0 || len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
 }
 
 func newUUID() string {
@@ -281,7 +288,7 @@ type fileContent struct {
 // check holds the bytes on disk against the row.
 func (c fileContent) check() bool {
 	info, err := c.content.Stat()
-	return err == nil && info.Size() == c.Size && c.file.check()
+	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.check()
 }
 
 // getFile finds the file by id and name. Any signed-in user may read a file whose

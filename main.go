@@ -39,7 +39,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -89,15 +88,10 @@ func loadConfig(getenv func(string) string) (config, error) {
 			errs = append(errs, configError(complaint))
 		}
 	}
-	cfg := config{
-		env:                 getenv("APP_ENV"),
-		addr:                cmp.Or(getenv("ADDR"), "127.0.0.1:8080"),
-		databaseURL:         getenv("DATABASE_URL"),
-		cookieDomain:        getenv("COOKIE_DOMAIN"),
-		allowedOrigins:      list(getenv("ALLOWED_ORIGINS")),
-		allowedOriginDomain: getenv("ALLOWED_ORIGIN_DOMAIN"),
-		filesDir:            cmp.Or(getenv("FILES_DIR"), "data/files"),
-	}
+	cfg := config{env: getenv("APP_ENV"), addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"),
+		databaseURL: getenv("DATABASE_URL"), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files"),
+		cookieDomain: getenv("COOKIE_DOMAIN"), allowedOrigins: list(getenv("ALLOWED_ORIGINS")),
+		allowedOriginDomain: getenv("ALLOWED_ORIGIN_DOMAIN")}
 	prefix, isLocal, isProduction := "__Secure-hubs", cfg.env == envLocal, cfg.env == envProduction
 	if isLocal {
 		prefix = "hubs"
@@ -398,17 +392,16 @@ var accessNames = map[access]string{public: "-", local: "local", signedIn: "sess
 // printRoutes prints the route table, which the README has too.
 func printRoutes(out io.Writer) {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
+	const row = "%-6s  %-22s  %-21s  %s\n"
+	fmt.Fprintf(out, row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
 		limit := s.addressLimit(r.method, r.path).String()
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
-		needs := append([]string{accessNames[r.access]}, r.roles...)
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, strings.TrimSuffix(r.path, "{$}"), strings.Join(needs, ", "), limit)
+		needs := strings.Join(append([]string{accessNames[r.access]}, r.roles...), ", ")
+		fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
-	table.Flush()
 }
 
 // userCommands are the statements behind the user commands; $1 is the address.

@@ -122,7 +122,7 @@ func bodyProblem(err error) error {
 type exchange struct {
 	http.ResponseWriter // net/http's own
 	r                   *http.Request
-	log                 *slog.Logger // from step 3 on it says the request's id and client
+	log                 *slog.Logger // from step 3 on with the request's id and client, then with its user
 	id                  string       // step 3: the request id, in the log and in every error
 	client              netip.Addr   // step 3: the client's address
 	user                *user        // step 6, where the endpoint asks for a session: loaded once, else nil
@@ -513,11 +513,6 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 			w.Header().Set("Connection", "close")
 		}
 		defer func() {
-			if fault := recover(); fault == http.ErrAbortHandler {
-				defer panic(fault)
-			} else if fault != nil {
-				x.fail(fmt.Errorf("panic: %v\n%s", fault, debug.Stack()))
-			}
 			if s.cfg.env == envLocal {
 				return
 			}
@@ -529,10 +524,16 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 					attrs = append(attrs, slog.String(strings.ToLower(name), value))
 				}
 			}
-			if x.user != nil {
-				attrs = append(attrs, slog.String("userId", x.user.UserID))
-			}
 			x.log.LogAttrs(r.Context(), slog.LevelInfo, "request", attrs...)
+		}()
+		defer func() {
+			switch fault := recover(); fault {
+			case nil:
+			case http.ErrAbortHandler: // the way to cut a connection
+				panic(fault)
+			default:
+				x.fail(fmt.Errorf("panic: %v\n%s", fault, debug.Stack()))
+			}
 		}()
 		next.ServeHTTP(x, r)
 	})

@@ -11,6 +11,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -166,9 +167,15 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
+// Read hides io.EOF from lib/pq, which would call the connection bad, upon which
+// database/sql sends the statement again: a write would be done twice.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
-	return c.Conn.Read(b)
+	n, err := c.Conn.Read(b)
+	if err == io.EOF {
+		err = &net.OpError{Op: "read", Net: "tcp", Err: io.ErrUnexpectedEOF}
+	}
+	return n, err
 }
 
 func (c deadlineConn) Write(b []byte) (int, error) {

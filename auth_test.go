@@ -1,0 +1,731 @@
+package main
+
+// Sign-in as the user lives it, and everything that must not pass for a session.
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"hash"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const (
+	rejected = "unauthenticated"
+	sixty    = 60 * 24 * time.Hour
+)
+
+// The whole way in and out, locally, where the code is printed.
+func TestSignIn(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	email := newEmail()
+	userID := testUser(t, srv.env["DATABASE_URL"], email, "member")
+	c := srv.client(t)
+	wantProblem(t, c.do("GET", "/auth/session", nil), 401, rejected)
+
+	askCode(c, strings.ToUpper(email))
+	code := srv.code(t, email)
+	for _, wrong := range []string{otherCode(code, 1), otherCode(code, 500_000)} {
+		r := presentCode(c, email, wrong)
+		if wantProblem(t, r, 401, "invalid_code"); r.header.Get("Set-Cookie") != "" {
+			t.Errorf("a cookie for a wrong code: %v", r)
+		}
+	}
+	wantProblem(t, presentCode(c, newEmail(), code), 401, "invalid_code")
+	view := presentCode(c, " "+strings.ToUpper(email), code).want(t, 200)
+	wantProblem(t, presentCode(srv.client(t), email, code), 401, "invalid_code")
+
+	again := c.do("GET", "/auth/session", nil).want(t, 200)
+	if !bytes.Equal(view.body, again.body) {
+		t.Errorf("the session at sign-in %s\nand after a reload %s", view.body, again.body)
+	}
+	expires, err := time.Parse(time.RFC3339Nano, view.field(t, "expiresAt").(string))
+	if left := time.Until(expires); err != nil || left > sixty || left < sixty-time.Hour {
+		t.Errorf("expires at %v, %v", expires, err)
+	}
+	want := map[string]any{
+		"user":      map[string]any{"userId": userID, "email": email, "permission": "member"},
+		"terms":     map[string]any{"version": TERMS_VERSION, "accepted": false},
+		"expiresAt": expires.Format(time.RFC3339Nano),
+	}
+	if got := view.json(t); !reflect.DeepEqual(got, want) || !strings.HasSuffix(want["expiresAt"].(string), "Z") {
+		t.Errorf("session view %v, want %v", got, want)
+	}
+
+	token := c.token()
+	r := c.do("POST", "/auth/logout", nil).want(t, 204)
+	if len(r.body) != 0 || c.token() != "" {
+		t.Errorf("after sign-out: token %q, %v", c.token(), r)
+	}
+	wantProblem(t, c.do("GET", "/auth/session", nil), 401, rejected)
+	wantProblem(t, c.do("POST", "/auth/logout", nil), 401, rejected)
+	// Sign-out clears the cookie and no more, as the README owns up to.
+	c.setToken(token)
+	c.do("GET", "/auth/session", nil).want(t, 200)
+}
+
+// T6, T7: the cookie to the letter, and that its clearing empties a real jar; T1: the
+// payload has nothing but its four claims.
+func TestCookieAndToken(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	for environment, c := range map[string]struct {
+		env              map[string]string
+		name, attributes string
+	}{
+		"local":  {nil, "hubs_auth_local", "Path=/; Max-Age=%d; HttpOnly; SameSite=Lax"},
+		"prefix": {map[string]string{"COOKIE_PREFIX": "acme"}, "acme_auth_local", "Path=/; Max-Age=%d; HttpOnly; SameSite=Lax"},
+		"staging": {stagingEnv(newMailServer(t, mailOptions{})), "__Secure-hubs_auth_staging",
+			"Path=/; Domain=staging.example.com; Max-Age=%d; HttpOnly; Secure; SameSite=Lax"},
+		"production": {productionEnv(newMailServer(t, mailOptions{})), "__Secure-hubs_auth_production",
+			"Path=/; Domain=example.com; Max-Age=%d; HttpOnly; Secure; SameSite=Lax"},
+	} {
+		t.Run(environment, func(t *testing.T) {
+			t.Parallel()
+			srv := startServer(t, c.env, map[string]string{"DATABASE_URL": database})
+			email := newEmail()
+			userID := testUser(t, database, email, "admin")
+			client := srv.client(t)
+			signedIn := client.signIn(email)
+			token := client.token()
+			want := c.name + "=" + token + "; " + fmt.Sprintf(c.attributes, 5184000)
+			if got := signedIn.header.Values("Set-Cookie"); token == "" || len(got) != 1 || got[0] != want {
+				t.Errorf("Set-Cookie %q\nwant %q", got, want)
+			}
+			if insecure := strings.Replace(srv.base, "https:", "http:", 1); environment != "local" && environment != "prefix" {
+				u, _ := url.Parse(insecure)
+				if got := client.http.Jar.Cookies(u); len(got) != 0 {
+					t.Errorf("sent without TLS: %v", got)
+				}
+			}
+			header, payload := tokenParts(t, token)
+			iat, exp := micros(t, payload["iat"]), micros(t, payload["exp"])
+			if got := slices.Sorted(maps.Keys(payload)); !slices.Equal(got, []string{"email", "exp", "iat", "userId"}) ||
+				payload["email"] != email || payload["userId"] != userID || exp-iat != sixty.Microseconds() {
+				t.Errorf("payload %v", payload)
+			}
+			if header["alg"] != "HS256" || header["typ"] != "JWT" || len(header) != 2 {
+				t.Errorf("header %v", header)
+			}
+			expires, _ := time.Parse(time.RFC3339Nano, signedIn.field(t, "expiresAt").(string))
+			if age := time.Since(time.UnixMicro(iat)); age.Abs() > time.Minute || expires.UnixMicro() != exp {
+				t.Errorf("issued %v ago, exp %d, the view says %v", age, exp, expires)
+			}
+
+			r := client.do("POST", "/auth/logout", nil).want(t, 204)
+			want = c.name + "=; " + fmt.Sprintf(c.attributes, 0)
+			if got := r.header.Values("Set-Cookie"); len(got) != 1 || got[0] != want {
+				t.Errorf("cleared with %q\nwant %q", got, want)
+			}
+			if left := client.http.Jar.Cookies(client.baseURL()); len(left) != 0 {
+				t.Errorf("left in the jar: %v", left)
+			}
+		})
+	}
+}
+
+// tokenParts decodes a token without a look at its signature.
+func tokenParts(t testing.TB, token string) (header, payload map[string]any) {
+	t.Helper()
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		t.Fatalf("%d parts", len(parts))
+	}
+	for i, into := range []*map[string]any{&header, &payload} {
+		text, err := base64.RawURLEncoding.DecodeString(parts[i])
+		decoder := json.NewDecoder(bytes.NewReader(text))
+		decoder.UseNumber()
+		if err != nil || decoder.Decode(into) != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+	}
+	return header, payload
+}
+
+// micros reads a time of a token, in microseconds.
+func micros(t testing.TB, value any) int64 {
+	t.Helper()
+	seconds, err := value.(json.Number).Float64()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int64(math.Round(seconds * 1e6))
+}
+
+// forge makes a token by hand, so that it can be as wrong as one likes.
+func forge(header, payload, key string, newHash func() hash.Hash) string {
+	signed := base64.RawURLEncoding.EncodeToString([]byte(header)) + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))
+	if newHash == nil {
+		return signed + "."
+	}
+	mac := hmac.New(newHash, []byte(key))
+	mac.Write([]byte(signed))
+	return signed + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+const hs256 = `{"alg":"HS256","typ":"JWT"}`
+
+// T1, T2, T4: what is not exactly a token of this server, of now, is none.
+func TestForgedTokens(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	email := newEmail()
+	userID := testUser(t, srv.env["DATABASE_URL"], email, "admin")
+	c := srv.signIn(t, email)
+	real, key := c.token(), srv.env["SESSION_SECRET"]
+
+	in := func(d time.Duration) string { return fmt.Sprint(time.Now().Add(d).Unix()) }
+	claims := func(more string) string { return fmt.Sprintf(`{"email":%q,"userId":%q%s}`, email, userID, more) }
+	times := func(iat, exp string) string { return claims(`,"iat":` + iat + `,"exp":` + exp) }
+	good := times(in(0), in(time.Hour))
+	sign := func(header, payload string) string { return forge(header, payload, key, sha256.New) }
+	alg := func(name string) string { return `{"alg":"` + name + `","typ":"JWT"}` }
+	parts := strings.Split(real, ".")
+
+	for name, token := range map[string]string{
+		"as issued":             real,
+		"signed like the real":  sign(hs256, good),
+		"issued 30 s ahead":     sign(hs256, times(in(30*time.Second), in(time.Hour))),
+		"expires in a minute":   sign(hs256, times(in(-time.Hour), in(time.Minute))),
+		"microseconds in a row": sign(hs256, times(in(0)+".000001", in(time.Hour)+".999999")),
+	} {
+		c.setToken(token)
+		if r := c.do("GET", "/auth/session", nil); r.status != 200 {
+			t.Errorf("%s: %v", name, r) // else the refusals below prove nothing
+		}
+	}
+	forged := map[string]string{
+		"not a token":          "x",
+		"dots":                 "..",
+		"two parts":            parts[0] + "." + parts[1],
+		"four parts":           real + ".x",
+		"no signature":         parts[0] + "." + parts[1] + ".",
+		"trailing dot":         real + ".",
+		"padded":               real + "=",
+		"bearer":               "Bearer" + real,
+		"alg none":             forge(alg("none"), good, "", nil),
+		"alg None":             forge(alg("None"), good, "", nil),
+		"alg none, signed":     sign(alg("none"), good),
+		"no alg":               sign(`{"typ":"JWT"}`, good),
+		"empty alg":            sign(alg(""), good),
+		"alg in lower case":    sign(alg("hs256"), good),
+		"alg not a text":       sign(`{"alg":256,"typ":"JWT"}`, good),
+		"HS384":                forge(alg("HS384"), good, key, sha512.New384),
+		"HS512":                forge(alg("HS512"), good, key, sha512.New),
+		"RS256 by our key":     sign(alg("RS256"), good),
+		"HS384 signed as 256":  sign(alg("HS384"), good),
+		"wrong key":            forge(hs256, good, strings.Repeat("x", 41), sha256.New),
+		"empty key":            forge(hs256, good, "", sha256.New),
+		"key cut short":        forge(hs256, good, key[:40], sha256.New),
+		"crit":                 sign(`{"alg":"HS256","typ":"JWT","crit":["exp"]}`, good),
+		"crit b64":             sign(`{"alg":"HS256","b64":false,"crit":["b64"]}`, good),
+		"empty crit":           sign(`{"alg":"HS256","crit":[]}`, good),
+		"null crit":            sign(`{"alg":"HS256","crit":null}`, good),
+		"no exp":               sign(hs256, claims(`,"iat":`+in(0))),
+		"null exp":             sign(hs256, times(in(0), "null")),
+		"text exp":             sign(hs256, times(in(0), `"`+in(time.Hour)+`"`)),
+		"exp true":             sign(hs256, times(in(0), "true")),
+		"exp in an array":      sign(hs256, times(in(0), "["+in(time.Hour)+"]")),
+		"exp 0":                sign(hs256, times(in(0), "0")),
+		"exp negative":         sign(hs256, times(in(0), "-"+in(time.Hour))),
+		"exp out of range":     sign(hs256, times(in(0), "1e400")),
+		"expired":              sign(hs256, times(in(-time.Hour), in(-time.Second))),
+		"expired now":          sign(hs256, times(in(-time.Hour), in(0))),
+		"no iat":               sign(hs256, claims(`,"exp":`+in(time.Hour))),
+		"null iat":             sign(hs256, times("null", in(time.Hour))),
+		"text iat":             sign(hs256, times(`"`+in(0)+`"`, in(time.Hour))),
+		"issued 2 min ahead":   sign(hs256, times(in(2*time.Minute), in(time.Hour))),
+		"not yet valid":        sign(hs256, claims(`,"iat":`+in(0)+`,"exp":`+in(time.Hour)+`,"nbf":`+in(time.Minute*30))),
+		"no payload":           sign(hs256, ``),
+		"payload null":         sign(hs256, `null`),
+		"payload an array":     sign(hs256, `[`+good+`]`),
+		"payload and more":     sign(hs256, good+`{}`),
+		"no userId":            sign(hs256, strings.Replace(good, "userId", "sub", 1)),
+		"no email":             sign(hs256, strings.Replace(good, `"email"`, `"mail"`, 1)),
+		"empty userId":         sign(hs256, strings.Replace(good, userID, "", 1)),
+		"userId no uuid":       sign(hs256, strings.Replace(good, userID, "1' or '1'='1", 1)),
+		"userId in upper case": sign(hs256, strings.Replace(good, userID, strings.ToUpper(userID)+" ", 1)),
+		"userId not a text":    sign(hs256, strings.Replace(good, `"`+userID+`"`, "1", 1)),
+		"unknown user":         sign(hs256, strings.Replace(good, userID, "00000000-0000-4000-8000-000000000000", 1)),
+		"another's e-mail":     sign(hs256, strings.Replace(good, email, "x"+email, 1)),
+		"e-mail in upper case": sign(hs256, strings.Replace(good, email, strings.ToUpper(email), 1)),
+		"swapped payload":      parts[0] + "." + strings.Split(sign(hs256, good), ".")[1] + "." + parts[2],
+		"signature cut":        real[:len(real)-4],
+		"line break":           strings.Replace(real, ".", ".\n", 1),
+	}
+	// T4: the last of the 43 characters of a signature has two bits that decode to
+	// nothing. A loose decoder takes four tokens for one.
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	last := strings.IndexByte(alphabet, real[len(real)-1])
+	for bits := range 3 {
+		forged[fmt.Sprintf("padding bits %d", bits+1)] = real[:len(real)-1] + string(alphabet[last^(bits+1)])
+	}
+	for name, token := range forged {
+		t.Run(name, func(t *testing.T) {
+			// A header of our own: the jar would refuse some of these.
+			r := c.do("GET", "/auth/session", nil, "Cookie", srv.cookieName()+"="+strings.ReplaceAll(token, "\n", "%0A"))
+			wantProblem(t, r, 401, rejected)
+		})
+	}
+
+	// The right token in the wrong place.
+	c.setToken("")
+	for name, header := range map[string][2]string{
+		"authorization":  {"Authorization", "Bearer " + real},
+		"another cookie": {"Cookie", "hubs_auth=" + real},
+		"other case":     {"Cookie", "Hubs_auth_local=" + real},
+		"of staging":     {"Cookie", "__Secure-hubs_auth_staging=" + real},
+	} {
+		r := srv.client(t).do("GET", "/auth/session", nil, header[:]...)
+		if r.status != 401 {
+			t.Errorf("%s: %v", name, r)
+		}
+	}
+	wantProblem(t, srv.client(t).do("GET", "/auth/session?"+srv.cookieName()+"="+url.QueryEscape(real), nil), 401, rejected)
+}
+
+// T8 and the rotation of keys: the first signs, all verify, one that is gone does not;
+// and a token of staging is nothing on production.
+func TestSessionKeys(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	older, newer := strings.Repeat("old-", 8), strings.Repeat("new-", 8)
+	start := func(secret string) *testServer {
+		return startServer(t, map[string]string{"DATABASE_URL": database, "SESSION_SECRET": secret})
+	}
+	email := newEmail()
+	testUser(t, database, email, "member")
+	before, during, after := start(older), start(newer+","+older), start(newer)
+	tokenOld, tokenNew := before.signIn(t, email).token(), during.signIn(t, email).token()
+
+	m := newMailServer(t, mailOptions{})
+	staging := startServer(t, stagingEnv(m), map[string]string{"DATABASE_URL": database, "SESSION_SECRET": older})
+	production := startServer(t, productionEnv(m), map[string]string{"DATABASE_URL": database, "SESSION_SECRET": newer})
+	tokenStaging := staging.signIn(t, email).token()
+
+	for name, c := range map[string]struct {
+		srv    *testServer
+		token  string
+		status int
+	}{
+		"old token, both keys":      {during, tokenOld, 200},
+		"old token, new key":        {after, tokenOld, 401},
+		"new token, old key":        {before, tokenNew, 401},
+		"new token, both keys":      {during, tokenNew, 200},
+		"new token, new key":        {after, tokenNew, 200},
+		"staging at home":           {staging, tokenStaging, 200},
+		"T8 staging on production":  {production, tokenStaging, 401},
+		"T8 staging's cookie there": {production, "", 401},
+	} {
+		client := c.srv.client(t)
+		var headers []string
+		if c.token != "" {
+			client.setToken(c.token)
+		} else {
+			headers = []string{"Cookie", staging.cookieName() + "=" + tokenStaging}
+		}
+		if r := client.do("GET", "/auth/session", nil, headers...); r.status != c.status {
+			t.Errorf("%s: want %d, got %v", name, c.status, r)
+		}
+	}
+}
+
+// T5: what happens to an account shows at the very next request of a session that
+// began before it; and the way back, where there is one.
+func TestSessionFollowsAccount(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	database := srv.env["DATABASE_URL"]
+	operator := func(args ...string) {
+		t.Helper()
+		if code, out, errOut := runCLI(srv.env, append([]string{"user"}, args...)...); code != 0 {
+			t.Fatalf("user %s: exit %d, %s%s", args, code, out, errOut)
+		}
+	}
+	newHubBody := map[string]string{"name": "North"}
+
+	t.Run("suspended", func(t *testing.T) {
+		c, email := srv.member(t, "admin")
+		operator("suspend", email)
+		for _, r := range []*testResponse{c.do("GET", "/auth/session", nil), c.do("GET", "/hubs", nil),
+			c.do("POST", "/auth/logout", nil), c.do("POST", "/hubs", newHubBody)} {
+			wantProblem(t, r, 403, "account_suspended")
+		}
+		operator("activate", email)
+		c.do("GET", "/hubs", nil).want(t, 200)
+	})
+	t.Run("role", func(t *testing.T) {
+		c, email := srv.member(t, "member")
+		wantProblem(t, c.do("POST", "/hubs", newHubBody), 403, "forbidden")
+		operator("role", email, "admin")
+		c.do("POST", "/hubs", newHubBody).want(t, 201)
+		if role := c.do("GET", "/auth/session", nil).field(t, "user", "permission"); role != "admin" {
+			t.Errorf("permission %v", role)
+		}
+		operator("role", email, "member")
+		wantProblem(t, c.do("POST", "/hubs", newHubBody), 403, "forbidden")
+	})
+	t.Run("deleted", func(t *testing.T) {
+		c, email := srv.member(t, "admin")
+		execSQL(t, database, "delete from users where email = $1", email)
+		wantProblem(t, c.do("GET", "/hubs", nil), 401, rejected)
+		testUser(t, database, email, "admin") // the same address, but another user
+		wantProblem(t, c.do("GET", "/hubs", nil), 401, rejected)
+	})
+	t.Run("e-mail", func(t *testing.T) {
+		c, email := srv.member(t, "admin")
+		execSQL(t, database, "update users set email = 'x' || email where email = $1", email)
+		wantProblem(t, c.do("GET", "/hubs", nil), 401, rejected)
+	})
+	t.Run("signed out everywhere", func(t *testing.T) {
+		c, email := srv.member(t, "member")
+		other := srv.client(t)
+		other.signIn(email)
+		operator("signout", email)
+		wantProblem(t, c.do("GET", "/hubs", nil), 401, rejected)
+		wantProblem(t, other.do("GET", "/hubs", nil), 401, rejected)
+		srv.signIn(t, email).do("GET", "/hubs", nil).want(t, 200)
+		wantProblem(t, c.do("GET", "/hubs", nil), 401, rejected)
+	})
+	// Exact to the microsecond, both ways: neither is an older session spared because
+	// it began in the same second, nor is the next one killed.
+	t.Run("signed out everywhere, exactly", func(t *testing.T) {
+		c, email := srv.member(t, "member")
+		for range 20 {
+			_, payload := tokenParts(t, c.token())
+			issued := micros(t, payload["iat"])
+			for shift, status := range map[int64]int{-1: 200, 0: 200, 1: 401} {
+				execSQL(t, database, "update users set signed_out_at = 'epoch'::timestamptz + $2 * interval '1 microsecond' where email = $1",
+					email, issued+shift)
+				if r := c.do("GET", "/auth/session", nil); r.status != status {
+					t.Errorf("issued at %d, signed out %+d µs: %v", issued, shift, r)
+				}
+			}
+			// Any other microsecond will do for the next round.
+			next := fmt.Sprintf("%d.%06d", issued/1e6, (issued+47_111)%1e6)
+			c.setToken(forge(hs256, fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%s,"exp":%d}`, email, payload["userId"],
+				next, time.Now().Unix()+1000), srv.env["SESSION_SECRET"], sha256.New))
+		}
+	})
+	t.Run("between code and validation", func(t *testing.T) {
+		for what, c := range map[string]struct {
+			change string
+			status int
+			code   string
+		}{
+			"suspended": {"update users set suspended = true where email = $1", 403, "account_suspended"},
+			"deleted":   {"delete from users where email = $1", 401, "invalid_code"},
+			"e-mail":    {"update users set email = 'x' || email where email = $1", 401, "invalid_code"},
+		} {
+			email := newEmail()
+			testUser(t, database, email, "member")
+			client := srv.client(t)
+			askCode(client, email)
+			code := srv.code(t, email)
+			execSQL(t, database, c.change, email)
+			r := presentCode(client, email, code)
+			if wantProblem(t, r, c.status, c.code); r.header.Get("Set-Cookie") != "" {
+				t.Errorf("%s: a cookie: %v", what, r)
+			}
+		}
+	})
+}
+
+// O6: to whom an address belongs can't be told: not when asking for a code, not when
+// presenting one, not when refused for asking too often.
+func TestAddressesLookAlike(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	srv := startServer(t, stagingEnv(m))
+	known, suspended, unknown := newEmail(), newEmail(), newEmail()
+	testUser(t, srv.env["DATABASE_URL"], known, "member")
+	testUser(t, srv.env["DATABASE_URL"], suspended, "member")
+	execSQL(t, srv.env["DATABASE_URL"], "update users set suspended = true where email = $1", suspended)
+	c := srv.client(t)
+	alike := func(what string, status int, send func(email string) *testResponse) {
+		t.Helper()
+		want := send(known).want(t, status)
+		for _, email := range []string{suspended, unknown} {
+			got := send(email)
+			if a, b := withoutChance(want), withoutChance(got); a != b {
+				t.Errorf("%s: known %s\n%s %s", what, a, email, b)
+			}
+		}
+	}
+	request := func(email string) *testResponse {
+		return c.do("POST", "/auth/otp/request", map[string]string{"email": email}, "X-Request-Id", "one")
+	}
+	alike("request", 200, request)
+	code := m.waitMail(t, known).code(t)
+	validate := func(email string) *testResponse {
+		return c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": otherCode(code, 1)}, "X-Request-Id", "one")
+	}
+	for range 4 {
+		alike("request", 200, request)
+	}
+	alike("sixth request", 429, request)
+	for range 10 {
+		alike("validation", 401, validate)
+	}
+	alike("eleventh validation", 429, validate)
+	srv.log.waitFor(t, "code not sent", maskedEmail(suspended))
+	srv.log.waitFor(t, "code not sent", maskedEmail(unknown))
+	if n := len(m.received()); n != 1 {
+		t.Errorf("%d mails, 1 of them to an active user", n)
+	}
+}
+
+// withoutChance is an answer without what differs between any two: the date, and by a
+// second, the time to wait.
+func withoutChance(r *testResponse) string {
+	h := r.header.Clone()
+	h.Del("Date")
+	if after := h.Get("Retry-After"); regexp.MustCompile(`^(8[5-9][0-9]|900)$`).MatchString(after) {
+		h.Set("Retry-After", "15 minutes")
+	}
+	return fmt.Sprintf("%d %v %s", r.status, h, r.body)
+}
+
+// O3, O4, O5: the guesses at one mailbox are counted before they are looked at,
+// wherever they come from, and no new code gives new ones.
+func TestGuessesAreCounted(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	// attempts presents codes from as many addresses, all at once, and counts the answers.
+	attempts := func(t *testing.T, n int, email, code string) map[int]int {
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		counts := map[int]int{}
+		for range n {
+			c := srv.client(t)
+			all.Go(func() {
+				r := presentCode(c, email, code)
+				mu.Lock()
+				defer mu.Unlock()
+				counts[r.status]++
+			})
+		}
+		all.Wait()
+		return counts
+	}
+	withCode := func(t *testing.T) (email, code string) {
+		email = newEmail()
+		testUser(t, srv.env["DATABASE_URL"], email, "member")
+		askCode(srv.client(t), email)
+		return email, srv.code(t, email)
+	}
+	t.Run("O3", func(t *testing.T) {
+		email, code := withCode(t)
+		if got := attempts(t, 100, email, code); !maps.Equal(got, map[int]int{200: 1, 401: 9, 429: 90}) {
+			t.Errorf("100 right answers at once: %v", got)
+		}
+	})
+	t.Run("O4", func(t *testing.T) {
+		email, code := withCode(t)
+		if got := attempts(t, 40, email, otherCode(code, 1)); !maps.Equal(got, map[int]int{401: 10, 429: 30}) {
+			t.Errorf("40 wrong answers at once: %v", got)
+		}
+		wantProblem(t, presentCode(srv.client(t), email, code), 429, "rate_limited")
+	})
+	t.Run("O5", func(t *testing.T) {
+		email, code := withCode(t)
+		presentCode(srv.client(t), email, code).want(t, 200)
+		c := srv.client(t)
+		for n := range 9 {
+			if n == 5 {
+				askCode(c, email)
+				code = srv.code(t, email)
+			}
+			wantProblem(t, presentCode(c, email, otherCode(code, 1)), 401, "invalid_code")
+		}
+		wantProblem(t, presentCode(c, email, code), 429, "rate_limited")
+	})
+	t.Run("requests", func(t *testing.T) {
+		email, code := withCode(t)
+		c := srv.client(t)
+		for range 5 {
+			askCode(c, email)
+		}
+		r := c.do("POST", "/auth/otp/request", map[string]string{"email": email})
+		wantProblem(t, r, 429, "rate_limited")
+		presentCode(c, email, code).want(t, 200) // to be refused a new code spoils no old one
+	})
+}
+
+// Accepting the terms: the gate before, the first time kept, no other version.
+func TestTerms(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	database, email := srv.env["DATABASE_URL"], newEmail()
+	userID := testUser(t, database, email, "admin")
+	c := srv.signIn(t, email)
+	gate := func(closed bool) {
+		t.Helper()
+		for _, r := range []*testResponse{c.do("GET", "/hubs", nil), c.do("POST", "/hubs", map[string]string{"name": "North"})} {
+			if (r.status == 403) != closed {
+				t.Errorf("closed should be %v: %v", closed, r)
+			} else if closed {
+				wantProblem(t, r, 403, "terms_not_accepted")
+			}
+		}
+		if got := c.do("GET", "/auth/session", nil).want(t, 200).field(t, "terms", "accepted"); got == closed {
+			t.Errorf("accepted: %v", got)
+		}
+	}
+	accept := func(version string) *testResponse {
+		return c.do("POST", "/terms/acceptance", map[string]string{"version": version})
+	}
+	gate(true)
+	for _, version := range []string{"2026-10-31", TERMS_VERSION + " ", strings.ToUpper(TERMS_VERSION) + "x", "x"} {
+		wantProblem(t, accept(version), 409, "conflict")
+	}
+	for _, body := range []string{`{}`, `{"version":""}`, `{"version":null}`, `{"version":20261101}`,
+		`{"version":"` + TERMS_VERSION + `","userId":"` + userID + `"}`} {
+		wantProblem(t, c.do("POST", "/terms/acceptance", body), 400, "invalid_request")
+	}
+	wantProblem(t, srv.client(t).do("POST", "/terms/acceptance", map[string]string{"version": TERMS_VERSION}), 401, rejected)
+	gate(true)
+
+	// Two at once: one time, in both answers.
+	var both [2]*testResponse
+	var all sync.WaitGroup
+	for i := range both {
+		all.Go(func() { both[i] = accept(TERMS_VERSION) })
+	}
+	all.Wait()
+	first := both[0].want(t, 200)
+	time.Sleep(time.Millisecond) // a second time would be another
+	for _, r := range []*testResponse{both[1], accept(TERMS_VERSION)} {
+		if !bytes.Equal(r.want(t, 200).body, first.body) {
+			t.Errorf("accepted twice: %s, then %s", first.body, r.body)
+		}
+	}
+	at, err := time.Parse(time.RFC3339Nano, first.field(t, "acceptedAt").(string))
+	if view := first.json(t); err != nil || time.Since(at).Abs() > time.Minute || at.Location() != time.UTC ||
+		len(view) != 2 || view["version"] != TERMS_VERSION {
+		t.Errorf("%s: %v", first.body, err)
+	}
+	gate(false)
+	// The constant raised is the acceptance of another version: the gate is shut again.
+	execSQL(t, database, "update terms_acceptances set version = '2025-01-01' where user_id = $1", userID)
+	gate(true)
+	accept(TERMS_VERSION).want(t, 200)
+	gate(false)
+}
+
+// Z2: a database out of reach is a 503, never a session and never the lack of one; a
+// request for a code does not even notice (O6), and once it is back all is as before.
+func TestDatabaseAway(t *testing.T) {
+	t.Parallel()
+	for name, away := range map[string]func(*tcpProxy){"cut": (*tcpProxy).cut, "hangs": (*tcpProxy).hang} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct := newDatabase(t)
+			proxy, database := proxyURL(t, direct)
+			srv := startServer(t, map[string]string{"DATABASE_URL": database})
+			srv.allowErrors("unavailable", "code not sent")
+			c, _ := srv.member(t, "admin")
+			email := newEmail()
+			testUser(t, direct, email, "member")
+			guest := srv.client(t)
+			askCode(guest, email)
+			code := srv.code(t, email)
+
+			away(proxy)
+			var all sync.WaitGroup
+			for _, send := range []func() *testResponse{
+				func() *testResponse { return c.do("GET", "/auth/session", nil) },
+				func() *testResponse { return c.do("POST", "/auth/logout", nil) },
+				func() *testResponse { return c.do("GET", "/hubs", nil) },
+				func() *testResponse {
+					return c.do("POST", "/terms/acceptance", map[string]string{"version": TERMS_VERSION})
+				},
+				func() *testResponse { return c.do("GET", "/healthz", nil) },
+				func() *testResponse { return presentCode(guest, email, code) },
+			} {
+				all.Go(func() {
+					r := send()
+					wantProblem(t, r, 503, "unavailable")
+					if r.header.Get("Set-Cookie") != "" {
+						t.Errorf("a cookie with a 503: %v", r)
+					}
+				})
+			}
+			// What needs no database is decided without it.
+			wantProblem(t, srv.client(t).do("GET", "/hubs", nil), 401, rejected)
+			wantProblem(t, presentCode(guest, newEmail(), code), 401, "invalid_code")
+			wantProblem(t, presentCode(guest, email, otherCode(code, 1)), 401, "invalid_code")
+			askCode(guest, newEmail())
+			srv.log.waitFor(t, "code not sent", "ERROR")
+			all.Wait()
+
+			proxy.resume()
+			waitUntil(t, "recovered", func() bool { r, _ := c.try("GET", "/auth/session", nil); return r.status == 200 })
+			if guest.token() != "" {
+				t.Fatal("signed in while the database was away")
+			}
+			// The code was used up by the attempt; a new one is to be had at once.
+			wantProblem(t, presentCode(guest, email, code), 401, "invalid_code")
+			guest.signIn(email)
+		})
+	}
+}
+
+// What a request costs that only asks whether there is a session: the token, and the
+// whole way through the pipeline with its one query.
+func BenchmarkSessionCheck(b *testing.B) {
+	env := serverEnv(b)
+	cfg, err := loadConfig(lookup(env))
+	if err != nil {
+		b.Fatal(err)
+	}
+	st, err := openStore(env["DATABASE_URL"])
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.db.Close()
+	srv := newServer(cfg, st, io.Discard)
+	handler := srv.pipeline()
+	email := newEmail()
+	userID := testUser(b, env["DATABASE_URL"], email, "member")
+	now := time.Now().Unix()
+	token := forge(hs256, fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d.123456,"exp":%d.123456}`, email, userID, now, now+3600),
+		env["SESSION_SECRET"], sha256.New)
+	b.Run("token", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := srv.verifyToken(token); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("request", func(b *testing.B) {
+		b.ReportAllocs()
+		for n := 0; b.Loop(); n++ {
+			r := httptest.NewRequest("GET", "/auth/session", nil)
+			r.RemoteAddr = one(n&0xffff) + ":4711"
+			r.AddCookie(&http.Cookie{Name: cfg.cookieName, Value: token})
+			w := httptest.NewRecorder()
+			if handler.ServeHTTP(w, r); w.Code != 200 {
+				b.Fatal(w.Body)
+			}
+		}
+	})
+}

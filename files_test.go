@@ -1,0 +1,873 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// startInside is startServer for what can't be brought about from outside: change
+// gets at the server before its first request.
+func startInside(t testing.TB, change func(*server, *httptest.Server), overrides ...map[string]string) *testServer {
+	t.Helper()
+	ts := newTestServer(serverEnv(t, overrides...))
+	cfg, err := loadConfig(lookup(ts.env))
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := openStore(cfg.databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(cfg, st, ts.log)
+	if err := s.openFiles(); err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewUnstartedServer(s.pipeline())
+	change(s, web)
+	s.startMail()
+	web.Start()
+	ts.addr, ts.base = web.Listener.Addr().String(), web.URL
+	t.Cleanup(func() {
+		web.Close()
+		close(s.codeJobs)
+		s.mailing.Wait()
+		s.filesLock.Close()
+		st.db.Close()
+		close(ts.done)
+		ts.checkLog(t)
+	})
+	return ts
+}
+
+// elsewhere is the same session from another address: the limits are other ones.
+func (c *testClient) elsewhere() *testClient {
+	moved, n := *c, serial.Add(1)
+	moved.ip = fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
+	return &moved
+}
+
+const formType = "multipart/form-data; boundary=edge"
+
+// form is a form of parts as given: header lines and content in turn.
+func form(parts ...string) string {
+	var b strings.Builder
+	for pair := range slices.Chunk(parts, 2) {
+		b.WriteString("--edge\r\n" + pair[0] + "\r\n\r\n" + pair[1] + "\r\n")
+	}
+	return b.String() + "--edge--\r\n"
+}
+
+// filePart is the header of the part with the file; the name stands in it as given.
+func filePart(name string) string {
+	return `Content-Disposition: form-data; name="file"; filename="` + name + `"`
+}
+
+// sendForm sends a form from an address of its own; with chunked its length is not told.
+func (c *testClient) sendForm(body string, chunked bool, headers ...string) *testResponse {
+	c.t.Helper()
+	var reader io.Reader = strings.NewReader(body)
+	if chunked {
+		reader = struct{ io.Reader }{reader}
+	}
+	return c.elsewhere().do("POST", "/files/upload", reader, append([]string{"Content-Type", formType}, headers...)...)
+}
+
+// stored checks an upload's answer to the last member.
+func (r *testResponse) stored(t testing.TB) (f file) {
+	t.Helper()
+	r.want(t, 201)
+	decoder := json.NewDecoder(bytes.NewReader(r.body))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&f); err != nil {
+		t.Fatalf("%v: %v", err, r)
+	}
+	if !isUUID(f.FileID) || f.Path != "/files/"+f.FileID+"/"+url.PathEscape(f.Name) || r.header.Get("Location") != f.Path ||
+		f.CreatedAt.IsZero() || f.CreatedAt.Location() != time.UTC {
+		t.Errorf("not a whole file: %v", r)
+	}
+	return f
+}
+
+// filesIn lists what lies in a server's FILES_DIR, but for the lock.
+func (s *testServer) filesIn(t testing.TB) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(s.env["FILES_DIR"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if entry.Name() != ".lock" {
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}
+
+// wantStored: there are n files, and the folder has them and nothing else. So no
+// temporary file is left, no bytes without a row, no row without bytes.
+func (s *testServer) wantStored(t testing.TB, n int) {
+	t.Helper()
+	ids := queryValue[string](t, s.env["DATABASE_URL"],
+		`select coalesce(string_agg(file_id::text, ' ' order by file_id::text collate "C"), '') from files`)
+	if names := s.filesIn(t); len(names) != n || strings.Join(names, " ") != ids {
+		t.Errorf("want %d files, have %q on disk, rows of %q", n, names, ids)
+	}
+}
+
+// uploading is an upload that has got as far as the disk and waits there for the rest.
+type uploading struct {
+	rest   *io.PipeWriter
+	answer chan *testResponse // one; status 0: the connection broke
+}
+
+// startUpload sends half of a form. It returns when the server has begun to write.
+func (c *testClient) startUpload(name string) *uploading {
+	c.t.Helper()
+	before := c.srv.tempFiles(c.t)
+	u := c.beginUpload(name)
+	waitUntil(c.t, "a temporary file", func() bool { return c.srv.tempFiles(c.t) > before })
+	return u
+}
+
+func (c *testClient) beginUpload(name string) *uploading {
+	reader, writer := io.Pipe()
+	u := &uploading{writer, make(chan *testResponse, 1)}
+	go func() {
+		r, err := c.elsewhere().try("POST", "/files/upload", reader, "Content-Type", formType)
+		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // frees a writer whom nobody reads any more
+		u.answer <- r
+	}()
+	half, _, _ := strings.Cut(form(filePart(name), uploadingContent), "|")
+	io.WriteString(writer, half)
+	return u
+}
+
+// uploadingContent is the file of an uploading; it stops at the bar.
+var uploadingContent = strings.Repeat("first half ", 8000) + "|" + strings.Repeat("second half", 8000)
+
+// finish sends the rest and returns the answer.
+func (u *uploading) finish() *testResponse {
+	_, rest, _ := strings.Cut(form(filePart(""), uploadingContent), "|")
+	io.WriteString(u.rest, "|"+rest)
+	u.rest.Close()
+	return <-u.answer
+}
+
+// tempFiles counts the uploads that are being written.
+func (s *testServer) tempFiles(t testing.TB) (n int) {
+	t.Helper()
+	for _, name := range s.filesIn(t) {
+		if info, err := os.Stat(filepath.Join(s.env["FILES_DIR"], name)); err == nil && info.Size() > 0 && strings.HasSuffix(name, tempSuffix) {
+			n++
+		}
+	}
+	return n
+}
+
+// wantFile fetches a file and holds everything that the answer says against it.
+func (c *testClient) wantFile(t testing.TB, f file, content string) {
+	t.Helper()
+	for _, method := range []string{"GET", "HEAD"} {
+		r := c.elsewhere().do(method, f.Path, nil).want(t, 200)
+		if method == "GET" && string(r.body) != content || method == "HEAD" && len(r.body) != 0 {
+			t.Errorf("%s: %d bytes came back of %d", f.Path, len(r.body), len(content))
+		}
+		_, params, err := mime.ParseMediaType(r.header.Get("Content-Disposition"))
+		for name, got := range map[string]string{
+			"Content-Length": fmt.Sprint(len(content)), "Content-Type": f.ContentType, "ETag": `"` + f.FileID + `"`,
+			"Content-Security-Policy": strictCSP + "; sandbox", "Cache-Control": "private, no-cache", "Accept-Ranges": "bytes",
+		} {
+			if r.header.Get(name) != got {
+				t.Errorf("%s %s: %s: %q, want %q", method, f.Path, name, r.header.Get(name), got)
+			}
+		}
+		if err != nil || params["filename"] != f.Name {
+			t.Errorf("%s: Content-Disposition %q: %v", f.Path, r.header.Get("Content-Disposition"), err)
+		}
+	}
+}
+
+func TestUploadedFileComesBack(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	big := strings.Repeat("0123456789abcdef", 1<<16) // 1 MiB
+	n := 0
+	for _, test := range []struct{ sent, name, content string }{
+		{"empty.txt", "empty.txt", ""},
+		{"one.bin", "one.bin", "\x00"},
+		{"big.txt", "big.txt", big},
+		{"naïve 文件 🚀.txt", "naïve 文件 🚀.txt", "x"},
+		{"a b+c&d=e#f?g.txt", "a b+c&d=e#f?g.txt", "x"},
+		{`say \"hi\".txt`, `say "hi".txt`, "x"},
+		{"it's.txt", "it's.txt", "x"},
+		{"100%.txt", "100%.txt", "x"},
+		{"a%2Fb.txt", "a%2Fb.txt", "x"},
+		{"%2e%2e", "%2e%2e", "x"},
+		{"semi;colon.txt", "semi;colon.txt", "x"},
+		{"...", "...", "x"},
+		{".hidden", ".hidden", "x"},
+		{"../../etc/passwd", "passwd", "x"},
+		{`C:\fakepath\photo.png`, "photo.png", "x"},
+		{"upload", "upload", "x"},
+		{strings.Repeat("n", 255), strings.Repeat("n", 255), "x"},
+		{strings.Repeat("é", 127) + "n", strings.Repeat("é", 127) + "n", "x"},
+		{"<script>.html", "<script>.html", "x"},
+		{"U+202E \u202Egnp.exe", "U+202E \u202Egnp.exe", "x"},
+	} {
+		f := c.sendForm(form(filePart(test.sent), test.content), n%2 == 0).stored(t)
+		n++
+		if f.Name != test.name || f.Size != int64(len(test.content)) {
+			t.Errorf("%q: stored as %q, %d bytes", test.sent, f.Name, f.Size)
+		}
+		c.wantFile(t, f, test.content)
+	}
+	s.wantStored(t, n)
+
+	// Content-Disposition as RFC 5987 has it, which some clients send.
+	f := c.sendForm(form(`Content-Disposition: form-data; name="file"; filename*=UTF-8''na%C3%AFve.txt`, "x"), false).stored(t)
+	if f.Name != "naïve.txt" {
+		t.Errorf("stored as %q", f.Name)
+	}
+}
+
+// Any signed-in user who knows the path may read, and nobody else.
+func TestFileIsReadByItsPath(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	other, _ := s.member(t, "member")
+	other.wantFile(t, f, "content")
+
+	wantProblem(t, s.client(t).do("GET", f.Path, nil), 401, "unauthenticated")
+	email := newEmail()
+	testUser(t, s.env["DATABASE_URL"], email, "member")
+	wantProblem(t, s.signIn(t, email).do("GET", f.Path, nil), 403, "terms_not_accepted")
+	for _, path := range []string{
+		"/files/" + f.FileID + "/b.txt", "/files/" + f.FileID + "/A.txt", "/files/" + f.FileID + "/", "/files/" + f.FileID,
+		"/files/" + strings.ToUpper(f.FileID) + "/a.txt", "/files/" + newUUID() + "/a.txt", "/files/{" + f.FileID + "}/a.txt",
+		f.Path + "/", "/files//" + f.FileID + "/a.txt", "/files/",
+	} {
+		wantProblem(t, other.do("GET", path, nil), 404, "not_found")
+	}
+}
+
+// F2: what a browser could run is never shown in place, whatever the client called it.
+func TestFileTypeIsTheServersOwnFinding(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	const octets, text = "application/octet-stream", "text/plain; charset=utf-8"
+	for name, test := range map[string]struct{ content, kind, disposition string }{
+		"html":               {"<!DOCTYPE html><script>alert(1)</script>", octets, "attachment"},
+		"html after spaces":  {"  \n<html>", octets, "attachment"},
+		"tag in a text":      {"hello <script>alert(1)</script>", octets, "attachment"},
+		"svg":                {`<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>`, octets, "attachment"},
+		"svg with prologue":  {`<?xml version="1.0"?><svg onload="alert(1)"/>`, octets, "attachment"},
+		"svg behind comment": {`<!-- c --><svg onload="alert(1)"/>`, octets, "attachment"},
+		"pdf":                {"%PDF-1.7\n<script>", "application/pdf", "attachment"},
+		"zip":                {"PK\x03\x04", "application/zip", "attachment"},
+		"binary":             {"\x00\x01\x02", octets, "attachment"},
+		"utf-16 svg":         {"\xff\xfe<\x00s\x00v\x00g\x00>\x00", octets, "attachment"},
+		"utf-16 text":        {"\xff\xfea\x00b\x00", octets, "attachment"},
+		"latin-1":            {"caf\xe9 au lait", octets, "attachment"},
+		"latin-1 at the end": {"caf\xe9", octets, "attachment"},
+		"koi8-r":             {"\xf0\xd2\xc9\xd7\xc5\xd4", octets, "attachment"},
+		"utf-7 html":         {"+ADw-script+AD4-", text, "inline"}, // harmless: the charset is named
+		"utf-8":              {"café au lait", text, "inline"},
+		"empty":              {"", text, "inline"},
+		"script":             {"alert(1)", text, "inline"}, // nosniff keeps it from being run
+		"cut character":      {strings.Repeat("a", 511) + "é", text, "inline"},
+		"broken character":   {strings.Repeat("a", 510) + "\xc3a" + strings.Repeat("a", 90), octets, "attachment"},
+		"png":                {"\x89PNG\r\n\x1a\n\x00", "image/png", "inline"},
+		"jpeg":               {"\xff\xd8\xff\xe0", "image/jpeg", "inline"},
+		"gif polyglot":       {"GIF89a/*<script>alert(1)</script>*/", "image/gif", "inline"},
+		"webp":               {"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp", "inline"},
+		"bmp":                {"BM\x00\x00", "image/bmp", "attachment"},
+		"mp4":                {"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "video/mp4", "attachment"},
+	} {
+		header := filePart("photo.png") + "\r\nContent-Type: image/png"
+		if test.disposition == "inline" {
+			header = filePart("page.html") + "\r\nContent-Type: text/html"
+		}
+		f := c.sendForm(form(header, test.content), false).stored(t)
+		if f.ContentType != test.kind {
+			t.Errorf("%s: %q, want %q", name, f.ContentType, test.kind)
+		}
+		c.wantFile(t, f, test.content) // nosniff and the sandbox among others
+		r := c.elsewhere().do("GET", f.Path, nil)
+		if kind, _, _ := mime.ParseMediaType(r.header.Get("Content-Disposition")); kind != test.disposition {
+			t.Errorf("%s: %q, want %q", name, kind, test.disposition)
+		}
+	}
+}
+
+func TestFileRangesAndConditions(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	f := c.upload("a.txt", []byte("0123456789")).stored(t)
+	etag := `"` + f.FileID + `"`
+	date := func(d time.Duration) string { return f.CreatedAt.Add(d).Format(http.TimeFormat) }
+	for _, test := range []struct {
+		headers      []string
+		status       int
+		body         string
+		contentRange string
+	}{
+		{nil, 200, "0123456789", ""},
+		{[]string{"Range", "bytes=0-0"}, 206, "0", "bytes 0-0/10"},
+		{[]string{"Range", "bytes=2-5"}, 206, "2345", "bytes 2-5/10"},
+		{[]string{"Range", "bytes=7-"}, 206, "789", "bytes 7-9/10"},
+		{[]string{"Range", "bytes=7-99"}, 206, "789", "bytes 7-9/10"},
+		{[]string{"Range", "bytes=-3"}, 206, "789", "bytes 7-9/10"},
+		{[]string{"Range", "bytes=10-"}, 416, "", "bytes */10"},
+		{[]string{"Range", "bytes=0-0", "If-Range", etag}, 206, "0", "bytes 0-0/10"},
+		{[]string{"Range", "bytes=0-0", "If-Range", `"other"`}, 200, "0123456789", ""},
+		{[]string{"Range", "bytes=0-0", "If-Match", `"other"`}, 412, "", ""},
+		{[]string{"If-None-Match", etag}, 304, "", ""},
+		{[]string{"If-None-Match", `"other", W/` + etag}, 304, "", ""},
+		{[]string{"If-None-Match", "*"}, 304, "", ""},
+		{[]string{"If-None-Match", `"other"`}, 200, "0123456789", ""},
+		{[]string{"If-Match", etag}, 200, "0123456789", ""},
+		{[]string{"If-Match", `"other"`}, 412, "", ""},
+		{[]string{"If-Modified-Since", date(time.Hour)}, 304, "", ""},
+		{[]string{"If-Modified-Since", date(-time.Hour)}, 200, "0123456789", ""},
+		{[]string{"If-Unmodified-Since", date(-time.Hour)}, 412, "", ""},
+	} {
+		for _, method := range []string{"GET", "HEAD"} {
+			r := c.do(method, f.Path, nil, test.headers...)
+			switch test.status {
+			case 412:
+				wantProblem(t, r, 412, "precondition_failed")
+			case 416:
+				wantProblem(t, r, 416, "range_not_satisfiable")
+			default:
+				if r.status != test.status || method == "GET" && string(r.body) != test.body {
+					t.Errorf("%s %q: %v", method, test.headers, r)
+				}
+			}
+			if got := r.header.Get("Content-Range"); got != test.contentRange {
+				t.Errorf("%s %q: Content-Range %q, want %q", method, test.headers, got, test.contentRange)
+			}
+			if wantTag := map[bool]string{true: etag}[test.status < 400]; r.header.Get("ETag") != wantTag {
+				t.Errorf("%s %q: ETag %q", method, test.headers, r.header.Get("ETag"))
+			}
+		}
+	}
+
+	r := c.do("GET", f.Path, nil, "Range", "bytes=0-1,8-").want(t, 206)
+	_, params, _ := mime.ParseMediaType(r.header.Get("Content-Type"))
+	parts := multipart.NewReader(bytes.NewReader(r.body), params["boundary"])
+	for _, want := range []string{"01", "89"} {
+		part, err := parts.NextPart()
+		if err != nil {
+			t.Fatal(err, r)
+		}
+		if got, _ := io.ReadAll(part); string(got) != want || part.Header.Get("Content-Type") != f.ContentType {
+			t.Errorf("part %q as %v, want %q", got, part.Header, want)
+		}
+	}
+}
+
+// F3: the limit holds to the byte, whether or not the length is told beforehand.
+func TestUploadLimits(t *testing.T) {
+	t.Parallel()
+	const limit = 100_000
+	s := startServer(t, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
+	c, _ := s.member(t, "member")
+	frame := len(form(filePart("a.bin")+"\r\nX-Padding: ", ""))
+	n := 0
+	for _, test := range []struct{ content, around, status int }{
+		{limit, frame, 201}, {limit + 1, frame, 413}, {2 * limit, frame, 413}, {20 * limit, frame, 413},
+		{limit, maxFormBytes, 201}, {limit, maxFormBytes + 1, 413},
+		{0, maxFormBytes, 201}, {0, maxFormBytes + 1, 413}, {0, 2 * limit, 413},
+	} {
+		for _, chunked := range []bool{false, true} {
+			padding := strings.Repeat("p", test.around-frame)
+			r := c.sendForm(form(filePart("a.bin")+"\r\nX-Padding: "+padding, strings.Repeat("c", test.content)), chunked)
+			if test.status == 413 {
+				wantProblem(t, r, 413, "too_large")
+			} else if f := r.stored(t); f.Size != int64(test.content) {
+				t.Errorf("%d bytes of %d", f.Size, test.content)
+			} else {
+				n++
+			}
+			s.wantStored(t, n)
+		}
+	}
+	// Told too large: refused before a byte of it is sent. (To a client that does not
+	// wait for the word to go on, net/http answers only once it has the body.)
+	raw := fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\n"+
+		"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n",
+		s.cookieName(), c.token(), formType, limit+maxFormBytes+1)
+	wantProblem(t, s.raw(t, raw), 413, "too_large")
+	s.wantStored(t, n)
+}
+
+// F3: an upload that is not one whole form with one file is refused by name, and
+// leaves nothing.
+func TestUploadRefusals(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	good := form(filePart("a.txt"), "content")
+	part := func(params string) string { return form("Content-Disposition: form-data; "+params, "content") }
+	for name, test := range map[string]struct {
+		body, contentType string
+		status            int
+		field             string
+	}{
+		"no content type":      {good, "", 415, ""},
+		"json":                 {`{"file":"x"}`, "application/json", 415, ""},
+		"bare bytes":           {"x", "application/octet-stream", 415, ""},
+		"urlencoded":           {"file=x", "application/x-www-form-urlencoded", 415, ""},
+		"multipart/mixed":      {good, "multipart/mixed; boundary=edge", 415, ""},
+		"bad content type":     {good, "multipart/form-data; boundary=edge; =", 415, ""},
+		"no boundary":          {good, "multipart/form-data", 400, "body"},
+		"empty boundary":       {good, `multipart/form-data; boundary=""`, 400, "body"},
+		"other boundary":       {good, "multipart/form-data; boundary=rim", 400, "body"},
+		"empty body":           {"", formType, 400, "body"},
+		"no part":              {"--edge--\r\n", formType, 400, "body"},
+		"no end":               {strings.TrimSuffix(good, "--edge--\r\n"), formType, 400, "body"},
+		"ends in the content":  {good[:len(good)-15], formType, 400, "body"},
+		"ends in the header":   {good[:30], formType, 400, "body"},
+		"bad header":           {form("no header", "content"), formType, 400, "body"},
+		"no header":            {"--edge\r\n\r\ncontent\r\n--edge--\r\n", formType, 400, "file"},
+		"wrong field":          {part(`name="upload"; filename="a.txt"`), formType, 400, "file"},
+		"field of other case":  {part(`name="File"; filename="a.txt"`), formType, 400, "file"},
+		"no field name":        {part(`filename="a.txt"`), formType, 400, "file"},
+		"no file name":         {part(`name="file"`), formType, 400, "file"},
+		"empty file name":      {part(`name="file"; filename=""`), formType, 400, "file"},
+		"two files":            {form(filePart("a.txt"), "x", filePart("b.txt"), "y"), formType, 400, "file"},
+		"field after the file": {form(filePart("a.txt"), "x", `Content-Disposition: form-data; name="n"`, "y"), formType, 400, "file"},
+		"field before":         {form(`Content-Disposition: form-data; name="n"`, "y", filePart("a.txt"), "x"), formType, 400, "file"},
+		"attachment":           {form(`Content-Disposition: attachment; name="file"; filename="a"`, "x"), formType, 400, "file"},
+		"dot":                  {part(`name="file"; filename="."`), formType, 400, "file"},
+		"dot dot":              {part(`name="file"; filename=".."`), formType, 400, "file"},
+		"ends in dot dot":      {part(`name="file"; filename="a/.."`), formType, 400, "file"},
+		"ends in a slash":      {part(`name="file"; filename="a/"`), formType, 400, "file"},
+		"256 bytes":            {part(`name="file"; filename="` + strings.Repeat("n", 256) + `"`), formType, 400, "file"},
+		"bad UTF-8":            {part("name=\"file\"; filename=\"\xff\""), formType, 400, "file"},
+		"bad UTF-8, encoded":   {part("name=\"file\"; filename*=UTF-8''%ff"), formType, 400, "file"},
+		"NUL":                  {part("name=\"file\"; filename*=UTF-8''a%00b"), formType, 400, "file"},
+		"line break":           {part("name=\"file\"; filename*=UTF-8''a%0D%0Ab"), formType, 400, "file"},
+		"C1 control":           {part("name=\"file\"; filename*=UTF-8''a%C2%85b"), formType, 400, "file"},
+		"encoded slash only":   {part("name=\"file\"; filename*=UTF-8''a%2F"), formType, 400, "file"},
+	} {
+		for _, chunked := range []bool{false, true} {
+			r := c.sendForm(test.body, chunked, "Content-Type", test.contentType)
+			if test.status == 415 {
+				wantProblem(t, r, 415, "unsupported_media_type")
+			} else {
+				wantProblem(t, r, 400, "invalid_request", test.field)
+			}
+			if t.Failed() {
+				t.Fatalf("%s, chunked %v", name, chunked)
+			}
+		}
+	}
+	wantProblem(t, c.sendForm(good, false, "Content-Encoding", "gzip"), 415, "unsupported_media_type")
+	s.wantStored(t, 0)
+	c.sendForm(good, false).stored(t) // so it was no fault of theirs
+	s.wantStored(t, 1)
+}
+
+// F1: no path leads out of the table files, and no entry of the folder out of it.
+func TestFilePathsLeadNowhereElse(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	dir := s.env["FILES_DIR"]
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("secret!"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link, folder, bare := newUUID(), newUUID(), newUUID()
+	if err := errors.Join(os.Symlink(secret, filepath.Join(dir, link)), os.Mkdir(filepath.Join(dir, folder), 0o700),
+		os.WriteFile(filepath.Join(dir, bare), []byte("no row"), 0o600),
+		os.WriteFile(filepath.Join(dir, "plain"), []byte("no id"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{
+		"/files/.lock/.lock", "/files/./a.txt", "/files/%2e/a.txt", "/files/../a.txt", "/files/%2e%2e/a.txt",
+		"/files/..%2f..%2fetc%2fpasswd/x", "/files/..%5c..%5cx/x", "/files/%00/x", "/files/%ff/x", "/files/" + f.FileID + "%00/a.txt",
+		"/files/" + f.FileID + "/..", "/files/" + f.FileID + "/%2e%2e", "/files/" + f.FileID + "/..%2f" + f.FileID,
+		"/files/" + f.FileID + "/%00", "/files/" + f.FileID + "/a.txt%00", "/files/" + f.FileID + "/%ff", "/files/" + f.FileID + "/%c3",
+		"/files/" + f.FileID + "/a.txt%2f", "/files/" + f.FileID + "/%2fa.txt", "/files/" + f.FileID + "/" + strings.Repeat("n", 4000),
+		"/files/" + f.FileID + tempSuffix + "/a.txt", "/files/plain/plain", "/files/" + bare + "/" + bare,
+		"/files/" + link + "/secret", "/files/" + folder + "/" + folder, "/files/%2fetc%2fpasswd/passwd",
+		"//files/" + f.FileID + "/a.txt", "/files/" + f.FileID + "//a.txt", "/files/x/../" + f.FileID + "/a.txt",
+	} {
+		raw := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\n\r\n", path, s.cookieName(), c.token())
+		wantProblem(t, s.raw(t, raw), 404, "not_found")
+	}
+	// Even with a row: such entries are none of the server's making.
+	s.allowErrors("breaks its contract", link)
+	for id, size := range map[string]int64{link: 7, folder: dirSize(t, filepath.Join(dir, folder))} {
+		execSQL(t, s.env["DATABASE_URL"], "insert into files (file_id, name, content_type, size) values ($1, 'a', 'text/plain', $2)", id, size)
+		wantProblem(t, c.do("GET", "/files/"+id+"/a", nil), 500, "internal")
+	}
+	c.wantFile(t, f, "content")
+}
+
+func dirSize(t testing.TB, path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size()
+}
+
+// A file whose bytes are not those of its row is not served in part.
+func TestFileThatLostItsBytes(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	for _, damage := range []func(string) error{
+		os.Remove,
+		func(path string) error { return os.Truncate(path, 3) },
+		func(path string) error { return os.Truncate(path, 30) },
+	} {
+		f := c.upload("a.txt", []byte("content")).stored(t)
+		if err := damage(filepath.Join(s.env["FILES_DIR"], f.FileID)); err != nil {
+			t.Fatal(err)
+		}
+		s.allowErrors("breaks its contract", f.FileID)
+		for _, method := range []string{"GET", "HEAD"} {
+			r := c.do(method, f.Path, nil)
+			wantProblem(t, r, 500, "internal")
+			if r.header.Get("ETag")+r.header.Get("Content-Disposition") != "" || strings.Contains(string(r.body), "con") {
+				t.Errorf("something of the file in %v", r)
+			}
+		}
+	}
+}
+
+// A download goes from the file to the socket in the kernel: the connection itself
+// is asked to read from the file, through every wrapper on the way.
+func TestDownloadKeepsSendfile(t *testing.T) {
+	t.Parallel()
+	var fromFile atomic.Int64
+	s := startInside(t, func(_ *server, web *httptest.Server) {
+		web.Listener = sendfileListener{web.Listener, &fromFile}
+	})
+	c, _ := s.member(t, "member")
+	content := strings.Repeat("0123456789abcdef", 1<<12)
+	f := c.upload("a.txt", []byte(content)).stored(t)
+	c.wantFile(t, f, content)
+	c.do("GET", f.Path, nil, "Range", "bytes=6-").want(t, 206)
+	// net/http may write the first 512 bytes along with the headers.
+	if want := int64(2*len(content) - 6); fromFile.Load() < want-1024 || fromFile.Load() > want {
+		t.Errorf("%d bytes of %d went by sendfile", fromFile.Load(), want)
+	}
+}
+
+type sendfileListener struct {
+	net.Listener
+	fromFile *atomic.Int64
+}
+
+func (l sendfileListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return sendfileConn{conn, l.fromFile}, nil
+}
+
+// sendfileConn counts what it is given straight from a file.
+type sendfileConn struct {
+	net.Conn
+	fromFile *atomic.Int64
+}
+
+func (c sendfileConn) ReadFrom(src io.Reader) (int64, error) {
+	n, err := io.Copy(c.Conn, src)
+	if limited, ok := src.(*io.LimitedReader); ok {
+		src = limited.R
+	}
+	if _, ok := src.(*os.File); ok {
+		c.fromFile.Add(n)
+	}
+	return n, err
+}
+
+// F4: whichever step fails, and whether or not it was done all the same, nothing is
+// visible, nothing is left, and the next upload works.
+func TestUploadStepFails(t *testing.T) {
+	t.Parallel()
+	steps := []string{"create", "write", "sync", "rename", "sync folder", "row"}
+	var mu sync.Mutex
+	var seen []string
+	var fail func(step string, run func() error) error
+	s := startInside(t, func(s *server, _ *httptest.Server) {
+		s.uploadStep = func(step string, run func() error) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, step)
+			return fail(step, run)
+		}
+	})
+	s.allowErrors("injected", "no space left")
+	c, _ := s.member(t, "member")
+	works := func(_ string, run func() error) error { return run() }
+	set := func(f func(string, func() error) error) {
+		mu.Lock()
+		defer mu.Unlock()
+		fail, seen = f, nil
+	}
+	n := 0
+	for i, failing := range steps {
+		for _, done := range []bool{false, true} {
+			for _, fault := range []struct {
+				err    error
+				status int
+				code   string
+			}{
+				{errors.New("injected"), 500, "internal"},
+				{&os.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}, 507, "insufficient_storage"},
+				{&os.PathError{Op: "write", Path: "x", Err: syscall.EDQUOT}, 507, "insufficient_storage"},
+			} {
+				if fault.status == 507 && failing == "row" {
+					continue // PostgreSQL's full disk is a 53100, see TestReachable
+				}
+				set(func(step string, run func() error) error {
+					if step != failing {
+						return run()
+					}
+					if done {
+						if err := run(); err != nil {
+							t.Error(step, err)
+						}
+					}
+					return fault.err
+				})
+				s.allowErrors("quota exceeded")
+				wantProblem(t, c.elsewhere().upload("a.txt", []byte("content")), fault.status, fault.code)
+				if !slices.Equal(seen, steps[:i+1]) {
+					t.Errorf("the steps were %q", seen)
+				}
+				s.wantStored(t, n)
+			}
+		}
+		set(works)
+		f := c.elsewhere().upload("a.txt", []byte("content")).stored(t)
+		n++
+		c.wantFile(t, f, "content")
+		s.wantStored(t, n)
+	}
+	if !slices.Equal(seen, steps) {
+		t.Errorf("the steps were %q", seen)
+	}
+}
+
+// F4, the row for real: PostgreSQL goes away before the statement reaches it, or
+// after it has done it and before it could say so.
+func TestUploadRowFails(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	proxy, through := proxyURL(t, database)
+	s := startServer(t, map[string]string{"DATABASE_URL": through})
+	s.allowErrors(`"error":"unavailable`)
+	s.env["DATABASE_URL"] = database // for the checks
+	c, _ := s.member(t, "member")
+	c.upload("first.txt", []byte("content")).stored(t)
+	rows := func(name string) int {
+		return queryValue[int](t, database, "select count(*) from files where name = $1", name)
+	}
+
+	// Not done, and the deletion can't be either: the bytes wait for the next sweep.
+	proxy.when("not-done.txt", proxy.cut)
+	wantProblem(t, c.upload("not-done.txt", []byte("content")), 503, "unavailable")
+	if rows("not-done.txt") != 0 {
+		t.Error("a row in spite of the cut")
+	}
+	proxy.resume()
+	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+
+	// Done, the answer lost, and the database soon there again: taken back.
+	proxy.when("done.txt", proxy.dropReplies)
+	answer := make(chan *testResponse, 1)
+	go func() { answer <- c.upload("done.txt", []byte("content")) }()
+	waitUntil(t, "the row", func() bool { return rows("done.txt") == 1 })
+	proxy.resume()
+	wantProblem(t, <-answer, 503, "unavailable")
+	if rows("done.txt") != 0 {
+		t.Error("the row of a refused upload is still there")
+	}
+	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+
+	// Hung: the statement and the deletion both have to be given up.
+	proxy.when("hung.txt", proxy.hang)
+	start := time.Now()
+	wantProblem(t, c.upload("hung.txt", []byte("content")), 503, "unavailable")
+	if wait := time.Since(start); wait > dbWait {
+		t.Errorf("a 503 after %v", wait)
+	} else {
+		t.Logf("an upload whose row hangs: 503 after %v", wait.Round(time.Millisecond))
+	}
+	proxy.cut()
+	proxy.resume()
+	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+
+	f := c.upload("last.txt", []byte("content")).stored(t)
+	s.stop(t)
+	s = startServer(t, s.env)
+	s.wantStored(t, 2)
+	again := s.client(t)
+	again.setToken(c.token())
+	again.wantFile(t, f, "content")
+}
+
+// What a killed server left goes at the next start, and nothing else does.
+func TestSweepAtStart(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	if code := s.stop(t); code != 0 {
+		t.Fatal(code)
+	}
+	dir := s.env["FILES_DIR"]
+	write := func(name string) string {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	for range 1500 { // more than one read of the folder gives
+		write(newUUID())
+		write(newUUID() + tempSuffix)
+	}
+	write(f.FileID + tempSuffix)
+	kept := []string{f.FileID, write("notes.txt"), write("notes" + tempSuffix), write(strings.ToUpper(newUUID())),
+		write(newUUID() + ".bak"), write("x" + newUUID()), write(newUUID() + "\n"), "folder"}
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s = startServer(t, s.env)
+	slices.Sort(kept)
+	if got := s.filesIn(t); !slices.Equal(got, kept) {
+		t.Errorf("%d left: %.20q, want %q", len(got), got, kept)
+	}
+	again := s.client(t)
+	again.setToken(c.token())
+	again.wantFile(t, f, "content")
+}
+
+// A second server on the same folder sweeps nothing of the first one's.
+func TestSweepSparesRunningUploads(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	orphan := filepath.Join(s.env["FILES_DIR"], newUUID()+tempSuffix)
+	if err := os.WriteFile(orphan, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	upload := c.startUpload("a.txt")
+	second := startServer(t, s.env)
+	if n := s.tempFiles(t); n != 2 {
+		t.Errorf("%d temporary files after the second start", n)
+	}
+	f := upload.finish().stored(t)
+	other := second.client(t)
+	other.setToken(c.token())
+	other.wantFile(t, f, uploadingContent)
+
+	// The first is gone, the second has the folder still.
+	s.stop(t)
+	upload = other.startUpload("b.txt")
+	third := startServer(t, s.env)
+	if n := third.tempFiles(t); n != 2 {
+		t.Errorf("%d temporary files after the third start", n)
+	}
+	upload.finish().stored(t)
+	second.stop(t)
+	third.stop(t)
+	startServer(t, s.env).wantStored(t, 2)
+}
+
+// FILES_DIR that can't be used ends the start, with a word of which setting it is.
+func TestFilesDirUnusable(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{path, filepath.Join(path, "within")} {
+		code, _, stderr := runCLI(serverEnv(t, map[string]string{"FILES_DIR": dir}), "serve")
+		if code != 1 || !strings.Contains(stderr, "FILES_DIR") {
+			t.Errorf("%s: exit %d, %q", dir, code, stderr)
+		}
+	}
+}
+
+// Whatever file name a form holds: it is refused, or it comes back as it is by the
+// path that the server gives out, in a header that has one line.
+func FuzzFileName(f *testing.F) {
+	for _, seed := range []string{"a.txt", `"`, `\`, "a/b", "%", "%2f", "..", ";", "é", "\xff", "\x00", "a\r\nb", "{x}", "$", "?#", "\u2028",
+		"a'b", "UTF-8''x", "=?utf-8?q?x?=", " ", "a ", strings.Repeat("n", 255), strings.Repeat("n", 256), "\u202e", "*", "[]", "|"} {
+		f.Add(seed)
+	}
+	// No disk and no database: the steps of an upload are said to be done.
+	s := newServer(config{env: envLocal, maxUploadBytes: 1 << 20}, nil, io.Discard)
+	s.uploadStep = func(string, func() error) error { return nil }
+	var got string
+	mux := http.NewServeMux()
+	for _, route := range s.routes() {
+		if strings.HasPrefix(route.path, "/files/{") {
+			mux.HandleFunc(route.method+" "+route.path, func(_ http.ResponseWriter, r *http.Request) { got = r.PathValue("name") })
+		}
+	}
+	f.Fuzz(func(t *testing.T, sent string) {
+		var body bytes.Buffer
+		w := multipart.NewWriter(&body)
+		w.CreateFormFile("file", sent)
+		w.Close()
+		request := httptest.NewRequest("POST", "/files/upload", &body)
+		request.Header.Set("Content-Type", w.FormDataContentType())
+		stored, err := s.upload(&exchange{ResponseWriter: httptest.NewRecorder(), r: request, user: &user{}}, nothing{})
+		if err != nil {
+			if p, ok := errors.AsType[*problem](err); !ok || p.Status != 400 {
+				t.Fatalf("%q: %v", sent, err)
+			}
+			return
+		}
+		name := stored.Name
+		if strings.ContainsAny(name, "/\\\r\n\x00") || name == "" || name == "." || name == ".." || len(name) > 255 {
+			t.Fatalf("%q gives the file name %q", sent, name)
+		}
+		if !strings.HasSuffix(strings.NewReplacer("\r", "%0D", "\n", "%0A").Replace(sent), name) { // so mime/multipart sends line breaks
+			t.Errorf("%q was given the file name %q", sent, name)
+		}
+		got = ""
+		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", stored.Path, nil)); got != name {
+			t.Errorf("%q comes back as %q", name, got)
+		}
+		disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})
+		if _, params, err := mime.ParseMediaType(disposition); err != nil || params["filename"] != name || strings.ContainsAny(disposition, "\r\n") {
+			t.Errorf("%q: Content-Disposition %q, %v", name, disposition, err)
+		}
+	})
+}

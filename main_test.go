@@ -1,0 +1,460 @@
+package main
+
+// Tests of main.go: configuration, commands, start and stop.
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// deployedEnv is a right configuration of an environment. Nothing in it is dialled.
+func deployedEnv(name string) map[string]string {
+	env := map[string]string{
+		"APP_ENV": name, "DATABASE_URL": "postgres://u:database-password@127.0.0.1:1/hubs",
+		"SESSION_SECRET": "session-secret-of-thirty-two-byte",
+	}
+	if name != envLocal {
+		env["COOKIE_DOMAIN"] = "example.com"
+		env["SMTP_URL"], env["MAIL_FROM"] = "smtps://u:mail-password@127.0.0.1:465", "hubs@example.com"
+	}
+	if name == envProduction {
+		env["ALLOWED_ORIGIN_DOMAIN"] = "example.com"
+	}
+	return env
+}
+
+// tryServe is the command serve (which is also no command at all) where it should not
+// get as far as serving.
+func tryServe(t testing.TB, env map[string]string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var out, errOut logBuffer
+	code = run(ctx, nil, lookup(env), &out, &errOut)
+	if ctx.Err() != nil {
+		t.Errorf("it serves: %s", &out)
+	}
+	return code, out.String(), errOut.String()
+}
+
+// K1: every value is checked at the start; a bad one is named, and no secret printed.
+func TestConfiguration(t *testing.T) {
+	t.Parallel()
+	const all = "local staging production"
+	key := strings.Repeat("k", 32)
+	for _, test := range []struct {
+		variable     string
+		environments string
+		good, bad    []string // "": unset
+	}{
+		{"APP_ENV", envLocal, nil, []string{"", "prod", "Local", "local "}},
+		{"ADDR", all, []string{"", ":0", "0.0.0.0:80", "[::1]:8080", "localhost:8080"}, []string{"8080", "localhost", "::1", "1.2.3.4"}},
+		{"DATABASE_URL", all, []string{"postgres://u:p@h/d", "host=h user=u password=p"}, []string{"", "postgres://u:secret-1@[h/d", "mysql://u:secret-1@h/d"}},
+		{"SESSION_SECRET", all, []string{key, key + "," + key, strings.Repeat("é", 16)},
+			[]string{"", "short-secret-1", key[1:], key + ",", "," + key, key + ",secret-1," + key}},
+		{"COOKIE_PREFIX", envLocal, []string{"", "app", "a-b_1"}, []string{"__Host-app", "__host-app", "__Secure-app", "__secure-app", "a b", "a;", "a=b", "é"}},
+		{"COOKIE_PREFIX", "staging production", []string{"", "app", "__Secure-app"}, []string{"__Host-app", "__HOST-app", "a b", "a,b"}},
+		{"COOKIE_DOMAIN", envLocal, []string{""}, []string{"example.com", "localhost"}},
+		{"COOKIE_DOMAIN", "staging production", []string{"example.com", "a.b-c.example"}, []string{"", ".example.com", "example.com:80",
+			"https://example.com", "example.com/", "a b", "-a.example", "a;b", "example.com; Path=/x"}},
+		{"ALLOWED_ORIGINS", "local staging", []string{"", "https://a.example", "http://localhost:3000,https://b.example:8443"},
+			[]string{"*", "null", "a.example", "https://a.example/", "https://a.example/x", "https://*.example", "ftp://a.example",
+				"https://a.example,x", "https://u@a.example", "HTTPS://a.example", "https://A.example", "https://"}},
+		{"ALLOWED_ORIGINS", envProduction, []string{""}, []string{"https://a.example"}},
+		{"ALLOWED_ORIGIN_DOMAIN", "local staging", []string{""}, []string{"example.com"}},
+		{"ALLOWED_ORIGIN_DOMAIN", envProduction, []string{"example.com", "app.example.com"}, []string{"", ".example.com", "*.example.com",
+			"https://example.com", "example.com:443", "example.com/"}},
+		{"TRUSTED_PROXIES", all, []string{"", "10.0.0.0/8", "10.0.0.0/8,fd00::/8", "10.0.0.0/8, 192.0.2.1/32"},
+			[]string{"10.0.0.1", "10.0.0.0/33", "x", "10.0.0.0/8,proxy.example", "10.0.0.0-10.1.0.0"}},
+		{"SMTP_URL", all, []string{"smtp://h:587", "smtps://u:p@h", "smtp://127.0.0.1:25"}, []string{"http://u:secret-1@h", "h:25",
+			"smtp://", "smtp://u:secret-1@[h", "smtp://u:secret-1@h:x"}},
+		{"SMTP_URL", "staging production", nil, []string{""}},
+		{"MAIL_FROM", "staging production", []string{"a@b.example", "Hubs <a@b.example>"}, []string{"", "a", "a@b@c", "a@b.example, c@d.example",
+			"<a@b.example>\r\nBcc: x@y.example", "ä@b.example"}},
+		{"FILES_DIR", all, []string{"", "/tmp/x", "x"}, nil},
+		{"MAX_UPLOAD_BYTES", all, []string{"", "1", "26214400"}, []string{"0", "-1", "x", "1.5", "10MB", "9223372036854775808", "2000000000000"}},
+	} {
+		for environment := range strings.SplitSeq(test.environments, " ") {
+			env := deployedEnv(environment)
+			if test.variable == "SMTP_URL" {
+				env["MAIL_FROM"] = "hubs@example.com"
+			}
+			for _, value := range test.good {
+				if _, err := loadConfig(lookup(merged(env, test.variable, value))); err != nil {
+					t.Errorf("%s: %s=%q: %v", environment, test.variable, value, err)
+				}
+			}
+			for _, value := range test.bad {
+				code, out, errOut := tryServe(t, merged(env, test.variable, value))
+				if code != 2 || !strings.Contains(errOut, test.variable) || out != "" {
+					t.Errorf("%s: %s=%q: exit %d, %s%s", environment, test.variable, value, code, out, errOut)
+				}
+				for _, secret := range []string{"secret-1", "session-secret", "password", key[1:]} {
+					if strings.Contains(errOut, secret) {
+						t.Errorf("%s=%q: it prints a secret: %s", test.variable, value, errOut)
+					}
+				}
+			}
+		}
+	}
+}
+
+// K1: all that is wrong is said at once.
+func TestConfigurationErrorsTogether(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		env  map[string]string
+		want string
+	}{
+		"nothing set": {nil, "APP_ENV DATABASE_URL SESSION_SECRET"},
+		"all bad": {map[string]string{"APP_ENV": "production", "ADDR": "x", "DATABASE_URL": "postgres://u:secret-1@[h", "SESSION_SECRET": "secret-1",
+			"COOKIE_PREFIX": "a b", "COOKIE_DOMAIN": "x y", "ALLOWED_ORIGINS": "x", "ALLOWED_ORIGIN_DOMAIN": "x y", "TRUSTED_PROXIES": "x",
+			"SMTP_URL": "http://u:secret-1@h", "MAX_UPLOAD_BYTES": "x"},
+			"ADDR DATABASE_URL SESSION_SECRET COOKIE_PREFIX COOKIE_DOMAIN ALLOWED_ORIGINS ALLOWED_ORIGIN_DOMAIN TRUSTED_PROXIES SMTP_URL MAX_UPLOAD_BYTES"},
+	} {
+		code, out, errOut := tryServe(t, test.env)
+		for variable := range strings.SplitSeq(test.want, " ") {
+			if code != 2 || out != "" || !strings.Contains(errOut, variable) {
+				t.Errorf("%s: exit %d, no word of %s: %s%s", name, code, variable, out, errOut)
+			}
+		}
+		if strings.Contains(errOut, "secret-1") {
+			t.Errorf("%s: it prints a secret: %s", name, errOut)
+		}
+	}
+}
+
+// What a command line can get wrong is 2, what the world can is 1.
+func TestCommandLine(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"frobnicate", "help", "-h", "--help", "serve x", "migrate x", "routes x", "user", "user frobnicate", "user frobnicate a@b.example",
+		"user add", "user add -role", "user add -role admin", "user add -role admin a@b.example x", "user add a@b.example admin", "user role a@b.example",
+		"user role", "user suspend", "user suspend a@b.example x", "user activate", "user signout"} {
+		code, out, errOut := runCLI(map[string]string{"DATABASE_URL": "postgres://u:secret-1@127.0.0.1:1/d"}, strings.Fields(line)...)
+		if code != 2 || out != "" || !strings.Contains(errOut, "usage: hubs") {
+			t.Errorf("%s: exit %d, %s%s", line, code, out, errOut)
+		}
+	}
+	for _, line := range []string{"migrate", "user add a@b.example", "user signout a@b.example"} {
+		for url, want := range map[string]int{"": 2, "postgres://u:secret-1@[h/d": 2, "postgres://u:secret-1@127.0.0.1:1/d?sslmode=disable": 1} {
+			code, out, errOut := runCLI(map[string]string{"DATABASE_URL": url}, strings.Fields(line)...)
+			if code != want || out != "" || errOut == "" || strings.Contains(errOut, "secret-1") {
+				t.Errorf("%s with %q: exit %d, want %d: %s%s", line, url, code, want, out, errOut)
+			}
+		}
+	}
+}
+
+// The commands for users, and T5: each of them holds from the next request on.
+func TestUserCommands(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	// These need DATABASE_URL only.
+	env := map[string]string{"DATABASE_URL": srv.env["DATABASE_URL"]}
+	user := func(want int, args ...string) {
+		t.Helper()
+		code, out, errOut := runCLI(env, append([]string{"user"}, args...)...)
+		if code != want || (errOut == "") != (want == 0) || strings.Contains(errOut+out, "@u") && !strings.Contains(errOut+out, "***@u") {
+			t.Errorf("%q: exit %d, want %d: %s%s", args, code, want, out, errOut)
+		}
+	}
+	email, admin := newEmail(), newEmail()
+	user(0, "add", email)
+	user(0, "add", "-role", "admin", admin)
+	user(1, "add", email) // there is one already
+	user(1, "add", strings.ToUpper(email))
+	user(1, "add", "-role", "root", newEmail())
+	for _, bad := range []string{"", " ", "a", "a@", "@b.example", "a b@c.example", "a@b.example ", "Ada <a@b.example>", `"a"@b.example`, "a@[127.0.0.1]",
+		"ä@b.example", "a@b.example\nc", "a..b@c.example", "a@-b.example", strings.Repeat("a", 245) + "@b.example"} {
+		user(1, "add", bad)
+	}
+	if n := queryValue[int](t, env["DATABASE_URL"], "select count(*) from users"); n != 2 {
+		t.Errorf("%d users, want 2", n)
+	}
+	c := srv.signIn(t, email)
+	permission := func(want string) {
+		t.Helper()
+		if got := c.do("GET", "/auth/session", nil).want(t, 200).field(t, "user", "permission"); got != want {
+			t.Errorf("permission %v, want %s", got, want)
+		}
+	}
+	permission("member")
+	user(0, "role", strings.ToUpper(email), "admin")
+	permission("admin")
+	user(1, "role", email, "root")
+	permission("admin")
+	user(0, "suspend", email)
+	wantProblem(t, c.do("GET", "/auth/session", nil), 403, "account_suspended")
+	user(0, "suspend", email)
+	user(0, "activate", email)
+	permission("admin")
+	other := srv.signIn(t, admin)
+	user(0, "signout", email)
+	wantProblem(t, c.do("GET", "/auth/session", nil), 401, "unauthenticated")
+	other.do("GET", "/auth/session", nil).want(t, 200)
+	for _, args := range [][]string{{"role", newEmail(), "admin"}, {"suspend", newEmail()}, {"activate", newEmail()}, {"signout", newEmail()}} {
+		user(1, args...) // no such user
+	}
+}
+
+// The schema may be applied again and again, by two at once too, and keeps what is there.
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	pg, err := startShared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("test_%d", serial.Add(1))
+	execSQL(t, pg.url, "create database "+name) // empty
+	t.Cleanup(func() { execSQL(t, pg.url, "drop database "+name+" with (force)") })
+	url := withDatabase(pg.url, name)
+
+	code, out, errOut := tryServe(t, serverEnv(t, map[string]string{"DATABASE_URL": url}))
+	if code != 1 || !strings.Contains(errOut, "migrate") {
+		t.Errorf("serve without the schema: exit %d, %s%s", code, out, errOut)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if err := applySchema(url); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	// What an operator types must be enough.
+	execSQL(t, url, "insert into users (email) values ('a@b.example'); insert into hubs (name) values ('North')")
+	if err := applySchema(url); err != nil {
+		t.Error(err)
+	}
+	if n := queryValue[int](t, url, "select (select count(*) from users) + (select count(*) from hubs)"); n != 2 {
+		t.Errorf("%d rows after another migrate, want 2", n)
+	}
+}
+
+// What serve can't have, it says, and exits with 1.
+func TestServeFails(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() }) // after the subtests, which run in parallel
+	file := t.TempDir() + "/file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, override := range map[string]map[string]string{
+		"address taken":      {"ADDR": taken.Addr().String()},
+		"no such port":       {"ADDR": "127.0.0.1:99999"},
+		"no folder":          {"FILES_DIR": file + "/x"},
+		"database not there": {"DATABASE_URL": "postgres://u:secret-1@127.0.0.1:1/d?sslmode=disable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, out, errOut := tryServe(t, serverEnv(t, override))
+			if code != 1 || errOut == "" || strings.Contains(out, "listening") || strings.Contains(out+errOut, "secret-1") {
+				t.Errorf("exit %d, %s%s", code, out, errOut)
+			}
+		})
+	}
+}
+
+// The README shows the route table as the command prints it.
+func TestRouteTableInReadme(t *testing.T) {
+	t.Parallel()
+	code, table, errOut := runCLI(nil, "routes")
+	if code != 0 || errOut != "" {
+		t.Fatalf("routes: exit %d, %s", code, errOut)
+	}
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(readme), "<!-- routes -->\n")
+	block, _, ended := strings.Cut(rest, "<!-- /routes -->")
+	_, block, fenced := strings.Cut(block, "```")
+	_, block, _ = strings.Cut(block, "\n") // what follows the opening fence
+	block, _, closed := strings.Cut(block, "```")
+	if !found || !ended || !fenced || !closed {
+		t.Fatal("README.md has no fenced block between <!-- routes --> and <!-- /routes -->")
+	}
+	if block != table {
+		t.Errorf("README.md has\n%s\nthe command prints\n%s", block, table)
+	}
+}
+
+// K2: two requirements, and none that came with them.
+func TestTwoRequirements(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "mod", "edit", "-json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var module struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+		Replace, Exclude, Tool []any
+	}
+	if err := json.Unmarshal(out, &module); err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, r := range module.Require {
+		paths = append(paths, r.Path)
+		if r.Indirect {
+			t.Errorf("%s is indirect", r.Path)
+		}
+	}
+	slices.Sort(paths)
+	if want := []string{"github.com/golang-jwt/jwt/v5", "github.com/lib/pq"}; !slices.Equal(paths, want) {
+		t.Errorf("%q, want %q", paths, want)
+	}
+	if len(module.Replace)+len(module.Exclude)+len(module.Tool) > 0 {
+		t.Errorf("replace, exclude or tool in go.mod: %s", out)
+	}
+}
+
+// Ready when the database answers; when it comes back, so does the service.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	proxy, through := proxyURL(t, newDatabase(t))
+	srv := startServer(t, map[string]string{"DATABASE_URL": through})
+	srv.allowErrors("unavailable")
+	c := srv.client(t)
+	if answer := c.do("GET", "/healthz", nil).want(t, 200); string(answer.body) != `{"status":"ok"}` {
+		t.Error(answer)
+	}
+	proxy.cut()
+	wantProblem(t, c.do("GET", "/healthz", nil), 503, "unavailable")
+	wantProblem(t, c.do("HEAD", "/healthz", nil), 503, "unavailable")
+	proxy.resume()
+	waitUntil(t, "healthy again", func() bool { c.move(); return c.do("GET", "/healthz", nil).status == 200 })
+}
+
+// A rawClient keeps one connection and sends one request after the other, and never
+// one again: what net/http's client repeats by itself would hide a lost request.
+type rawClient struct {
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+func dialRaw(addr string) (*rawClient, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return &rawClient{conn, bufio.NewReader(conn)}, nil
+}
+
+func (c *rawClient) send(request string) error {
+	_, err := io.WriteString(c.conn, request)
+	return err
+}
+
+func (c *rawClient) receive() (status int, closes bool, err error) {
+	answer, err := http.ReadResponse(c.in, nil)
+	if err != nil {
+		return 0, false, err
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, answer.Close, err
+}
+
+// H3: SIGTERM under load. Every request on a connection that was taken is answered,
+// queued mail is sent, the process ends with 0.
+func TestStopAnswersEveryRequest(t *testing.T) {
+	t.Parallel()
+	mails := newMailServer(t, mailOptions{})
+	p := startProcess(t, mails.env())
+	mails.fail(mailHangs) // until the stop has begun
+	var emails []string
+	for range 20 { // more than there are workers: some are on their way, some in the queue
+		email := newEmail()
+		testUser(t, p.env["DATABASE_URL"], email, roleMember)
+		emails = append(emails, email)
+		p.client(t).do("POST", "/auth/otp/request", map[string]string{"email": email}).want(t, 200)
+	}
+	late, err := dialRaw(p.addr) // half a request is there when the signal comes
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.conn.Close()
+	email := newEmail()
+	testUser(t, p.env["DATABASE_URL"], email, roleMember)
+	body := fmt.Sprintf(`{"email":%q}`, email)
+	request := fmt.Sprintf("POST /auth/otp/request HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if err := late.send(request[:len(request)-5]); err != nil {
+		t.Fatal(err)
+	}
+
+	var answered, told atomic.Int64
+	var clients sync.WaitGroup
+	for n := range 8 {
+		clients.Go(func() {
+			c, err := dialRaw(p.addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.conn.Close()
+			for i := 0; ; i++ {
+				err := c.send(fmt.Sprintf("GET /healthz HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.%d.%d.%d\r\n\r\n", n, i/250, i%250))
+				status, closes, receiveErr := c.receive()
+				if err = errors.Join(err, receiveErr); err != nil || status != 200 {
+					t.Errorf("request %d of client %d was lost: %d, %v", i, n, status, err)
+					return
+				}
+				if answered.Add(1); closes {
+					told.Add(1)
+					return
+				}
+			}
+		})
+	}
+	waitUntil(t, "load", func() bool { return answered.Load() > 500 })
+	p.signal(t, syscall.SIGTERM)
+	waitUntil(t, "no new connections", func() bool {
+		c, err := net.Dial("tcp", p.addr)
+		if err == nil {
+			c.Close()
+		}
+		return errors.Is(err, syscall.ECONNREFUSED)
+	})
+	if err := late.send(request[len(request)-5:]); err != nil {
+		t.Error(err)
+	}
+	if status, _, err := late.receive(); status != 200 || err != nil {
+		t.Errorf("the request that was under way: %d, %v", status, err)
+	}
+	clients.Wait()
+	if told.Load() != 8 {
+		t.Errorf("%d of 8 clients were told that their connection ends", told.Load())
+	}
+	mails.release()
+	if code := p.wait(t); code != 0 {
+		t.Errorf("exit %d\n%s", code, p.stderr)
+	}
+	if n := len(mails.received()); n != len(emails)+1 {
+		t.Errorf("%d mails, want %d", n, len(emails)+1)
+	}
+	for _, email := range append(emails, email) {
+		mails.waitMail(t, email)
+	}
+}

@@ -1,0 +1,612 @@
+package main
+
+// One-time codes and the mail that carries them.
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"maps"
+	"net/mail"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func newCodes() *oneTimeCodes { return &oneTimeCodes{byEmail: map[string]oneTimeCode{}} }
+
+// mustIssue makes a code where one must be made.
+func mustIssue(t testing.TB, c *oneTimeCodes, email string) string {
+	t.Helper()
+	code, ok := c.issue(email, "user of "+email)
+	if !ok || !regexp.MustCompile(`^[0-9]{6}$`).MatchString(code) {
+		t.Fatalf("code %q, %v", code, ok)
+	}
+	return code
+}
+
+// otherCode is a wrong code, the n-th after the right one.
+func otherCode(code string, n int) string {
+	value, err := strconv.Atoi(code)
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf("%06d", (value+n)%1_000_000)
+}
+
+// O1: all digits at all places alike. The bound is a chi-square (9 degrees of freedom)
+// that a fair source exceeds once in 10^9 runs.
+func TestCodesAreUniform(t *testing.T) {
+	t.Parallel()
+	const draws = 60_000
+	codes, counts, pairs := newCodes(), [6][10]int{}, map[string]int{}
+	for i := range draws {
+		code := mustIssue(t, codes, strconv.Itoa(i))
+		for place, digit := range code {
+			counts[place][digit-'0']++
+		}
+		pairs[code]++
+	}
+	for place, digits := range counts {
+		chi := 0.0
+		for _, n := range digits {
+			chi += (float64(n) - draws/10.0) * (float64(n) - draws/10.0) / (draws / 10.0)
+		}
+		if chi > 64 {
+			t.Errorf("place %d: chi-square %.0f, counts %v", place+1, chi, digits)
+		}
+	}
+	// 60,000 draws of 10^6 hit 58,235 different ones, give or take 41.
+	if n := len(pairs); n < 57_900 || n > 58_600 {
+		t.Errorf("%d different codes", n)
+	}
+}
+
+// O1: the ends of the range exist, leading zeros stay, and what the source gives
+// beyond the range is drawn again, not folded back into it. Not parallel: the source
+// of the whole process is replaced.
+func TestCodesFromKnownRandomness(t *testing.T) {
+	real := rand.Reader
+	defer func() { rand.Reader = real }()
+	for _, c := range []struct {
+		drawn []int // 20 bits each
+		want  string
+	}{
+		{[]int{0}, "000000"}, {[]int{7}, "000007"}, {[]int{12_345}, "012345"},
+		{[]int{999_999}, "999999"}, {[]int{1_000_000, 42}, "000042"}, {[]int{1<<20 - 1, 1_000_001, 5}, "000005"},
+	} {
+		var source bytes.Buffer
+		for _, n := range c.drawn {
+			source.Write([]byte{byte(n >> 16), byte(n >> 8), byte(n)})
+		}
+		rand.Reader = &source
+		if code := mustIssue(t, newCodes(), "a"); code != c.want || source.Len() != 0 {
+			t.Errorf("%d: %s, want %s (%d bytes left)", c.drawn, code, c.want, source.Len())
+		}
+	}
+}
+
+// O2: the last nanosecond of its life, and the first one after. Nothing else runs in
+// the bubble: no sweeper helps.
+func TestCodeLifetime(t *testing.T) {
+	t.Parallel()
+	for after, good := range map[time.Duration]bool{
+		0: true, 599 * time.Second: true, 600*time.Second - 1: true, 600 * time.Second: false, 24 * time.Hour: false,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			codes := newCodes()
+			code := mustIssue(t, codes, "a")
+			time.Sleep(after)
+			used, ok := codes.redeem("a", code)
+			if ok != good || ok && used.userID != "user of a" {
+				t.Errorf("after %v: %v, %+v", after, ok, used)
+			}
+		})
+	}
+}
+
+// While a live code is younger than a minute a further request changes nothing; from
+// then on the new code replaces the old one.
+func TestCodeResend(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		codes := newCodes()
+		first := mustIssue(t, codes, "a")
+		for _, pause := range []time.Duration{0, 30 * time.Second, 30*time.Second - 1} {
+			time.Sleep(pause)
+			if code, ok := codes.issue("a", "user of a"); ok || code != "" {
+				t.Fatalf("a second code %q within the minute", code)
+			}
+		}
+		mustIssue(t, codes, "b") // another mailbox is another matter
+		time.Sleep(1)
+		second := mustIssue(t, codes, "a")
+		if _, ok := codes.redeem("a", first); ok && first != second {
+			t.Error("the replaced code works")
+		}
+		if _, ok := codes.redeem("a", second); !ok {
+			t.Error("the new code does not work")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		codes := newCodes()
+		first := mustIssue(t, codes, "a")
+		time.Sleep(time.Minute - 1)
+		codes.issue("a", "user of a")
+		time.Sleep(9*time.Minute + 1 - 1)
+		if _, ok := codes.redeem("a", first); !ok {
+			t.Error("a refused request for a new code took the old one away")
+		}
+		mustIssue(t, codes, "a") // a used code is not a live one: no minute to wait
+	})
+}
+
+// O3, wrong codes, other mailboxes, nothing at all.
+func TestCodeWorksOnce(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	code := mustIssue(t, codes, "a")
+	for _, attempt := range [][2]string{{"a", otherCode(code, 1)}, {"a", ""}, {"a", code + "0"}, {"a", code[:5]},
+		{"b", code}, {"", code}, {"b", ""}, {"", ""}} {
+		if _, ok := codes.redeem(attempt[0], attempt[1]); ok {
+			t.Errorf("%q redeemed", attempt)
+		}
+	}
+	var won atomic.Int64
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			if _, ok := codes.redeem("a", code); ok {
+				won.Add(1)
+			}
+		})
+	}
+	if all.Wait(); won.Load() != 1 {
+		t.Errorf("%d of 100 won", won.Load())
+	}
+}
+
+// A code whose mail failed is gone at once, and so is its minute; another's is not
+// touched.
+func TestCodeWithdrawn(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	code, other := mustIssue(t, codes, "a"), mustIssue(t, codes, "b")
+	codes.withdraw("a", otherCode(code, 1))
+	codes.withdraw("none", code)
+	if len(codes.byEmail) != 2 {
+		t.Error("a code was withdrawn on behalf of another")
+	}
+	codes.withdraw("a", code)
+	if _, ok := codes.redeem("a", code); ok {
+		t.Error("the withdrawn code works")
+	}
+	mustIssue(t, codes, "a")
+	if _, ok := codes.redeem("b", other); !ok {
+		t.Error("another mailbox's code is gone")
+	}
+}
+
+// Codes that nobody presents do not pile up.
+func TestExpiredCodesAreSwept(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		codes := newCodes()
+		for i := range 1000 {
+			mustIssue(t, codes, strconv.Itoa(i))
+		}
+		time.Sleep(5 * time.Minute)
+		young := mustIssue(t, codes, "young")
+		time.Sleep(5 * time.Minute)
+		if mustIssue(t, codes, "new"); len(codes.byEmail) != 2 {
+			t.Errorf("%d codes, 2 of them live", len(codes.byEmail))
+		}
+		if _, ok := codes.redeem("young", young); !ok {
+			t.Error("a live code was swept")
+		}
+	})
+}
+
+// plainEmail is the rule for an address, written without a regular expression: what
+// it makes of a text, or "".
+func plainEmail(text string) string {
+	text = strings.Trim(text, " ")
+	local, domain, found := strings.Cut(text, "@")
+	alnum := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
+	if !found || len(text) > 254 {
+		return ""
+	}
+	for atom := range strings.SplitSeq(local, ".") {
+		for i := range len(atom) {
+			if !alnum(atom[i]) && !strings.Contains("!#$%&'*+/=?^_`{|}~-", atom[i:i+1]) {
+				return ""
+			}
+		}
+		if atom == "" {
+			return ""
+		}
+	}
+	for label := range strings.SplitSeq(domain, ".") {
+		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
+			return ""
+		}
+		for i := range len(label) {
+			if !alnum(label[i]) && label[i] != '-' {
+				return ""
+			}
+		}
+	}
+	return string(bytes.ToLower([]byte(text))) // ASCII by now
+}
+
+// queued returns the address that a request for a code put on the queue, or "".
+func queued(s office) string {
+	select {
+	case job := <-s.codeJobs:
+		return job.email
+	default:
+		return ""
+	}
+}
+
+// I4, O9, and the form of an address: what is taken, as what, and what is refused.
+var emailForms = map[string]string{
+	"ada@example.com":                         "ada@example.com",
+	"  ADA@Example.COM ":                      "ada@example.com",
+	"ada.b-c+d_e@x-y.example":                 "ada.b-c+d_e@x-y.example",
+	"!#$%&'*+/=?^_`{|}~-@example.a1":          "!#$%&'*+/=?^_`{|}~-@example.a1",
+	"a@b":                                     "a@b",
+	strings.Repeat("a", 242) + "@example.com": strings.Repeat("a", 242) + "@example.com", // 254 bytes
+	strings.Repeat("a", 243) + "@example.com": "",
+	"":                                  "",
+	"@":                                 "",
+	"ada":                               "",
+	"ada@":                              "",
+	"@example.com":                      "",
+	"ada@@example.com":                  "",
+	"ada@b@example.com":                 "",
+	".ada@example.com":                  "",
+	"ada.@example.com":                  "",
+	"a..b@example.com":                  "",
+	"ada@-example.com":                  "",
+	"ada@example-.com":                  "",
+	"ada@example..com":                  "",
+	"ada@example.com.":                  "",
+	"ada@exa_mple.com":                  "",
+	"ada@[127.0.0.1]":                   "",
+	`"ada"@example.com`:                 "",
+	"Ada <ada@example.com>":             "",
+	"<ada@example.com>":                 "",
+	"ada@example.com, bob@example.com":  "",
+	"ada@example.com;bob@example.com":   "",
+	"ada@example.com\r\nBcc: b@b.b":     "",
+	"ada@example.com\n":                 "",
+	"\tada@example.com":                 "",
+	"ada\r\n@example.com":               "",
+	"ada@example.com\x00":               "",
+	"ada@exam ple.com":                  "",
+	"ada@example.com\u00a0":             "",
+	"\u212aim@example.com":              "", // the Kelvin sign, k in lower case
+	"k\u0130m@example.com":              "", // I with a dot, i in lower case
+	"kim@example.\uff43\uff4f\uff4d":    "", // full-width letters
+	"\uff4bim@example.com":              "",
+	"k\u0131m@example.com":              "",
+	"kim\uff20example.com":              "",
+	"kim@example\u3002com":              "",
+	"k\u00efm@example.com":              "",
+	"kim@ex\u0430mple.com":              "", // a Cyrillic letter
+	"kim@example.com\u200b":             "",
+	"ada(comment)@example.com":          "",
+	"ada@example.com> SIZE=1":           "",
+	"ada@example.com\u2028Bcc: b@b.b":   "",
+	"ada%0d%0aBcc:b@b.b@example.com":    "",
+	`ada\@example.com`:                  "",
+	"mailto:ada@example.com":            "",
+	"ada@example.com?bcc=b@b.b":         "",
+	"ada@example.com%0aBcc:bob@b.b":     "",
+	"=?utf-8?q?ada=40example.com?=@b.b": "=?utf-8?q?ada=40example.com?=@b.b",
+}
+
+func TestEmailForms(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	for text, want := range emailForms {
+		if got := plainEmail(text); got != want {
+			t.Errorf("%q: the test's own rule says %q, want %q", text, got, want)
+		}
+		r := call(t, s, one(len(text)), "POST", "/auth/otp/request", jsonOf("email", text))
+		if got := queued(s); got != want {
+			t.Errorf("%q: %q is on the queue, want %q", text, got, want)
+		}
+		if want == "" {
+			wantProblem(t, r, 400, "invalid_request", "email")
+			wantProblem(t, call(t, s, one(len(text)), "POST", "/auth/otp/validate", jsonOf("email", text, "code", "123456")),
+				400, "invalid_request", "email")
+		} else {
+			r.want(t, 200)
+		}
+	}
+}
+
+// O9: a code is six ASCII digits in a string, and nothing that resembles it.
+func TestCodeForms(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	for _, code := range []string{`""`, `"12345"`, `"1234567"`, `" 123456"`, `"123456 "`, `"12345\n"`, `"123456\n"`, `"+12345"`, `"-12345"`,
+		`"0x1234"`, `"1234.6"`, `"1e0005"`, `"１２３４５６"`, `"١٢٣٤٥٦"`, `"12345\u0000"`, `"12345O"`, `123456`, `null`, `["123456"]`, `true`} {
+		r := call(t, s, one(0), "POST", "/auth/otp/validate", `{"email":"ada@example.com","code":`+code+`}`)
+		wantProblem(t, r, 400, "invalid_request")
+		if !strings.Contains(string(r.body), `"field":"code"`) {
+			t.Errorf("%s: code is not named: %s", code, r.body)
+		}
+	}
+}
+
+// jsonOf is an object of texts, encoded by hand: json.Marshal would mend what is
+// broken in them.
+func jsonOf(pairs ...string) string {
+	var b strings.Builder
+	for i, text := range pairs {
+		b.WriteString([]string{",", ":"}[i%2])
+		b.WriteByte('"')
+		for j := range len(text) {
+			switch c := text[j]; {
+			case c < 0x20 || c == '"' || c == '\\' || c == 0x7f:
+				fmt.Fprintf(&b, `\u%04x`, c)
+			default:
+				b.WriteByte(c)
+			}
+		}
+		b.WriteByte('"')
+	}
+	return "{" + b.String()[1:] + "}"
+}
+
+// For any text at all: an address is taken exactly when the rule says so, as the rule
+// says, and then it is one recipient to a mail library too.
+func FuzzEmail(f *testing.F) {
+	for text := range emailForms {
+		f.Add(text)
+	}
+	f.Add("a\xff@example.com")
+	s, n := newOffice(f), 0
+	f.Fuzz(func(t *testing.T, text string) {
+		if n++; len(text) > 8<<10 {
+			return // a body of it could be over the limit for bodies
+		}
+		r := call(t, s, one(n&0xfffff), "POST", "/auth/otp/request", jsonOf("email", text))
+		got, want := queued(s), plainEmail(text)
+		if got != want || r.status != map[bool]int{true: 200, false: 400}[want != ""] {
+			t.Fatalf("%q: %q is on the queue, want %q: %v", text, got, want, r)
+		}
+		if want == "" {
+			return
+		}
+		if parsed, err := mail.ParseAddress(got); err != nil || parsed.Address != got || parsed.Name != "" {
+			t.Errorf("%q is %+v to net/mail, %v", got, parsed, err)
+		}
+	})
+}
+
+// askCode requests a code; the answer is the same for every address in the world.
+func askCode(c *testClient, email string) {
+	c.t.Helper()
+	r := c.do("POST", "/auth/otp/request", map[string]string{"email": email}).want(c.t, 200)
+	if string(r.body) != `{"codeLength":6,"expiresInSeconds":600}` {
+		c.t.Errorf("answer to a request for a code: %v", r)
+	}
+}
+
+// presentCode is one attempt to sign in.
+func presentCode(c *testClient, email, code string) *testResponse {
+	c.t.Helper()
+	return c.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code})
+}
+
+// The mail and its way: encrypted wherever the server is not this machine, signed in
+// where the URL says so, one recipient, and that one as stored, not as sent in.
+func TestMailArrives(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	for name, opts := range map[string]mailOptions{
+		"STARTTLS at a remote server":     {host: "0.0.0.0", user: "hubs", password: "p:@/%20 w"},
+		"implicit TLS at a remote server": {host: "0.0.0.0", implicitTLS: true, user: "hubs", password: "p:@/%20 w"},
+		"STARTTLS at this machine":        {user: "hubs", password: "p:@/%20 w"},
+		"plain at this machine":           {noStartTLS: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMailServer(t, opts)
+			srv := startServer(t, stagingEnv(m), map[string]string{
+				"DATABASE_URL": database, "MAIL_FROM": `"Hubs, sign-in" <signin@example.com>`})
+			sent := newEmail()
+			stored := strings.Replace(sent, "user@u", "User@U", 1)
+			testUser(t, database, stored, "member")
+			c := srv.client(t)
+			askCode(c, strings.ToUpper(sent)+" ")
+			got := m.waitMail(t, stored)
+			if !slices.Equal(got.to, []string{stored}) || got.from != "signin@example.com" ||
+				got.tls == opts.noStartTLS || got.user != opts.user {
+				t.Errorf("envelope %+v", got)
+			}
+			checkMail(t, got.data, stored)
+			presentCode(c, strings.ToUpper(sent), got.code(t)).want(t, 200)
+			if n := len(m.received()); n != 1 {
+				t.Errorf("%d mails", n)
+			}
+		})
+	}
+}
+
+// checkMail holds a message against RFC 5322: its lines, its headers, its code.
+func checkMail(t *testing.T, data, to string) {
+	t.Helper()
+	rest, ended := strings.CutSuffix(data, "\r\n")
+	for line := range strings.SplitSeq(rest, "\r\n") {
+		if len(line) > 78 || strings.ContainsFunc(line, func(c rune) bool { return c < ' ' || c > '~' }) {
+			t.Errorf("line %q", line)
+		}
+	}
+	message, err := mail.ReadMessage(strings.NewReader(data))
+	if err != nil || !ended {
+		t.Fatalf("%q: %v", data, err)
+	}
+	for name, want := range map[string]string{
+		"From": `"Hubs, sign-in" <signin@example.com>`, "To": "<" + to + ">", "Subject": "Your sign-in code",
+		"Auto-Submitted": "auto-generated", "Mime-Version": "1.0", "Content-Type": "text/plain; charset=us-ascii",
+		"Date": "", "Message-Id": "",
+	} {
+		if got := message.Header[name]; len(got) != 1 || want != "" && got[0] != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+		delete(message.Header, name)
+	}
+	if len(message.Header) > 0 {
+		t.Errorf("more headers: %v", message.Header)
+	}
+	full, _ := mail.ReadMessage(strings.NewReader(data))
+	if date, err := full.Header.Date(); err != nil || time.Since(date).Abs() > time.Hour {
+		t.Errorf("date %v, %v", date, err)
+	}
+	if id := full.Header.Get("Message-Id"); !regexp.MustCompile(`^<[A-Z2-7]{26}@example\.com>$`).MatchString(id) {
+		t.Errorf("message id %q", id)
+	}
+	body, _ := io.ReadAll(full.Body)
+	if !regexp.MustCompile(`(?s)^Your sign-in code is [0-9]{6}\.\r\n\r\n.*once, within 10 minutes`).Match(body) {
+		t.Errorf("text %q", body)
+	}
+}
+
+// D4: no encryption that holds, no password and no mail. The answer is as ever.
+func TestMailOnlyThroughTLS(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	for name, opts := range map[string]mailOptions{
+		"no STARTTLS at a remote server":           {host: "0.0.0.0", noStartTLS: true, user: "u", password: "secret-word"},
+		"no STARTTLS, no password":                 {host: "0.0.0.0", noStartTLS: true},
+		"a certificate of nobody, STARTTLS":        {untrusted: true, user: "u", password: "secret-word"},
+		"a certificate of nobody, implicit TLS":    {untrusted: true, implicitTLS: true, user: "u", password: "secret-word"},
+		"a certificate of nobody, remote STARTTLS": {untrusted: true, host: "0.0.0.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMailServer(t, opts)
+			srv := startServer(t, stagingEnv(m), map[string]string{"DATABASE_URL": database})
+			srv.allowErrors("code not sent")
+			email := newEmail()
+			testUser(t, database, email, "member")
+			askCode(srv.client(t), email)
+			srv.log.waitFor(t, "code not sent", "ERROR", maskedEmail(email))
+			if m.passwords() != 0 || len(m.received()) != 0 {
+				t.Errorf("%d passwords, %d mails", m.passwords(), len(m.received()))
+			}
+		})
+	}
+}
+
+// D3: whatever the mail server does, the answer is the same, the log knows, and the
+// code that did not arrive is gone: the next request, a moment later, mails a new one.
+func TestMailServerFails(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	srv := startServer(t, stagingEnv(m))
+	srv.allowErrors("code not sent")
+	for _, mode := range []mailMode{mailCloses, mailRefuses, mailDefers, mailHangsEnd} {
+		email, mark := newEmail(), srv.log.mark()
+		testUser(t, srv.env["DATABASE_URL"], email, "member")
+		m.fail(mode)
+		c := srv.client(t)
+		askCode(c, email)
+		lost := ""
+		if mode == mailHangsEnd { // taken, and the connection is gone before it says so
+			lost = m.waitMail(t, email).code(t)
+			m.fail(mailCloses)
+		}
+		srv.log.waitAfter(t, mark, "code not sent", "ERROR", maskedEmail(email))
+		m.release()
+		if lost != "" {
+			wantProblem(t, presentCode(c, email, lost), 401, "invalid_code")
+		}
+		c.signIn(email)
+	}
+}
+
+// D3: a mail server that says nothing holds up neither an answer nor the next mail
+// for ever: each attempt has a worker and an end of its own.
+func TestHungMailServer(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	srv := startServer(t, stagingEnv(m))
+	srv.allowErrors("code not sent")
+	m.fail(mailHangs)
+	var emails []string
+	for range 4 {
+		emails = append(emails, newEmail())
+		testUser(t, srv.env["DATABASE_URL"], emails[len(emails)-1], "member")
+		askCode(srv.client(t), emails[len(emails)-1])
+	}
+	waitUntil(t, "four connections at once", func() bool { open, _, _ := m.connections(); return open == 4 })
+	askCode(srv.client(t), newEmail())
+	for _, email := range emails {
+		srv.log.waitFor(t, "code not sent", "ERROR", maskedEmail(email))
+	}
+	waitUntil(t, "no connection", func() bool { open, _, _ := m.connections(); return open == 0 })
+	m.release()
+	srv.client(t).signIn(emails[0])
+}
+
+// D3, O6: the queue is bounded, and when it is full every address gets the same 503.
+// That a request asks no database goes without saying: this server has none.
+func TestFullQueue(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	n := 0
+	ask := func() *testResponse {
+		n++
+		return call(t, s, one(n), "POST", "/auth/otp/request", emailBody(fmt.Sprintf("a%d@example.com", n)), "X-Request-Id", "x")
+	}
+	r := ask()
+	for ; r.status == 200 && n <= 100_000; r = ask() {
+	}
+	wantProblem(t, r, 503, "unavailable")
+	if n < 100 {
+		t.Errorf("the queue is full after %d", n)
+	}
+	for range 3 {
+		if again := ask(); again.status != 503 || string(again.body) != string(r.body) || !maps.EqualFunc(again.header, r.header, slices.Equal) {
+			t.Errorf("one address: %v\nanother: %v", r, again)
+		}
+	}
+	if queued(s) != "a1@example.com" {
+		t.Error("the first in is not the first out")
+	}
+	ask().want(t, 200)
+}
+
+// O7: fifty addresses, all at once, and one mail in the mailbox.
+func TestOneMailForManyRequests(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	email := newEmail()
+	testUser(t, srv.env["DATABASE_URL"], email, "member")
+	var all sync.WaitGroup
+	for range 50 {
+		c := srv.client(t)
+		all.Go(func() { c.do("POST", "/auth/otp/request", map[string]string{"email": email}) })
+	}
+	all.Wait()
+	waitUntil(t, "all of them worked off", func() bool {
+		return srv.log.count(`"code sent"`)+srv.log.count("code not sent", "too young") == 50
+	})
+	if n := srv.log.count(codeLinePrefix + maskedEmail(email)); n != 1 {
+		t.Errorf("%d codes sent", n)
+	}
+	presentCode(srv.client(t), email, srv.code(t, email)).want(t, 200)
+}

@@ -1,0 +1,436 @@
+package main
+
+import (
+	"bytes"
+	"database/sql"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lib/pq"
+)
+
+// dbWait is how long any request may take whatever the database does: generous, yet
+// far below the time for which a request would be stuck without the store's bounds.
+const dbWait = 6 * dbTimeout
+
+// emptyDatabase is a database without the schema, owned by an ordinary role.
+func emptyDatabase(t testing.TB) string {
+	t.Helper()
+	pg, err := startShared()
+	if err != nil {
+		t.Fatal("no PostgreSQL: ", err)
+	}
+	name := fmt.Sprintf("empty_%d", serial.Add(1))
+	execSQL(t, pg.url, "create role "+name+" login password 'owner'")
+	execSQL(t, pg.url, "create database "+name+" owner "+name)
+	t.Cleanup(func() {
+		execSQL(t, pg.url, "drop database "+name+" with (force)")
+		execSQL(t, pg.url, "drop role "+name)
+	})
+	u, err := url.Parse(withDatabase(pg.url, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(name, "owner")
+	return u.String()
+}
+
+// schemaOf is all that a migration could change, as text.
+func schemaOf(t testing.TB, databaseURL string) string {
+	t.Helper()
+	return queryValue[string](t, databaseURL, `
+		select coalesce(string_agg(line, E'\n' order by line), '') from (
+			select format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default) as line
+			from information_schema.columns where table_schema = 'public'
+			union all select indexdef from pg_indexes where schemaname = 'public'
+			union all select format('%s %s %s', conrelid::regclass, conname, pg_get_constraintdef(oid))
+			from pg_constraint where connamespace = 'public'::regnamespace
+			union all select extname from pg_extension) as lines`)
+}
+
+// The schema may be applied again and again, by many at once, by a role that owns
+// the database and no more, and leaves what is there as it is.
+func TestSchemaAppliesAgain(t *testing.T) {
+	t.Parallel()
+	database := emptyDatabase(t)
+	if _, err := openStore(database); err == nil || !strings.Contains(err.Error(), "migrate") {
+		t.Errorf("a database without the schema: %v", err)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := applySchema(database); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got, want := schemaOf(t, database), schemaOf(t, newDatabase(t)); got != want || !strings.Contains(got, "files") {
+		t.Errorf("the schema is\n%s\nwant\n%s", got, want)
+	}
+	before := schemaOf(t, database)
+	id := testUser(t, database, newEmail(), "admin")
+	execSQL(t, database, "insert into hubs (name) values ('North')")
+	if err := applySchema(database); err != nil {
+		t.Error(err)
+	}
+	if schemaOf(t, database) != before || queryValue[string](t, database, "select permission from users where user_id = $1", id) != "admin" ||
+		queryValue[int](t, database, "select count(*) from hubs") != 1 {
+		t.Error("the second time has changed something")
+	}
+}
+
+// What the code relies on, the tables keep to whoever writes.
+func TestSchemaConstraints(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	const check, unique, foreign, null = "23514", "23505", "23503", "23502"
+	for _, test := range []struct{ statement, code string }{
+		{"insert into users (email) values ('a@b.example')", ""}, // enough at the psql prompt
+		{"insert into users (email) values ('A@B.EXAMPLE')", unique},
+		{"insert into users (email) values (null)", null},
+		{"insert into users (email) values (repeat('a', 244) || '@b.example')", ""},
+		{"insert into users (email) values (repeat('a', 245) || '@b.example')", check},
+		{"insert into users (email, permission) values ('c@b.example', 'root')", check},
+		{"insert into users (email, permission) values ('c@b.example', 'Admin')", check},
+		{"insert into hubs (name) values ('North')", ""},
+		{"insert into hubs (name) values ('North')", ""}, // two hubs may share a name
+		{"insert into hubs (name) values ('')", check},
+		{"insert into hubs (name) values (repeat('ü', 100))", ""},
+		{"insert into hubs (name) values (repeat('n', 101))", check},
+		{"insert into hubs (name, description) values ('n', repeat('ü', 2000))", ""},
+		{"insert into hubs (name, description) values ('n', repeat('d', 2001))", check},
+		{"insert into hubs (name, status) values ('n', 'gone')", check},
+		{"insert into files (name, content_type, size) values (repeat('n', 255), 't', 0)", ""},
+		{"insert into files (name, content_type, size) values (repeat('ü', 128), 't', 0)", check},
+		{"insert into files (name, content_type, size) values ('', 't', 0)", check},
+		{"insert into files (name, content_type, size) values ('n', 't', -1)", check},
+		{"insert into files (name, content_type, size, user_id) values ('n', 't', 1, gen_random_uuid())", foreign},
+		{"insert into terms_acceptances (user_id, version) values (gen_random_uuid(), 'v')", foreign},
+		{"insert into terms_acceptances (user_id, version) select user_id, 'v' from users where email = 'a@b.example'", ""},
+		{"insert into terms_acceptances (user_id, version) select user_id, 'v' from users where email = 'a@b.example'", unique},
+		{"insert into files (name, content_type, size, user_id) select 'kept', 't', 1, user_id from users where email = 'a@b.example'", ""},
+		{"delete from users where email = 'a@b.example'", ""},
+	} {
+		_, err := testDB(t, database).Exec(test.statement)
+		refused, _ := errors.AsType[*pq.Error](err)
+		if err != nil && refused == nil || refused != nil && string(refused.Code) != test.code || refused == nil && test.code != "" {
+			t.Errorf("%s: %v, want %q", test.statement, err, test.code)
+		}
+	}
+	// With the user go his acceptances; his files stay for those who know the path.
+	if n := queryValue[int](t, database, "select count(*) from terms_acceptances"); n != 0 {
+		t.Errorf("%d acceptances of a user who is gone", n)
+	}
+	if n := queryValue[int](t, database, "select count(*) from files where name = 'kept' and user_id is null"); n != 1 {
+		t.Errorf("%d files of a user who is gone", n)
+	}
+	// The two forms of an address are one: else a user could be added whom no request
+	// can name, or mail be sent to a text that was never checked.
+	for _, address := range []string{
+		"a@b", "a.b@c.d", "a+b@c.example", "o'hara@c.example", "a@b-c.example", "a@1.2", "A@B.C", "{a}|b~@c.d", "a`b@c.d",
+		"", "a", "@", "a@", "@b", ".a@b.c", "a.@b.c", "a..b@c.d", "a@b..c", "a@.b", "a@b.", "a@-b.c", "a@b-.c", "a@b_c.d", "a b@c.d",
+		"a@b c.d", " a@b.c", "a@b.c ", "a@b.c\n", "\na@b.c", "a@b.c\r\nBcc: x@y.z", "a@@b.c", "a@b@c.d", `"a b"@c.d`, "a@[1.2.3.4]",
+		"Ada <a@b.c>", "a@b.c,d@e.f", "a;b@c.d", "ä@b.c", "a@ä.b", "a@xn--4ca.b", "\u212a@b.c", "a@\u0130.c", "a(b)@c.d", "a\\@b.c", "a@b.c\t",
+	} {
+		_, err := testDB(t, database).Exec("insert into users (email) values ($1)", address)
+		if taken := err == nil; taken != emailForm.MatchString(address) {
+			t.Errorf("%q: the table says %v, the code %v", address, taken, !taken)
+		}
+	}
+}
+
+// 503 is for a database out of reach; a faulty statement is a bug, and no reason
+// to try again.
+func TestReachable(t *testing.T) {
+	t.Parallel()
+	isUnavailable := func(err error) bool {
+		p, ok := errors.AsType[*problem](err)
+		return ok && p.Status == 503 && p.retryAfter > 0
+	}
+	for code, want := range map[pq.ErrorCode]bool{
+		"08006": true, // connection failure
+		"25006": true, // read only: a standby
+		"53100": true, // disk full
+		"53300": true, // too many connections
+		"57014": true, // statement timeout
+		"57P01": true, // shut down
+		"57P03": true, // starting up
+		"58030": true, // I/O error
+		"22021": false, "23505": false, "23514": false, "42601": false, "42P01": false, "40001": false, "XX000": false,
+	} {
+		err := &pq.Error{Code: code}
+		if got := reachable(fmt.Errorf("within: %w", err)); isUnavailable(got) != want || !want && !errors.Is(got, err) {
+			t.Errorf("%s: %v", code, got)
+		}
+	}
+	for _, err := range []error{io.EOF, net.ErrClosed, os.ErrDeadlineExceeded, sql.ErrConnDone} {
+		if !isUnavailable(reachable(err)) {
+			t.Errorf("%v counts as a faulty statement", err)
+		}
+	}
+	if reachable(nil) != nil || reachable(sql.ErrNoRows) != sql.ErrNoRows {
+		t.Error("an outcome counts as an error")
+	}
+
+	st, err := openStore(newDatabase(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	var n int
+	for query, want := range map[string]bool{"select pg_sleep(60)": true, "select 1/0": false, "selec": false, "select no_such_thing": false} {
+		start := time.Now()
+		if err := st.row(query, nil, &n); err == nil || isUnavailable(err) != want || time.Since(start) > dbWait {
+			t.Errorf("%s: %v after %v", query, err, time.Since(start))
+		}
+	}
+	if err := st.row("select 1 where false", nil, &n); err != sql.ErrNoRows {
+		t.Error(err)
+	}
+	if err := st.row("select 1", nil, &n); err != nil {
+		t.Error("no service after the errors: ", err)
+	}
+}
+
+// A setting that is no connection string ends the start without a word of it: it may
+// hold a password.
+func TestDatabaseURLIsNotShown(t *testing.T) {
+	t.Parallel()
+	for _, databaseURL := range []string{
+		"postgres://u:hunter2@127.0.0.1:port/db", "postgres://u:hunter2@127.0.0.1:1/db?sslmode=disable", "hunter2",
+		"postgres://u:hunter2@127.0.0.1:1/db?sslmode=hunter2", "password=hunter2 hunter2",
+	} {
+		for _, command := range []string{"serve", "migrate"} {
+			env := serverEnv(t, map[string]string{"DATABASE_URL": databaseURL})
+			code, stdout, stderr := runCLI(env, command)
+			if code == 0 || stderr == "" || strings.Contains(stdout+stderr, "hunter2") {
+				t.Errorf("%s with %s: exit %d, %s%s", command, databaseURL, code, stdout, stderr)
+			}
+		}
+	}
+}
+
+// A request is one message exchange a statement: nothing is parsed or planned anew,
+// nothing sent besides the statements themselves. Seen on the wire.
+func TestRequestsUsePreparedStatements(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	tap := newWireTap(t, database)
+	s := startServer(t, map[string]string{"DATABASE_URL": tap.url})
+	c, _ := s.member(t, "admin")
+	hubID := c.do("POST", "/hubs", map[string]string{"name": "North"}).want(t, 201).field(t, "hubId").(string)
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	for name, test := range map[string]struct {
+		statements int
+		run        func()
+	}{
+		"session":  {1, func() { c.do("GET", "/auth/session", nil).want(t, 200) }},
+		"list":     {2, func() { c.do("GET", "/hubs?filters[name]=o&filters[status]=active&limit=7", nil).want(t, 200) }},
+		"hub":      {2, func() { c.do("GET", "/hubs/"+hubID, nil).want(t, 200) }},
+		"change":   {2, func() { c.do("PATCH", "/hubs/"+hubID, map[string]string{"name": "South"}).want(t, 200) }},
+		"terms":    {2, func() { c.acceptTerms() }},
+		"upload":   {2, func() { c.upload("a.txt", nil).want(t, 201) }},
+		"download": {2, func() { c.do("GET", f.Path, nil).want(t, 200) }},
+		"health":   {1, func() { c.do("GET", "/healthz", nil).want(t, 200) }},
+		"logout":   {1, func() { c.elsewhere().do("POST", "/auth/logout", nil, "Cookie", s.cookieName()+"="+c.token()) }},
+		"contract": {0, func() { c.do("GET", "/openapi.json", nil).want(t, 200) }},
+	} {
+		token := c.token()
+		test.run() // the first may prepare
+		c.setToken(token)
+		tap.reset()
+		test.run()
+		c.setToken(token)
+		// Bind, Execute and Sync for each statement, and nothing else: no Parse, no Query.
+		want := map[string]int{}
+		if n := test.statements; n > 0 {
+			want = map[string]int{"B": n, "E": n, "S": n}
+		}
+		if got := tap.reset(); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: messages %v, want %v", name, got, want)
+		}
+	}
+}
+
+// D1: a connection that ends after the statement is done and before the answer, as
+// when a backend is killed or terminated while it waits for a standby. lib/pq calls
+// that driver.ErrBadConn, upon which database/sql sends the statement again.
+func TestWriteIsNotDoneTwice(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	tap := newWireTap(t, database)
+	s := startServer(t, map[string]string{"DATABASE_URL": tap.url})
+	s.allowErrors(`"error":"unavailable`)
+	s.env["DATABASE_URL"] = database // for the checks
+	c, _ := s.member(t, "admin")
+	c.do("POST", "/hubs", map[string]string{"name": "first"}).want(t, 201)
+	c.upload("first", nil).want(t, 201)
+
+	tap.endAfter("once")
+	r := c.do("POST", "/hubs", map[string]string{"name": "once"})
+	if n := queryValue[int](t, database, "select count(*) from hubs where name = 'once'"); n != 1 || r.status != 201 && r.status != 503 {
+		t.Errorf("%d hubs by one request: %v", n, r)
+	}
+	tap.endAfter("once.txt")
+	stored := 1
+	if r := c.upload("once.txt", []byte("content")); r.status == 201 {
+		stored++
+		c.wantFile(t, r.stored(t), "content")
+	} else {
+		wantProblem(t, r, 503, "unavailable")
+	}
+	s.wantStored(t, stored)
+}
+
+// A wireTap counts the messages that clients send to PostgreSQL, by type, and can
+// end a connection.
+type wireTap struct {
+	url   string
+	mu    sync.Mutex
+	count map[string]int
+	last  string // see endAfter
+}
+
+// endAfter makes the next connection on which the text is sent end in an orderly way
+// as soon as PostgreSQL begins to answer; the answer does not arrive.
+func (tap *wireTap) endAfter(text string) {
+	tap.mu.Lock()
+	defer tap.mu.Unlock()
+	tap.last = text
+}
+
+func newWireTap(t testing.TB, databaseURL string) *wireTap {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := u.Host
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = ln.Addr().String()
+	tap := &wireTap{url: u.String(), count: map[string]int{}}
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				t.Error(err)
+				client.Close()
+				continue
+			}
+			var last atomic.Bool
+			work.Go(func() {
+				defer client.Close()
+				for answer := make([]byte, 64<<10); ; {
+					n, err := server.Read(answer)
+					if err != nil || last.Load() {
+						return
+					}
+					client.Write(answer[:n])
+				}
+			})
+			work.Go(func() { defer server.Close(); tap.pass(server, client, &last) })
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		work.Wait()
+	})
+	return tap
+}
+
+// pass counts before it passes on: who has an answer finds its message counted.
+func (tap *wireTap) pass(server io.Writer, client io.Reader, last *atomic.Bool) {
+	header := make([]byte, 4) // of the first message, which has no type
+	for {
+		if _, err := io.ReadFull(client, header); err != nil {
+			return
+		}
+		message := make([]byte, binary.BigEndian.Uint32(header[len(header)-4:])-4)
+		if _, err := io.ReadFull(client, message); err != nil {
+			return
+		}
+		if len(header) == 5 {
+			tap.mu.Lock()
+			tap.count[string(header[:1])]++
+			if tap.last != "" && bytes.Contains(message, []byte(tap.last)) {
+				tap.last = ""
+				last.Store(true)
+			}
+			tap.mu.Unlock()
+		}
+		if _, err := server.Write(slices.Concat(header, message)); err != nil {
+			return
+		}
+		header = make([]byte, 5)
+	}
+}
+
+// reset returns the counts and starts again.
+func (tap *wireTap) reset() map[string]int {
+	tap.mu.Lock()
+	defer tap.mu.Unlock()
+	old := tap.count
+	tap.count = map[string]int{}
+	return old
+}
+
+// D2: with every connection busy, who waits for one waits a bounded time.
+func TestPoolExhausted(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	s.allowErrors(`"error":"unavailable`)
+	c, _ := s.member(t, "member")
+	c.do("GET", "/hubs", nil).want(t, 200)
+
+	lock, err := testDB(t, s.env["DATABASE_URL"]).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback()
+	if _, err := lock.Exec("lock table hubs, users in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 4 * poolSize {
+		wg.Go(func() {
+			start := time.Now()
+			wantProblem(t, c.elsewhere().do("GET", "/hubs", nil), 503, "unavailable")
+			if wait := time.Since(start); wait > dbWait {
+				t.Errorf("a 503 after %v", wait)
+			}
+		})
+	}
+	wg.Wait()
+	if s.log.count("no free database connection") == 0 {
+		t.Error("the pool was not exhausted")
+	}
+	if n := queryValue[int](t, s.env["DATABASE_URL"], "select count(*) from pg_stat_activity where datname = current_database()"); n > poolSize+2 {
+		t.Errorf("%d connections, the pool has %d", n, poolSize)
+	}
+	lock.Rollback()
+	c.elsewhere().do("GET", "/hubs", nil).want(t, 200)
+	if text := regexp.MustCompile(`postgres://|pq: |sqlstate`); text.MatchString(c.elsewhere().do("GET", "/hubs", nil).String()) {
+		t.Error("the database's own words reach a client")
+	}
+}
