@@ -415,6 +415,10 @@ func TestUploadLimits(t *testing.T) {
 			s.wantStored(t, n)
 		}
 	}
+	// What never comes to an end is not read to its end.
+	endless := struct{ io.Reader }{repeat("no boundary\r\n")}
+	wantProblem(t, c.elsewhere().do("POST", "/files/upload", endless, "Content-Type", formType), 413, "too_large")
+	s.wantStored(t, n)
 	// Told too large: refused before a byte of it is sent. (To a client that does not
 	// wait for the word to go on, net/http answers only once it has the body.)
 	raw := fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\n"+
@@ -422,6 +426,15 @@ func TestUploadLimits(t *testing.T) {
 		s.cookieName(), c.token(), formType, limit+maxFormBytes+1)
 	wantProblem(t, s.raw(t, raw), 413, "too_large")
 	s.wantStored(t, n)
+}
+
+// repeat is a reader of that text again and again, without an end.
+type repeat string
+
+func (r repeat) Read(p []byte) (n int, err error) {
+	for n = copy(p, r); n < len(p)-len(r); n += copy(p[n:], r) {
+	}
+	return n, nil
 }
 
 // F3: an upload that is not one whole form with one file is refused by name, and

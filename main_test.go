@@ -345,7 +345,7 @@ func TestHealth(t *testing.T) {
 	wantProblem(t, c.do("GET", "/healthz", nil), 503, "unavailable")
 	wantProblem(t, c.do("HEAD", "/healthz", nil), 503, "unavailable")
 	proxy.resume()
-	waitUntil(t, "healthy again", func() bool { c.move(); return c.do("GET", "/healthz", nil).status == 200 })
+	waitUntil(t, "healthy again", func() bool { return c.elsewhere().do("GET", "/healthz", nil).status == 200 })
 }
 
 // A rawClient keeps one connection and sends one request after the other, and never

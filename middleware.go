@@ -255,7 +255,7 @@ func readJSON(x *exchange) (*fields, error) {
 		return nil, bodyProblem(err)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
-	if start, _ := decoder.Token(); start != json.Delim('{') || !utf8.Valid(body) || !json.Valid(body) {
+	if start, _ := decoder.Token(); start != json.Delim('{') || !json.Valid(body) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
@@ -350,7 +350,7 @@ func (r rule) fault(value string) string {
 // check is the 400 that names every wrong field, the unknown ones included.
 func (f *fields) check() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
-		f.refuse(name, "is not known here")
+		f.refuse(cmp.Or(name, "body"), "is not known here")
 	}
 	if f.errors != nil {
 		return invalid(f.errors...)
@@ -549,7 +549,7 @@ var loggedHeaders = []string{"User-Agent", "Content-Type", "Origin", "Cookie", "
 var (
 	secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]*@|` +
 		`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|\b[0-9]{6}\b`)
-	emailText = regexp.MustCompile(`([A-Za-z0-9!#$&'*+/=?^_{|}~-])[A-Za-z0-9!#$&'*+/=?^_{|}~.-]*(?:@|%(?:25)*40)`)
+	emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(?:@|%(?:25)*40)")
 )
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this

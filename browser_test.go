@@ -1,0 +1,760 @@
+package main
+
+// The learner's page, and pages of other origins, in a real browser: headless Chromium,
+// driven by the WebDriver protocol (W3C, plain HTTP). What only a browser does is seen
+// here: the cookie that no script can read, SameSite, CORS, Content-Security-Policy.
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"image"
+	"image/png"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A browser is one Chromium with an empty profile. What goes wrong ends the test.
+type browser struct {
+	t       testing.TB
+	session string // its address at the driver
+}
+
+// newBrowser starts one that ends with the test. It fails, and does not skip, where
+// there is none: a test that skipped would be green where nothing was tested.
+func newBrowser(t testing.TB, flags ...string) *browser {
+	t.Helper()
+	chromium, err := exec.LookPath("chromium")
+	driver, driverErr := exec.LookPath("chromedriver")
+	if err = cmp.Or(err, driverErr); err != nil {
+		t.Fatalf("no browser to test with: %v (on Debian: apt-get install chromium chromium-driver)", err)
+	}
+	// Not t.TempDir, which fails the test when a process that is ending still writes.
+	dir, err := os.MkdirTemp(testDir, "chromium-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The shell ends the driver when the tests end, however they do; and a Chromium whose
+	// driver is gone ends because it is driven through a pipe.
+	cmd := exec.Command("sh", "-c", `"$0" --port=0 & cat; kill $!; wait`, driver)
+	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, done := &logBuffer{}, make(chan struct{})
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.WaitDelay = patience // a grandchild that keeps the pipe open must not hang the tests
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(done)
+		cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		stdin.Close()
+		<-done
+	})
+	line, _, err := out.wait(0, done, containsAll([]string{"started successfully on port "}))
+	if err != nil {
+		t.Fatalf("chromedriver: %v that says its port", err)
+	}
+	_, port, _ := strings.Cut(strings.TrimSuffix(line, "."), "on port ")
+	b := &browser{t, "http://127.0.0.1:" + port + "/session"}
+	var created struct{ SessionID string }
+	b.command("POST", "", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
+		"goog:chromeOptions": map[string]any{"binary": chromium, "args": append([]string{
+			"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", // no sandbox: root has none
+			"--disable-background-networking", "--disable-component-update", "--disable-sync",
+			"--host-resolver-rules=MAP * ~NOTFOUND,EXCLUDE localhost,EXCLUDE 127.0.0.1", // nothing leaves this machine
+			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
+			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900"}, flags...),
+			// Else it is not SameSite that keeps the cookie from another site's requests.
+			"prefs": map[string]any{"profile.cookie_controls_mode": 0, "profile.block_third_party_cookies": false}},
+		"goog:loggingPrefs": map[string]string{"browser": "ALL", "performance": "ALL"},
+	}}}, &created)
+	b.session += "/" + created.SessionID
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the page at the end: %q", script[[]string](b, `return [String(location), ...[...document.querySelectorAll(
+				'.message, .field-error, #hubs-summary')].map(e => e.textContent).filter(Boolean)]`))
+		}
+		b.command("DELETE", "", nil, nil)
+	})
+	return b
+}
+
+// command sends one command of the protocol.
+func (b *browser) command(method, path string, in, out any) {
+	b.t.Helper()
+	var body io.Reader
+	if in != nil {
+		encoded, err := json.Marshal(in)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		body = bytes.NewReader(encoded)
+	}
+	req, err := http.NewRequest(method, b.session+path, body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	resp, err := (&http.Client{Timeout: 2 * patience}).Do(req)
+	if err != nil {
+		b.t.Fatalf("WebDriver: %v", err)
+	}
+	defer resp.Body.Close()
+	var answer struct{ Value json.RawMessage }
+	err = json.NewDecoder(resp.Body).Decode(&answer)
+	if err != nil || resp.StatusCode != 200 {
+		message, _, _ := strings.Cut(string(answer.Value), `\n#`) // without the stack
+		b.t.Fatalf("WebDriver %s %s: %d %v %s", method, path, resp.StatusCode, err, message)
+	}
+	if out != nil {
+		if err := json.Unmarshal(answer.Value, out); err != nil {
+			b.t.Fatalf("WebDriver %s %s: %v in %s", method, path, err, answer.Value)
+		}
+	}
+}
+
+// script runs the body of a function in the page. A promise it returns is awaited.
+func script[T any](b *browser, body string, args ...any) (value T) {
+	b.t.Helper()
+	b.command("POST", "/execute/sync", map[string]any{"script": body, "args": append([]any{}, args...)}, &value)
+	return value
+}
+
+func (b *browser) open(url string) {
+	b.t.Helper()
+	b.command("POST", "/url", map[string]string{"url": url}, nil)
+}
+
+// element is the path of the one element that a CSS selector names.
+func (b *browser) element(selector string) string {
+	b.t.Helper()
+	var found map[string]string
+	b.command("POST", "/element", map[string]string{"using": "css selector", "value": selector}, &found)
+	for _, id := range found {
+		return "/element/" + id
+	}
+	b.t.Fatalf("no element %s", selector)
+	return ""
+}
+
+// click is refused by the driver where a user could not click.
+func (b *browser) click(selector string) {
+	b.t.Helper()
+	b.command("POST", b.element(selector)+"/click", map[string]string{}, nil)
+}
+
+const enterKey = "\uE007"
+
+// keys types into an input in place of what it holds.
+func (b *browser) keys(selector, text string) {
+	b.t.Helper()
+	input := b.element(selector)
+	if script[string](b, "return document.querySelector(arguments[0]).type", selector) != "file" {
+		b.command("POST", input+"/clear", map[string]string{}, nil)
+	}
+	b.command("POST", input+"/value", map[string]string{"text": text}, nil)
+}
+
+func (b *browser) text(selector string) string {
+	b.t.Helper()
+	return script[string](b, "return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+}
+
+func (b *browser) visible(selector string) bool {
+	b.t.Helper()
+	return script[bool](b, "return document.querySelector(arguments[0]).checkVisibility()", selector)
+}
+
+func (b *browser) waitText(selector, part string) {
+	b.t.Helper()
+	waitUntil(b.t, fmt.Sprintf("%s with %q", selector, part), func() bool {
+		return strings.Contains(b.text(selector), part)
+	})
+}
+
+// cookies are all that the browser holds for the page, those hidden from scripts too.
+func (b *browser) cookies() (all []browserCookie) {
+	b.t.Helper()
+	b.command("GET", "/cookie", nil, &all)
+	return all
+}
+
+type browserCookie struct {
+	Name, Value, Domain, Path, SameSite string
+	HTTPOnly, Secure                    bool
+	Expiry                              int64
+}
+
+// entries takes what a log of the browser has gained since it was last asked.
+func (b *browser) entries(log string) (entries []logEntry) {
+	b.t.Helper()
+	b.command("POST", "/se/log", map[string]string{"type": log}, &entries)
+	return entries
+}
+
+type logEntry struct{ Level, Message string }
+
+// wantConsole says what the console must have gained: one entry for each of the parts,
+// which it contains, in this order. Without parts: nothing at all.
+func (b *browser) wantConsole(parts ...string) {
+	b.t.Helper()
+	got := b.entries("browser")
+	match := func(e logEntry, part string) bool { return strings.Contains(e.Message, part) }
+	if !slices.EqualFunc(got, parts, match) {
+		b.t.Errorf("console: %q, want %q", got, parts)
+	}
+}
+
+// A browserRequest is one that the page made, as the developer tools show it.
+type browserRequest struct {
+	Method, URL string
+	Headers     map[string]string // without those that the browser adds by itself
+}
+
+// requests takes those made since it was last asked, but for those that end within the
+// browser: the pictures in a page's text, the tab that Chromium opens at first.
+func (b *browser) requests() (requests []browserRequest) {
+	b.t.Helper()
+	for _, entry := range b.entries("performance") {
+		var event struct {
+			Message struct {
+				Method string
+				Params struct{ Request browserRequest }
+			}
+		}
+		if err := json.Unmarshal([]byte(entry.Message), &event); err != nil {
+			b.t.Fatal(err)
+		}
+		request := event.Message.Params.Request
+		scheme, _, _ := strings.Cut(request.URL, ":")
+		within := slices.Contains([]string{"about", "blob", "chrome", "data"}, scheme)
+		if event.Message.Method == "Network.requestWillBeSent" && !within {
+			requests = append(requests, request)
+		}
+	}
+	return requests
+}
+
+// devTools is a command of the Chrome DevTools protocol, for what WebDriver can't do.
+func (b *browser) devTools(method string, params map[string]any) {
+	b.t.Helper()
+	b.command("POST", "/goog/cdp/execute", map[string]any{"cmd": method, "params": params}, nil)
+}
+
+// look checks what every state of the page must keep: nothing wider than the screen, at
+// a phone's width and at a desk's, and no finding of axe-core, in light and in dark.
+// AXE_JS is the path of axe-core's axe.min.js, which .ci/run fetches: this project does
+// not depend on it.
+func (b *browser) look(state string) {
+	b.t.Helper()
+	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
+		b.devTools("Emulation.setDeviceMetricsOverride",
+			map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
+		b.devTools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
+			{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}}})
+		if dark := script[bool](b, "return matchMedia('(prefers-color-scheme: dark)').matches"); dark != (scheme == "dark") {
+			b.t.Fatalf("%s: the browser does not show it %s", state, scheme)
+		}
+		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
+			b.t.Errorf("%s: %d px wide on a screen of %d", state, wide, width)
+		}
+		for _, finding := range b.axe() {
+			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
+		}
+	}
+	b.devTools("Emulation.clearDeviceMetricsOverride", map[string]any{})
+}
+
+// axe has axe-core examine the page, where there is one.
+func (b *browser) axe() []string {
+	b.t.Helper()
+	path := os.Getenv("AXE_JS")
+	if path == "" {
+		return nil
+	}
+	source, err := os.ReadFile(path)
+	if err != nil {
+		b.t.Fatal("AXE_JS: ", err)
+	}
+	return script[[]string](b, string(source)+`;
+		return axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']})
+			.then(found => {
+				if (found.passes.length < 10) throw Error('axe-core has examined next to nothing');
+				return found.violations.map(v => v.id + ' at ' + v.nodes.map(node => node.target.join(' ')));
+			})`)
+}
+
+// A learner walks the page from its first step to its last, and tries what it says is
+// left to try.
+func TestPageInBrowser(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("AXE_JS") == "" {
+		t.Log("!!! ACCESSIBILITY NOT CHECKED: AXE_JS does not name axe-core's axe.min.js !!!")
+	}
+	srv := startServer(t)
+	email, database := newEmail(), srv.env["DATABASE_URL"]
+	noteEmail([]byte(`{"email":"` + email + `"}`))
+	testUser(t, database, email, "member")
+	execSQL(t, database, `insert into hubs (name, status, description) select 'Hub ' || to_char(n, 'FM00'),
+		case when n > 10 then 'archived' else 'active' end, '<b>no markup</b>' from generate_series(1, 12) n`)
+	b := newBrowser(t)
+	// act does something that makes the page call the server, and waits for what the step
+	// then says. Exchanges are counted, lest an older message be taken for the new one.
+	act := func(do func(), step, message string) {
+		t.Helper()
+		exchanges := func() int { return script[int](b, "return document.querySelectorAll('#exchange-log > li').length") }
+		before := exchanges()
+		do()
+		waitUntil(t, "the exchange that should say "+message, func() bool { return exchanges() > before })
+		b.waitText("#message-"+step, message)
+	}
+	press := func(selector string) func() { return func() { b.click(selector) } }
+	enter := func(selector, text string) func() { return func() { b.keys(selector, text+enterKey) } }
+	const refused = "the server responded with a status of " // the console's words for a 4xx
+
+	b.open(srv.base + "/")
+	b.look("first sight")
+	if got := b.requests(); len(got) != 1 || got[0].URL != srv.base+"/" {
+		t.Errorf("requests to show the page: %v", got)
+	}
+
+	// Steps 1 and 2, by the keyboard alone.
+	act(enter("#email", email), "request", "a code of 6 digits, good for 10 minutes")
+	code := srv.code(t, email)
+	if focus := script[string](b, "return document.activeElement.id"); focus != "code" {
+		t.Errorf("the focus is at %q, not where the code is entered", focus)
+	}
+	b.wantConsole()
+	act(enter("#code", "12345"), "validate", "400 invalid_request")
+	b.look("with a field error")
+	b.wantConsole(refused + "400")
+	act(enter("#code", anotherCode(code)), "validate", "401 invalid_code")
+	b.wantConsole(refused + "401")
+	if len(b.cookies()) != 0 || b.visible("#sign-out") {
+		t.Errorf("signed in by a wrong code: %v", b.cookies())
+	}
+	act(enter("#code", code), "validate", "You are signed in as "+email)
+	b.wantConsole()
+	b.look("before the terms")
+
+	// The cookie, T6: as the browser understands it, and out of reach of every script.
+	token := wantCookie(t, b, browserCookie{Name: "hubs_auth_local", Domain: "127.0.0.1", Path: "/", SameSite: "Lax", HTTPOnly: true})
+	if reachable := script[string](b, `return document.cookie + JSON.stringify([localStorage, sessionStorage, history.state]) +
+		document.documentElement.outerHTML`); strings.Contains(reachable, token) || strings.Contains(reachable, "eyJ") {
+		t.Error("a script can read the token")
+	}
+	if visible := script[string](b, "return document.cookie"); visible != "" {
+		t.Errorf("document.cookie: %q", visible)
+	}
+	if said := b.text("#script-cookie"); said != "has no trace of it" {
+		t.Errorf("the page says that document.cookie %s", said)
+	}
+
+	// A used code, the terms gate: shown by the page, kept by the server.
+	act(enter("#code", code), "validate", "401 invalid_code")
+	act(press("#try-hubs"), "try", "403 terms_not_accepted")
+	b.wantConsole(refused+"401", refused+"403")
+	if b.visible("#list-hubs") || b.visible("#upload") || !b.visible("#sign-out") {
+		t.Error("hubs and files on offer before the terms, or no longer signed in")
+	}
+	act(press("#terms-accept"), "terms", "Accepted.")
+	if version := queryValue[string](t, database, "select version from terms_acceptances"); version != TERMS_VERSION {
+		t.Errorf("accepted: %s", version)
+	}
+
+	// Hubs: pages, filters, order.
+	wantHubs := func(summary string, names ...string) {
+		t.Helper()
+		b.waitText("#hubs-summary", summary)
+		got := script[[]string](b, "return [...document.querySelectorAll('#hubs strong')].map(name => name.textContent)")
+		if !slices.Equal(got, names) {
+			t.Errorf("%s: %q, want %q", summary, got, names)
+		}
+	}
+	wantHubs("Hubs 1 to 5. There are more.", "Hub 01", "Hub 02", "Hub 03", "Hub 04", "Hub 05")
+	if n := script[int](b, "return document.querySelectorAll('#hubs b').length"); n != 0 {
+		t.Error("what the server says became markup")
+	}
+	b.look("with hubs")
+	b.click("#next")
+	wantHubs("Hubs 6 to 10. There are more.", "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
+	b.click("#next")
+	wantHubs("Hubs 11 to 12. These are the last.", "Hub 11", "Hub 12")
+	b.click("#previous")
+	wantHubs("Hubs 6 to 10. There are more.", "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
+	b.click("#filter-status option:last-child")
+	b.click("#order-direction option[value=desc]")
+	b.click("#list-hubs")
+	wantHubs("Hubs 1 to 2. These are the last.", "Hub 12", "Hub 11")
+	b.keys("#filter-name", "B 11"+enterKey)
+	wantHubs("Hubs 1 to 1. These are the last.", "Hub 11")
+	b.keys("#filter-name", "%"+enterKey)
+	wantHubs("No hub to show.")
+	b.wantConsole()
+
+	// Files: one that the browser shows, one that it must not.
+	picture := filepath.Join(t.TempDir(), "a picture ü.png")
+	var content bytes.Buffer
+	if err := png.Encode(&content, image.NewGray(image.Rect(0, 0, 300, 200))); err != nil {
+		t.Fatal(err)
+	}
+	hostile := filepath.Join(t.TempDir(), "hostile.html")
+	for path, content := range map[string][]byte{picture: content.Bytes(), hostile: []byte("<script>alert(1)</script>")} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.keys("#file", hostile)
+	act(press("#upload"), "upload", "hostile.html is uploaded. The server found it to be application/octet-stream.")
+	b.waitText("#preview a", "Download it")
+	b.keys("#file", picture)
+	act(press("#upload"), "upload", "a picture ü.png is uploaded. The server found it to be image/png.")
+	waitUntil(t, "the picture on show", func() bool {
+		return script[int](b, "return document.querySelector('#preview img')?.naturalWidth ?? 0") == 300
+	})
+	if done := script[float64](b, "return document.querySelector('#progress').value"); done != 1 {
+		t.Errorf("progress: %v", done)
+	}
+	if size := queryValue[int](t, database, "select size from files where name = 'a picture ü.png'"); size != content.Len() {
+		t.Errorf("%d bytes uploaded, want %d", size, content.Len())
+	}
+	b.look("with a picture")
+
+	// An admin's endpoint, the sixth request for a code.
+	act(enter("#new-hub-name", "Mine"), "try", "403 forbidden")
+	b.wantConsole(refused + "403")
+	for range 4 {
+		act(press("#request-code"), "request", "good for 10 minutes")
+	}
+	act(press("#request-code"), "request", "429 rate_limited")
+	b.waitText("#message-request", "Try again in 14 min ")
+	b.wantConsole(refused + "429")
+	b.look("refused by a limit")
+
+	// After a reload the session is still there; out of order, it is not.
+	b.open(srv.base + "/")
+	b.waitText("#message-session", "The session is good. You are "+email)
+	b.waitText("#hubs-summary", "Hubs 1 to 5.")
+	execSQL(t, database, "update users set suspended = true")
+	act(press("#check-session"), "session", "403 account_suspended")
+	execSQL(t, database, "update users set suspended = false")
+	act(press("#check-session"), "session", "The session is good.")
+	b.wantConsole(refused + "403")
+	act(press("#sign-out"), "logout", "You are signed out.")
+	if left := b.cookies(); len(left) != 0 || b.visible("#check-session") { // T7
+		t.Errorf("signed out, and yet: %v", left)
+	}
+	b.wantConsole()
+	act(press("#try-session"), "try", "401 unauthenticated")
+	b.wantConsole(refused + "401")
+	b.open(srv.base + "/")
+	b.waitText("#tries-count", "You have seen 7 of 9.")
+	b.wantConsole()
+
+	// Every call bears an id; nothing was sent to anyone else.
+	calls := 0
+	for _, request := range b.requests() {
+		switch rest, here := strings.CutPrefix(request.URL, srv.base+"/"); {
+		case here && rest != "":
+			calls++
+			if id := request.Headers["x-request-id"]; !uuidForm.MatchString(id) {
+				t.Errorf("%s %s with x-request-id %q", request.Method, request.URL, id)
+			}
+		case !here:
+			t.Errorf("a request to another host: %s %s", request.Method, request.URL)
+		}
+	}
+	if calls < 25 {
+		t.Errorf("only %d calls seen", calls)
+	}
+}
+
+// emptyPage serves a page on a port of its own, over TLS if there is a configuration.
+func emptyPage(t testing.TB, config *tls.Config) (url string) {
+	pages := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		io.WriteString(w, `<!doctype html><title>Another page</title><link rel="icon" href="data:,">`)
+	}))
+	if pages.TLS = config; config != nil {
+		pages.StartTLS()
+	} else {
+		pages.Start()
+	}
+	t.Cleanup(pages.Close)
+	return pages.URL
+}
+
+// A pageAnswer is what a script gets to see of an answer.
+type pageAnswer struct {
+	Status                   int
+	Type, Body               string
+	ID, RetryAfter, Location string // headers; "" where the browser hides them
+	Failed                   string // what fetch threw instead
+}
+
+func (a pageAnswer) unreadable() bool {
+	return a.Failed != "" || a == pageAnswer{Type: "opaque"}
+}
+
+// fetch has the page make a request, with cookies. init is what fetch takes, in
+// JavaScript; api stands for the server's address in it.
+func (b *browser) fetch(api, path, init string) pageAnswer {
+	b.t.Helper()
+	return script[pageAnswer](b, `const api = arguments[0];
+		return fetch(api + arguments[1], {credentials: 'include', ...`+init+`}).then(async r => ({status: r.status,
+			type: r.type, body: await r.text(), id: r.headers.get('x-request-id') ?? '',
+			retryAfter: r.headers.get('retry-after') ?? '', location: r.headers.get('location') ?? ''}),
+			error => ({failed: String(error)}))`, api, path)
+}
+
+// Sites don't differ by port. So of the two foreign pages one is of the same site, and
+// its requests bear the cookie; the other is not.
+func TestOtherOriginsInBrowser(t *testing.T) {
+	t.Parallel()
+	localhost := strings.NewReplacer("127.0.0.1", "localhost")
+	allowed, foreign := localhost.Replace(emptyPage(t, nil)), emptyPage(t, nil)
+	srv := startServer(t, map[string]string{"ALLOWED_ORIGINS": allowed})
+	testOrigins(t, newBrowser(t), srv, localhost.Replace(srv.base), allowed, localhost.Replace(foreign), foreign)
+}
+
+// The same as it is deployed: over TLS, behind a proxy, on names of one domain, all of
+// whose subdomains are allowed. And what is there in production only.
+func TestProductionInBrowser(t *testing.T) {
+	t.Parallel()
+	proxy, srv := startProductionBehind(t, haproxy)
+	address := func(page string) string { return strings.TrimPrefix(page, "https://") }
+	page := address(emptyPage(t, proxy.tls.Clone()))
+	b := newBrowser(t, proxy.browserFlags(map[string]string{
+		"app.example.com": page, "example.com": page, "evil-example.com": page})...)
+	testOrigins(t, b, srv, srv.base, "https://app.example.com", "https://example.com", "https://evil-example.com")
+
+	b.open(srv.base + "/healthz")
+	wantCookie(t, b, browserCookie{Name: "__Secure-hubs_auth_production", Domain: ".example.com", Path: "/",
+		SameSite: "Lax", HTTPOnly: true, Secure: true})
+	b.entries("performance")
+	b.open(strings.Replace(srv.base, "https:", "http:", 1) + "/healthz")
+	if protocol := script[string](b, "return location.protocol"); protocol != "https:" {
+		t.Errorf("http:// led to %s", protocol)
+	}
+	byHSTS := func(e logEntry) bool { return strings.Contains(e.Message, `"Non-Authoritative-Reason":"HSTS"`) }
+	if !slices.ContainsFunc(b.entries("performance"), byHSTS) {
+		t.Error("the browser has not learnt that this host is reached by HTTPS only")
+	}
+}
+
+// wantCookie checks the only cookie: what the browser has understood of it. It returns
+// the token.
+func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
+	t.Helper()
+	cookies := b.cookies()
+	if len(cookies) != 1 {
+		t.Fatalf("cookies: %v", cookies)
+	}
+	got := cookies[0]
+	if days := time.Until(time.Unix(got.Expiry, 0)).Hours() / 24; days < 59.9 || days > 60.1 || got.Value == "" {
+		t.Errorf("a token of %d bytes, for %f days", len(got.Value), days)
+	}
+	want.Value, want.Expiry = got.Value, got.Expiry
+	if got != want {
+		t.Errorf("cookie %+v, want %+v", got, want)
+	}
+	return got.Value
+}
+
+// testOrigins is what browsers make of CORS (C1), SameSite and the refusal of cross-site
+// writes (C2), on pages of three origins.
+func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSite, crossSite string) {
+	email, database := newEmail(), srv.env["DATABASE_URL"]
+	noteEmail([]byte(`{"email":"` + email + `"}`))
+	testUser(t, database, email, "admin")
+	execSQL(t, database, "insert into hubs (name) values ('North')")
+	hub := "/hubs/" + queryValue[string](t, database, "select hub_id from hubs")
+	post := func(body string) string {
+		return `{method: 'POST', headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}, body: '` + body + `'}`
+	}
+	want := func(status int, path, init string) pageAnswer {
+		t.Helper()
+		answer := b.fetch(api, path, init)
+		if answer.Status != status || answer.Type != "cors" || answer.ID == "" {
+			t.Fatalf("%s: want %d, got %+v", path, status, answer)
+		}
+		return answer
+	}
+
+	// A page of an allowed origin can do all that the API offers, and read each answer.
+	b.open(allowed)
+	want(200, "/auth/otp/request", post(`{"email":"`+email+`"}`))
+	signedIn := want(200, "/auth/otp/validate", post(`{"email":"`+email+`","code":"`+srv.code(t, email)+`"}`))
+	if signedIn.ID != "by-the-page" || !strings.Contains(signedIn.Body, email) {
+		t.Errorf("%+v", signedIn)
+	}
+	if visible := script[string](b, "return document.cookie"); visible != "" { // cookies don't differ by port either
+		t.Errorf("document.cookie: %q", visible)
+	}
+	want(403, "/hubs", `{}`)
+	want(200, "/terms/acceptance", post(`{"version":"`+TERMS_VERSION+`"}`))
+	if created := want(201, "/hubs", post(`{"name":"South"}`)); !strings.HasPrefix(created.Location, "/hubs/") {
+		t.Errorf("no Location to read: %+v", created)
+	}
+	want(200, hub, `{method: 'PATCH', headers: {'content-type': 'application/json'}, body: '{"status":"archived"}'}`)
+	for range 4 {
+		want(200, "/auth/otp/request", post(`{"email":"`+email+`"}`))
+	}
+	// The endpoint's own limit, which answers after CORS.
+	if limited := want(429, "/auth/otp/request", post(`{"email":"`+email+`"}`)); limited.RetryAfter == "" ||
+		!strings.Contains(limited.Body, "rate_limited") {
+		t.Errorf("%+v", limited)
+	}
+
+	for name, foreign := range map[string]string{"same site": sameSite, "cross site": crossSite} {
+		b.open(foreign)
+		b.entries("browser")
+		crossOrigin, noSession := []string{`"code":"cross_origin"`}, []string{`"code":"unauthenticated"`, `"path":"/auth/session"`}
+		refusedBefore, withoutBefore := srv.log.count(crossOrigin...), srv.log.count(noSession...)
+		for _, test := range []struct{ path, init string }{
+			// Reading: by fetch, and without CORS, when it must yield nothing.
+			{"/auth/session", "{}"},
+			{"/auth/session", "{mode: 'no-cors'}"},
+			{hub, "{headers: {'x-request-id': 'by-a-foreign-page'}}"},
+			// Writing that needs a preflight, which is not granted.
+			{hub, "{method: 'DELETE'}"},
+			{hub, `{method: 'PATCH', headers: {'content-type': 'application/json'}, body: '{"name":"Taken"}'}`},
+			// Writing that needs none: the request gets to the server, which refuses it.
+			{"/hubs", `{method: 'POST', mode: 'no-cors', body: '{"name":"Foreign"}'}`},
+			{"/auth/logout", "{method: 'POST', mode: 'no-cors'}"},
+			{"/files/upload", `{method: 'POST', mode: 'no-cors', body: (() => {
+				const form = new FormData(); form.append('file', new File(['x'], 'x.txt')); return form })()}`},
+		} {
+			if answer := b.fetch(api, test.path, test.init); !answer.unreadable() {
+				t.Errorf("%s: fetch %s %s: %+v", name, test.path, test.init, answer)
+			}
+		}
+		// A form, which is older than all of that.
+		script[any](b, `document.body.innerHTML = '<form method="post"><button>Win a prize</button></form>';
+			document.forms[0].action = arguments[0] + '/auth/logout'; document.forms[0].submit()`, api)
+		b.waitText("body", `"cross_origin"`)
+		if got := srv.log.count(crossOrigin...) - refusedBefore; got != 4 {
+			t.Errorf("%s: %d writes refused, want the hub, the logout, the upload and the form", name, got)
+		}
+		// Both pages got through to the server; with the cookie only the one of the same site.
+		if got, want := srv.log.count(noSession...)-withoutBefore, map[string]int{"same site": 0, "cross site": 2}[name]; got != want {
+			t.Errorf("%s: %d requests for the session came without it, want %d", name, got, want)
+		}
+	}
+	b.open(allowed)
+	if after := want(200, "/hubs", `{}`); strings.Count(after.Body, "hubId") != 2 || strings.Contains(after.Body, "Taken") {
+		t.Errorf("a foreign page has written: %s", after.Body)
+	}
+	if n := queryValue[int](t, database, "select count(*) from files"); n != 0 {
+		t.Errorf("%d files uploaded by foreign pages", n)
+	}
+
+	// No page can frame the server's.
+	b.entries("browser")
+	script[any](b, `return new Promise(loaded => { const frame = document.createElement('iframe');
+		frame.onload = loaded; frame.src = arguments[0] + '/healthz'; document.body.append(frame) }).then(() => null)`, api)
+	b.wantConsole("frame-ancestors 'none'")
+
+	// The limit of step 4, which answers before CORS: even so the page can read why.
+	limited := script[[]pageAnswer](b, `return Promise.all(Array.from({length: 110}, () =>
+		fetch(arguments[0] + '/healthz', {credentials: 'include'}).then(async r => ({status: r.status, type: r.type,
+			body: await r.text(), id: r.headers.get('x-request-id'), retryAfter: r.headers.get('retry-after') ?? ''}),
+			error => ({failed: String(error)}))))`, api)
+	statuses := map[int]int{}
+	for _, answer := range limited {
+		statuses[answer.Status]++
+		if answer.Failed != "" || answer.Status == 429 && (answer.RetryAfter == "" || !strings.Contains(answer.Body, "rate_limited")) {
+			t.Errorf("%+v", answer)
+		}
+	}
+	if statuses[429] < 10 || statuses[200]+statuses[429] != 110 {
+		t.Errorf("statuses of 110 requests: %v", statuses)
+	}
+}
+
+// The page's own policy is in force: it allows its one style and its one script, by
+// their hashes, and nothing that anyone may get into the page besides.
+func TestPagePolicy(t *testing.T) {
+	t.Parallel()
+	hash := func(tag string) string {
+		blocks := regexp.MustCompile(`(?s)<`+tag+`[^>]*>(.*?)</`+tag+`>`).FindAllSubmatch(page, -1)
+		if len(blocks) != 1 {
+			t.Fatalf("%d blocks of <%s>, want 1", len(blocks), tag)
+		}
+		sum := sha256.Sum256(blocks[0][1])
+		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+	}
+	want := "default-src 'none'; connect-src 'self'; img-src blob: data:; form-action 'none'; base-uri 'none'; style-src " +
+		hash("style") + "; script-src " + hash("script")
+	meta := regexp.MustCompile(`(?s)<meta http-equiv="Content-Security-Policy" content="(.*?)">`).FindSubmatch(page)
+	if meta == nil || strings.Join(strings.Fields(string(meta[1])), " ") != want {
+		t.Fatalf("policy of the page: %s\nwant %s", meta, want)
+	}
+
+	srv := startServer(t)
+	answer, err := srv.client(t).try("GET", "/", nil)
+	if err != nil || answer.status != 200 || !bytes.Equal(answer.body, page) {
+		t.Fatalf("%v: %v", err, answer)
+	}
+	headers := maps.Clone(everyAnswer)
+	headers["Content-Security-Policy"], headers["Content-Type"] = "frame-ancestors 'none'", "text/html; charset=utf-8"
+	for name, value := range headers {
+		if got := answer.header.Values(name); len(got) != 1 || got[0] != value {
+			t.Errorf("%s: %q, want %q", name, got, value)
+		}
+	}
+	mails := newMailServer(t, mailOptions{})
+	for _, env := range []map[string]string{stagingEnv(mails), productionEnv(mails)} {
+		wantProblem(t, startServer(t, env).client(t).do("GET", "/", nil), 404, "not_found")
+	}
+
+	b := newBrowser(t)
+	b.open(srv.base + "/")
+	b.wantConsole()
+	outside := emptyPage(t, nil)
+	violated := script[[]string](b, `const seen = new Set(), outside = arguments[0];
+		return new Promise(done => {
+			document.addEventListener('securitypolicyviolation', e => {
+				seen.add(e.effectiveDirective);
+				if (seen.size === 9) done([...seen].sort());
+			});
+			const add = (tag, set) => document.body.append(Object.assign(document.createElement(tag), set));
+			add('script', {textContent: 'window.hostile = 1'});
+			add('script', {src: outside});
+			add('div', {innerHTML: '<img src="data:," onerror="window.hostile = 2"><p style="color: red">'});
+			add('style', {textContent: 'body { display: none }'});
+			add('img', {src: outside});
+			add('iframe', {src: outside});
+			add('base', {href: outside});
+			add('form', {action: outside, id: 'trick', method: 'post'});
+			document.forms.trick.submit();
+			fetch(outside).catch(() => {});
+		})`, outside)
+	wantViolated := []string{"base-uri", "connect-src", "form-action", "frame-src", "img-src", "script-src-attr", "script-src-elem",
+		"style-src-attr", "style-src-elem"}
+	if !slices.Equal(violated, wantViolated) {
+		t.Errorf("refused by the policy: %q, want %q", violated, wantViolated)
+	}
+	if ran := script[any](b, "return window.hostile ?? null"); ran != nil {
+		t.Errorf("hostile script %v ran", ran)
+	}
+}
