@@ -176,7 +176,7 @@ func dialMail(server *url.URL) (*smtp.Client, error) {
 	}
 	conn.SetDeadline(deadline)
 	if server.Scheme == "smtps" {
-		conn = tls.Client(conn, &tls.Config{ServerName: host})
+		conn = tls.Client(conn, &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
@@ -194,7 +194,7 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 	switch _, encrypted := client.TLSConnectionState(); {
 	case encrypted:
 	case offered:
-		if err := client.StartTLS(&tls.Config{ServerName: host}); err != nil {
+		if err := client.StartTLS(&tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}); err != nil {
 			return err
 		}
 	case !slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host):
