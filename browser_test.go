@@ -1,3 +1,5 @@
+//go:build system
+
 package main
 
 // The learner's page, and pages of other origins, in a real browser: headless Chromium,
@@ -11,6 +13,7 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image"
 	"image/png"
@@ -79,7 +82,8 @@ func newBrowser(t testing.TB, flags ...string) *browser {
 	var created struct{ SessionID string }
 	b.command("POST", "", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
 		"goog:chromeOptions": map[string]any{"binary": chromium, "args": append([]string{
-			"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", // no sandbox: root has none
+			"--headless", "--no-sandbox", // which root can't have
+			"--disable-gpu", "--disable-quic", "--no-first-run",
 			"--disable-background-networking", "--disable-component-update", "--disable-sync",
 			"--host-resolver-rules=MAP * ~NOTFOUND,EXCLUDE localhost,EXCLUDE 127.0.0.1", // nothing leaves this machine
 			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
@@ -91,8 +95,9 @@ func newBrowser(t testing.TB, flags ...string) *browser {
 	b.session += "/" + created.SessionID
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the page at the end: %q", script[[]string](b, `return [String(location), ...[...document.querySelectorAll(
-				'.message, .field-error, #hubs-summary')].map(e => e.textContent).filter(Boolean)]`))
+			t.Logf("the page at the end: %q", script[[]string](b, `const texts = [...document.querySelectorAll(
+				'.message, .field-error, #hubs-summary')].map(element => element.textContent);
+				return [String(location), ...texts.filter(Boolean)]`))
 		}
 		b.command("DELETE", "", nil, nil)
 	})
@@ -271,7 +276,7 @@ func (b *browser) look(state string) {
 			map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
 		b.devTools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
 			{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}}})
-		if dark := script[bool](b, "return matchMedia('(prefers-color-scheme: dark)').matches"); dark != (scheme == "dark") {
+		if !script[bool](b, "return matchMedia(`(prefers-color-scheme: ${arguments[0]})`).matches", scheme) {
 			b.t.Fatalf("%s: the browser does not show it %s", state, scheme)
 		}
 		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
@@ -321,7 +326,9 @@ func TestPageInBrowser(t *testing.T) {
 	// then says. Exchanges are counted, lest an older message be taken for the new one.
 	act := func(do func(), step, message string) {
 		t.Helper()
-		exchanges := func() int { return script[int](b, "return document.querySelectorAll('#exchange-log > li').length") }
+		exchanges := func() int {
+			return script[int](b, "return document.querySelector('#exchange-log').childElementCount")
+		}
 		before := exchanges()
 		do()
 		waitUntil(t, "the exchange that should say "+message, func() bool { return exchanges() > before })
@@ -357,9 +364,11 @@ func TestPageInBrowser(t *testing.T) {
 	b.look("before the terms")
 
 	// The cookie, T6: as the browser understands it, and out of reach of every script.
-	token := wantCookie(t, b, browserCookie{Name: "hubs_auth_local", Domain: "127.0.0.1", Path: "/", SameSite: "Lax", HTTPOnly: true})
-	if reachable := script[string](b, `return document.cookie + JSON.stringify([localStorage, sessionStorage, history.state]) +
-		document.documentElement.outerHTML`); strings.Contains(reachable, token) || strings.Contains(reachable, "eyJ") {
+	token := wantCookie(t, b, browserCookie{Name: "hubs_auth_local", Domain: "127.0.0.1", Path: "/",
+		SameSite: "Lax", HTTPOnly: true})
+	reachable := script[string](b, `return document.cookie + document.documentElement.outerHTML +
+		JSON.stringify([localStorage, sessionStorage, history.state])`)
+	if strings.Contains(reachable, token) || strings.Contains(reachable, "eyJ") {
 		t.Error("a script can read the token")
 	}
 	if visible := script[string](b, "return document.cookie"); visible != "" {
@@ -385,7 +394,7 @@ func TestPageInBrowser(t *testing.T) {
 	wantHubs := func(summary string, names ...string) {
 		t.Helper()
 		b.waitText("#hubs-summary", summary)
-		got := script[[]string](b, "return [...document.querySelectorAll('#hubs strong')].map(name => name.textContent)")
+		got := script[[]string](b, "return [...document.querySelectorAll('#hubs strong')].map(e => e.textContent)")
 		if !slices.Equal(got, names) {
 			t.Errorf("%s: %q, want %q", summary, got, names)
 		}
@@ -413,15 +422,12 @@ func TestPageInBrowser(t *testing.T) {
 
 	// Files: one that the browser shows, one that it must not.
 	picture := filepath.Join(t.TempDir(), "a picture ü.png")
-	var content bytes.Buffer
-	if err := png.Encode(&content, image.NewGray(image.Rect(0, 0, 300, 200))); err != nil {
-		t.Fatal(err)
-	}
 	hostile := filepath.Join(t.TempDir(), "hostile.html")
-	for path, content := range map[string][]byte{picture: content.Bytes(), hostile: []byte("<script>alert(1)</script>")} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	var content bytes.Buffer
+	if err := errors.Join(png.Encode(&content, image.NewGray(image.Rect(0, 0, 300, 200))),
+		os.WriteFile(picture, content.Bytes(), 0o600),
+		os.WriteFile(hostile, []byte("<script>alert(1)</script>"), 0o600)); err != nil {
+		t.Fatal(err)
 	}
 	b.keys("#file", hostile)
 	act(press("#upload"), "upload", "hostile.html is uploaded. The server found it to be application/octet-stream.")
@@ -434,7 +440,8 @@ func TestPageInBrowser(t *testing.T) {
 	if done := script[float64](b, "return document.querySelector('#progress').value"); done != 1 {
 		t.Errorf("progress: %v", done)
 	}
-	if size := queryValue[int](t, database, "select size from files where name = 'a picture ü.png'"); size != content.Len() {
+	size := queryValue[int](t, database, "select size from files where name = $1", filepath.Base(picture))
+	if size != content.Len() {
 		t.Errorf("%d bytes uploaded, want %d", size, content.Len())
 	}
 	b.look("with a picture")
@@ -589,7 +596,8 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 	execSQL(t, database, "insert into hubs (name) values ('North')")
 	hub := "/hubs/" + queryValue[string](t, database, "select hub_id from hubs")
 	post := func(body string) string {
-		return `{method: 'POST', headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}, body: '` + body + `'}`
+		return `{method: 'POST', headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'},
+			body: '` + body + `'}`
 	}
 	want := func(status int, path, init string) pageAnswer {
 		t.Helper()
@@ -628,8 +636,9 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 	for name, foreign := range map[string]string{"same site": sameSite, "cross site": crossSite} {
 		b.open(foreign)
 		b.entries("browser")
-		crossOrigin, noSession := []string{`"code":"cross_origin"`}, []string{`"code":"unauthenticated"`, `"path":"/auth/session"`}
-		refusedBefore, withoutBefore := srv.log.count(crossOrigin...), srv.log.count(noSession...)
+		refused := func() int { return srv.log.count(`"code":"cross_origin"`) }
+		noSession := func() int { return srv.log.count(`"code":"unauthenticated"`, `"path":"/auth/session"`) }
+		refusedBefore, noSessionBefore := refused(), noSession()
 		for _, test := range []struct{ path, init string }{
 			// Reading: by fetch, and without CORS, when it must yield nothing.
 			{"/auth/session", "{}"},
@@ -652,17 +661,18 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 		script[any](b, `document.body.innerHTML = '<form method="post"><button>Win a prize</button></form>';
 			document.forms[0].action = arguments[0] + '/auth/logout'; document.forms[0].submit()`, api)
 		b.waitText("body", `"cross_origin"`)
-		if got := srv.log.count(crossOrigin...) - refusedBefore; got != 4 {
+		if got := refused() - refusedBefore; got != 4 {
 			t.Errorf("%s: %d writes refused, want the hub, the logout, the upload and the form", name, got)
 		}
 		// Both pages got through to the server; with the cookie only the one of the same site.
-		if got, want := srv.log.count(noSession...)-withoutBefore, map[string]int{"same site": 0, "cross site": 2}[name]; got != want {
-			t.Errorf("%s: %d requests for the session came without it, want %d", name, got, want)
+		wantWithout := map[string]int{"same site": 0, "cross site": 2}[name]
+		if got := noSession() - noSessionBefore; got != wantWithout {
+			t.Errorf("%s: %d requests came without the cookie, want %d", name, got, wantWithout)
 		}
 	}
 	b.open(allowed)
-	if after := want(200, "/hubs", `{}`); strings.Count(after.Body, "hubId") != 2 || strings.Contains(after.Body, "Taken") {
-		t.Errorf("a foreign page has written: %s", after.Body)
+	if hubs := want(200, "/hubs", `{}`).Body; strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
+		t.Errorf("a foreign page has written: %s", hubs)
 	}
 	if n := queryValue[int](t, database, "select count(*) from files"); n != 0 {
 		t.Errorf("%d files uploaded by foreign pages", n)
@@ -671,7 +681,7 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 	// No page can frame the server's.
 	b.entries("browser")
 	script[any](b, `return new Promise(loaded => { const frame = document.createElement('iframe');
-		frame.onload = loaded; frame.src = arguments[0] + '/healthz'; document.body.append(frame) }).then(() => null)`, api)
+		frame.onload = () => loaded(); frame.src = arguments[0]; document.body.append(frame) })`, api+"/healthz")
 	b.wantConsole("frame-ancestors 'none'")
 
 	// The limit of step 4, which answers before CORS: even so the page can read why.
@@ -682,7 +692,8 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 	statuses := map[int]int{}
 	for _, answer := range limited {
 		statuses[answer.Status]++
-		if answer.Failed != "" || answer.Status == 429 && (answer.RetryAfter == "" || !strings.Contains(answer.Body, "rate_limited")) {
+		explained := answer.RetryAfter != "" && strings.Contains(answer.Body, "rate_limited")
+		if answer.Failed != "" || answer.Status == 429 && !explained {
 			t.Errorf("%+v", answer)
 		}
 	}
@@ -703,8 +714,8 @@ func TestPagePolicy(t *testing.T) {
 		sum := sha256.Sum256(blocks[0][1])
 		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 	}
-	want := "default-src 'none'; connect-src 'self'; img-src blob: data:; form-action 'none'; base-uri 'none'; style-src " +
-		hash("style") + "; script-src " + hash("script")
+	want := "default-src 'none'; connect-src 'self'; img-src blob: data:; form-action 'none'; base-uri 'none'; " +
+		"style-src " + hash("style") + "; script-src " + hash("script")
 	meta := regexp.MustCompile(`(?s)<meta http-equiv="Content-Security-Policy" content="(.*?)">`).FindSubmatch(page)
 	if meta == nil || strings.Join(strings.Fields(string(meta[1])), " ") != want {
 		t.Fatalf("policy of the page: %s\nwant %s", meta, want)
@@ -749,8 +760,8 @@ func TestPagePolicy(t *testing.T) {
 			document.forms.trick.submit();
 			fetch(outside).catch(() => {});
 		})`, outside)
-	wantViolated := []string{"base-uri", "connect-src", "form-action", "frame-src", "img-src", "script-src-attr", "script-src-elem",
-		"style-src-attr", "style-src-elem"}
+	wantViolated := []string{"base-uri", "connect-src", "form-action", "frame-src", "img-src",
+		"script-src-attr", "script-src-elem", "style-src-attr", "style-src-elem"}
 	if !slices.Equal(violated, wantViolated) {
 		t.Errorf("refused by the policy: %q, want %q", violated, wantViolated)
 	}

@@ -1,3 +1,5 @@
+//go:build system
+
 package main
 
 // What deploy/ ships, run as it is shipped: the tests replace addresses, paths and the
@@ -398,8 +400,8 @@ func testProductionCookie(t *testing.T, p *tlsProxy, s *testServer) {
 	c, email := p.client(t, s, newAddress()), newEmail()
 	testUser(t, s.env["DATABASE_URL"], email, roleMember)
 	set := c.signIn(email).header.Values("Set-Cookie")
-	form := regexp.MustCompile(`^__Secure-hubs_auth_production=eyJ[\w.-]+; Path=/; Domain=example\.com; Max-Age=5184000; ` +
-		`HttpOnly; Secure; SameSite=Lax$`)
+	form := regexp.MustCompile(`^__Secure-hubs_auth_production=eyJ[\w.-]+; Path=/; Domain=example\.com; ` +
+		`Max-Age=5184000; HttpOnly; Secure; SameSite=Lax$`)
 	if len(set) != 1 || !form.MatchString(set[0]) {
 		t.Errorf("Set-Cookie: %q", set)
 	}
@@ -444,9 +446,10 @@ func testProductionCORS(t *testing.T, p *tlsProxy, s *testServer) {
 		if r.header.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("readable by %s", origin)
 		}
-		wantProblem(t, c.do("POST", "/auth/logout", nil, "Origin", origin, "Sec-Fetch-Site", "cross-site"), 403, "cross_origin")
-		// A browser too old for Sec-Fetch-Site.
-		wantProblem(t, c.do("POST", "/auth/logout", nil, "Origin", origin), 403, "cross_origin")
+		for _, site := range []string{"cross-site", ""} { // empty: a browser too old to say it
+			r := c.do("POST", "/auth/logout", nil, "Origin", origin, "Sec-Fetch-Site", site)
+			wantProblem(t, r, 403, "cross_origin")
+		}
 	}
 	c.do("POST", "/auth/logout", nil, "Origin", s.base).want(t, 204)
 }
@@ -623,28 +626,21 @@ func (b *recorder) serve(conn net.Conn) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
 	var raw bytes.Buffer
-	for in := bufio.NewReader(conn); ; raw.Reset() {
-		for !bytes.HasSuffix(raw.Bytes(), []byte("\r\n\r\n")) {
-			c, err := in.ReadByte()
-			if err != nil {
-				return
-			}
-			raw.WriteByte(c)
-		}
-		head := raw.String()
-		if !strings.HasPrefix(head, "GET /healthz ") {
+	in := bufio.NewReader(io.TeeReader(conn, &raw))
+	for {
+		start := raw.Len() - in.Buffered()
+		r, err := http.ReadRequest(in)
+		head := string(raw.Bytes()[start : raw.Len()-in.Buffered()])
+		if head != "" && !strings.HasPrefix(head, "GET /healthz ") {
 			b.mu.Lock()
 			b.seen = append(b.seen, head)
 			b.mu.Unlock()
 		}
-		r, err := http.ReadRequest(bufio.NewReader(io.MultiReader(strings.NewReader(head), in)))
-		if err != nil {
-			io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+		if err != nil { // the end, mostly
 			return
 		}
 		io.Copy(io.Discard, r.Body)
-		io.WriteString(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-		return
+		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 	}
 }
 
@@ -764,9 +760,9 @@ func testClusterWorks(t *testing.T, c *cluster) {
 			t.Errorf("%s by server %d, not %d", path, got, first)
 		}
 	}
-	for _, path := range []string{"/auth/otp/request", "/auth/%6ftp/request", "/%61uth/otp/validate", "/auth/otp/validate?x"} {
-		if got := c.servedBy(t, home.do("POST", path, "{}").want(t, 400)); got != 0 {
-			t.Errorf("%s by server %d", path, got)
+	for _, path := range []string{"otp/request", "%6ftp/request", "ot%70/%76alidate", "otp/validate?x"} {
+		if got := c.servedBy(t, home.do("POST", "/auth/"+path, "{}").want(t, 400)); got != 0 {
+			t.Errorf("/auth/%s by server %d", path, got)
 		}
 	}
 }
@@ -1020,7 +1016,8 @@ func testClusterKilled(t *testing.T, c *cluster) {
 	l.waitMore(10)
 	// At the backup: the code that was in flight is lost, the next one works.
 	mark := c.servers[1].log.mark()
-	wantProblem(t, user.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": inFlight}), 401, "invalid_code")
+	lost := user.do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": inFlight})
+	wantProblem(t, lost, 401, "invalid_code")
 	user.signIn(email)
 	c.servers[1].log.waitAfter(t, mark, `"msg":"signed in"`)
 	l.end()
@@ -1073,7 +1070,7 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	c.acceptTerms()
 	hub := c.do("POST", "/hubs", map[string]string{"name": "North"}).want(t, 201).header.Get("Location")
 	c.do("PATCH", hub, map[string]string{"name": "South"}).want(t, 200)
-	for _, query := range []string{"", "?filters[name]=south", "?filters[status]=active&orderBy=createdAt", "?filters[name]=o&orderDirection=desc"} {
+	for _, query := range []string{"", "?filters[name]=south", "?filters[status]=active&orderBy=createdAt"} {
 		if items := c.do("GET", "/hubs"+query, nil).want(t, 200).field(t, "items").([]any); len(items) != 1 {
 			t.Errorf("%s: %v", query, items)
 		}
@@ -1214,8 +1211,8 @@ func TestEnvironmentFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name := range asked {
-			// Explained: set, or named as unset, below at least one line of comment.
-			if !regexp.MustCompile(`(?m)^# .*\n#?`+name+`=`).Match(text) && !regexp.MustCompile(`(?m)^#?[A-Z_]+=.*\n#`+name+`=`).Match(text) {
+			// Explained: set, or named as unset, right below a comment, maybe with another.
+			if !regexp.MustCompile(`(?m)^# .*\n(#?[A-Z_]+=.*\n)?#?` + name + `=`).Match(text) {
 				t.Errorf("%s does not explain %s", path, name)
 			}
 		}

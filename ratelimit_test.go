@@ -181,6 +181,9 @@ func TestAllKeysRefused(t *testing.T) {
 			l := newLimiter(burst, 15*time.Minute, "")
 			held, missed := []string{}, 0
 			for i := 0; missed < 12_000; i++ {
+				if i > 2*keyBound {
+					t.Fatalf("of %d keys only %d are refused", i, missed)
+				}
 				key := strconv.Itoa(i)
 				if refusedFor(t, l, key) != 0 {
 					missed++
