@@ -13,6 +13,8 @@ usage() {
 		       ./dev.sh user ...         the server's own user commands, on the database of the last run
 		       ./dev.sh test [FLAG...]   all tests with the race detector; coverage, at least 90 %, without flags
 		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
+		       ./dev.sh bench [growth]   speed beside net/http and PostgreSQL alone, into bench.txt, within 3 minutes;
+		                                 growth: what lists cost at a million hubs against a thousand
 		       ./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
 	END
 	exit 2
@@ -412,6 +414,25 @@ cmd_tour() {
 	printf '\nThe tour is complete: every answer was the expected one.\n'
 }
 
+# --- bench ---
+
+# The measuring itself is in bench_test.go and growth_test.go.
+cmd_bench() {
+	local go_bench=(go test -run '^$' -benchtime 1x)
+	need_go
+	need_postgres
+	if [ "${1:-}" = growth ]; then
+		"${go_bench[@]}" -bench '^BenchmarkGrowth$' -timeout 30m .
+		return
+	fi
+	[ "$(uname)" = Linux ] || die "bench reads CPU times in /proc: Linux only"
+	has wrk || apt_install wrk
+	make_tmp
+	go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$tmp/hubs" .
+	BENCH_BINARY=$tmp/hubs BENCH_PGBENCH=$pg_bin/pgbench "${go_bench[@]}" -bench '^BenchmarkServer$' -timeout 3m .
+	cat bench.txt
+}
+
 [ $# -gt 0 ] || usage
 command=$1
 shift
@@ -419,5 +440,6 @@ case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
 test | user) "cmd_$command" "$@" ;;
+bench) [ $# = 0 ] || [ "$*" = growth ] || usage; cmd_bench "$@" ;;
 *) usage ;;
 esac
