@@ -8,8 +8,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -406,6 +408,25 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 	<-enough
 	queued := answers.Load() - int64(len(m.received()))
+	// A connection in use is not just closed: the last answer on it says so first.
+	conn, err := net.Dial("tcp", p.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	wg.Go(func() {
+		for answers := bufio.NewReader(conn); ; {
+			io.WriteString(conn, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+			r, err := http.ReadResponse(answers, nil)
+			if err != nil {
+				t.Error("a connection ends unannounced: ", err)
+				return
+			}
+			if io.Copy(io.Discard, r.Body); r.Close {
+				return
+			}
+		}
+	})
 	p.signal(t, syscall.SIGTERM)
 	start := time.Now()
 	wg.Wait()

@@ -185,18 +185,24 @@ func TestReachable(t *testing.T) {
 		t.Error("an outcome counts as an error")
 	}
 
-	st, err := openStore(newDatabase(t))
+	database := newDatabase(t)
+	st, err := openStore(database)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer st.db.Close()
 	var n int
-	for query, want := range map[string]bool{"select pg_sleep(60)": true, "select 1/0": false, "selec": false, "select no_such_thing": false} {
+	for query, want := range map[string]bool{"select pg_sleep(300)": true, "select 1/0": false, "selec": false, "select no_such_thing": false} {
 		start := time.Now()
 		if err := st.row(query, nil, &n); err == nil || isUnavailable(err) != want || time.Since(start) > dbWait {
 			t.Errorf("%s: %v after %v", query, err, time.Since(start))
 		}
 	}
+	// Who gave up waiting does not leave the statement to go on.
+	waitUntil(t, "no statement under way", func() bool {
+		return queryValue[int](t, database, `select count(*) from pg_stat_activity
+			where datname = current_database() and state = 'active' and pid <> pg_backend_pid()`) == 0
+	})
 	if err := st.row("select 1 where false", nil, &n); err != sql.ErrNoRows {
 		t.Error(err)
 	}
