@@ -41,23 +41,19 @@ type user struct {
 	now         time.Time           // the database's clock when the row was read
 }
 
-const selectUser = `select u.user_id, u.email, u.permission, u.suspended, u.signed_out_at,
-	t.user_id is not null, clock_timestamp()
-	from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2 `
+// What users are looked up by.
+const (
+	byID    = "u.user_id = $1"
+	byEmail = "lower(u.email) = $1" // in lower case
+)
 
-// userByID loads a user; sql.ErrNoRows when he is gone.
-func (s *server) userByID(id string) (*user, error) {
-	return s.loadUser(selectUser+"where u.user_id = $1", id)
-}
-
-// userByEmail takes the address in lower case.
-func (s *server) userByEmail(email string) (*user, error) {
-	return s.loadUser(selectUser+"where lower(u.email) = $1", email)
-}
-
-func (s *server) loadUser(query, key string) (*user, error) {
+// loadUser reads a user; sql.ErrNoRows when there is none.
+func (s *server) loadUser(where, key string) (*user, error) {
 	u := &user{}
-	return u, s.store.row(query, []any{key, TERMS_VERSION},
+	return u, s.store.row(`select u.user_id, u.email, u.permission, u.suspended, u.signed_out_at,
+		t.user_id is not null, clock_timestamp()
+		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
+		where `+where, []any{key, TERMS_VERSION},
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.accepted, &u.now)
 }
 
@@ -132,34 +128,29 @@ func (v sessionView) check() bool {
 		slices.Contains(roles, v.User.Permission) && !v.ExpiresAt.IsZero()
 }
 
-func viewSession(u *user, expiresAt time.Time) sessionView {
-	return sessionView{u, termsView{TERMS_VERSION, u.accepted}, expiresAt}
-}
-
 // validateCode exchanges address and code for a session. An unknown address, a
 // wrong code and an expired one differ in nothing: none of them asks the database.
-func (s *server) validateCode(x *exchange, in codeProof) (sessionView, error) {
-	used, ok := s.codes.redeem(in.email, in.code)
-	if !ok {
-		return sessionView{}, errInvalidCode
+func (s *server) validateCode(x *exchange, in codeProof) (v sessionView, err error) {
+	if !s.codes.redeem(in.email, in.code) {
+		return v, errInvalidCode
 	}
-	u, err := s.userByID(used.userID)
-	if errors.Is(err, sql.ErrNoRows) || err == nil && strings.ToLower(u.Email) != in.email {
-		return sessionView{}, errInvalidCode // deleted or renamed since the code was sent
+	u, err := s.loadUser(byEmail, in.email)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return v, errInvalidCode // deleted or renamed since the code was sent
+	case err != nil:
+		return v, err
+	case u.suspended:
+		return v, errSuspended
 	}
-	if err == nil && u.suspended {
-		err = errSuspended
-	}
+	x.user, x.sessionEnds = u, u.now.Add(sessionLife)
+	token, err := s.issueToken(u, x.sessionEnds)
 	if err != nil {
-		return sessionView{}, err
-	}
-	token, expiresAt, err := s.issueToken(u)
-	if err != nil {
-		return sessionView{}, err
+		return v, err
 	}
 	x.log.Info("signed in", "userId", u.UserID)
 	s.setCookie(x, token, int(sessionLife.Seconds()))
-	return viewSession(u, expiresAt), nil
+	return s.getSession(x, nothing{})
 }
 
 // claims is the payload of a session token: no role, no permission. Both times are
@@ -180,29 +171,25 @@ func fromSeconds(seconds float64) time.Time {
 	return time.UnixMicro(int64(math.Round(seconds * 1e6))).UTC()
 }
 
-func (s *server) issueToken(u *user) (token string, expiresAt time.Time, err error) {
-	expiresAt = u.now.Add(sessionLife)
-	token, err = jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Email: u.Email, UserID: u.UserID,
+func (s *server) issueToken(u *user, expiresAt time.Time) (string, error) {
+	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Email: u.Email, UserID: u.UserID,
 		IssuedAt: toSeconds(u.now), ExpiresAt: toSeconds(expiresAt)}).SignedString(s.cfg.sessionKeys.Keys[0])
-	return token, expiresAt, err
 }
 
 // verifyToken checks everything that the token alone can tell. The library by
 // itself would take other algorithms, an unknown crit (RFC 7515 4.1.11) and loose
 // base64; its checks of the times would take texts for numbers.
 func (s *server) verifyToken(token string) (c claims, err error) {
-	_, err = tokenParser.ParseWithClaims(token, &c, func(t *jwt.Token) (any, error) {
-		if _, critical := t.Header["crit"]; critical {
-			return nil, errors.New("unknown critical header")
-		}
-		return s.cfg.sessionKeys, nil
-	})
+	parsed, err := tokenParser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.cfg.sessionKeys, nil })
+	if err != nil {
+		return c, err
+	}
 	now := toSeconds(time.Now())
 	inTime := c.NotBefore <= now && 0 < c.IssuedAt && c.IssuedAt <= now+issuedAtLeeway.Seconds() && now < c.ExpiresAt
-	if err == nil && !(inTime && isUUID(c.UserID)) {
-		err = errors.New("no user id, not issued yet, or expired")
+	if _, critical := parsed.Header["crit"]; critical || !inTime || !isUUID(c.UserID) {
+		return c, errors.New("unknown critical header, no user id, not issued yet, or expired")
 	}
-	return c, err
+	return c, nil
 }
 
 var tokenParser = jwt.NewParser(
@@ -220,6 +207,17 @@ func (s *server) setCookie(x *exchange, token string, maxAge int) {
 		HttpOnly: true, Secure: s.cfg.env != envLocal, SameSite: http.SameSiteLaxMode})
 }
 
+// access says who may call an operation. The zero value is no rule: an operation
+// whose access was forgotten does not start.
+type access int
+
+const (
+	public   access = iota + 1
+	local           // public, and there only where APP_ENV is local
+	signedIn        // a session whose account is not suspended
+	accepted        // signedIn, and the current terms are accepted
+)
+
 // authorize is the session check of every endpoint, in the order of refusals:
 // cookie, token, the account as it is now, terms, role. In x.user it leaves the
 // user, loaded by one query, once.
@@ -227,15 +225,15 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 	if a < signedIn {
 		return nil
 	}
+	var token claims
 	cookie, err := x.r.Cookie(s.cfg.cookieName)
+	if err == nil {
+		token, err = s.verifyToken(cookie.Value)
+	}
 	if err != nil {
 		return errUnauthenticated
 	}
-	token, err := s.verifyToken(cookie.Value)
-	if err != nil {
-		return errUnauthenticated
-	}
-	u, err := s.userByID(token.UserID)
+	u, err := s.loadUser(byID, token.UserID)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return errUnauthenticated
@@ -258,7 +256,7 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 
 // getSession shows the session that the request came with.
 func (s *server) getSession(x *exchange, _ nothing) (sessionView, error) {
-	return viewSession(x.user, x.sessionEnds), nil
+	return sessionView{x.user, termsView{TERMS_VERSION, x.user.accepted}, x.sessionEnds}, nil
 }
 
 type acceptance struct{ version string }
@@ -293,4 +291,45 @@ func (s *server) logout(x *exchange, _ nothing) (nothing, error) {
 	s.setCookie(x, "", -1)
 	x.log.Info("signed out")
 	return nothing{}, nil
+}
+
+// userCommands are the statements behind the commands "user …"; their parameters are
+// what the command line has besides the words here, in that order.
+var userCommands = map[string]string{
+	"add":      "insert into users (email) values ($1) on conflict do nothing returning user_id",
+	"add-role": "insert into users (permission, email) values ($1, $2) on conflict do nothing returning user_id",
+	"role":     "update users set permission = $2" + ofEmail,
+	"suspend":  "update users set suspended = true" + ofEmail,
+	"activate": "update users set suspended = false" + ofEmail,
+	"signout":  "update users set signed_out_at = clock_timestamp()" + ofEmail,
+}
+
+const ofEmail = ` where lower(email) = lower($1 collate "C") returning user_id`
+
+// changeUser runs "user …". What an address or a role may be, the table's own
+// constraints say.
+func changeUser(args []string, getenv func(string) string) error {
+	name, parameters := "", []any{}
+	for i, arg := range args {
+		if i == 0 || i == 1 && arg == "-role" {
+			name += arg
+		} else {
+			parameters = append(parameters, arg)
+		}
+	}
+	statement, known := userCommands[name]
+	if !known || len(parameters) != strings.Count(statement, "$") {
+		return errUsage
+	}
+	st, err := openStore(getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer st.db.Close()
+	var userID string
+	err = st.row(statement, parameters, &userID)
+	if errors.Is(err, sql.ErrNoRows) {
+		return errors.New("no such user, or for add: there is one already")
+	}
+	return err
 }

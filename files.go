@@ -22,8 +22,6 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/lib/pq"
 )
 
 const (
@@ -61,50 +59,60 @@ func isFileName(name string) bool {
 // server ends. Who gets it alone is the only server: what lies half-done in the
 // folder is then nobody's running upload, and is swept.
 func (s *server) openFiles() error {
+	lock := func(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
 	return inOrder(
 		func() error { return os.MkdirAll(s.cfg.filesDir, 0o700) },
 		func() (err error) { s.files, err = os.OpenRoot(s.cfg.filesDir); return err },
 		func() (err error) { s.folder, err = s.files.Open("."); return err },
-		func() (err error) {
-			s.filesLock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600)
-			return err
-		},
+		func() (err error) { s.lock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600); return err },
 		func() error {
-			if syscall.Flock(int(s.filesLock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+			if lock(syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 				return nil
 			}
 			return s.sweepFiles()
 		},
-		func() error { return syscall.Flock(int(s.filesLock.Fd()), syscall.LOCK_SH) },
+		func() error { return lock(syscall.LOCK_SH) },
 	)
 }
 
-// sweepFiles removes what a killed server left: temporary files, and files that
-// have no row.
+// sweepFiles finishes or removes what a killed server left. Only an upload that did
+// not get to its end has a temporary name still; other files are never touched, not
+// even when the database is another one and knows none of them.
 func (s *server) sweepFiles() error {
 	for {
 		names, err := s.folder.Readdirnames(1000)
 		if err != nil {
 			return ignore(err, io.EOF)
 		}
-		var ids, orphans []string
 		for _, name := range names {
-			if id, temporary := strings.CutSuffix(name, tempSuffix); isUUID(id) {
-				if ids = append(ids, id); temporary {
-					err = errors.Join(err, s.files.Remove(name))
-				}
+			id, temporary := strings.CutSuffix(name, tempSuffix)
+			if !temporary || !isUUID(id) {
+				continue
 			}
-		}
-		err = errors.Join(err, s.store.row(`select array_agg(id) from unnest($1::uuid[]) as id
-			where not exists (select from files where file_id = id)`, []any{pq.Array(ids)}, pq.Array(&orphans)))
-		for _, id := range orphans {
+			if err := s.takeBack(id, false); err != nil {
+				return err
+			}
 			s.log.Info("swept", "fileId", id)
-			err = errors.Join(err, ignore(s.files.Remove(id), fs.ErrNotExist))
-		}
-		if err != nil {
-			return err
 		}
 	}
+}
+
+// takeBack undoes an upload that failed, unless its row is there: the row may have
+// been written although its step failed. The temporary name goes last, so that the
+// sweep of the next start finds what could not be undone now.
+func (s *server) takeBack(fileID string, removeRow bool) error {
+	statement := "select file_id from files where file_id = $1"
+	if removeRow {
+		statement = "delete from files where file_id = $1 returning file_id"
+	}
+	err := s.store.row(statement, []any{fileID}, new(string))
+	if errors.Is(err, sql.ErrNoRows) || err == nil && removeRow {
+		err = ignore(s.files.Remove(fileID), fs.ErrNotExist)
+	}
+	if err != nil {
+		return err
+	}
+	return ignore(s.files.Remove(fileID+tempSuffix), fs.ErrNotExist)
 }
 
 func ignore(err, expected error) error {
@@ -115,9 +123,16 @@ func ignore(err, expected error) error {
 }
 
 // upload stores a file. The row makes it visible, and is written when the bytes are
-// on disk under their name for good. When a step fails, what the steps before it
-// did is taken back, and what it may have done itself.
+// on disk under their name for good. The temporary name stays beside that name until
+// the row is there: it is a second link to the bytes, and tells the sweep that the
+// upload is not at its end.
 func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
+	defer func() {
+		// A connection that is closed over bytes still on their way loses the answer.
+		if err != nil && x.r.Header.Get("Expect") == "" {
+			io.CopyN(io.Discard, x.r.Body, s.cfg.maxUploadBytes)
+		}
+	}()
 	form, body, err := s.openForm(x)
 	if err != nil {
 		return f, err
@@ -134,22 +149,21 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	}
 	f.FileID = newUUID()
 	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
+	temporary := f.FileID + tempSuffix
 	var out *os.File
-	var rowTried bool
 	step := func(name string, run func() error) func() error {
 		return func() error { return s.uploadStep(name, run) }
 	}
 	err = inOrder(
 		step("create", func() (err error) {
-			out, err = s.files.OpenFile(f.FileID+tempSuffix, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+			out, err = s.files.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 			return err
 		}),
 		step("write", func() error { return s.receive(&f, out, form, part, body) }),
 		step("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
-		step("rename", func() error { return s.files.Rename(f.FileID+tempSuffix, f.FileID) }),
+		step("link", func() error { return s.files.Link(temporary, f.FileID) }),
 		step("sync folder", s.folder.Sync), // the new name shall last a power cut, too
 		step("row", func() error {
-			rowTried = true
 			return s.store.row(`insert into files (file_id, user_id, name, content_type, size)
 				values ($1, $2, $3, $4, $5) returning created_at`,
 				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
@@ -157,26 +171,14 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	)
 	if err != nil {
 		out.Close() // a nil or closed one says so, no more
-		s.takeBack(f.FileID, rowTried)
+		if left := s.takeBack(f.FileID, true); left != nil {
+			x.log.Warn("failed upload left for the next sweep", "fileId", f.FileID, "error", left)
+		}
 		return f, err
 	}
+	s.files.Remove(temporary) // should this fail, the next sweep does it
 	x.Header().Set("Location", f.Path)
 	return f, nil
-}
-
-// takeBack removes what a failed upload left. A row that failed may have been
-// written all the same; unless it is surely gone the bytes stay, and the sweep of
-// the next start decides.
-func (s *server) takeBack(fileID string, rowTried bool) {
-	s.files.Remove(fileID + tempSuffix)
-	if rowTried {
-		err := s.store.row("delete from files where file_id = $1 returning file_id", []any{fileID}, &fileID)
-		if ignore(err, sql.ErrNoRows) != nil {
-			s.log.Warn("upload left for the next sweep", "fileId", fileID, "error", err)
-			return
-		}
-	}
-	s.files.Remove(fileID)
 }
 
 // openForm checks the headers of an upload before a byte of it is read.

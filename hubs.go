@@ -37,7 +37,7 @@ func (h hub) check() bool {
 }
 
 var (
-	hubNameRule        = rule{name: "name", min: 1, max: 100, trim: true}
+	hubNameRule        = rule{name: "name", required: true, min: 1, max: 100, trim: true}
 	hubDescriptionRule = rule{name: "description", max: 2000, multiline: true}
 	hubStatusRule      = rule{name: "status", oneOf: hubStatuses, fallback: "active"}
 )
@@ -46,17 +46,14 @@ var (
 type newHub struct{ name, description, status string }
 
 func (newHub) read(f *fields) newHub {
-	name := hubNameRule
-	name.required = true
-	return newHub{f.text(name), f.text(hubDescriptionRule), f.text(hubStatusRule)}
+	return newHub{f.text(hubNameRule), f.text(hubDescriptionRule), f.text(hubStatusRule)}
 }
 
 // hubChange is the input of PATCH /hubs/{hubId}: nil leaves a field as it is.
 type hubChange struct{ name, description, status *string }
 
 func (hubChange) read(f *fields) hubChange {
-	c := hubChange{f.optional(hubNameRule), f.optional(hubDescriptionRule),
-		f.optional(rule{name: "status", oneOf: hubStatuses})}
+	c := hubChange{f.optional(hubNameRule), f.optional(hubDescriptionRule), f.optional(hubStatusRule)}
 	if c == (hubChange{}) {
 		f.refuse("body", "must have at least one of name, description, status")
 	}
@@ -121,19 +118,18 @@ func (q hubQuery) statement() (text string, args []any) {
 	if q.name != nil {
 		text, args = hubsByName, append(args, *q.name)
 	}
-	where, and := "", ""
+	status := "true"
 	if q.status != nil {
 		args = append(args, *q.status)
-		where = fmt.Sprintf("where status = $%d", len(args))
-		and = fmt.Sprintf("and status = $%d", len(args))
+		status = fmt.Sprintf("status = $%d", len(args))
 	}
 	order := fmt.Sprintf("%s %s, hub_id %[2]s", hubOrders[q.orderBy], q.orderDirection)
-	return strings.NewReplacer("{where}", where, "{and}", and, "{order}", order).Replace(text), args
+	return strings.NewReplacer("{status}", status, "{order}", order).Replace(text), args
 }
 
 // hubsPage finds the page in an index alone, and reads the rows of the page only.
 const hubsPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
-	select hub_id from hubs {where} order by {order} limit $1 offset $2)) order by {order}`
+	select hub_id from hubs where {status} order by {order} limit $1 offset $2)) order by {order}`
 
 // hubsByName has two ways, and a sample of a thousand hubs to choose by (hub_id is
 // random, so any thousand by it are a fair one). What many names contain is soon met
@@ -141,16 +137,14 @@ const hubsPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 // names' pieces, then sorted. Both find the same; PostgreSQL runs only the one.
 const hubsByName = `with asked as materialized (
 	select lower($3 collate "und-x-icu") collate "C" as name
-), sample as materialized (
-	select count(*) as hits from (
+), frequent as materialized (
+	select count(*) > 1 and 16 * count(*) * count(*) >= $1::bigint + $2::bigint as yes from (
 		select from (select name_lower from hubs order by hub_id limit 1000) thousand
 		where strpos(name_lower, (select name from asked)) > 0 limit 26) seen
-), frequent as materialized (
-	select hits > 1 and 16 * hits * hits >= $1::bigint + $2::bigint as yes from sample
 )
 select ` + hubColumns + ` from hubs where hub_id = any (array(
 	(select hub_id from hubs
-	where (select yes from frequent) and strpos(name_lower, (select name from asked)) > 0 {and}
+	where (select yes from frequent) and strpos(name_lower, (select name from asked)) > 0 and {status}
 	order by {order} limit $1::bigint offset $2::bigint)
 union all
 	(select hub_id from (
@@ -159,7 +153,7 @@ union all
 		and hub_name_grams(name_lower) @> array(
 			select substr(name, at, 3) from asked, generate_series(1, greatest(1, length(name) - 2)) at)
 		offset 0) found -- offset 0: the status is not for the search to decide by
-	{where} order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
+	where {status} order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
 
 func (s *server) getHub(x *exchange, _ nothing) (h hub, err error) {
 	err = s.store.row("select "+hubColumns+" from hubs where hub_id = $1", []any{x.pathID("hubId")}, h.targets()...)

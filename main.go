@@ -20,7 +20,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -60,19 +59,16 @@ const (
 // config is the environment, checked. Limits and lifetimes are constants beside the
 // code that keeps them, and no setting turns a check off.
 type config struct {
-	env                 string
-	addr                string
-	databaseURL         string
-	sessionKeys         jwt.VerificationKeySet
-	cookieName          string
-	cookieDomain        string
-	allowedOrigins      []string // local and staging
-	allowedOriginDomain string   // production
-	trustedProxies      []netip.Prefix
-	smtpURL             *url.URL // nil in the local environment: codes are printed
-	mailFrom            *mail.Address
-	filesDir            string
-	maxUploadBytes      int64
+	env, addr, databaseURL, filesDir string
+
+	sessionKeys              jwt.VerificationKeySet
+	cookieName, cookieDomain string
+	allowedOrigins           []string // local and staging
+	allowedOriginDomain      string   // production
+	trustedProxies           []netip.Prefix
+	smtpURL                  *url.URL // nil in the local environment: codes are printed
+	mailFrom                 *mail.Address
+	maxUploadBytes           int64
 }
 
 // configError is a fault of the operator's: exit status 2. It never quotes a value.
@@ -88,24 +84,26 @@ func loadConfig(getenv func(string) string) (config, error) {
 			errs = append(errs, configError(complaint))
 		}
 	}
-	cfg := config{env: getenv("APP_ENV"), addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"),
-		databaseURL: getenv("DATABASE_URL"), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files"),
-		cookieDomain: getenv("COOKIE_DOMAIN"), allowedOrigins: list(getenv("ALLOWED_ORIGINS")),
-		allowedOriginDomain: getenv("ALLOWED_ORIGIN_DOMAIN")}
-	prefix, isLocal, isProduction := "__Secure-hubs", cfg.env == envLocal, cfg.env == envProduction
+	domainWhere := func(needed bool, value string) bool {
+		return needed && domainForm.MatchString(value) || !needed && value == ""
+	}
+	env := getenv("APP_ENV")
+	isLocal, isProduction := env == envLocal, env == envProduction
+	prefix, origins := "__Secure-hubs", ""
 	if isLocal {
-		prefix = "hubs"
-		if len(cfg.allowedOrigins) == 0 {
-			cfg.allowedOrigins = []string{"http://localhost:3000", "http://localhost:5173"}
-		}
+		prefix, origins = "hubs", "http://localhost:3000,http://localhost:5173"
 	}
 	prefix = cmp.Or(getenv("COOKIE_PREFIX"), prefix)
-	cfg.cookieName = prefix + "_auth_" + cfg.env
+	cfg := config{env: env, addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"), databaseURL: getenv("DATABASE_URL"),
+		cookieName: prefix + "_auth_" + env, cookieDomain: getenv("COOKIE_DOMAIN"),
+		allowedOrigins:      list(cmp.Or(getenv("ALLOWED_ORIGINS"), origins)),
+		allowedOriginDomain: getenv("ALLOWED_ORIGIN_DOMAIN"), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files")}
 
-	check(isLocal || isProduction || cfg.env == envStaging, "APP_ENV: must be local, staging or production")
+	check(isLocal || isProduction || env == envStaging, "APP_ENV: must be local, staging or production")
 	_, _, err := net.SplitHostPort(cfg.addr)
 	check(err == nil, "ADDR: must be host:port")
-	check(cfg.databaseURL != "", "DATABASE_URL: is required")
+	_, err = newConnector(cfg.databaseURL, nil)
+	errs = append(errs, err)
 	for key := range strings.SplitSeq(getenv("SESSION_SECRET"), ",") {
 		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
 		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
@@ -115,23 +113,25 @@ func loadConfig(getenv func(string) string) (config, error) {
 	check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
 	check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	check(!isLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
-	check(isLocal == (cfg.cookieDomain == ""), "COOKIE_DOMAIN: is required on staging and production, refused locally")
-	check(isLocal || domainForm.MatchString(cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain")
-	check(!isProduction || len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: is refused in production")
+	check(domainWhere(!isLocal, cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain, and unset locally")
+	check(!isProduction || len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
 	for _, origin := range cfg.allowedOrigins {
 		check(originForm.MatchString(origin), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
-	check(isProduction == (cfg.allowedOriginDomain != ""),
-		"ALLOWED_ORIGIN_DOMAIN: is required in production, refused elsewhere")
-	check(!isProduction || domainForm.MatchString(cfg.allowedOriginDomain), "ALLOWED_ORIGIN_DOMAIN: must be a domain")
+	check(domainWhere(isProduction, cfg.allowedOriginDomain),
+		"ALLOWED_ORIGIN_DOMAIN: must be a domain in production, and unset elsewhere")
 	for _, text := range list(getenv("TRUSTED_PROXIES")) {
 		proxies, err := netip.ParsePrefix(text)
 		check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
 		cfg.trustedProxies = append(cfg.trustedProxies, proxies)
 	}
-	cfg.smtpURL, cfg.mailFrom, err = mailSettings(getenv("SMTP_URL"), getenv("MAIL_FROM"))
-	check(err == nil, "SMTP_URL, MAIL_FROM: must be smtp:// or smtps:// with a host, and an e-mail address")
-	check(isLocal || getenv("SMTP_URL") != "", "SMTP_URL: is required on staging and production")
+	if server := getenv("SMTP_URL"); server != "" || !isLocal {
+		cfg.smtpURL, err = url.Parse(server)
+		check(err == nil && cfg.smtpURL.Hostname() != "" && smtpPorts[cfg.smtpURL.Scheme] != "",
+			"SMTP_URL: must be smtp:// or smtps:// with a host, and may be unset locally only")
+		cfg.mailFrom, err = mail.ParseAddress(getenv("MAIL_FROM"))
+		check(err == nil && emailForm.MatchString(cfg.mailFrom.Address), "MAIL_FROM: must be an e-mail address")
+	}
 	cfg.maxUploadBytes, err = strconv.ParseInt(cmp.Or(getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
 	check(err == nil && cfg.maxUploadBytes > 0 && cfg.maxUploadBytes <= 1<<40, "MAX_UPLOAD_BYTES: must be 1 to 2^40")
 	return cfg, errors.Join(errs...)
@@ -147,32 +147,19 @@ func list(value string) []string {
 	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
 }
 
-func mailSettings(server, sender string) (*url.URL, *mail.Address, error) {
-	if server == "" {
-		return nil, nil, nil
-	}
-	u, err := url.Parse(server)
-	from, fromErr := mail.ParseAddress(sender)
-	if err != nil || fromErr != nil || u.Hostname() == "" || (u.Scheme != "smtp" && u.Scheme != "smtps") ||
-		!emailForm.MatchString(from.Address) {
-		return nil, nil, errors.New("not a mail server and a sender")
-	}
-	return u, from, nil
-}
-
 // server is what the handlers share. Its fields do not change once it serves.
 type server struct {
-	cfg       config
-	log       *slog.Logger
-	out       io.Writer // standard output: the log, and locally the codes
-	store     *store
-	files     *os.Root // FILES_DIR
-	folder    *os.File // the same, open to be synced
-	filesLock *os.File
-	codes     oneTimeCodes
-	codeJobs  chan codeJob
-	mailing   sync.WaitGroup
-	stopping  atomic.Bool // every answer closes its connection
+	cfg      config
+	log      *slog.Logger
+	out      io.Writer // standard output: the log, and locally the codes
+	store    *store
+	files    *os.Root // FILES_DIR
+	folder   *os.File // the same, open to be synced
+	lock     *os.File // in it: who holds it alone may sweep
+	codes    oneTimeCodes
+	codeJobs chan codeJob
+	mailing  sync.WaitGroup
+	stopping atomic.Bool // every answer closes its connection
 
 	// The limits of the specification. Each is kept in this process alone.
 	globalLimit, fileLimit, codeLimit, proofLimit *limiter
@@ -202,6 +189,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 // routes is every operation of this server. {…} is a part of the path.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
+	contractDocument := document{"application/json", contentPolicy, openAPI}
+	pageDocument := document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}
 	return []route{
 		{"POST", "/auth/otp/request", public, nil, 200, s.codeLimit, endpoint(s.requestCode)},
 		{"POST", "/auth/otp/validate", public, nil, 200, s.proofLimit, endpoint(s.validateCode)},
@@ -216,8 +205,8 @@ func (s *server) routes() []route {
 		{"POST", "/files/upload", accepted, nil, 201, nil, endpoint(s.upload)},
 		{"GET", "/files/{fileId}/{name}", accepted, nil, 200, nil, endpoint(s.getFile)},
 		{"GET", "/healthz", public, nil, 200, nil, endpoint(s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(getOpenAPI)},
-		{"GET", "/{$}", local, nil, 200, nil, endpoint(getPage)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(contractDocument.get)},
+		{"GET", "/{$}", local, nil, 200, nil, endpoint(pageDocument.get)},
 	}
 }
 
@@ -227,25 +216,8 @@ func (s *server) pipeline() http.Handler {
 	return s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(s.routes()))))))
 }
 
-type health struct {
-	Status string `json:"status"`
-}
-
-func (h health) check() bool { return h.Status == "ok" }
-
-// getHealth says whether the database answers. The 503 of one that does not is the
-// store's.
-func (s *server) getHealth(*exchange, nothing) (h health, err error) {
-	err = s.store.row("select 'ok'", nil, &h.Status)
-	return h, err
-}
-
 //go:embed openapi.json
 var openAPI []byte
-
-func getOpenAPI(*exchange, nothing) (document, error) {
-	return document{"application/json", contentPolicy, openAPI}, nil
-}
 
 // The learner's page says itself what it may load: its own script and style, by
 // their hashes, and answers of this server.
@@ -253,17 +225,14 @@ func getOpenAPI(*exchange, nothing) (document, error) {
 //go:embed index.html
 var page []byte
 
-func getPage(*exchange, nothing) (document, error) {
-	return document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}, nil
-}
-
 // document is a fixed text with a Content-Security-Policy of its own.
 type document struct {
 	contentType, policy string
 	text                []byte
 }
 
-func (document) check() bool { return true }
+func (d document) get(*exchange, nothing) (document, error) { return d, nil }
+func (d document) check() bool                              { return true }
 
 func (d document) send(x *exchange) {
 	x.Header().Set("Content-Type", d.contentType)
@@ -295,7 +264,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	if err := s.openFiles(); err != nil {
 		return fmt.Errorf("FILES_DIR: %w", err)
 	}
-	defer s.filesLock.Close()
+	defer s.lock.Close()
 	listener, err := net.Listen("tcp", cfg.addr)
 	if err != nil {
 		return err
@@ -312,14 +281,12 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
-	failed := make(chan error, 1)
-	go func() { failed <- web.Serve(listener) }()
-	select {
-	case err := <-failed:
+	stopped := make(chan error, 1)
+	context.AfterFunc(ctx, func() { stopped <- s.stop(web, listener) })
+	if err := web.Serve(listener); ctx.Err() == nil {
 		return err
-	case <-ctx.Done():
 	}
-	return s.stop(web, listener)
+	return <-stopped
 }
 
 // stop ends the server in the order in which nothing is lost. Shutdown by itself
@@ -335,12 +302,11 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		return errors.Join(fmt.Errorf("requests were cut off: %w", err), web.Close())
 	}
 	close(s.codeJobs)
-	late := time.AfterFunc(stopTimeout, func() {
+	defer time.AfterFunc(stopTimeout, func() {
 		s.log.Error("stopped with mail unsent", "queued", len(s.codeJobs))
 		os.Exit(1)
-	})
+	}).Stop()
 	s.mailing.Wait()
-	late.Stop()
 	s.log.Info("stopped")
 	return nil
 }
@@ -402,44 +368,4 @@ func printRoutes(out io.Writer) {
 		needs := strings.Join(append([]string{accessNames[r.access]}, r.roles...), ", ")
 		fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
-}
-
-// userCommands are the statements behind the user commands; $1 is the address.
-var userCommands = map[string]string{
-	"add":      "insert into users (email, permission) values ($1, $2) on conflict do nothing returning user_id",
-	"role":     "update users set permission = $2" + ofEmail,
-	"suspend":  "update users set suspended = true" + ofEmail,
-	"activate": "update users set suspended = false" + ofEmail,
-	"signout":  "update users set signed_out_at = clock_timestamp()" + ofEmail,
-}
-
-const ofEmail = ` where lower(email) = lower($1 collate "C") returning user_id`
-
-// changeUser runs "user …". What an address or a role may be, the table's own
-// constraints say.
-func changeUser(args []string, getenv func(string) string) error {
-	switch {
-	case len(args) == 2 && args[0] == "add":
-		args = append(args, roleMember)
-	case len(args) == 4 && args[0] == "add" && args[1] == "-role":
-		args = []string{"add", args[3], args[2]}
-	}
-	if len(args) < 2 || len(args)-1 != strings.Count(userCommands[args[0]], "$") {
-		return errUsage
-	}
-	st, err := openStore(getenv("DATABASE_URL"))
-	if err != nil {
-		return err
-	}
-	defer st.db.Close()
-	var parameters []any
-	for _, arg := range args[1:] {
-		parameters = append(parameters, arg)
-	}
-	var userID string
-	err = st.row(userCommands[args[0]], parameters, &userID)
-	if errors.Is(err, sql.ErrNoRows) {
-		return errors.New("no such user, or for add: there is one already")
-	}
-	return err
 }

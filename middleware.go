@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"math"
@@ -58,7 +59,7 @@ type fieldError struct {
 func (p *problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
 
 func newProblem(status int, code, detail string) *problem {
-	return &problem{Title: http.StatusText(status), Status: status, Code: code, Detail: detail}
+	return &problem{Status: status, Code: code, Detail: detail}
 }
 
 // The problems that need nothing of the request at hand. Rate limits, invalid
@@ -74,22 +75,13 @@ var (
 	errMethod          = newProblem(405, "method_not_allowed", "The Allow header lists the methods of this address.")
 	errPrecondition    = newProblem(412, "precondition_failed", "A condition in the request's headers does not hold.")
 	errTooLarge        = newProblem(413, "too_large", "The body is larger than this endpoint takes.")
-	errMediaType       = newProblem(415, "unsupported_media_type", "The Content-Type or Content-Encoding is not taken here.")
+	errMediaType       = newProblem(415, "unsupported_media_type", "This Content-Type or Content-Encoding is not taken.")
 	errRange           = newProblem(416, "range_not_satisfiable", "The file has no such range.")
 )
 
 // invalid is the 400 of an input in which these fields are wrong.
 func invalid(errors ...fieldError) *problem {
-	p := newProblem(400, "invalid_request", "The input is not valid.")
-	p.Errors = errors
-	return p
-}
-
-// unavailable is the 503 of a database or a mail queue out of reach.
-func unavailable(cause error) *problem {
-	p := newProblem(503, "unavailable", "The service can't answer now. Try again soon.")
-	p.retryAfter, p.cause = 2*time.Second, cause
-	return p
+	return &problem{Status: 400, Code: "invalid_request", Detail: "The input is not valid.", Errors: errors}
 }
 
 // toProblem gives each error its answer. What is not known is a bug: 500.
@@ -97,21 +89,22 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
-	p := newProblem(500, "internal", "The server failed. Its log has more, under this id.")
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return errNotFound
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		p = newProblem(507, "insufficient_storage", "There is no room for the file.")
+		return &problem{Status: 507, Code: "insufficient_storage", Detail: "There is no room for the file.", cause: err}
 	}
-	p.cause = err
-	return p
+	return &problem{Status: 500, Code: "internal", Detail: "The server failed. Its log says why, by this id.", cause: err}
 }
 
-// bodyProblem is the answer to a body that could not be read to its end.
+// bodyProblem is the answer to a body that could not be read to its end, or stored.
 func bodyProblem(err error) error {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return errTooLarge
+	}
+	if _, disk := errors.AsType[*fs.PathError](err); disk {
+		return err
 	}
 	return invalid(fieldError{"body", "is broken off or malformed"})
 }
@@ -137,6 +130,7 @@ func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
 // WriteHeader replaces the errors of net/http's own code by ours: the router's 404
 // and 405, its redirects to a cleaned path (404), http.ServeContent's 412 and 416.
+// The first status is the one that counts.
 func (x *exchange) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
 		x.fail(cmp.Or(standardProblems[status], errNotFound))
@@ -152,9 +146,7 @@ func (x *exchange) Write(b []byte) (int, error) {
 	if x.failed {
 		return len(b), nil
 	}
-	if x.status == 0 {
-		x.WriteHeader(http.StatusOK)
-	}
+	x.WriteHeader(http.StatusOK)
 	n, err := x.ResponseWriter.Write(b)
 	x.bytes += int64(n)
 	return n, err
@@ -166,15 +158,6 @@ func (x *exchange) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(x.ResponseWriter, src)
 	x.bytes += n
 	return n, err
-}
-
-// pathID is the identifier in a path. What is not one is null to the database, and
-// so names nothing.
-func (x *exchange) pathID(name string) any {
-	if id := x.r.PathValue(name); isUUID(id) {
-		return id
-	}
-	return nil
 }
 
 // fail answers with err: the one place that writes an error. Nothing of an answer
@@ -203,9 +186,9 @@ func (x *exchange) fail(err error) {
 		h.Set("WWW-Authenticate", "Cookie")
 	}
 	if p.retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatFloat(math.Ceil(p.retryAfter.Seconds()), 'f', 0, 64))
+		h.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
 	}
-	p.RequestID = x.id
+	p.Title, p.RequestID = http.StatusText(p.Status), x.id
 	body, _ := json.Marshal(p) // texts and numbers: can't fail
 	x.status = p.Status
 	x.ResponseWriter.WriteHeader(p.Status)
@@ -225,8 +208,8 @@ type fields struct {
 // rule is what a field must satisfy.
 type rule struct {
 	name      string
-	number    bool
 	required  bool
+	number    bool
 	min, max  int  // characters of a text after trimming, or the bounds of a number
 	trim      bool // spaces around the text don't count
 	multiline bool // line breaks and tabs are allowed; other control characters never
@@ -283,9 +266,11 @@ func readQuery(x *exchange) (*fields, error) {
 
 func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{name, detail}) }
 
-// optional is the checked text of a field, or nil where the field is not sent.
+// optional is the checked text of a field, or nil where the field is not sent, be it
+// required elsewhere.
 func (f *fields) optional(r rule) *string {
 	_, sent := f.values[r.name]
+	r.required, r.fallback = false, ""
 	if text := f.text(r); sent {
 		return &text
 	}
@@ -331,7 +316,7 @@ func (r rule) fault(value string) string {
 		return unicode.IsControl(c) && !(r.multiline && strings.ContainsRune("\r\n\t", c))
 	}
 	switch {
-	case !utf8.ValidString(value) || strings.ContainsRune(value, utf8.RuneError):
+	case strings.ContainsRune(value, utf8.RuneError): // or invalid UTF-8, says strings.IndexRune
 		return "must be whole Unicode text"
 	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
 		return "must be one of: " + strings.Join(r.oneOf, ", ")
@@ -357,17 +342,6 @@ func (f *fields) check() error {
 	}
 	return nil
 }
-
-// access says who may call an operation. The zero value is no rule: an operation
-// whose access was forgotten does not start.
-type access int
-
-const (
-	public   access = iota + 1
-	local           // public, and there only where APP_ENV is local
-	signedIn        // a session whose account is not suspended
-	accepted        // signedIn, and the current terms are accepted
-)
 
 // route is one operation: a row of the table in main.go.
 type route struct {
@@ -437,15 +411,14 @@ func inOrder(steps ...func() error) error {
 }
 
 func readInput[In input[In]](x *exchange) (in In, err error) {
-	var f *fields
-	switch _, ignored := any(in).(nothing); {
-	case ignored:
+	if _, ignored := any(in).(nothing); ignored {
 		return in, nil
-	case x.r.Method == http.MethodGet || x.r.Method == http.MethodHead:
-		f, err = readQuery(x)
-	default:
-		f, err = readJSON(x)
 	}
+	read := readJSON
+	if x.r.Method == http.MethodGet || x.r.Method == http.MethodHead {
+		read = readQuery
+	}
+	f, err := read(x)
 	if err != nil {
 		return in, err
 	}
@@ -516,22 +489,19 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 			if s.cfg.env == envLocal {
 				return
 			}
-			attrs := []slog.Attr{slog.String("method", r.Method), slog.String("path", r.URL.Path),
-				slog.String("query", r.URL.RawQuery), slog.Int("status", x.status), slog.Int64("bytes", x.bytes),
-				slog.Duration("duration", time.Since(started))}
+			line := []any{"method", r.Method, "path", r.URL.Path, "query", r.URL.RawQuery,
+				"status", x.status, "bytes", x.bytes, "duration", time.Since(started)}
 			for _, name := range loggedHeaders {
 				if value := r.Header.Get(name); value != "" {
-					attrs = append(attrs, slog.String(strings.ToLower(name), value))
+					line = append(line, strings.ToLower(name), value)
 				}
 			}
-			x.log.LogAttrs(r.Context(), slog.LevelInfo, "request", attrs...)
+			x.log.Info("request", line...)
 		}()
 		defer func() {
-			switch fault := recover(); fault {
-			case nil:
-			case http.ErrAbortHandler: // the way to cut a connection
+			if fault := recover(); fault == http.ErrAbortHandler { // the way to cut a connection
 				panic(fault)
-			default:
+			} else if fault != nil {
 				x.fail(fmt.Errorf("panic: %v\n%s", fault, debug.Stack()))
 			}
 		}()
@@ -631,21 +601,18 @@ func (s *server) limitByAddress(next http.Handler) http.Handler {
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	var crossOrigin http.CrossOriginProtection
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := w.(*exchange)
-		allowed := s.originAllowed(r.Header.Get("Origin"))
-		if !allowed && crossOrigin.Check(r) != nil {
-			x.fail(errCrossOrigin)
-			return
-		}
-		if allowed && r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
-			h := x.Header()
+		switch allowed := s.originAllowed(r.Header.Get("Origin")); {
+		case !allowed && crossOrigin.Check(r) != nil:
+			w.(*exchange).fail(errCrossOrigin)
+		case allowed && r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "":
+			h := w.Header()
 			h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
 			h.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
 			h.Set("Access-Control-Max-Age", "7200")
-			x.WriteHeader(http.StatusNoContent)
-			return
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			next.ServeHTTP(w, r)
 		}
-		next.ServeHTTP(w, r)
 	})
 }
 

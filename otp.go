@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"math/big"
 	"net"
 	"net/mail"
@@ -35,11 +34,13 @@ const (
 	mailWorkers = 8    // so one hung mail server connection does not hold up the rest
 )
 
+// smtpPorts are by scheme: with STARTTLS, and encrypted from the first byte on.
+var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
+
 // oneTimeCode is good once, for codeLife. Its age is read from the monotonic clock.
 type oneTimeCode struct {
-	code   string
-	userID string
-	made   time.Time
+	code string
+	made time.Time
 }
 
 // oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of
@@ -47,43 +48,37 @@ type oneTimeCode struct {
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]oneTimeCode
-	swept   time.Time
 }
 
 // issue makes a code, or says false while the last one is younger than codeResend.
-func (c *oneTimeCodes) issue(email, userID string) (code string, ok bool) {
+func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	if now.Sub(c.swept) >= codeLife {
-		maps.DeleteFunc(c.byEmail, func(_ string, old oneTimeCode) bool { return now.Sub(old.made) >= codeLife })
-		c.swept = now
-	}
-	if last, live := c.byEmail[email]; live && now.Sub(last.made) < codeResend {
+	if last, live := c.byEmail[email]; live && time.Since(last.made) < codeResend {
 		return "", false
 	}
 	// All of 000000 to 999999 are as likely (ASVS 6.5.3).
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // crypto/rand ends the process rather than fail
 	code = fmt.Sprintf("%0*d", codeLength, n)
-	c.byEmail[email] = oneTimeCode{code, userID, now}
+	c.byEmail[email] = oneTimeCode{code, time.Now()}
+	time.AfterFunc(codeLife, func() { c.withdraw(email, code) }) // frees the memory; redeem looks at the time itself
 	return code, true
 }
 
 // redeem uses a code up. Looking, comparing and removing are one step, so of a
 // hundred requests with the right code one wins.
-func (c *oneTimeCodes) redeem(email, code string) (used oneTimeCode, ok bool) {
+func (c *oneTimeCodes) redeem(email, code string) (ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	used = c.byEmail[email]
-	right := subtle.ConstantTimeCompare([]byte(code), []byte(used.code)) == 1
-	if !right || time.Since(used.made) >= codeLife {
-		return oneTimeCode{}, false
+	issued := c.byEmail[email]
+	right := subtle.ConstantTimeCompare([]byte(code), []byte(issued.code)) == 1
+	if ok = right && time.Since(issued.made) < codeLife; ok {
+		delete(c.byEmail, email)
 	}
-	delete(c.byEmail, email)
-	return used, true
+	return ok
 }
 
-// withdraw removes a code whose mail failed.
+// withdraw removes a code whose mail failed, or whose life is over.
 func (c *oneTimeCodes) withdraw(email, code string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,51 +107,58 @@ func (s *server) startMail() {
 // sendCode looks the address up, and makes and mails a code where it is an active
 // user's. It runs after the answer, so that nobody can tell which case was met.
 func (s *server) sendCode(job codeJob) {
-	log := job.log.With("email", job.email)
-	u, err := s.userByEmail(job.email)
-	if errors.Is(err, sql.ErrNoRows) || err == nil && u.suspended {
-		log.Info("code not sent: no active user")
-		return
-	}
-	var code string
-	if err == nil {
-		var fresh bool
-		if code, fresh = s.codes.issue(job.email, u.UserID); !fresh {
-			log.Info("code not sent: the last one is too young")
-			return
+	log, code, fresh := job.log.With("email", job.email), "", false
+	u, err := s.loadUser(byEmail, job.email)
+	if err == nil && !u.suspended {
+		if code, fresh = s.codes.issue(job.email); fresh {
+			err = s.mail(u.Email, code)
 		}
-		err = s.mail(u.Email, code)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, sql.ErrNoRows), err == nil && u.suspended:
+		log.Info("code not sent: no active user")
+	case err != nil:
 		s.codes.withdraw(job.email, code)
 		log.Error("code not sent", "error", err)
-		return
+	case !fresh:
+		log.Info("code not sent: the last one is too young")
+	default:
+		log.Info("code sent")
 	}
-	log.Info("code sent")
 }
 
 // mail delivers a code to the address of the user's row. Without a mail server,
 // which only the local environment permits, the code goes to standard output.
+//
+// The conversation ends within mailTimeout: net/smtp itself knows no limits of time.
 func (s *server) mail(to, code string) error {
 	server, from := s.cfg.smtpURL, s.cfg.mailFrom
 	if server == nil {
 		_, err := fmt.Fprintf(s.out, "Sign-in code for %s: %s\n", maskText(to), code)
 		return err
 	}
-	client, err := dialMail(server)
+	host, deadline := server.Hostname(), time.Now().Add(mailTimeout)
+	port := cmp.Or(server.Port(), smtpPorts[server.Scheme])
+	conn, err := (&net.Dialer{Deadline: deadline}).Dial("tcp", net.JoinHostPort(host, port))
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer conn.Close()
+	conn.SetDeadline(deadline)
+	if server.Scheme == "smtps" {
+		conn = tls.Client(conn, &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
+	}
+	var client *smtp.Client
 	var body io.WriteCloser
 	_, domain, _ := strings.Cut(from.Address, "@")
 	err = inOrder(
+		func() (err error) { client, err = smtp.NewClient(conn, host); return err },
 		func() error { return client.Hello(domain) },
 		func() error { return secureMail(client, server) },
 		func() error { return client.Mail(from.Address) },
 		func() error { return client.Rcpt(to) },
 		func() (err error) { body, err = client.Data(); return err },
-		func() (err error) { _, err = io.WriteString(body, codeMessage(from, to, code)); return err },
+		func() (err error) { _, err = io.WriteString(body, codeMessage(from, domain, to, code)); return err },
 		func() error { return body.Close() },
 	)
 	if err == nil {
@@ -165,40 +167,17 @@ func (s *server) mail(to, code string) error {
 	return err
 }
 
-// dialMail begins a conversation that ends within mailTimeout: net/smtp itself
-// knows no limits of time.
-func dialMail(server *url.URL) (*smtp.Client, error) {
-	host, deadline := server.Hostname(), time.Now().Add(mailTimeout)
-	port := cmp.Or(server.Port(), map[string]string{"smtp": "587", "smtps": "465"}[server.Scheme])
-	conn, err := (&net.Dialer{Deadline: deadline}).Dial("tcp", net.JoinHostPort(host, port))
-	if err != nil {
-		return nil, err
-	}
-	conn.SetDeadline(deadline)
-	if server.Scheme == "smtps" {
-		conn = tls.Client(conn, &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
-	}
-	client, err := smtp.NewClient(conn, host)
-	if err != nil {
-		conn.Close()
-	}
-	return client, err
-}
-
-// secureMail encrypts and signs in. A remote server that does not offer STARTTLS
-// gets neither password nor mail (ASVS 12.3.1): somebody on the way may have taken
-// the offer out.
+// secureMail encrypts and signs in. STARTTLS is for the asking also where it is not
+// offered, since somebody on the way may have taken the offer out: a remote server
+// without it gets neither password nor mail (ASVS 12.3.1).
 func secureMail(client *smtp.Client, server *url.URL) error {
 	host := server.Hostname()
 	offered, _ := client.Extension("STARTTLS")
-	switch _, encrypted := client.TLSConnectionState(); {
-	case encrypted:
-	case offered:
+	_, encrypted := client.TLSConnectionState()
+	if !encrypted && (offered || !slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)) {
 		if err := client.StartTLS(&tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}); err != nil {
 			return err
 		}
-	case !slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host):
-		return errors.New("the mail server does not offer STARTTLS")
 	}
 	if server.User == nil {
 		return nil
@@ -209,8 +188,7 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 
 // codeMessage is the mail, in RFC 5322 form. Both addresses have passed a check
 // that lets no line break through.
-func codeMessage(from *mail.Address, to, code string) string {
-	_, domain, _ := strings.Cut(from.Address, "@")
+func codeMessage(from *mail.Address, domain, to, code string) string {
 	message := fmt.Sprintf(`From: %s
 To: <%s>
 Subject: Your sign-in code

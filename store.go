@@ -2,16 +2,16 @@ package main
 
 // The store: PostgreSQL through database/sql. The statements stand beside the
 // handlers that use them; here is what they share: the pool, its bounds in time,
-// prepared statements, and which errors mean "out of reach".
+// prepared statements, which errors mean "out of reach", and the health check.
 
 import (
 	"cmp"
-	"context"
 	"database/sql"
 	_ "embed"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -38,11 +38,7 @@ type store struct {
 
 // openStore connects, with bounds in time, and checks that the schema is there.
 func openStore(databaseURL string) (*store, error) {
-	cfg, err := pq.NewConfig(databaseURL)
-	if err != nil {
-		return nil, errDatabaseURL
-	}
-	settings := map[string]string{
+	connector, err := newConnector(databaseURL, map[string]string{
 		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()),
 		"timezone":          "UTC",
 		// limit and offset as parameters would be planned anew at each call
@@ -50,16 +46,11 @@ func openStore(databaseURL string) (*store, error) {
 		"plan_cache_mode": "force_generic_plan",
 		// Each statement has an index that serves it, and is too short for the rest.
 		"enable_seqscan": "off", "jit": "off", "max_parallel_workers_per_gather": "0",
-	}
-	for name, value := range cfg.Runtime { // what DATABASE_URL sets besides
-		settings[name] = cmp.Or(settings[name], value)
-	}
-	cfg.Runtime = settings
-	connector, err := pq.NewConnectorConfig(cfg)
+	})
 	if err != nil {
-		return nil, errDatabaseURL
+		return nil, err
 	}
-	connector.Dialer(deadlineDialer{&net.Dialer{Timeout: dbTimeout}})
+	connector.Dialer(deadlineDialer{})
 	st := &store{db: sql.OpenDB(connector), slots: make(chan struct{}, poolSize)}
 	st.db.SetMaxIdleConns(poolSize) // the default of 2 would open and close connections all the time
 	var tables int
@@ -70,14 +61,23 @@ func openStore(databaseURL string) (*store, error) {
 	return st, nil
 }
 
-// errDatabaseURL does not say more: lib/pq's own error may quote the password.
-const errDatabaseURL = configError("DATABASE_URL: must be a PostgreSQL URL or connection string")
+// newConnector checks the connection string, whose own settings give way. Its complaint
+// does not say more: lib/pq's may quote the password.
+func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
+	cfg, err := pq.NewConfig(databaseURL)
+	if err != nil || databaseURL == "" {
+		return nil, configError("DATABASE_URL: must be a PostgreSQL URL or connection string")
+	}
+	cfg = cfg.Clone() // which always has a map Runtime
+	maps.Copy(cfg.Runtime, settings)
+	return pq.NewConnectorConfig(cfg)
+}
 
 // migrate applies schema.sql, however long its indexes take.
 func migrate(databaseURL string) error {
-	connector, err := pq.NewConnector(databaseURL)
-	if err != nil || databaseURL == "" {
-		return errDatabaseURL
+	connector, err := newConnector(databaseURL, nil)
+	if err != nil {
+		return err
 	}
 	db := sql.OpenDB(connector)
 	_, err = db.Exec(schema)
@@ -86,33 +86,18 @@ func migrate(databaseURL string) error {
 
 // row runs a statement and scans its only row; sql.ErrNoRows when there is none.
 func (st *store) row(query string, args []any, dest ...any) error {
-	return st.with(query, func(ctx context.Context, stmt *sql.Stmt) error {
-		return stmt.QueryRowContext(ctx, args...).Scan(dest...)
+	missing := sql.ErrNoRows
+	err := st.rows(query, args, func(rows *sql.Rows) error {
+		missing = nil
+		return rows.Scan(dest...)
 	})
+	return cmp.Or(err, missing)
 }
 
-// rows runs a statement and calls scan for each row.
+// rows runs a statement and calls scan for each row. Errors: unavailable, or what
+// only a bug can cause. An error of a write may mean "not done" as well as "done":
+// the connection may have broken after the statement.
 func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) error {
-	return st.with(query, func(ctx context.Context, stmt *sql.Stmt) error {
-		rows, err := stmt.QueryContext(ctx, args...)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			if err := scan(rows); err != nil {
-				return err
-			}
-		}
-		return rows.Err()
-	})
-}
-
-// with lends the prepared statement of a text, and a connection to run it on.
-// Errors: sql.ErrNoRows, unavailable, or what only a bug can cause. An error of a
-// write may mean "not done" as well as "done": the connection may have broken
-// after the statement.
-func (st *store) with(query string, use func(context.Context, *sql.Stmt) error) error {
 	select {
 	case st.slots <- struct{}{}:
 	case <-time.After(dbTimeout):
@@ -120,10 +105,9 @@ func (st *store) with(query string, use func(context.Context, *sql.Stmt) error) 
 	}
 	defer func() { <-st.slots }()
 
-	ctx := context.Background()
 	prepared, ok := st.statements.Load(query)
 	if !ok {
-		stmt, err := st.db.PrepareContext(ctx, query)
+		stmt, err := st.db.Prepare(query)
 		if err != nil {
 			return reachable(err)
 		}
@@ -131,7 +115,15 @@ func (st *store) with(query string, use func(context.Context, *sql.Stmt) error) 
 			stmt.Close() // another request was first
 		}
 	}
-	return reachable(use(ctx, prepared.(*sql.Stmt)))
+	rows, err := prepared.(*sql.Stmt).Query(args...)
+	if err != nil {
+		return reachable(err)
+	}
+	defer rows.Close()
+	for err == nil && rows.Next() {
+		err = scan(rows)
+	}
+	return reachable(cmp.Or(err, rows.Err()))
 }
 
 // reachable tells a database out of reach from a faulty statement. PostgreSQL's
@@ -151,18 +143,44 @@ func reachable(err error) error {
 	return unavailable(err)
 }
 
-// deadlineDialer makes connections whose every read and write ends in time. Without
-// it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
-type deadlineDialer struct{ *net.Dialer }
-
-func (d deadlineDialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := d.Dialer.DialContext(ctx, network, address)
-	return deadlineConn{conn}, err
+// unavailable is the 503 of a database or a mail queue out of reach.
+func unavailable(cause error) *problem {
+	return &problem{Status: 503, Code: "unavailable", Detail: "The service can't answer now. Try again soon.",
+		retryAfter: 2 * time.Second, cause: cause}
 }
 
-// DialTimeout completes pq.Dialer; lib/pq prefers DialContext.
-func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (net.Conn, error) {
-	return d.DialContext(context.Background(), network, address)
+// pathID is the identifier in a path. What is not one is null to the database, and
+// so names nothing.
+func (x *exchange) pathID(name string) sql.Null[string] {
+	id := x.r.PathValue(name)
+	return sql.Null[string]{V: id, Valid: isUUID(id)}
+}
+
+type health struct {
+	Status string `json:"status"`
+}
+
+func (h health) check() bool { return h.Status == "ok" }
+
+// getHealth says whether the database answers. The 503 of one that does not is the
+// store's.
+func (s *server) getHealth(*exchange, nothing) (h health, err error) {
+	err = s.store.row("select 'ok'", nil, &h.Status)
+	return h, err
+}
+
+// deadlineDialer makes connections whose every read and write ends in time. Without
+// it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
+type deadlineDialer struct{}
+
+func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
+	return d.DialTimeout(network, address, dbTimeout)
+}
+
+// DialTimeout is what lib/pq calls where DATABASE_URL has a connect_timeout.
+func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) (net.Conn, error) {
+	conn, err := net.DialTimeout(network, address, min(limit, dbTimeout))
+	return deadlineConn{conn}, err
 }
 
 type deadlineConn struct{ net.Conn }
