@@ -4,6 +4,7 @@ package main
 // under the file's id, everything else about them in the table files.
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"database/sql"
@@ -133,21 +134,11 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 			io.CopyN(io.Discard, x.r.Body, s.cfg.maxUploadBytes)
 		}
 	}()
-	form, body, err := s.openForm(x)
+	form, err := s.openForm(x)
 	if err != nil {
 		return f, err
 	}
-	part, err := form.NextRawPart()
-	if err != nil {
-		return f, formError(err)
-	}
-	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
-	sent := disposition["filename"]
-	f.Name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
-	if part.FormName() != "file" || !isFileName(f.Name) {
-		return f, invalid(fieldError{"file", "must be the form's only part, named by 1 to 255 bytes of printable UTF-8"})
-	}
-	f.FileID = newUUID()
+	f.FileID, f.Name = newUUID(), form.name
 	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
 	temporary := f.FileID + tempSuffix
 	var out *os.File
@@ -159,7 +150,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 			out, err = s.files.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 			return err
 		}),
-		step("write", func() error { return s.receive(&f, out, form, part, body) }),
+		step("write", func() (err error) { f.ContentType, f.Size, err = form.receive(out); return err }),
 		step("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
 		step("link", func() error { return s.files.Link(temporary, f.FileID) }),
 		step("sync folder", s.folder.Sync), // the new name shall last a power cut, too
@@ -181,79 +172,84 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	return f, nil
 }
 
-// openForm checks the headers of an upload before a byte of it is read.
-func (s *server) openForm(x *exchange) (*multipart.Reader, *uploadBody, error) {
-	mediaType, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
-	if err != nil || mediaType != "multipart/form-data" || x.r.Header.Get("Content-Encoding") != "" {
-		return nil, nil, errMediaType
-	}
-	if params["boundary"] == "" {
-		return nil, nil, invalid(fieldError{"body", "must name its boundary in the Content-Type"})
-	}
-	limit := s.cfg.maxUploadBytes + maxFormBytes
-	if x.r.ContentLength > limit {
-		return nil, nil, errTooLarge
-	}
-	body := &uploadBody{Reader: http.MaxBytesReader(x.ResponseWriter, x.r.Body, limit),
-		connection: http.NewResponseController(x), started: time.Now()}
-	return multipart.NewReader(body, params["boundary"]), body, nil
-}
-
-// receive writes the part to out, finds its type and size, and sees to it that
-// nothing follows.
-func (s *server) receive(f *file, out *os.File, form *multipart.Reader, part *multipart.Part, body *uploadBody) error {
-	head := make([]byte, sniffLength)
-	n, err := io.ReadFull(part, head)
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return formError(err)
-	}
-	f.ContentType = contentType(head[:n])
-	whole := io.MultiReader(bytes.NewReader(head[:n]), part)
-	if f.Size, err = io.Copy(out, io.LimitReader(whole, s.cfg.maxUploadBytes+1)); err != nil {
-		return formError(err)
-	}
-	if f.Size > s.cfg.maxUploadBytes {
-		return errTooLarge
-	}
-	if _, err := form.NextRawPart(); err == nil {
-		return invalid(fieldError{"file", "must be the form's only part"})
-	} else if err != io.EOF {
-		return formError(err)
-	}
-	if body.received-f.Size > maxFormBytes {
-		return errTooLarge
-	}
-	return nil
-}
-
-// formError tells a fault of the disk from one of the form.
-func formError(err error) error {
-	if _, disk := errors.AsType[*fs.PathError](err); disk {
-		return err
-	}
-	return bodyProblem(err)
-}
-
-// uploadBody gives an upload as long as it keeps its pace, and the answer after it
-// the time that every answer has.
-type uploadBody struct {
-	io.Reader
+// uploadForm is the form that a file comes in. It gives the upload as long as it
+// keeps its pace, and the answer after it the time that every answer has.
+type uploadForm struct {
+	body       io.Reader
 	connection *http.ResponseController
 	started    time.Time
-	received   int64
+	parts      *multipart.Reader
+	file       *multipart.Part
+	name       string // of the file
+
+	received, maxFile int64 // bytes: of the body so far, of the file at most
 }
 
-func (b *uploadBody) Read(p []byte) (int, error) {
-	deadline := b.started.Add(transferTime(b.received))
-	b.connection.SetReadDeadline(deadline)
-	b.connection.SetWriteDeadline(deadline.Add(answerTimeout))
-	n, err := b.Reader.Read(p)
-	b.received += int64(n)
+// openForm checks the headers of an upload before a byte of it is read, then those
+// of its file.
+func (s *server) openForm(x *exchange) (*uploadForm, error) {
+	mediaType, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
+	limit := s.cfg.maxUploadBytes + maxFormBytes
+	switch {
+	case err != nil || mediaType != "multipart/form-data" || x.r.Header.Get("Content-Encoding") != "":
+		return nil, errMediaType
+	case params["boundary"] == "":
+		return nil, invalid(fieldError{"body", "must name its boundary in the Content-Type"})
+	case x.r.ContentLength > limit:
+		return nil, errTooLarge
+	}
+	f := &uploadForm{body: http.MaxBytesReader(x.ResponseWriter, x.r.Body, limit),
+		connection: http.NewResponseController(x), started: time.Now(), maxFile: s.cfg.maxUploadBytes}
+	f.parts = multipart.NewReader(f, params["boundary"])
+	if f.file, err = f.parts.NextRawPart(); err != nil {
+		return nil, bodyProblem(err)
+	}
+	_, disposition, _ := mime.ParseMediaType(f.file.Header.Get("Content-Disposition"))
+	sent := disposition["filename"]
+	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
+	if f.file.FormName() != "file" || !isFileName(f.name) {
+		return nil, invalid(fieldError{"file", "must be the form's only part, named by 1 to 255 bytes of printable UTF-8"})
+	}
+	return f, nil
+}
+
+// Read is what the multipart reader reads the body by.
+func (f *uploadForm) Read(p []byte) (int, error) {
+	deadline := f.started.Add(transferTime(f.received))
+	f.connection.SetReadDeadline(deadline)
+	f.connection.SetWriteDeadline(deadline.Add(answerTimeout))
+	n, err := f.body.Read(p)
+	f.received += int64(n)
 	return n, err
 }
 
 func transferTime(bytes int64) time.Duration {
 	return transferStart + time.Duration(bytes/transferPace)*time.Second
+}
+
+// receive writes the file to out, finds its type and size, and sees to it that
+// nothing follows.
+func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error) {
+	file := bufio.NewReader(io.LimitReader(f.file, f.maxFile+1))
+	head, err := file.Peek(sniffLength)
+	if kind = contentType(head); err == nil || err == io.EOF {
+		size, err = file.WriteTo(out)
+	}
+	if err != nil {
+		return kind, size, bodyProblem(err)
+	}
+	if size > f.maxFile {
+		return kind, size, errTooLarge
+	}
+	switch _, err = f.parts.NextRawPart(); {
+	case err == nil:
+		return kind, size, invalid(fieldError{"file", "must be the form's only part"})
+	case err != io.EOF:
+		return kind, size, bodyProblem(err)
+	case f.received-size > maxFormBytes:
+		return kind, size, errTooLarge
+	}
+	return kind, size, nil
 }
 
 // contentType is the server's own finding, whatever the client said. Text with a

@@ -616,16 +616,17 @@ func (d *apiDocument) problemResponses(possible []string) (responses object) {
 		case 429, 503:
 			headers = append(headers, "Retry-After", ref("headers", "Retry-After"))
 		}
-		name := strconv.Itoa(status)
+		var name strings.Builder
+		name.WriteString(strconv.Itoa(status))
 		for _, code := range byStatus[status] {
-			name += "." + code.(string)
+			name.WriteString("." + code.(string))
 		}
-		d.problems[name] = object{"description", strings.TrimSpace(texts[status]), "headers", headers,
+		d.problems[name.String()] = object{"description", strings.TrimSpace(texts[status]), "headers", headers,
 			"content", object{"application/problem+json", object{"schema", object{"allOf", []object{
 				ref("schemas", "Problem"),
 				{"properties", object{"code", object{"enum", []any(byStatus[status])}}},
 			}}}}}
-		responses = append(responses, strconv.Itoa(status), ref("responses", name))
+		responses = append(responses, strconv.Itoa(status), ref("responses", name.String()))
 	}
 	return responses
 }

@@ -23,9 +23,10 @@ const (
 // period after it was spent. So in no stretch as long as the period do more than
 // burst requests pass, wherever the stretch begins.
 //
-// Memory: a key costs about 60 bytes and 8 for each token it has spent lately. The
-// keys themselves are not kept, only their hashes; should two collide (2^-64), they
-// share a bucket. The shards keep the longest pause of a full limiter short.
+// Memory: a key costs about 90 bytes, and 8 to 16 for each token it has spent lately
+// (BenchmarkLimiterMemory). The keys themselves are not kept, only their hashes;
+// should two collide (2^-64), they share a bucket. The shards keep the longest pause of
+// a full limiter short.
 type limiter struct {
 	burst  int
 	period time.Duration
@@ -42,11 +43,7 @@ type limiterShard struct {
 }
 
 func newLimiter(burst int, period time.Duration, what string) *limiter {
-	l := &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now()}
-	for i := range l.shards {
-		l.shards[i].spent = map[uint64][]time.Duration{}
-	}
-	return l
+	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now()}
 }
 
 // String is the limit in words: "5 per 15m by e-mail and address".
@@ -62,19 +59,24 @@ func (l *limiter) take(key string) error {
 	defer shard.mu.Unlock()
 
 	now := time.Since(l.start)
+	if shard.spent == nil {
+		shard.spent = map[uint64][]time.Duration{}
+	}
 	if now-shard.swept >= l.period {
-		maps.DeleteFunc(shard.spent, func(_ uint64, spent []time.Duration) bool { return len(l.out(spent, now)) == 0 })
+		maps.DeleteFunc(shard.spent, func(_ uint64, old []time.Duration) bool { return len(l.out(old, now)) == 0 })
 		shard.swept = now
 	}
 	spent, known := shard.spent[hash]
 	spent = append(spent[:0], l.out(spent, now)...)
-	if len(spent) == l.burst {
-		return l.refusal(spent[0] + l.period - now)
+	var wait time.Duration
+	switch {
+	case len(spent) == l.burst:
+		wait = spent[0] + l.period - now
+	case !known && len(shard.spent) == keysPerShard:
+		wait = l.makeRoom(shard, now)
 	}
-	if !known && len(shard.spent) == keysPerShard {
-		if wait := l.makeRoom(shard, now); wait > 0 {
-			return l.refusal(wait)
-		}
+	if wait > 0 {
+		return &problem{Status: 429, Code: "rate_limited", Detail: "Over the limit of " + l.String() + ".", retryAfter: wait}
 	}
 	shard.spent[hash] = append(spent, now)
 	return nil
@@ -109,12 +111,6 @@ func (l *limiter) makeRoom(shard *limiterShard, now time.Duration) (wait time.Du
 	}
 	delete(shard.spent, victim)
 	return 0
-}
-
-func (l *limiter) refusal(wait time.Duration) error {
-	p := newProblem(429, "rate_limited", "Over the limit of "+l.String()+".")
-	p.retryAfter = wait
-	return p
 }
 
 // addressLimit is the limit of step 4 that counts a request.

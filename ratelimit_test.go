@@ -128,7 +128,7 @@ func TestRetryAfterIsTrue(t *testing.T) {
 			if again := refusedFor(t, l, "key"); again != 1 {
 				t.Fatalf("1 ns before its time: wait %v", again)
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			if again := refusedFor(t, l, "key"); again != 0 {
 				t.Fatalf("refused for another %v", again)
 			}

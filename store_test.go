@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
 )
 
 // dbWait is how long any request may take whatever the database does: generous, yet
@@ -160,7 +161,7 @@ func TestReachable(t *testing.T) {
 		p, ok := errors.AsType[*problem](err)
 		return ok && p.Status == 503 && p.retryAfter > 0
 	}
-	for code, want := range map[pq.ErrorCode]bool{
+	for code, want := range map[pqerror.Code]bool{
 		"08006": true, // connection failure
 		"25006": true, // read only: a standby
 		"53100": true, // disk full
