@@ -107,8 +107,8 @@ var codeRule = rule{name: "code", required: true,
 
 func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text(codeRule)} }
 
-// limitKey leaves the address out: 40 addresses together have no more guesses than
-// one (ASVS 6.6.3). The price: a stranger can lock an address for 15 minutes.
+// limitKey leaves the client out: 40 clients together have no more guesses than one
+// (ASVS 6.6.3). The price: a stranger can lock an e-mail address for 15 minutes.
 func (in codeProof) limitKey(*exchange) string { return in.email }
 
 // sessionView is what a page needs to know after sign-in or a reload.
@@ -148,7 +148,8 @@ func (s *server) validateCode(x *exchange, in codeProof) (v sessionView, err err
 	if err != nil {
 		return v, err
 	}
-	x.log.Info("signed in", "userId", u.UserID)
+	x.log = x.log.With("userId", u.UserID)
+	x.log.Info("signed in")
 	s.setCookie(x, token, int(sessionLife.Seconds()))
 	return s.getSession(x, nothing{})
 }
@@ -304,12 +305,12 @@ func (s *server) logout(x *exchange, _ nothing) (nothing, error) {
 // userCommands are the statements behind the commands "user …"; their parameters are
 // what the command line has besides the words here, in that order.
 var userCommands = map[string]string{
-	"add":      "insert into users (email) values ($1) on conflict do nothing returning user_id",
-	"add-role": "insert into users (permission, email) values ($1, $2) on conflict do nothing returning user_id",
-	"role":     "update users set permission = $2" + ofEmail,
-	"suspend":  "update users set suspended = true" + ofEmail,
-	"activate": "update users set suspended = false" + ofEmail,
-	"signout":  "update users set signed_out_at = clock_timestamp()" + ofEmail,
+	"add":       "insert into users (email) values ($1) on conflict do nothing returning user_id",
+	"add -role": "insert into users (permission, email) values ($1, $2) on conflict do nothing returning user_id",
+	"role":      "update users set permission = $2" + ofEmail,
+	"suspend":   "update users set suspended = true" + ofEmail,
+	"activate":  "update users set suspended = false" + ofEmail,
+	"signout":   "update users set signed_out_at = clock_timestamp()" + ofEmail,
 }
 
 const ofEmail = ` where lower(email) = lower($1 collate "C") returning user_id`
@@ -320,7 +321,7 @@ func changeUser(args []string, getenv func(string) string) error {
 	name, parameters := "", []any{}
 	for i, arg := range args {
 		if i == 0 || i == 1 && arg == "-role" {
-			name += arg
+			name = strings.TrimSpace(name + " " + arg)
 		} else {
 			parameters = append(parameters, arg)
 		}

@@ -26,10 +26,11 @@ import (
 )
 
 const (
-	maxFormBytes  = 64 << 10    // of a multipart form besides the file in it
-	transferStart = time.Minute // an upload or download may take this long, and
-	transferPace  = 16 << 10    // a second more for each so many bytes
-	sniffLength   = 512         // bytes that http.DetectContentType looks at
+	maxFormBytes  = 64 << 10        // of a multipart form besides the file in it
+	transferStart = time.Minute     // an upload or download may take this long, and
+	transferPace  = 16 << 10        // a second more for each so many bytes
+	refusedTime   = 5 * time.Second // for the rest of an upload that is refused already
+	sniffLength   = 512             // bytes that http.DetectContentType looks at
 	tempSuffix    = ".tmp"
 )
 
@@ -76,9 +77,9 @@ func (s *server) openFiles() error {
 	)
 }
 
-// sweepFiles finishes or removes what a killed server left. Only an upload that did
-// not get to its end has a temporary name still; other files are never touched, not
-// even when the database is another one and knows none of them.
+// sweepFiles takes back the uploads that a killed server left, but for those whose
+// row is there: they only lose their temporary name. Files without such a name are
+// never touched, not even when the database is another one and knows none of them.
 func (s *server) sweepFiles() error {
 	for {
 		names, err := s.folder.Readdirnames(1000)
@@ -90,7 +91,7 @@ func (s *server) sweepFiles() error {
 			if !temporary || !isUUID(id) {
 				continue
 			}
-			if err := s.takeBack(id, false); err != nil {
+			if err := s.takeBack(id, findFile); err != nil {
 				return err
 			}
 			s.log.Info("swept", "fileId", id)
@@ -98,16 +99,16 @@ func (s *server) sweepFiles() error {
 	}
 }
 
-// takeBack undoes an upload that failed, unless its row is there: the row may have
-// been written although its step failed. The temporary name goes last, so that the
-// sweep of the next start finds what could not be undone now.
-func (s *server) takeBack(fileID string, removeRow bool) error {
-	statement := "select file_id from files where file_id = $1"
-	if removeRow {
-		statement = "delete from files where file_id = $1 returning file_id"
+// takeBack undoes an upload that did not get to its end, unless its row is there once
+// the statement is done: a row may have been written although its step failed. No
+// statement: the row was never tried. The temporary name goes last, so that the sweep
+// of the next start finds what can't be undone now.
+func (s *server) takeBack(fileID, statement string) error {
+	err := sql.ErrNoRows
+	if statement != "" {
+		err = s.store.row(statement, []any{fileID}, new(string))
 	}
-	err := s.store.row(statement, []any{fileID}, new(string))
-	if errors.Is(err, sql.ErrNoRows) || err == nil && removeRow {
+	if errors.Is(err, sql.ErrNoRows) || err == nil && statement == deleteFile {
 		err = ignore(s.files.Remove(fileID), fs.ErrNotExist)
 	}
 	if err != nil {
@@ -115,6 +116,11 @@ func (s *server) takeBack(fileID string, removeRow bool) error {
 	}
 	return ignore(s.files.Remove(fileID+tempSuffix), fs.ErrNotExist)
 }
+
+const (
+	findFile   = "select file_id from files where file_id = $1"
+	deleteFile = "delete from files where file_id = $1 returning file_id"
+)
 
 func ignore(err, expected error) error {
 	if errors.Is(err, expected) {
@@ -131,6 +137,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	defer func() {
 		// A connection that is closed over bytes still on their way loses the answer.
 		if err != nil && x.r.Header.Get("Expect") == "" {
+			http.NewResponseController(x).SetReadDeadline(time.Now().Add(refusedTime))
 			io.CopyN(io.Discard, x.r.Body, s.cfg.maxUploadBytes)
 		}
 	}()
@@ -142,6 +149,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
 	temporary := f.FileID + tempSuffix
 	var out *os.File
+	undo := ""
 	step := func(name string, run func() error) func() error {
 		return func() error { return s.uploadStep(name, run) }
 	}
@@ -155,6 +163,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 		step("link", func() error { return s.files.Link(temporary, f.FileID) }),
 		step("sync folder", s.folder.Sync), // the new name shall last a power cut, too
 		step("row", func() error {
+			undo = deleteFile
 			return s.store.row(`insert into files (file_id, user_id, name, content_type, size)
 				values ($1, $2, $3, $4, $5) returning created_at`,
 				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
@@ -162,7 +171,7 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	)
 	if err != nil {
 		out.Close() // a nil or closed one says so, no more
-		if left := s.takeBack(f.FileID, true); left != nil {
+		if left := s.takeBack(f.FileID, undo); left != nil {
 			x.log.Warn("failed upload left for the next sweep", "fileId", f.FileID, "error", left)
 		}
 		return f, err
@@ -182,16 +191,17 @@ type uploadForm struct {
 	file       *multipart.Part
 	name       string // of the file
 
-	received, maxFile int64 // bytes: of the body so far, of the file at most
+	// Bytes: of the body so far; of the file at most; of the body what may be the file's.
+	received, maxFile, inFile int64
 }
 
 // openForm checks the headers of an upload before a byte of it is read, then those
 // of its file.
 func (s *server) openForm(x *exchange) (*uploadForm, error) {
-	mediaType, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
+	kind, params := mediaType(x.r.Header)
 	limit := s.cfg.maxUploadBytes + maxFormBytes
 	switch {
-	case err != nil || mediaType != "multipart/form-data" || x.r.Header.Get("Content-Encoding") != "":
+	case kind != "multipart/form-data":
 		return nil, errMediaType
 	case params["boundary"] == "":
 		return nil, invalid(fieldError{"body", "must name its boundary in the Content-Type"})
@@ -201,9 +211,11 @@ func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	f := &uploadForm{body: http.MaxBytesReader(x.ResponseWriter, x.r.Body, limit),
 		connection: http.NewResponseController(x), started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f.parts = multipart.NewReader(f, params["boundary"])
+	var err error
 	if f.file, err = f.parts.NextRawPart(); err != nil {
 		return nil, bodyProblem(err)
 	}
+	f.inFile = f.maxFile
 	_, disposition, _ := mime.ParseMediaType(f.file.Header.Get("Content-Disposition"))
 	sent := disposition["filename"]
 	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
@@ -213,8 +225,12 @@ func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	return f, nil
 }
 
-// Read is what the multipart reader reads the body by.
+// Read is what the multipart reader reads the body by. That reader would hold 10 MB of
+// a part's headers in memory.
 func (f *uploadForm) Read(p []byte) (int, error) {
+	if f.received-f.inFile > maxFormBytes {
+		return 0, errTooLarge
+	}
 	deadline := f.started.Add(transferTime(f.received))
 	f.connection.SetReadDeadline(deadline)
 	f.connection.SetWriteDeadline(deadline.Add(answerTimeout))
@@ -241,12 +257,17 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 	if size > f.maxFile {
 		return kind, size, errTooLarge
 	}
-	switch _, err = f.parts.NextRawPart(); {
-	case err == nil:
+	f.inFile = size
+	if _, err = f.parts.NextRawPart(); err == nil {
 		return kind, size, invalid(fieldError{"file", "must be the form's only part"})
-	case err != io.EOF:
+	}
+	if err == io.EOF { // of the form; the body may go on
+		_, err = io.Copy(io.Discard, f)
+	}
+	if err != nil {
 		return kind, size, bodyProblem(err)
-	case f.received-size > maxFormBytes:
+	}
+	if f.received-size > maxFormBytes {
 		return kind, size, errTooLarge
 	}
 	return kind, size, nil
@@ -286,7 +307,11 @@ type fileContent struct {
 // check holds the bytes on disk against the row.
 func (c fileContent) check() bool {
 	info, err := c.content.Stat()
-	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.check()
+	whole := err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.check()
+	if !whole {
+		c.content.Close()
+	}
+	return whole
 }
 
 // getFile finds the file by id and name. Any signed-in user may read a file whose

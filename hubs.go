@@ -136,7 +136,7 @@ const hubsPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 // on a walk in the list's order; what few contain is gathered by the index of the
 // names' pieces, then sorted. Both find the same; PostgreSQL runs only the one.
 const hubsByName = `with asked as materialized (
-	select lower($3 collate "und-x-icu") collate "C" as name
+	select translate(lower($3 collate "und-x-icu"), 'ς', 'σ') collate "C" as name
 ), frequent as materialized (
 	select count(*) > 1 and 16 * count(*) * count(*) >= $1::bigint + $2::bigint as yes from (
 		select from (select name_lower from hubs order by hub_id limit 1000) thousand

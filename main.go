@@ -9,7 +9,8 @@
 //   - Whatever is unknown, unreachable or out of its contract ends in a refusal.
 //   - Errors have one format and one place that writes them; what failed inside is
 //     logged once, under the request's id, and never shown.
-//   - No secret, code, token or whole e-mail address gets into a log or a URL.
+//   - No secret, code, token or whole e-mail address gets into a log or a URL. (Locally,
+//     without a mail server, the codes are printed between the lines of the log.)
 //
 // Read in this order: main.go (configuration, routes, pipeline, start and stop),
 // middleware.go (errors, contract, the steps), auth.go (sign-in as the user lives
@@ -66,7 +67,7 @@ type config struct {
 	allowedOrigins           []string // local and staging
 	allowedOriginDomain      string   // production
 	trustedProxies           []netip.Prefix
-	smtpURL                  *url.URL // nil in the local environment: codes are printed
+	smtpURL                  *url.URL // nil, in the local environment only: codes are printed
 	mailFrom                 *mail.Address
 	maxUploadBytes           int64
 }
@@ -97,10 +98,10 @@ func loadConfig(getenv func(string) string) (config, error) {
 	cfg := config{env: env, addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"), databaseURL: getenv("DATABASE_URL"),
 		cookieName: prefix + "_auth_" + env, cookieDomain: getenv("COOKIE_DOMAIN"),
 		allowedOrigins:      list(cmp.Or(getenv("ALLOWED_ORIGINS"), origins)),
-		allowedOriginDomain: getenv("ALLOWED_ORIGIN_DOMAIN"), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files")}
+		allowedOriginDomain: strings.ToLower(getenv("ALLOWED_ORIGIN_DOMAIN")), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files")}
 
 	check(isLocal || isProduction || env == envStaging, "APP_ENV: must be local, staging or production")
-	_, _, err := net.SplitHostPort(cfg.addr)
+	_, err := net.ResolveTCPAddr("tcp", cfg.addr)
 	check(err == nil, "ADDR: must be host:port")
 	_, err = newConnector(cfg.databaseURL, nil)
 	errs = append(errs, err)
@@ -178,9 +179,9 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codes: oneTimeCodes{byEmail: map[string]oneTimeCode{}},
 
 		codeJobs:    make(chan codeJob, mailQueue),
-		globalLimit: newLimiter(100, 10*time.Second, "by address"),
-		fileLimit:   newLimiter(500, time.Second, "by address"),
-		codeLimit:   newLimiter(5, 15*time.Minute, "by e-mail and address"),
+		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
+		fileLimit:   newLimiter(500, time.Second, "by client address"),
+		codeLimit:   newLimiter(5, 15*time.Minute, "by e-mail and client address"),
 		proofLimit:  newLimiter(10, 15*time.Minute, "by e-mail"),
 		uploadStep:  func(_ string, run func() error) error { return run() },
 	}
@@ -298,8 +299,9 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	time.Sleep(drainTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	if err := web.Shutdown(ctx); err != nil {
-		return errors.Join(fmt.Errorf("requests were cut off: %w", err), web.Close())
+	cut := web.Shutdown(ctx)
+	if cut != nil {
+		cut = errors.Join(fmt.Errorf("requests were cut off: %w", cut), web.Close())
 	}
 	close(s.codeJobs)
 	defer time.AfterFunc(stopTimeout, func() {
@@ -308,7 +310,7 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	}).Stop()
 	s.mailing.Wait()
 	s.log.Info("stopped")
-	return nil
+	return cut
 }
 
 const errUsage = configError(`usage: hubs [command]

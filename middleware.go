@@ -100,6 +100,9 @@ func toProblem(err error) *problem {
 
 // bodyProblem is the answer to a body that could not be read to its end, or stored.
 func bodyProblem(err error) error {
+	if p, ok := errors.AsType[*problem](err); ok {
+		return p
+	}
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return errTooLarge
 	}
@@ -118,7 +121,7 @@ type exchange struct {
 	log                 *slog.Logger // from step 3 on with the request's id and client, then with its user
 	id                  string       // step 3: the request id, in the log and in every error
 	client              netip.Addr   // step 3: the client's address
-	user                *user        // step 6, where the endpoint asks for a session: loaded once, else nil
+	user                *user        // step 6: loaded once, where the route asks for a session or begins one
 	sessionEnds         time.Time    // with user: when the token expires
 	status              int          // as sent; 0: nothing is sent yet
 	bytes               int64        // of the body, as sent
@@ -227,9 +230,8 @@ const (
 // readJSON reads a body of one flat JSON object of texts. encoding/json by itself
 // would let duplicates, other case, trailing data and broken Unicode pass.
 func readJSON(x *exchange) (*fields, error) {
-	mediaType, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
-	charset := strings.ToLower(cmp.Or(params["charset"], "utf-8"))
-	if err != nil || mediaType != "application/json" || charset != "utf-8" || x.r.Header.Get("Content-Encoding") != "" {
+	kind, params := mediaType(x.r.Header)
+	if charset := strings.ToLower(cmp.Or(params["charset"], "utf-8")); kind != "application/json" || charset != "utf-8" {
 		return nil, errMediaType
 	}
 	http.NewResponseController(x).SetReadDeadline(time.Now().Add(jsonBodyTimeout))
@@ -253,6 +255,15 @@ func readJSON(x *exchange) (*fields, error) {
 		f.values.Add(name.(string), text)
 	}
 	return f, nil
+}
+
+// mediaType is what the one Content-Type line of a body without Content-Encoding says.
+func mediaType(h http.Header) (kind string, params map[string]string) {
+	kind, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil || len(h["Content-Type"]) > 1 || h["Content-Encoding"] != nil {
+		return "", nil
+	}
+	return kind, params
 }
 
 // readQuery reads the query string: each parameter once, whole escapes, no ";".
@@ -335,7 +346,7 @@ func (r rule) fault(value string) string {
 // check is the 400 that names every wrong field, the unknown ones included.
 func (f *fields) check() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
-		f.refuse(cmp.Or(name, "body"), "is not known here")
+		f.refuse(cmp.Or(name, "input"), "is not known here")
 	}
 	if f.errors != nil {
 		return invalid(f.errors...)
@@ -489,7 +500,8 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 			if s.cfg.env == envLocal {
 				return
 			}
-			line := []any{"method", r.Method, "path", r.URL.Path, "query", r.URL.RawQuery,
+			query, _ := url.PathUnescape(r.URL.RawQuery) // escapes could hide what has to be masked
+			line := []any{"method", r.Method, "path", r.URL.Path, "query", cmp.Or(query, r.URL.RawQuery),
 				"status", x.status, "bytes", x.bytes, "duration", time.Since(started)}
 			for _, name := range loggedHeaders {
 				if value := r.Header.Get(name); value != "" {
@@ -518,7 +530,7 @@ var loggedHeaders = []string{"User-Agent", "Content-Type", "Origin", "Cookie", "
 // e-mail address.
 var (
 	secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]*@|` +
-		`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|\b[0-9]{6}\b`)
+		`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])`)
 	emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(?:@|%(?:25)*40)")
 )
 
@@ -526,7 +538,7 @@ var (
 // server makes itself are left as they are.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	switch a.Key {
-	case slog.TimeKey, slog.LevelKey, slog.MessageKey, "requestId", "userId", "client", "method", "duration":
+	case slog.TimeKey, slog.LevelKey, slog.MessageKey, "requestId", "userId", "client", "duration":
 	case "cookie", "authorization":
 		a.Value = slog.StringValue("***")
 	default:

@@ -1143,3 +1143,26 @@ func encodeQuery(q hubQuery) string {
 	}
 	return values.Encode()
 }
+
+// G2: neither escapes nor neighbours hide a code or a token from the mask, and a token
+// for a method is masked, too.
+func TestEscapesHideNothingFromTheMask(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, stagingEnv(newMailServer(t, mailOptions{host: "0.0.0.0"})))
+	token := "eyJhbGciOiJIUzI1NiJ9.eyJlbWFpbCI6ImEifQ.c2lnbmF0dXJl"
+	mark := s.log.mark()
+	for i, path := range []string{
+		"/x?x=%22code%22%3A%22510764%22", "/x?a=code%3D510764", "/x?c=%35%31%30%37%36%34", "/x?co%64e=51076%34",
+		"/otp_510764", "/x?ts=_510764", "/x?otp=510764x", "/x?t=" + strings.ReplaceAll(token, ".", "%2E"), "/x?" + token,
+	} {
+		s.raw(t, fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nX-Request-Id: mask%d\r\nConnection: close\r\n\r\n", path, i))
+		line := s.log.waitAfter(t, mark, fmt.Sprintf(`"requestId":"mask%d"`, i), `"msg":"request"`)
+		if strings.Contains(line, "510764") || strings.Contains(line, "eyJ") || strings.Contains(line, "%35%31") {
+			t.Errorf("%s: %s", path, line)
+		}
+	}
+	s.raw(t, token+" /x HTTP/1.1\r\nHost: x\r\nX-Request-Id: maskmethod\r\nConnection: close\r\n\r\n")
+	if line := s.log.waitAfter(t, mark, "maskmethod", `"msg":"request"`); strings.Contains(line, "eyJ") {
+		t.Error(line)
+	}
+}

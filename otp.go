@@ -105,7 +105,7 @@ func (s *server) startMail() {
 }
 
 // sendCode looks the address up, and makes and mails a code where it is an active
-// user's. It runs after the answer, so that nobody can tell which case was met.
+// user's. It runs apart from the answer, so that nobody can tell which case was met.
 func (s *server) sendCode(job codeJob) {
 	log, code, fresh := job.log.With("email", job.email), "", false
 	u, err := s.loadUser(byEmail, job.email)

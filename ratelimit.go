@@ -46,7 +46,7 @@ func newLimiter(burst int, period time.Duration, what string) *limiter {
 	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now()}
 }
 
-// String is the limit in words: "5 per 15m by e-mail and address".
+// String is the limit in words: "5 per 15m by e-mail and client address".
 func (l *limiter) String() string {
 	return fmt.Sprintf("%d per %s %s", l.burst, strings.Replace(l.period.String(), "m0s", "m", 1), l.what)
 }

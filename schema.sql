@@ -44,8 +44,9 @@ create table if not exists hubs (
     hub_id      uuid not null default gen_random_uuid(),
     name        text collate "C" not null check (char_length(name) between 1 and 100),
     -- What filters[name] is compared with. By ICU, since lower() in collation C knows
-    -- ASCII only; stored, since that takes 4 us a name.
-    name_lower  text collate "C" not null generated always as (lower(name collate "und-x-icu")) stored,
+    -- ASCII only; a final sigma is a sigma; stored, since that takes 4 us a name.
+    name_lower  text collate "C" not null generated always as
+                (translate(lower(name collate "und-x-icu"), 'ς', 'σ')) stored,
     description text not null default '' check (char_length(description) <= 2000),
     status      text not null default 'active' check (status in ('active', 'archived')),
     created_at  timestamptz not null default now(),

@@ -120,10 +120,12 @@ func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) erro
 		return reachable(err)
 	}
 	defer rows.Close()
-	for err == nil && rows.Next() {
-		err = scan(rows)
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			return err // a bug, and no matter of reach
+		}
 	}
-	return reachable(cmp.Or(err, rows.Err()))
+	return reachable(rows.Err())
 }
 
 // reachable tells a database out of reach from a faulty statement. PostgreSQL's
@@ -134,6 +136,9 @@ func reachable(err error) error {
 		return err
 	}
 	if refused, ok := errors.AsType[*pq.Error](err); ok {
+		if refused.Code == "23503" { // foreign key: the user was deleted meanwhile
+			return errUnauthenticated
+		}
 		switch refused.Code.Class() {
 		case "08", "25", "53", "57", "58":
 		default:

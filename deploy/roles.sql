@@ -5,7 +5,7 @@
 --
 -- Two roles. hubs_owner owns the database and its tables; `hubs migrate` and
 -- `hubs user …` connect as it. hubs_server is what `hubs serve` connects as: no DDL, and
--- no right to write users, so that not even a hole in the server makes an
+-- no right to write users, so that not even an SQL injection makes an
 -- administrator, wakes a suspended account or brings an ended session back.
 -- Neither gets a password here: set one with \password, or use certificates.
 begin;
