@@ -1,0 +1,571 @@
+//go:build linux
+
+package main
+
+// ./dev.sh bench: what a request costs, beside what net/http and PostgreSQL alone
+// cost on the same machine in the same minute. The figures that last are the ratios.
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/textproto"
+	"net/url"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+	"time"
+)
+
+const (
+	benchRounds      = 3
+	benchTime        = 3 * time.Second // of each load in each round
+	benchConnections = 32
+	benchHubs        = 100_000
+	benchUsers       = 10_000
+)
+
+// In a process of its own the test binary is the bare handler: net/http and a body
+// of the size in the path.
+func init() {
+	addr := os.Getenv("BENCH_BARE_ADDR")
+	if addr == "" {
+		return
+	}
+	body := bytes.Repeat([]byte("x"), 1<<20)
+	panic(http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		size, _ := strconv.Atoi(r.URL.Path[1:])
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(body[:size])
+	})))
+}
+
+// A benchLoad is a row of the table: what is run, and what came of it in each round.
+type benchLoad struct {
+	name   string
+	run    func(time.Duration) benchRun
+	bare   *benchLoad // of the same size
+	rounds []benchRun
+}
+
+type benchRun struct {
+	requests         float64
+	took             time.Duration
+	p50, p99         time.Duration
+	server, postgres time.Duration // CPU time
+}
+
+// median of a figure over the rounds.
+func (l *benchLoad) median(figure func(benchRun) float64) float64 {
+	var figures []float64
+	for _, r := range l.rounds {
+		figures = append(figures, figure(r))
+	}
+	slices.Sort(figures)
+	return figures[len(figures)/2]
+}
+
+func (l *benchLoad) timesBare() float64 {
+	return l.median(benchRun.serverCPU) / l.bare.median(benchRun.serverCPU)
+}
+
+// CPU time of a request in microseconds.
+func (r benchRun) serverCPU() float64   { return r.server.Seconds() * 1e6 / r.requests }
+func (r benchRun) postgresCPU() float64 { return r.postgres.Seconds() * 1e6 / r.requests }
+
+// BenchmarkServer runs once, whatever b.N, and writes bench.txt.
+func BenchmarkServer(b *testing.B) {
+	binary := os.Getenv("BENCH_BINARY")
+	if binary == "" {
+		b.Skip("only by way of ./dev.sh bench")
+	}
+	pg, err := startShared()
+	if err != nil {
+		b.Fatal(err)
+	}
+	mail := newMailSink(b)
+	env := serverEnv(b, map[string]string{
+		"APP_ENV": "staging", "COOKIE_DOMAIN": "staging.example.com", "ADDR": freeAddress(b),
+		"SMTP_URL": mail.url, "MAIL_FROM": "signin@example.com",
+	})
+	fillHubs(b, env["DATABASE_URL"], benchHubs)
+	cookies := fillUsers(b, env)
+	log, err := os.Create(b.TempDir() + "/log")
+	if err != nil {
+		b.Fatal(err)
+	}
+
+	// Four starts to measure, the fifth to stay.
+	var server *exec.Cmd
+	starts := &benchLoad{}
+	for range 5 {
+		if server != nil {
+			server.Process.Signal(syscall.SIGTERM)
+			server.Wait()
+		}
+		started := time.Now()
+		server = startBench(b, log, env, binary, "serve")
+		awaitAnswer(b, "http://"+env["ADDR"]+"/healthz")
+		starts.rounds = append(starts.rounds, benchRun{took: time.Since(started)})
+	}
+	bareAddress := freeAddress(b)
+	bare := startBench(b, log, map[string]string{"BENCH_BARE_ADDR": bareAddress}, os.Args[0])
+	awaitAnswer(b, "http://"+bareAddress+"/1")
+	time.Sleep(time.Second)
+	idle := statusKB(b, server, "VmRSS")
+
+	harness := newTestServer(env) // for its clients
+	harness.addr, harness.base = env["ADDR"], "https://api."+env["COOKIE_DOMAIN"]
+	client := harness.client(b)
+	client.setToken(strings.SplitN(cookies[0], "=", 2)[1])
+	cookieFile := b.TempDir() + "/cookies"
+	if err := os.WriteFile(cookieFile, []byte(strings.Join(cookies, "\n")), 0o600); err != nil {
+		b.Fatal(err)
+	}
+
+	var loads []*benchLoad
+	wrk := func(name string, process *exec.Cmd, address, path string) *benchLoad {
+		l := &benchLoad{name: name, run: func(d time.Duration) benchRun {
+			return measured(b, process, pg, func(r *benchRun) { runWrk(b, r, d, cookieFile, "http://"+address+path) })
+		}}
+		loads = append(loads, l)
+		return l
+	}
+	pair := func(name, path string) *benchLoad {
+		size := len(client.do("GET", path, nil).want(b, 200).body)
+		beside := wrk(fmt.Sprintf("bare handler, %d bytes", size), bare, bareAddress, "/"+fmt.Sprint(size))
+		l := wrk(name, server, env["ADDR"], path)
+		l.bare = beside
+		return l
+	}
+	fileOf := func(size int) string {
+		return client.upload("a.bin", make([]byte, size)).want(b, 201).field(b, "path").(string)
+	}
+	session := pair("GET /auth/session", "/auth/session")
+	list := pair("GET /hubs", "/hubs")
+	filters := url.Values{"filters[name]": {someName}, "filters[status]": {"active"}}
+	pair("GET /hubs, name and status", "/hubs?"+filters.Encode())
+	pair("file of 10 kB", fileOf(10_000))
+	pair("file of 1 MB", fileOf(1_000_000))
+	signIn := &benchLoad{name: "sign-in: code, mail, session", run: func(d time.Duration) benchRun {
+		return measured(b, server, pg, func(r *benchRun) { runSignIns(b, r, d, harness, mail) })
+	}}
+	loads = append(loads, signIn)
+	pgbench := &benchLoad{name: "pgbench: both statements of GET /hubs", run: func(d time.Duration) benchRun {
+		return measured(b, nil, pg, func(r *benchRun) { runPgbench(b, r, d, env["DATABASE_URL"]) })
+	}}
+	loads = append(loads, pgbench)
+
+	for _, l := range loads {
+		l.run(time.Second) // warms up
+	}
+	for range benchRounds {
+		for _, l := range loads {
+			l.rounds = append(l.rounds, l.run(benchTime))
+		}
+	}
+	size, err := os.Stat(binary)
+	if err != nil {
+		b.Fatal(err)
+	}
+	report := benchReport(b, loads, []benchTarget{
+		{"server CPU of GET /hubs, times bare", list.timesBare(), 5.5},
+		{"server CPU of GET /auth/session, times bare", session.timesBare(), 2.8},
+		{"PostgreSQL's CPU of GET /hubs, times pgbench",
+			list.median(benchRun.postgresCPU) / pgbench.median(benchRun.postgresCPU), 1.15},
+		{"p99 of GET /hubs, times p50", list.median(func(r benchRun) float64 { return float64(r.p99) / float64(r.p50) }), 4},
+		{"memory idle, MB (VmRSS)", idle / 1000, 10},
+		{"memory under load, at most, MB (VmHWM)", statusKB(b, server, "VmHWM") / 1000, 32},
+		{"start to the first answer, ms", starts.median(func(r benchRun) float64 { return r.took.Seconds() * 1000 }), 40},
+		{"binary, MB (go build -trimpath -ldflags='-s -w')", float64(size.Size()) / 1e6, 9},
+	})
+	if err := os.WriteFile("bench.txt", report, 0o644); err != nil {
+		b.Fatal(err)
+	}
+}
+
+type benchTarget struct {
+	name        string
+	value, most float64
+}
+
+func benchReport(b *testing.B, loads []*benchLoad, targets []benchTarget) []byte {
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "%s: %s\nMedians of %d rounds of %v, %d connections; %d hubs, %d users; "+
+		"each request from an address of its own.\n\n",
+		time.Now().Format(time.DateOnly), machine(), benchRounds, benchTime, benchConnections, benchHubs, benchUsers)
+	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(table, "\trequests/s\tp50 ms\tp99 ms\tCPU us: server\tPostgreSQL\tserver, times bare\t\n")
+	for _, l := range loads {
+		ratio := "-"
+		if l.bare != nil {
+			ratio = fmt.Sprintf("%.2f", l.timesBare())
+		}
+		cell := func(format string, figure func(benchRun) float64) string {
+			if value := l.median(figure); value > 0 {
+				return fmt.Sprintf(format, value)
+			}
+			return "-" // not measured
+		}
+		fmt.Fprintln(table, strings.Join([]string{l.name,
+			cell("%.0f", func(r benchRun) float64 { return r.requests / r.took.Seconds() }),
+			cell("%.2f", func(r benchRun) float64 { return r.p50.Seconds() * 1000 }),
+			cell("%.2f", func(r benchRun) float64 { return r.p99.Seconds() * 1000 }),
+			cell("%.0f", benchRun.serverCPU), cell("%.0f", benchRun.postgresCPU), ratio, ""}, "\t"))
+	}
+	table.Flush()
+	fmt.Fprintln(&out)
+	table = tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, t := range targets {
+		verdict := "met"
+		if t.value > t.most {
+			verdict = "MISSED"
+		}
+		fmt.Fprintf(table, "%s\t%.2f\tat most %v\t%s\t\n", t.name, t.value, t.most, verdict)
+	}
+	table.Flush()
+	return out.Bytes()
+}
+
+// machine describes what the figures were taken on.
+func machine() string {
+	model := "unknown processor"
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, rest, found := strings.Cut(string(info), "model name\t: "); found {
+			model, _, _ = strings.Cut(rest, "\n")
+		}
+	}
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	postgres, _ := exec.Command(os.Getenv("BENCH_PGBENCH"), "--version").Output()
+	return fmt.Sprintf("%s, %d cores, Linux %s, %s, %s", model, runtime.NumCPU(), strings.TrimSpace(string(kernel)),
+		runtime.Version(), strings.TrimSpace(string(postgres)))
+}
+
+// fillUsers makes the users, who all have accepted the terms, and gives the session
+// cookies of a thousand.
+func fillUsers(b *testing.B, env map[string]string) (cookies []string) {
+	execSQL(b, env["DATABASE_URL"], `
+		insert into users (email) select 'user' || n || '@example.com' from generate_series(1, $1::int) n`, benchUsers)
+	execSQL(b, env["DATABASE_URL"], `
+		insert into terms_acceptances (user_id, version) select user_id, $1 from users`, TERMS_VERSION)
+	execSQL(b, env["DATABASE_URL"], "vacuum analyze")
+	cfg, err := loadConfig(lookup(env))
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := newServer(cfg, nil, io.Discard)
+	rows, err := testDB(b, env["DATABASE_URL"]).Query("select user_id, email, now() from users limit 1000")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var u user
+		if err := rows.Scan(&u.UserID, &u.Email, &u.now); err != nil {
+			b.Fatal(err)
+		}
+		token, err := s.issueToken(&u, u.now.Add(sessionLife))
+		if err != nil {
+			b.Fatal(err)
+		}
+		cookies = append(cookies, cfg.cookieName+"="+token)
+	}
+	return cookies
+}
+
+func freeAddress(b *testing.B) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// startBench starts a process that ends with this one. Its output is the log.
+func startBench(b *testing.B, log *os.File, env map[string]string, command ...string) *exec.Cmd {
+	cmd := exec.Command(command[0], command[1:]...)
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return cmd
+}
+
+func awaitAnswer(b *testing.B, address string) {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if answer, err := http.Get(address); err == nil {
+			answer.Body.Close()
+			if answer.StatusCode == 200 {
+				return
+			}
+		}
+		if time.Now().After(end) {
+			b.Fatal("no answer from ", address)
+		}
+	}
+}
+
+// statusKB is a line of /proc/PID/status.
+func statusKB(b *testing.B, process *exec.Cmd, name string) (kb float64) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), name+":")
+	if _, err := fmt.Sscan(rest, &kb); err != nil {
+		b.Fatal(name, err)
+	}
+	return kb
+}
+
+// cpuTime is what the processes have used so far, in user and system mode, with those
+// of their children that have ended (/proc/PID/stat, in hundredths of a second).
+func cpuTime(pids ...string) (sum time.Duration) {
+	for _, pid := range pids {
+		text, _ := os.ReadFile("/proc/" + pid + "/stat")
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if fields := strings.Fields(rest); len(fields) > 15 { // else it has just ended
+			for _, field := range fields[11:15] {
+				ticks, _ := strconv.Atoi(field)
+				sum += time.Duration(ticks) * 10 * time.Millisecond
+			}
+		}
+	}
+	return sum
+}
+
+// measured adds the CPU times of the server and of PostgreSQL to a run.
+func measured(b *testing.B, server *exec.Cmd, pg *testPostgres, run func(*benchRun)) (r benchRun) {
+	pidFile, err := os.ReadFile(pg.dir + "/data/postmaster.pid")
+	if err != nil {
+		b.Fatal(err)
+	}
+	postmaster, _, _ := strings.Cut(string(pidFile), "\n")
+	times := func() (ofServer, ofPostgres time.Duration) {
+		if server != nil {
+			ofServer = cpuTime(fmt.Sprint(server.Process.Pid))
+		}
+		children, err := exec.Command("pgrep", "-P", postmaster).Output()
+		if err != nil {
+			b.Fatal("pgrep: ", err)
+		}
+		return ofServer, cpuTime(append(strings.Fields(string(children)), postmaster)...)
+	}
+	server0, postgres0 := times()
+	run(&r)
+	server1, postgres1 := times()
+	r.server, r.postgres = server1-server0, postgres1-postgres0
+	return r
+}
+
+func runWrk(b *testing.B, r *benchRun, d time.Duration, cookieFile, address string) {
+	out, err := exec.Command("wrk", "-t1", fmt.Sprintf("-c%d", benchConnections), fmt.Sprintf("-d%.0fs", d.Seconds()),
+		"-s", "testdata/bench.lua", address, "--", cookieFile).CombinedOutput()
+	_, result, _ := strings.Cut(string(out), "\nresult ")
+	var took, p50, p99, failed int64
+	_, scanErr := fmt.Sscan(result, &r.requests, &took, &p50, &p99, &failed)
+	if err != nil || scanErr != nil || failed > 0 {
+		b.Fatalf("wrk %s: %v, %d failed\n%s", address, err, failed, out)
+	}
+	r.took, r.p50, r.p99 = time.Duration(took)*1000, time.Duration(p50)*1000, time.Duration(p99)*1000
+}
+
+// runSignIns signs users in, one after the other on each connection. No user comes so
+// often that a limit is met.
+func runSignIns(b *testing.B, r *benchRun, d time.Duration, harness *testServer, mail *mailSink) {
+	var mu sync.Mutex
+	var each []time.Duration
+	var all sync.WaitGroup
+	started := time.Now()
+	for range benchConnections {
+		client := harness.client(b)
+		client.http.Jar = nil
+		all.Go(func() {
+			for time.Since(started) < d {
+				begun := time.Now()
+				from := client.elsewhere()
+				email := fmt.Sprintf("user%d@example.com", 1+serial.Add(1)%benchUsers)
+				codes := mail.codes(email)
+				asked, err := from.try("POST", "/auth/otp/request", map[string]string{"email": email})
+				if err != nil || asked.status != 200 {
+					b.Errorf("%v, %v", asked, err)
+					return
+				}
+				code := <-codes
+				answer, err := from.try("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code})
+				if err != nil || answer.status != 200 {
+					b.Errorf("%v, %v", answer, err)
+					return
+				}
+				mu.Lock()
+				each = append(each, time.Since(begun))
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+	slices.Sort(each)
+	r.requests, r.took = float64(len(each)), time.Since(started)
+	r.p50, r.p99 = each[len(each)/2], each[len(each)*99/100]
+}
+
+// A mailSink is an SMTP server that hands out the codes it gets, by address.
+type mailSink struct {
+	url string
+	mu  sync.Mutex
+	to  map[string]chan string
+}
+
+func newMailSink(b *testing.B) *mailSink {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { listener.Close() })
+	m := &mailSink{url: "smtp://" + listener.Addr().String(), to: map[string]chan string{}}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go m.serve(textproto.NewConn(conn))
+		}
+	}()
+	return m
+}
+
+func (m *mailSink) codes(email string) chan string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.to[email] == nil {
+		m.to[email] = make(chan string, 1)
+	}
+	return m.to[email]
+}
+
+var mailedCode = regexp.MustCompile(`code is ([0-9]{6})\.`)
+
+func (m *mailSink) serve(c *textproto.Conn) {
+	defer c.Close()
+	var to string
+	for err := c.PrintfLine("220 sink"); err == nil; {
+		var line string
+		if line, err = c.ReadLine(); err != nil {
+			return
+		}
+		switch {
+		case line == "QUIT":
+			c.PrintfLine("221 bye")
+			return
+		case line == "DATA":
+			c.PrintfLine("354 go on")
+			var text []byte
+			if text, err = c.ReadDotBytes(); err != nil {
+				return
+			}
+			m.codes(to) <- string(mailedCode.FindSubmatch(text)[1])
+		case strings.HasPrefix(line, "RCPT TO:"):
+			to = between(line)
+		}
+		err = c.PrintfLine("250 ok")
+	}
+}
+
+// runPgbench runs the statements of GET /hubs as the server does, without the server:
+// the account's, then the page's.
+func runPgbench(b *testing.B, r *benchRun, d time.Duration, databaseURL string) {
+	userID := queryValue[string](b, databaseURL, "select user_id from users limit 1")
+	script := b.TempDir() + "/script.sql"
+	named := func(text, first, second string) string { // pgbench's parameters have names
+		return strings.NewReplacer("$1", first, "$2", second, "\n", " ").Replace(text) + ";\n"
+	}
+	page, _ := hubQuery{limit: 20, orderBy: "name", orderDirection: "asc"}.statement()
+	text := named(userStatement(b, databaseURL, userID), ":user_id", ":version") + named(page, ":limit", ":offset")
+	if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(os.Getenv("BENCH_PGBENCH"), "-n", "-M", "prepared", fmt.Sprintf("-c%d", poolSize),
+		fmt.Sprintf("-T%.0f", d.Seconds()), "-f", script,
+		"-D", "user_id="+userID,
+		"-D", "version="+TERMS_VERSION, "-D", "limit=21", "-D", "offset=0", databaseURL)
+	cmd.Env = append(os.Environ(), "PGOPTIONS=-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c jit=off "+
+		"-c max_parallel_workers_per_gather=0")
+	out, err := cmd.CombinedOutput()
+	count := regexp.MustCompile(`actually processed: (\d+)`).FindSubmatch(out)
+	failed := regexp.MustCompile(`failed transactions: [1-9]`).Match(out)
+	if err != nil || count == nil || failed {
+		b.Fatalf("pgbench: %v\n%s", err, out)
+	}
+	r.requests, _ = strconv.ParseFloat(string(count[1]), 64)
+	r.took = d
+}
+
+// userStatement is the text by which every request with a session loads its user.
+func userStatement(b *testing.B, databaseURL, userID string) (text string) {
+	st, err := openStore(databaseURL)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.db.Close()
+	if _, err := newServer(config{}, st, io.Discard).loadUser(byID, userID); err != nil {
+		b.Fatal(err)
+	}
+	st.statements.Range(func(key, _ any) bool {
+		text = key.(string)
+		return !strings.Contains(text, byID)
+	})
+	return text
+}
+
+// What the list costs this process, PostgreSQL left out. BenchmarkSessionCheck has
+// the part of it that every request with a session pays.
+func BenchmarkListHubs(b *testing.B) {
+	env := serverEnv(b)
+	execSQL(b, env["DATABASE_URL"], "insert into hubs (name) select 'Hub ' || n from generate_series(1, 100) n")
+	cookies := fillUsers(b, env)
+	cfg, err := loadConfig(lookup(env))
+	if err != nil {
+		b.Fatal(err)
+	}
+	st, err := openStore(env["DATABASE_URL"])
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.db.Close()
+	handler := newServer(cfg, st, io.Discard).pipeline()
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		r := httptest.NewRequest("GET", "/hubs", nil)
+		r.RemoteAddr = fmt.Sprintf("10.0.%d.%d:1", n>>8&255, n&255)
+		r.Header.Set("Cookie", cookies[0])
+		w := httptest.NewRecorder()
+		if handler.ServeHTTP(w, r); w.Code != 200 || !json.Valid(w.Body.Bytes()) {
+			b.Fatal(w.Body)
+		}
+	}
+}
