@@ -199,13 +199,8 @@ var tokenParser = jwt.NewParser(
 // isUUID takes the one form that PostgreSQL gives out: small letters. Every hub of
 // every page passes here, so it is no regular expression.
 func isUUID(id string) bool {
-	for i := range len(id) {
-		dash := i == 8 || i == 13 || i == 18 || i == 23
-		if dash != (id[i] == '-') || !dash && !strings.Contains("0123456789abcdef", id[i:i+1]) {
-			return false
-		}
-	}
-	return len(id) == 36
+	return len(id) == 36 && id[8] == '-' && id[13] == '-' && id[18] == '-' && id[23] == '-' &&
+		strings.Count(id, "-") == 4 && strings.Trim(id, "0123456789abcdef-") == ""
 }
 
 // setCookie sets or, with a negative age in seconds, clears the session cookie.

@@ -124,7 +124,7 @@ func (q hubQuery) statement() (text string, args []any) {
 		status = fmt.Sprintf("status = $%d", len(args))
 	}
 	order := fmt.Sprintf("%s %s, hub_id %[2]s", hubOrders[q.orderBy], q.orderDirection)
-	return strings.NewReplacer("{status}", status, "{order}", order).Replace(text), args
+	return strings.ReplaceAll(strings.ReplaceAll(text, "{status}", status), "{order}", order), args
 }
 
 // hubsPage finds the page in an index alone, and reads the rows of the page only.

@@ -460,6 +460,7 @@ func (r route) send(x *exchange, out output) error {
 			return err
 		}
 		x.Header().Set("Content-Type", "application/json")
+		x.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		x.WriteHeader(r.status)
 		x.Write(body) // a client that has gone is no error of ours
 	}
@@ -542,8 +543,8 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	case "cookie", "authorization":
 		a.Value = slog.StringValue("***")
 	default:
-		if text := a.Value.String(); a.Value.Kind() == slog.KindString || a.Value.Kind() == slog.KindAny {
-			a.Value = slog.StringValue(maskText(text))
+		if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
+			a.Value = slog.StringValue(maskText(a.Value.String()))
 		}
 	}
 	return a
@@ -598,7 +599,7 @@ func (s *server) setContext(next http.Handler) http.Handler {
 		}
 		x.Header().Set("X-Request-Id", x.id)
 		x.client = clientAddress(r, s.cfg.trustedProxies)
-		x.log = s.log.With("requestId", x.id, "client", x.client)
+		x.log = s.log.With("requestId", x.id, "client", x.client.String())
 		next.ServeHTTP(w, r)
 	})
 }
