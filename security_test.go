@@ -8,6 +8,29 @@ import (
 	"testing"
 )
 
+// README.md names a place in the code for each arrow of the sign-in's diagram: all of
+// them exist.
+func TestReadmeNamesWhatIsThere(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	places := regexp.MustCompile(`\b([a-z]+\.(?:go|html)):(\w+)`).FindAllStringSubmatch(read("README.md"), -1)
+	if len(places) < 20 {
+		t.Errorf("only %d places", len(places))
+	}
+	for _, place := range places {
+		declared := regexp.MustCompile(`(?m)^\s*(async )?func(tion)? (\([^)]*\) )?` + place[2] + `[\[(]`)
+		if !declared.MatchString(read(place[1])) {
+			t.Errorf("no %s in %s", place[2], place[1])
+		}
+	}
+}
+
 // SECURITY.md names the function and the tests of each row: all of them exist, and
 // none of the rows of the list is missing.
 func TestSecurityPage(t *testing.T) {
