@@ -36,9 +36,9 @@ type user struct {
 	Permission string `json:"permission"` // one of roles
 
 	suspended   bool
-	signedOutAt sql.Null[time.Time] // session tokens issued before it are refused
-	accepted    bool                // the terms of TERMS_VERSION
-	now         time.Time           // the database's clock when the row was read
+	signedOutAt time.Time // session tokens issued before it are refused
+	accepted    bool      // the terms of TERMS_VERSION
+	now         time.Time // the database's clock when the row was read
 }
 
 // What users are looked up by.
@@ -47,14 +47,18 @@ const (
 	byEmail = "lower(u.email) = $1" // in lower case
 )
 
-// loadUser reads a user; sql.ErrNoRows when there is none.
-func (s *server) loadUser(where, key string) (*user, error) {
+// loadUser reads a user, or gives the error for when there is none.
+func (s *server) loadUser(where, key string, missing error) (*user, error) {
 	u := &user{}
-	return u, s.store.row(`select u.user_id, u.email, u.permission, u.suspended, u.signed_out_at,
-		t.user_id is not null, clock_timestamp()
+	err := s.store.row(`select u.user_id, u.email, u.permission, u.suspended,
+		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
 		where `+where, []any{key, TERMS_VERSION},
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.accepted, &u.now)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = missing
+	}
+	return u, err
 }
 
 // emailForm is the one form of an address that is taken: a dot-atom (RFC 5322) and
@@ -62,7 +66,7 @@ func (s *server) loadUser(where, key string) (*user, error) {
 var (
 	emailForm  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 	domainForm = regexp.MustCompile("^" + domainLabels + "$")
-	emailRule  = rule{name: "email", required: true, trim: true, min: 3, max: 254,
+	emailRule  = rule{name: "email", trim: true, min: 3, max: 254,
 		pattern: emailForm, form: "an e-mail address"}
 )
 
@@ -102,7 +106,7 @@ func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
 
 type codeProof struct{ email, code string }
 
-var codeRule = rule{name: "code", required: true,
+var codeRule = rule{name: "code",
 	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
 
 func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text(codeRule)} }
@@ -134,21 +138,18 @@ func (s *server) validateCode(x *exchange, in codeProof) (v sessionView, err err
 	if !s.codes.redeem(in.email, in.code) {
 		return v, errInvalidCode
 	}
-	u, err := s.loadUser(byEmail, in.email)
+	u, err := s.loadUser(byEmail, in.email, errInvalidCode) // deleted or renamed since the code was sent
 	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return v, errInvalidCode // deleted or renamed since the code was sent
 	case err != nil:
 		return v, err
 	case u.suspended:
 		return v, errSuspended
 	}
-	x.user, x.sessionEnds = u, u.now.Add(sessionLife)
+	x.user, x.sessionEnds, x.log = u, u.now.Add(sessionLife), x.log.With("userId", u.UserID)
 	token, err := s.issueToken(u, x.sessionEnds)
 	if err != nil {
 		return v, err
 	}
-	x.log = x.log.With("userId", u.UserID)
 	x.log.Info("signed in")
 	s.setCookie(x, token, int(sessionLife.Seconds()))
 	return s.getSession(x, nothing{})
@@ -237,13 +238,11 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 	if err != nil {
 		return errUnauthenticated
 	}
-	u, err := s.loadUser(byID, token.UserID)
+	u, err := s.loadUser(byID, token.UserID, errUnauthenticated)
 	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return errUnauthenticated
 	case err != nil:
 		return err
-	case u.Email != token.Email, u.signedOutAt.Valid && fromSeconds(token.IssuedAt).Before(u.signedOutAt.V):
+	case u.Email != token.Email, fromSeconds(token.IssuedAt).Before(u.signedOutAt):
 		return errUnauthenticated
 	}
 	x.user, x.sessionEnds, x.log = u, fromSeconds(token.ExpiresAt), x.log.With("userId", u.UserID)
@@ -265,7 +264,7 @@ func (s *server) getSession(x *exchange, _ nothing) (sessionView, error) {
 
 type acceptance struct{ version string }
 
-var versionRule = rule{name: "version", required: true, min: 1, max: 100}
+var versionRule = rule{name: "version", min: 1, max: 100}
 
 func (acceptance) read(f *fields) acceptance { return acceptance{f.text(versionRule)} }
 

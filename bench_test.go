@@ -7,6 +7,7 @@ package main
 
 import (
 	"bytes"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -532,7 +533,7 @@ func userStatement(b *testing.B, databaseURL, userID string) (text string) {
 		b.Fatal(err)
 	}
 	defer st.db.Close()
-	if _, err := newServer(config{}, st, io.Discard).loadUser(byID, userID); err != nil {
+	if _, err := newServer(config{}, st, io.Discard).loadUser(byID, userID, sql.ErrNoRows); err != nil {
 		b.Fatal(err)
 	}
 	st.statements.Range(func(key, _ any) bool {

@@ -707,23 +707,23 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 func TestPagePolicy(t *testing.T) {
 	t.Parallel()
 	hash := func(tag string) string {
-		blocks := regexp.MustCompile(`(?s)<`+tag+`[^>]*>(.*?)</`+tag+`>`).FindAllSubmatch(page, -1)
+		blocks := regexp.MustCompile(`(?s)<`+tag+`[^>]*>(.*?)</`+tag+`>`).FindAllStringSubmatch(page, -1)
 		if len(blocks) != 1 {
 			t.Fatalf("%d blocks of <%s>, want 1", len(blocks), tag)
 		}
-		sum := sha256.Sum256(blocks[0][1])
+		sum := sha256.Sum256([]byte(blocks[0][1]))
 		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 	}
 	want := "default-src 'none'; connect-src 'self'; img-src blob: data:; form-action 'none'; base-uri 'none'; " +
 		"style-src " + hash("style") + "; script-src " + hash("script")
-	meta := regexp.MustCompile(`(?s)<meta http-equiv="Content-Security-Policy" content="(.*?)">`).FindSubmatch(page)
-	if meta == nil || strings.Join(strings.Fields(string(meta[1])), " ") != want {
+	meta := regexp.MustCompile(`(?s)<meta http-equiv="Content-Security-Policy" content="(.*?)">`).FindStringSubmatch(page)
+	if meta == nil || strings.Join(strings.Fields(meta[1]), " ") != want {
 		t.Fatalf("policy of the page: %s\nwant %s", meta, want)
 	}
 
 	srv := startServer(t)
 	answer, err := srv.client(t).try("GET", "/", nil)
-	if err != nil || answer.status != 200 || !bytes.Equal(answer.body, page) {
+	if err != nil || answer.status != 200 || string(answer.body) != page {
 		t.Fatalf("%v: %v", err, answer)
 	}
 	headers := maps.Clone(everyAnswer)

@@ -503,7 +503,7 @@ func testProductionUpload(t *testing.T, p *tlsProxy, s *testServer) {
 			_, err = part.Write(content[:128<<10])
 		}
 		waitUntil(t, protocol+": half an upload on disk", func() bool {
-			half, _ := filepath.Glob(s.env["FILES_DIR"] + "/*" + tempSuffix)
+			half, _ := filepath.Glob(s.env["FILES_DIR"] + "/" + unfinished + "/*")
 			if len(half) != 1 {
 				return false
 			}

@@ -273,16 +273,18 @@ func TestDiskFull(t *testing.T) {
 			return
 		}
 		t.Logf("no right to mount a small disk (%v): a step that fails like one stands for it", err)
-		srv.uploadStep = func(step string, run func() error) error {
-			err := run()
-			var used int64
-			for _, name := range s.filesIn(t) {
-				used += dirSize(t, filepath.Join(dir, name))
+		srv.uploadStep = func(step string, run func() error) func() error {
+			return func() error {
+				err := run()
+				var used int64
+				for _, name := range s.filesIn(t) {
+					used += dirSize(t, filepath.Join(dir, name))
+				}
+				if step == "write" && used > room {
+					return &os.PathError{Op: "write", Path: step, Err: syscall.ENOSPC}
+				}
+				return err
 			}
-			if step == "write" && used > room {
-				return &os.PathError{Op: "write", Path: step, Err: syscall.ENOSPC}
-			}
-			return err
 		}
 	}, map[string]string{"FILES_DIR": dir})
 	s.allowErrors("insufficient_storage")

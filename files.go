@@ -4,19 +4,16 @@ package main
 // under the file's id, everything else about them in the table files.
 
 import (
-	"bufio"
 	"bytes"
-	"crypto/rand"
 	"database/sql"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
 	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,7 +28,10 @@ const (
 	transferPace  = 16 << 10        // a second more for each so many bytes
 	refusedTime   = 5 * time.Second // for the rest of an upload that is refused already
 	sniffLength   = 512             // bytes that http.DetectContentType looks at
-	tempSuffix    = ".tmp"
+
+	// unfinished is the folder in FILES_DIR where an upload has a second name until its
+	// row is there. Only what has a name there is ever swept.
+	unfinished = "unfinished"
 )
 
 // file is what the table has about a file.
@@ -58,12 +58,12 @@ func isFileName(name string) bool {
 // whatever the name (os.Root).
 //
 // Every server holds the lock shared while it runs; the kernel frees it however the
-// server ends. Who gets it alone is the only server: what lies half-done in the
+// server ends. Who gets it alone is the only server: what lies unfinished in the
 // folder is then nobody's running upload, and is swept.
 func (s *server) openFiles() error {
 	lock := func(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
 	return inOrder(
-		func() error { return os.MkdirAll(s.cfg.filesDir, 0o700) },
+		func() error { return os.MkdirAll(filepath.Join(s.cfg.filesDir, unfinished), 0o700) },
 		func() (err error) { s.files, err = os.OpenRoot(s.cfg.filesDir); return err },
 		func() (err error) { s.folder, err = s.files.Open("."); return err },
 		func() (err error) { s.lock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600); return err },
@@ -77,62 +77,43 @@ func (s *server) openFiles() error {
 	)
 }
 
-// sweepFiles takes back the uploads that a killed server left, but for those whose
-// row is there: they only lose their temporary name. Files without such a name are
-// never touched, not even when the database is another one and knows none of them.
+// sweepFiles takes back the uploads that a killed server left. Those whose row is there
+// only lose their second name.
 func (s *server) sweepFiles() error {
-	for {
-		names, err := s.folder.Readdirnames(1000)
-		if err != nil {
-			return ignore(err, io.EOF)
-		}
-		for _, name := range names {
-			id, temporary := strings.CutSuffix(name, tempSuffix)
-			if !temporary || !isUUID(id) {
-				continue
-			}
-			if err := s.takeBack(id, findFile); err != nil {
+	left, err := os.ReadDir(filepath.Join(s.cfg.filesDir, unfinished))
+	for _, entry := range left {
+		if id := entry.Name(); isUUID(id) {
+			if err := s.takeBack(id, findRow); err != nil {
 				return err
 			}
 			s.log.Info("swept", "fileId", id)
 		}
 	}
+	return err
 }
 
-// takeBack undoes an upload that did not get to its end, unless its row is there once
-// the statement is done: a row may have been written although its step failed. No
-// statement: the row was never tried. The temporary name goes last, so that the sweep
-// of the next start finds what can't be undone now.
+// takeBack removes the bytes of an upload, unless the statement gives a row, and then
+// its second name: last, so that the sweep of the next start finds what can't be taken
+// back now.
 func (s *server) takeBack(fileID, statement string) error {
-	err := sql.ErrNoRows
-	if statement != "" {
-		err = s.store.row(statement, []any{fileID}, new(string))
-	}
-	if errors.Is(err, sql.ErrNoRows) || err == nil && statement == deleteFile {
-		err = ignore(s.files.Remove(fileID), fs.ErrNotExist)
+	err := s.store.row(statement, []any{fileID}, new(string))
+	if errors.Is(err, sql.ErrNoRows) {
+		err = s.files.RemoveAll(fileID)
 	}
 	if err != nil {
 		return err
 	}
-	return ignore(s.files.Remove(fileID+tempSuffix), fs.ErrNotExist)
+	return s.files.RemoveAll(unfinished + "/" + fileID)
 }
 
 const (
-	findFile   = "select file_id from files where file_id = $1"
-	deleteFile = "delete from files where file_id = $1 returning file_id"
+	findRow = "select file_id from files where file_id = $1"
+	dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
 )
 
-func ignore(err, expected error) error {
-	if errors.Is(err, expected) {
-		return nil
-	}
-	return err
-}
-
 // upload stores a file. The row makes it visible, and is written when the bytes are
-// on disk under their name for good. The temporary name stays beside that name until
-// the row is there: it is a second link to the bytes, and tells the sweep that the
-// upload is not at its end.
+// on disk under their name for good. The second name, in the folder of unfinished
+// uploads, stays until the row is there.
 func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	defer func() {
 		// A connection that is closed over bytes still on their way loses the answer.
@@ -145,25 +126,22 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	if err != nil {
 		return f, err
 	}
-	f.FileID, f.Name = newUUID(), form.name
-	f.Path = "/files/" + f.FileID + "/" + url.PathEscape(f.Name)
-	temporary := f.FileID + tempSuffix
-	var out *os.File
-	undo := ""
-	step := func(name string, run func() error) func() error {
-		return func() error { return s.uploadStep(name, run) }
+	if err := s.store.row("select gen_random_uuid()", nil, &f.FileID); err != nil {
+		return f, err
 	}
+	f.Name, f.Path = form.name, filePath(f.FileID, form.name)
+	second := unfinished + "/" + f.FileID
+	var out *os.File
 	err = inOrder(
-		step("create", func() (err error) {
-			out, err = s.files.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		s.uploadStep("create", func() (err error) {
+			out, err = s.files.OpenFile(second, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 			return err
 		}),
-		step("write", func() (err error) { f.ContentType, f.Size, err = form.receive(out); return err }),
-		step("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
-		step("link", func() error { return s.files.Link(temporary, f.FileID) }),
-		step("sync folder", s.folder.Sync), // the new name shall last a power cut, too
-		step("row", func() error {
-			undo = deleteFile
+		s.uploadStep("write", func() (err error) { f.ContentType, f.Size, err = form.receive(out); return err }),
+		s.uploadStep("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
+		s.uploadStep("link", func() error { return s.files.Link(second, f.FileID) }),
+		s.uploadStep("sync folder", func() error { return s.folder.Sync() }), // the name shall last a power cut, too
+		s.uploadStep("row", func() error {
 			return s.store.row(`insert into files (file_id, user_id, name, content_type, size)
 				values ($1, $2, $3, $4, $5) returning created_at`,
 				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
@@ -171,15 +149,18 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	)
 	if err != nil {
 		out.Close() // a nil or closed one says so, no more
-		if left := s.takeBack(f.FileID, undo); left != nil {
+		// The row may be there although its step failed.
+		if left := s.takeBack(f.FileID, dropRow); left != nil {
 			x.log.Warn("failed upload left for the next sweep", "fileId", f.FileID, "error", left)
 		}
 		return f, err
 	}
-	s.files.Remove(temporary) // should this fail, the next sweep does it
+	s.files.Remove(second) // should this fail, the next sweep does it
 	x.Header().Set("Location", f.Path)
 	return f, nil
 }
+
+func filePath(fileID, name string) string { return "/files/" + fileID + "/" + url.PathEscape(name) }
 
 // uploadForm is the form that a file comes in. It gives the upload as long as it
 // keeps its pace, and the answer after it the time that every answer has.
@@ -190,32 +171,31 @@ type uploadForm struct {
 	parts      *multipart.Reader
 	file       *multipart.Part
 	name       string // of the file
-
-	// Bytes: of the body so far; of the file at most; of the body what may be the file's.
-	received, maxFile, inFile int64
+	maxFile    int64  // bytes
+	received   int64  // bytes of the body so far
+	allowed    int64  // bytes of the body at this stage: headers, file, end
 }
 
 // openForm checks the headers of an upload before a byte of it is read, then those
 // of its file.
 func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	kind, params := mediaType(x.r.Header)
-	limit := s.cfg.maxUploadBytes + maxFormBytes
 	switch {
 	case kind != "multipart/form-data":
 		return nil, errMediaType
 	case params["boundary"] == "":
 		return nil, invalid(fieldError{"body", "must name its boundary in the Content-Type"})
-	case x.r.ContentLength > limit:
+	case x.r.ContentLength > maxFormBytes+s.cfg.maxUploadBytes:
 		return nil, errTooLarge
 	}
-	f := &uploadForm{body: http.MaxBytesReader(x.ResponseWriter, x.r.Body, limit),
-		connection: http.NewResponseController(x), started: time.Now(), maxFile: s.cfg.maxUploadBytes}
+	f := &uploadForm{body: x.r.Body, connection: http.NewResponseController(x), started: time.Now(),
+		maxFile: s.cfg.maxUploadBytes, allowed: maxFormBytes}
 	f.parts = multipart.NewReader(f, params["boundary"])
 	var err error
 	if f.file, err = f.parts.NextRawPart(); err != nil {
 		return nil, bodyProblem(err)
 	}
-	f.inFile = f.maxFile
+	f.allowed += f.maxFile
 	_, disposition, _ := mime.ParseMediaType(f.file.Header.Get("Content-Disposition"))
 	sent := disposition["filename"]
 	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
@@ -228,13 +208,13 @@ func (s *server) openForm(x *exchange) (*uploadForm, error) {
 // Read is what the multipart reader reads the body by. That reader would hold 10 MB of
 // a part's headers in memory.
 func (f *uploadForm) Read(p []byte) (int, error) {
-	if f.received-f.inFile > maxFormBytes {
+	if f.received > f.allowed {
 		return 0, errTooLarge
 	}
 	deadline := f.started.Add(transferTime(f.received))
 	f.connection.SetReadDeadline(deadline)
 	f.connection.SetWriteDeadline(deadline.Add(answerTimeout))
-	n, err := f.body.Read(p)
+	n, err := f.body.Read(p[:min(int64(len(p)), f.allowed-f.received+1)])
 	f.received += int64(n)
 	return n, err
 }
@@ -246,31 +226,26 @@ func transferTime(bytes int64) time.Duration {
 // receive writes the file to out, finds its type and size, and sees to it that
 // nothing follows.
 func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error) {
-	file := bufio.NewReader(io.LimitReader(f.file, f.maxFile+1))
-	head, err := file.Peek(sniffLength)
-	if kind = contentType(head); err == nil || err == io.EOF {
-		size, err = file.WriteTo(out)
+	head, err := io.ReadAll(io.LimitReader(f.file, sniffLength))
+	if err == nil {
+		size, err = io.Copy(out, io.MultiReader(bytes.NewReader(head), f.file))
 	}
-	if err != nil {
-		return kind, size, bodyProblem(err)
-	}
-	if size > f.maxFile {
-		return kind, size, errTooLarge
-	}
-	f.inFile = size
-	if _, err = f.parts.NextRawPart(); err == nil {
-		return kind, size, invalid(fieldError{"file", "must be the form's only part"})
+	if err == nil {
+		f.allowed = maxFormBytes + min(size, f.maxFile)
+		if _, err = f.parts.NextRawPart(); err == nil {
+			return kind, size, invalid(fieldError{"file", "must be the form's only part"})
+		}
 	}
 	if err == io.EOF { // of the form; the body may go on
 		_, err = io.Copy(io.Discard, f)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return kind, size, bodyProblem(err)
-	}
-	if f.received-size > maxFormBytes {
+	case size > f.maxFile:
 		return kind, size, errTooLarge
 	}
-	return kind, size, nil
+	return contentType(head), size, nil
 }
 
 // contentType is the server's own finding, whatever the client said. Text with a
@@ -290,28 +265,16 @@ func startsUTF8(head []byte) bool {
 	return cut == 0 || len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
 }
 
-func newUUID() string {
-	b := make([]byte, 16)
-	rand.Read(b)            // never fails
-	b[6] = b[6]&0x0f | 0x40 // version 4, RFC 9562
-	b[8] = b[8]&0x3f | 0x80 // variant
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
 // fileContent is a file on its way to the client.
 type fileContent struct {
 	file
 	content *os.File
 }
 
-// check holds the bytes on disk against the row.
+// check holds the bytes on disk against the row. (The runtime closes a file that fails.)
 func (c fileContent) check() bool {
 	info, err := c.content.Stat()
-	whole := err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.check()
-	if !whole {
-		c.content.Close()
-	}
-	return whole
+	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.check()
 }
 
 // getFile finds the file by id and name. Any signed-in user may read a file whose

@@ -106,16 +106,19 @@ func (r *testResponse) stored(t testing.TB) (f file) {
 	return f
 }
 
-// filesIn lists what lies in a server's FILES_DIR, but for the lock.
+// filesIn lists what lies in a server's FILES_DIR, but for the lock, then what lies in
+// the folder of unfinished uploads, as unfinished/name.
 func (s *testServer) filesIn(t testing.TB) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(s.env["FILES_DIR"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, entry := range entries {
-		if entry.Name() != ".lock" {
-			names = append(names, entry.Name())
+	for _, folder := range []string{"", unfinished + "/"} {
+		entries, err := os.ReadDir(filepath.Join(s.env["FILES_DIR"], folder))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			if entry.Name() != ".lock" && entry.Name() != unfinished {
+				names = append(names, folder+entry.Name())
+			}
 		}
 	}
 	return names
@@ -175,7 +178,7 @@ func (u *uploading) finish() *testResponse {
 func (s *testServer) tempFiles(t testing.TB) (n int) {
 	t.Helper()
 	for _, name := range s.filesIn(t) {
-		if info, err := os.Stat(filepath.Join(s.env["FILES_DIR"], name)); err == nil && info.Size() > 0 && strings.HasSuffix(name, tempSuffix) {
+		if info, err := os.Stat(filepath.Join(s.env["FILES_DIR"], name)); err == nil && info.Size() > 0 && strings.HasPrefix(name, unfinished) {
 			n++
 		}
 	}
@@ -528,7 +531,7 @@ func TestFilePathsLeadNowhereElse(t *testing.T) {
 		"/files/" + f.FileID + "/..", "/files/" + f.FileID + "/%2e%2e", "/files/" + f.FileID + "/..%2f" + f.FileID,
 		"/files/" + f.FileID + "/%00", "/files/" + f.FileID + "/a.txt%00", "/files/" + f.FileID + "/%ff", "/files/" + f.FileID + "/%c3",
 		"/files/" + f.FileID + "/a.txt%2f", "/files/" + f.FileID + "/%2fa.txt", "/files/" + f.FileID + "/" + strings.Repeat("n", 4000),
-		"/files/" + f.FileID + tempSuffix + "/a.txt", "/files/plain/plain", "/files/" + bare + "/" + bare,
+		"/files/unfinished%2f" + f.FileID + "/a.txt", "/files/unfinished/" + f.FileID, "/files/plain/plain", "/files/" + bare + "/" + bare,
 		"/files/" + link + "/secret", "/files/" + folder + "/" + folder, "/files/%2fetc%2fpasswd/passwd",
 		"//files/" + f.FileID + "/a.txt", "/files/" + f.FileID + "//a.txt", "/files/x/../" + f.FileID + "/a.txt",
 	} {
@@ -638,11 +641,13 @@ func TestUploadStepFails(t *testing.T) {
 	var seen []string
 	var fail func(step string, run func() error) error
 	s := startInside(t, func(s *server, _ *httptest.Server) {
-		s.uploadStep = func(step string, run func() error) error {
-			mu.Lock()
-			defer mu.Unlock()
-			seen = append(seen, step)
-			return fail(step, run)
+		s.uploadStep = func(step string, run func() error) func() error {
+			return func() error {
+				mu.Lock()
+				defer mu.Unlock()
+				seen = append(seen, step)
+				return fail(step, run)
+			}
 		}
 	})
 	s.allowErrors("injected", "no space left")
@@ -776,22 +781,23 @@ func TestSweepAtStart(t *testing.T) {
 		}
 		return name
 	}
-	for range 1500 { // more than one read of the folder gives
-		write(newUUID() + tempSuffix) // ended before it was whole
-		id := newUUID()               // ended before its row
+	for range 500 {
+		write(unfinished + "/" + newUUID()) // ended before it was whole
+		id := newUUID()                     // ended before its row
 		write(id)
-		write(id + tempSuffix)
+		write(unfinished + "/" + id)
 	}
-	write(f.FileID + tempSuffix)
+	write(unfinished + "/" + f.FileID)
 	// A whole file without a row is of another database, or of one that was restored.
-	kept := []string{f.FileID, write(newUUID()), write("notes.txt"), write("notes" + tempSuffix), write(strings.ToUpper(newUUID())),
+	kept := []string{f.FileID, write(newUUID()), write("notes.txt"), write("notes.tmp"), write(unfinished + "/notes"), write(strings.ToUpper(newUUID())),
 		write(newUUID() + ".bak"), write("x" + newUUID()), write(newUUID() + "\n"), "folder"}
 	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	s = startServer(t, s.env)
 	slices.Sort(kept)
-	if got := s.filesIn(t); !slices.Equal(got, kept) {
+	got := s.filesIn(t)
+	if slices.Sort(got); !slices.Equal(got, kept) {
 		t.Errorf("%d left: %.20q, want %q", len(got), got, kept)
 	}
 	again := s.client(t)
@@ -804,7 +810,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c, _ := s.member(t, "member")
-	orphan := filepath.Join(s.env["FILES_DIR"], newUUID()+tempSuffix)
+	orphan := filepath.Join(s.env["FILES_DIR"], unfinished, newUUID())
 	if err := os.WriteFile(orphan, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -853,13 +859,7 @@ func FuzzFileName(f *testing.F) {
 		"a'b", "UTF-8''x", "=?utf-8?q?x?=", " ", "a ", strings.Repeat("n", 255), strings.Repeat("n", 256), "\u202e", "*", "[]", "|"} {
 		f.Add(seed)
 	}
-	// No database, and an empty folder: the steps of an upload are said to be done.
 	s := newServer(config{env: envLocal, maxUploadBytes: 1 << 20}, nil, io.Discard)
-	var err error
-	if s.files, err = os.OpenRoot(f.TempDir()); err != nil {
-		f.Fatal(err)
-	}
-	s.uploadStep = func(string, func() error) error { return nil }
 	var got string
 	mux := http.NewServeMux()
 	for _, route := range s.routes() {
@@ -874,14 +874,14 @@ func FuzzFileName(f *testing.F) {
 		w.Close()
 		request := httptest.NewRequest("POST", "/files/upload", &body)
 		request.Header.Set("Content-Type", w.FormDataContentType())
-		stored, err := s.upload(&exchange{ResponseWriter: httptest.NewRecorder(), r: request, user: &user{}}, nothing{})
+		form, err := s.openForm(&exchange{ResponseWriter: httptest.NewRecorder(), r: request})
 		if err != nil {
 			if p, ok := errors.AsType[*problem](err); !ok || p.Status != 400 {
 				t.Fatalf("%q: %v", sent, err)
 			}
 			return
 		}
-		name := stored.Name
+		name := form.name
 		if strings.ContainsAny(name, "/\\\r\n\x00") || name == "" || name == "." || name == ".." || len(name) > 255 {
 			t.Fatalf("%q gives the file name %q", sent, name)
 		}
@@ -889,7 +889,7 @@ func FuzzFileName(f *testing.F) {
 			t.Errorf("%q was given the file name %q", sent, name)
 		}
 		got = ""
-		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", stored.Path, nil)); got != name {
+		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", filePath(newUUID(), name), nil)); got != name {
 			t.Errorf("%q comes back as %q", name, got)
 		}
 		disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})

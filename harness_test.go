@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"fmt"
@@ -547,3 +548,11 @@ func (r logRules) faults(lines []string) (faults []string) {
 // bareNumber is a number as a member's value: a duration may well have a code's six
 // digits, while a code is a string wherever the server holds one.
 var bareNumber = regexp.MustCompile(`":[0-9]+`)
+
+// newUUID is an id that nothing has.
+func newUUID() string {
+	b := make([]byte, 16)
+	rand.Read(b)
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4, RFC 9562
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

@@ -37,8 +37,8 @@ func (h hub) check() bool {
 }
 
 var (
-	hubNameRule        = rule{name: "name", required: true, min: 1, max: 100, trim: true}
-	hubDescriptionRule = rule{name: "description", max: 2000, multiline: true}
+	hubNameRule        = rule{name: "name", min: 1, max: 100, trim: true}
+	hubDescriptionRule = rule{name: "description", max: 2000, controls: "\r\n\t"}
 	hubStatusRule      = rule{name: "status", oneOf: hubStatuses, fallback: "active"}
 )
 
@@ -73,8 +73,8 @@ var hubOrders = map[string]string{"name": "name", "createdAt": "created_at", "up
 
 func (hubQuery) read(f *fields) hubQuery {
 	return hubQuery{
-		limit:          f.number(rule{name: "limit", min: 1, max: 100, fallback: "20"}),
-		offset:         f.number(rule{name: "offset", min: 0, max: 10000, fallback: "0"}),
+		limit:          f.number(rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}),
+		offset:         f.number(rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}),
 		orderBy:        f.text(rule{name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name"}),
 		orderDirection: f.text(rule{name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc"}),
 		name:           f.optional(rule{name: "filters[name]", min: 1, max: 100}),
@@ -135,13 +135,11 @@ const hubsPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 // random, so any thousand by it are a fair one). What many names contain is soon met
 // on a walk in the list's order; what few contain is gathered by the index of the
 // names' pieces, then sorted. Both find the same; PostgreSQL runs only the one.
-const hubsByName = `with asked as materialized (
-	select translate(lower($3 collate "und-x-icu"), 'ς', 'σ') collate "C" as name
-), frequent as materialized (
+const hubsByName = `with asked as materialized (select hub_name_key($3) as name),
+frequent as materialized (
 	select count(*) > 1 and 16 * count(*) * count(*) >= $1::bigint + $2::bigint as yes from (
 		select from (select name_lower from hubs order by hub_id limit 1000) thousand
-		where strpos(name_lower, (select name from asked)) > 0 limit 26) seen
-)
+		where strpos(name_lower, (select name from asked)) > 0 limit 26) seen)
 select ` + hubColumns + ` from hubs where hub_id = any (array(
 	(select hub_id from hubs
 	where (select yes from frequent) and strpos(name_lower, (select name from asked)) > 0 and {status}
@@ -152,7 +150,7 @@ union all
 		where not (select yes from frequent) and strpos(name_lower, (select name from asked)) > 0
 		and hub_name_grams(name_lower) @> array(
 			select substr(name, at, 3) from asked, generate_series(1, greatest(1, length(name) - 2)) at)
-		offset 0) found -- offset 0: the status is not for the search to decide by
+		offset 0) found -- so that the status is not for the search to decide by
 	where {status} order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
 
 func (s *server) getHub(x *exchange, _ nothing) (h hub, err error) {

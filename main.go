@@ -34,6 +34,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,25 +52,20 @@ func main() {
 }
 
 // The values of APP_ENV.
-const (
-	envLocal      = "local"
-	envStaging    = "staging"
-	envProduction = "production"
-)
+const envLocal, envStaging, envProduction = "local", "staging", "production"
 
 // config is the environment, checked. Limits and lifetimes are constants beside the
 // code that keeps them, and no setting turns a check off.
 type config struct {
-	env, addr, databaseURL, filesDir string
+	env, addr, databaseURL, filesDir, cookieName, cookieDomain string
 
-	sessionKeys              jwt.VerificationKeySet
-	cookieName, cookieDomain string
-	allowedOrigins           []string // local and staging
-	allowedOriginDomain      string   // production
-	trustedProxies           []netip.Prefix
-	smtpURL                  *url.URL // nil, in the local environment only: codes are printed
-	mailFrom                 *mail.Address
-	maxUploadBytes           int64
+	sessionKeys         jwt.VerificationKeySet
+	allowedOrigins      []string // local and staging
+	allowedOriginDomain string   // production
+	trustedProxies      []netip.Prefix
+	smtpURL             *url.URL // nil, in the local environment only: codes are printed
+	mailFrom            *mail.Address
+	maxUploadBytes      int64
 }
 
 // configError is a fault of the operator's: exit status 2. It never quotes a value.
@@ -88,17 +84,16 @@ func loadConfig(getenv func(string) string) (config, error) {
 	domainWhere := func(needed bool, value string) bool {
 		return needed && domainForm.MatchString(value) || !needed && value == ""
 	}
-	env := getenv("APP_ENV")
+	env, prefix, origins := getenv("APP_ENV"), "__Secure-hubs", ""
 	isLocal, isProduction := env == envLocal, env == envProduction
-	prefix, origins := "__Secure-hubs", ""
 	if isLocal {
 		prefix, origins = "hubs", "http://localhost:3000,http://localhost:5173"
 	}
 	prefix = cmp.Or(getenv("COOKIE_PREFIX"), prefix)
 	cfg := config{env: env, addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"), databaseURL: getenv("DATABASE_URL"),
 		cookieName: prefix + "_auth_" + env, cookieDomain: getenv("COOKIE_DOMAIN"),
-		allowedOrigins:      list(cmp.Or(getenv("ALLOWED_ORIGINS"), origins)),
-		allowedOriginDomain: strings.ToLower(getenv("ALLOWED_ORIGIN_DOMAIN")), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files")}
+		allowedOrigins: list(cmp.Or(getenv("ALLOWED_ORIGINS"), origins)), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files"),
+		allowedOriginDomain: strings.ToLower(getenv("ALLOWED_ORIGIN_DOMAIN"))}
 
 	check(isLocal || isProduction || env == envStaging, "APP_ENV: must be local, staging or production")
 	_, err := net.ResolveTCPAddr("tcp", cfg.addr)
@@ -116,9 +111,8 @@ func loadConfig(getenv func(string) string) (config, error) {
 	check(!isLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
 	check(domainWhere(!isLocal, cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain, and unset locally")
 	check(!isProduction || len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
-	for _, origin := range cfg.allowedOrigins {
-		check(originForm.MatchString(origin), "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
-	}
+	check(!slices.ContainsFunc(cfg.allowedOrigins, func(origin string) bool { return !originForm.MatchString(origin) }),
+		"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	check(domainWhere(isProduction, cfg.allowedOriginDomain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain in production, and unset elsewhere")
 	for _, text := range list(getenv("TRUSTED_PROXIES")) {
@@ -143,6 +137,16 @@ var (
 	originForm       = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 )
 
+// allowsOrigin is the allow-list. In production only https subdomains of one domain on
+// the default port: a host of labels, so no port and no trick passes.
+func (c *config) allowsOrigin(origin string) bool {
+	if c.env != envProduction {
+		return slices.Contains(c.allowedOrigins, origin)
+	}
+	host, https := strings.CutPrefix(origin, "https://")
+	return https && domainForm.MatchString(host) && strings.HasSuffix(host, "."+c.allowedOriginDomain)
+}
+
 // list is the parts of a comma-separated value.
 func list(value string) []string {
 	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
@@ -162,12 +166,12 @@ type server struct {
 	mailing  sync.WaitGroup
 	stopping atomic.Bool // every answer closes its connection
 
-	// The limits of the specification. Each is kept in this process alone.
-	globalLimit, fileLimit, codeLimit, proofLimit *limiter
+	// The limits by client address. As all limits they are kept in this process alone.
+	globalLimit, fileLimit *limiter
 
-	// uploadStep runs one step of an upload. The tests put themselves in its place
-	// to make each step fail, before and after it is done.
-	uploadStep func(name string, run func() error) error
+	// uploadStep is one step of an upload. The tests put themselves in its place to
+	// make each step fail, before and after it is done.
+	uploadStep func(name string, run func() error) func() error
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
@@ -181,20 +185,51 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeJobs:    make(chan codeJob, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		codeLimit:   newLimiter(5, 15*time.Minute, "by e-mail and client address"),
-		proofLimit:  newLimiter(10, 15*time.Minute, "by e-mail"),
-		uploadStep:  func(_ string, run func() error) error { return run() },
+		uploadStep:  func(_ string, run func() error) func() error { return run },
 	}
+}
+
+// Secrets and the e-mail addresses that must not stand in a log, wherever they come from:
+// tokens, passwords in URLs, parameters with a telling name, one-time codes; of an
+// address the first letter ($1) and the @ ($2, escapes included) stay.
+var secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]*@|` +
+	`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])|` +
+	"([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(@|%(?:25)*40)")
+
+// maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
+// server makes itself are left as they are.
+func maskAttr(_ []string, a slog.Attr) slog.Attr {
+	switch a.Key {
+	case slog.TimeKey, slog.LevelKey, slog.MessageKey, "requestId", "userId", "client", "duration":
+	case "cookie", "authorization":
+		a.Value = slog.StringValue("***")
+	default:
+		if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
+			a.Value = slog.StringValue(maskText(a.Value.String()))
+		}
+	}
+	return a
+}
+
+// maskText looks before it replaces: the expression costs more than all the rest of a
+// log line, and few texts hold what could match.
+func maskText(text string) string {
+	if strings.ContainsAny(text, "=@%0123456789") || strings.Contains(text, "eyJ") {
+		return secretText.ReplaceAllString(text, "$1***$2")
+	}
+	return text
 }
 
 // routes is every operation of this server. {…} is a part of the path.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	contractDocument := document{"application/json", contentPolicy, openAPI}
-	pageDocument := document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}
+	requests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
+	proofs := newLimiter(10, 15*time.Minute, "by e-mail")
+	contractText := document{"application/json", contentPolicy, openAPI}
+	pageText := document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}
 	return []route{
-		{"POST", "/auth/otp/request", public, nil, 200, s.codeLimit, endpoint(s.requestCode)},
-		{"POST", "/auth/otp/validate", public, nil, 200, s.proofLimit, endpoint(s.validateCode)},
+		{"POST", "/auth/otp/request", public, nil, 200, requests, endpoint(s.requestCode)},
+		{"POST", "/auth/otp/validate", public, nil, 200, proofs, endpoint(s.validateCode)},
 		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(s.logout)},
 		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(s.getSession)},
 		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(s.acceptTerms)},
@@ -206,8 +241,8 @@ func (s *server) routes() []route {
 		{"POST", "/files/upload", accepted, nil, 201, nil, endpoint(s.upload)},
 		{"GET", "/files/{fileId}/{name}", accepted, nil, 200, nil, endpoint(s.getFile)},
 		{"GET", "/healthz", public, nil, 200, nil, endpoint(s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(contractDocument.get)},
-		{"GET", "/{$}", local, nil, 200, nil, endpoint(pageDocument.get)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(contractText.get)},
+		{"GET", "/{$}", local, nil, 200, nil, endpoint(pageText.get)},
 	}
 }
 
@@ -218,19 +253,16 @@ func (s *server) pipeline() http.Handler {
 }
 
 //go:embed openapi.json
-var openAPI []byte
+var openAPI string
 
 // The learner's page says itself what it may load: its own script and style, by
 // their hashes, and answers of this server.
 //
 //go:embed index.html
-var page []byte
+var page string
 
 // document is a fixed text with a Content-Security-Policy of its own.
-type document struct {
-	contentType, policy string
-	text                []byte
-}
+type document struct{ contentType, policy, text string }
 
 func (d document) get(*exchange, nothing) (document, error) { return d, nil }
 func (d document) check() bool                              { return true }
@@ -238,11 +270,12 @@ func (d document) check() bool                              { return true }
 func (d document) send(x *exchange) {
 	x.Header().Set("Content-Type", d.contentType)
 	x.Header().Set("Content-Security-Policy", d.policy)
-	x.Write(d.text)
+	io.WriteString(x, d.text)
 }
 
 const (
 	headerTimeout = 10 * time.Second
+	bodyTimeout   = 15 * time.Second // of JSON; uploads have more
 	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
 	idleTimeout   = 2 * time.Minute
 	drainTime     = 500 * time.Millisecond // for requests that arrive as the stop begins
@@ -274,7 +307,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	web := &http.Server{
 		Handler:                      s.pipeline(),
 		ReadHeaderTimeout:            headerTimeout,
-		ReadTimeout:                  headerTimeout + jsonBodyTimeout,
+		ReadTimeout:                  headerTimeout + bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
@@ -313,37 +346,24 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	return cut
 }
 
-const errUsage = configError(`usage: hubs [command]
-  serve                        serve until SIGTERM (the default)
-  migrate                      apply schema.sql
-  routes                       print the route table
-  user add [-role ROLE] EMAIL  add a user (ROLE: member, admin)
-  user role EMAIL ROLE         change a role
-  user suspend EMAIL           refuse a user from the next request on
-  user activate EMAIL          take that back
-  user signout EMAIL           end all sessions of a user`)
+const errUsage = configError(`usage: hubs [serve | migrate | routes]
+       hubs user add [-role member | -role admin] EMAIL
+       hubs user role EMAIL member | admin
+       hubs user suspend | activate | signout EMAIL`)
 
 // run runs a command and gives the exit status: 0; 2 for wrong usage or
 // configuration; 1 for all else.
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	command := "serve"
-	if len(args) > 0 {
-		command, args = args[0], args[1:]
-	}
-	var err error
-	switch {
-	case command == "user":
-		err = changeUser(args, getenv)
-	case len(args) > 0:
-		err = errUsage
-	case command == "serve":
+	var err error = errUsage
+	switch command := strings.Join(args, " "); {
+	case len(args) == 0, command == "serve":
 		err = serve(ctx, getenv, stdout)
 	case command == "migrate":
 		err = migrate(getenv("DATABASE_URL"))
 	case command == "routes":
-		printRoutes(stdout)
-	default:
-		err = errUsage
+		err = printRoutes(stdout)
+	case args[0] == "user":
+		err = changeUser(args[1:], getenv)
 	}
 	if err == nil {
 		return 0
@@ -358,16 +378,17 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 var accessNames = map[access]string{public: "-", local: "local", signedIn: "session", accepted: "session, terms"}
 
 // printRoutes prints the route table, which the README has too.
-func printRoutes(out io.Writer) {
+func printRoutes(out io.Writer) error {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	const row = "%-6s  %-22s  %-21s  %s\n"
-	fmt.Fprintf(out, row, "METHOD", "PATH", "NEEDS", "LIMIT")
+	_, err := fmt.Fprintf(out, row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
 		limit := s.addressLimit(r.method, r.path).String()
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
 		needs := strings.Join(append([]string{accessNames[r.access]}, r.roles...), ", ")
-		fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
+		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
+	return err
 }

@@ -20,7 +20,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math"
 	"mime"
 	"net/http"
 	"net/netip"
@@ -89,7 +88,10 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
+	case tooLarge:
+		return errTooLarge
 	case errors.Is(err, sql.ErrNoRows):
 		return errNotFound
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -100,14 +102,9 @@ func toProblem(err error) *problem {
 
 // bodyProblem is the answer to a body that could not be read to its end, or stored.
 func bodyProblem(err error) error {
-	if p, ok := errors.AsType[*problem](err); ok {
+	_, disk := errors.AsType[*fs.PathError](err)
+	if p := toProblem(err); disk || p.Status < 500 {
 		return p
-	}
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return errTooLarge
-	}
-	if _, disk := errors.AsType[*fs.PathError](err); disk {
-		return err
 	}
 	return invalid(fieldError{"body", "is broken off or malformed"})
 }
@@ -189,7 +186,7 @@ func (x *exchange) fail(err error) {
 		h.Set("WWW-Authenticate", "Cookie")
 	}
 	if p.retryAfter > 0 {
-		h.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
+		h.Set("Retry-After", fmt.Sprint(int64((p.retryAfter+time.Second-1)/time.Second)))
 	}
 	p.Title, p.RequestID = http.StatusText(p.Status), x.id
 	body, _ := json.Marshal(p) // texts and numbers: can't fail
@@ -210,31 +207,35 @@ type fields struct {
 
 // rule is what a field must satisfy.
 type rule struct {
-	name      string
-	required  bool
-	number    bool
-	min, max  int  // characters of a text after trimming, or the bounds of a number
-	trim      bool // spaces around the text don't count
-	multiline bool // line breaks and tabs are allowed; other control characters never
-	pattern   *regexp.Regexp
-	form      string // the pattern in words
-	oneOf     []string
-	fallback  string // the value of a field that is not sent
+	name     string
+	min, max int    // characters of a text after trimming, or the bounds of a number
+	number   bool   // a whole one, in decimal digits
+	trim     bool   // spaces around the text don't count
+	controls string // the control characters that are allowed
+	pattern  *regexp.Regexp
+	form     string // the pattern in words
+	oneOf    []string
+	fallback string // of a field that is not sent; where it breaks the rule, the field is required
+	optional bool   // not sent is as good
 }
 
-const (
-	maxJSONBody     = 16 << 10 // bytes
-	jsonBodyTimeout = 15 * time.Second
-)
+const maxJSONBody = 16 << 10 // bytes
 
-// readJSON reads a body of one flat JSON object of texts. encoding/json by itself
-// would let duplicates, other case, trailing data and broken Unicode pass.
-func readJSON(x *exchange) (*fields, error) {
-	kind, params := mediaType(x.r.Header)
-	if charset := strings.ToLower(cmp.Or(params["charset"], "utf-8")); kind != "application/json" || charset != "utf-8" {
+// readFields reads the query string of a GET, whole escapes and no ";"; of all else a
+// body of one flat JSON object of texts. encoding/json by itself would let duplicates,
+// other case, trailing data and broken Unicode pass.
+func readFields(x *exchange) (*fields, error) {
+	if x.r.Method == http.MethodGet || x.r.Method == http.MethodHead {
+		query, err := url.ParseQuery(x.r.URL.RawQuery)
+		if err != nil {
+			return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
+		}
+		return &fields{values: query}, nil
+	}
+	if kind, _ := mediaType(x.r.Header); kind != "application/json" {
 		return nil, errMediaType
 	}
-	http.NewResponseController(x).SetReadDeadline(time.Now().Add(jsonBodyTimeout))
+	http.NewResponseController(x).SetReadDeadline(time.Now().Add(bodyTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(x.ResponseWriter, x.r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
@@ -257,22 +258,15 @@ func readJSON(x *exchange) (*fields, error) {
 	return f, nil
 }
 
-// mediaType is what the one Content-Type line of a body without Content-Encoding says.
+// mediaType is what the one Content-Type line of a body in UTF-8 without
+// Content-Encoding says.
 func mediaType(h http.Header) (kind string, params map[string]string) {
 	kind, params, err := mime.ParseMediaType(h.Get("Content-Type"))
-	if err != nil || len(h["Content-Type"]) > 1 || h["Content-Encoding"] != nil {
+	utf8 := strings.EqualFold(cmp.Or(params["charset"], "utf-8"), "utf-8")
+	if err != nil || !utf8 || len(h["Content-Type"]) > 1 || h["Content-Encoding"] != nil {
 		return "", nil
 	}
 	return kind, params
-}
-
-// readQuery reads the query string: each parameter once, whole escapes, no ";".
-func readQuery(x *exchange) (*fields, error) {
-	query, err := url.ParseQuery(x.r.URL.RawQuery)
-	if err != nil {
-		return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
-	}
-	return &fields{values: query}, nil
 }
 
 func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{name, detail}) }
@@ -281,7 +275,7 @@ func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, field
 // required elsewhere.
 func (f *fields) optional(r rule) *string {
 	_, sent := f.values[r.name]
-	r.required, r.fallback = false, ""
+	r.optional, r.fallback = true, ""
 	if text := f.text(r); sent {
 		return &text
 	}
@@ -293,27 +287,23 @@ func (f *fields) text(r rule) string {
 	f.rules = append(f.rules, r)
 	values, sent := f.values[r.name]
 	delete(f.values, r.name)
-	switch {
-	case sent:
-		value := values[0]
-		if r.trim {
-			value = strings.Trim(value, " ")
-		}
-		if fault := r.fault(value); fault != "" {
-			f.refuse(r.name, fault)
-		} else if len(values) > 1 {
-			f.refuse(r.name, "is there more than once")
-		}
-		return value
-	case r.required:
+	value := append(values, r.fallback)[0]
+	if r.trim {
+		value = strings.Trim(value, " ")
+	}
+	switch fault := r.fault(value); {
+	case len(values) > 1:
+		f.refuse(r.name, "is there more than once")
+	case sent && fault != "":
+		f.refuse(r.name, fault)
+	case !sent && fault != "" && !r.optional:
 		f.refuse(r.name, "is required")
 	}
-	return r.fallback
+	return value
 }
 
 // number is the checked value of a field that holds a whole number.
 func (f *fields) number(r rule) int {
-	r.number = true
 	n, _ := strconv.Atoi(f.text(r))
 	return n
 }
@@ -323,9 +313,7 @@ func (f *fields) number(r rule) int {
 func (r rule) fault(value string) string {
 	length := utf8.RuneCountInString(value)
 	n, err := strconv.Atoi(value)
-	control := func(c rune) bool {
-		return unicode.IsControl(c) && !(r.multiline && strings.ContainsRune("\r\n\t", c))
-	}
+	control := func(c rune) bool { return unicode.IsControl(c) && !strings.ContainsRune(r.controls, c) }
 	switch {
 	case strings.ContainsRune(value, utf8.RuneError): // or invalid UTF-8, says strings.IndexRune
 		return "must be whole Unicode text"
@@ -374,11 +362,9 @@ type contract struct {
 
 // An input reads and checks itself; an output checks itself before it is sent. An
 // input that its route's own limit counts gives the key to count by.
-type (
-	input[In any] interface{ read(*fields) In }
-	output        interface{ check() bool }
-	limited       interface{ limitKey(*exchange) string }
-)
+type input[In any] interface{ read(*fields) In }
+type output interface{ check() bool }
+type limited interface{ limitKey(*exchange) string }
 
 // nothing is the input of an endpoint that ignores body and query, and the output
 // of one that answers 204.
@@ -386,6 +372,7 @@ type nothing struct{}
 
 func (nothing) read(*fields) nothing { return nothing{} }
 func (nothing) check() bool          { return true }
+func (nothing) send(x *exchange)     { x.WriteHeader(http.StatusNoContent) }
 
 // sender is an output that is not JSON and writes itself.
 type sender interface{ send(*exchange) }
@@ -425,11 +412,7 @@ func readInput[In input[In]](x *exchange) (in In, err error) {
 	if _, ignored := any(in).(nothing); ignored {
 		return in, nil
 	}
-	read := readJSON
-	if x.r.Method == http.MethodGet || x.r.Method == http.MethodHead {
-		read = readQuery
-	}
-	f, err := read(x)
+	f, err := readFields(x)
 	if err != nil {
 		return in, err
 	}
@@ -449,21 +432,18 @@ func (r route) send(x *exchange, out output) error {
 	if !out.check() {
 		return fmt.Errorf("an output of %s %s breaks its contract", r.method, r.path)
 	}
-	switch out := out.(type) {
-	case nothing:
-		x.WriteHeader(r.status)
-	case sender:
+	if out, sends := out.(sender); sends {
 		out.send(x)
-	default:
-		body, err := json.Marshal(out) // before the status goes out: it could fail
-		if err != nil {
-			return err
-		}
-		x.Header().Set("Content-Type", "application/json")
-		x.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		x.WriteHeader(r.status)
-		x.Write(body) // a client that has gone is no error of ours
+		return nil
 	}
+	body, err := json.Marshal(out) // before the status goes out: it could fail
+	if err != nil {
+		return err
+	}
+	x.Header().Set("Content-Type", "application/json")
+	x.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	x.WriteHeader(r.status)
+	x.Write(body) // a client that has gone is no error of ours
 	return nil
 }
 
@@ -526,42 +506,6 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 // they were there.
 var loggedHeaders = []string{"User-Agent", "Content-Type", "Origin", "Cookie", "Authorization"}
 
-// What must not stand in a log, wherever it comes from: tokens, passwords in URLs,
-// parameters with a telling name, one-time codes, all but the first letter of an
-// e-mail address.
-var (
-	secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]*@|` +
-		`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])`)
-	emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(?:@|%(?:25)*40)")
-)
-
-// maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
-// server makes itself are left as they are.
-func maskAttr(_ []string, a slog.Attr) slog.Attr {
-	switch a.Key {
-	case slog.TimeKey, slog.LevelKey, slog.MessageKey, "requestId", "userId", "client", "duration":
-	case "cookie", "authorization":
-		a.Value = slog.StringValue("***")
-	default:
-		if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
-			a.Value = slog.StringValue(maskText(a.Value.String()))
-		}
-	}
-	return a
-}
-
-// maskText looks before it replaces: the expressions cost more than all the rest of a
-// log line, and few texts hold what could match.
-func maskText(text string) string {
-	if strings.ContainsAny(text, "=@0123456789") || strings.Contains(text, "eyJ") {
-		text = secretText.ReplaceAllString(text, "***")
-	}
-	if strings.ContainsAny(text, "@%") {
-		text = emailText.ReplaceAllString(text, "$1***@")
-	}
-	return text
-}
-
 // contentPolicy lets a browser do nothing with an answer but read it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
@@ -578,7 +522,7 @@ func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Resource-Policy", "same-site")
 		h.Set("Cache-Control", "no-store")
 		h.Set("Vary", "Origin")
-		if origin := r.Header.Get("Origin"); s.originAllowed(origin) {
+		if origin := r.Header.Get("Origin"); s.cfg.allowsOrigin(origin) {
 			h.Set("Access-Control-Allow-Origin", origin)
 			h.Set("Access-Control-Allow-Credentials", "true")
 			h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
@@ -622,7 +566,7 @@ func (s *server) limitByAddress(next http.Handler) http.Handler {
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	var crossOrigin http.CrossOriginProtection
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch allowed := s.originAllowed(r.Header.Get("Origin")); {
+		switch allowed := s.cfg.allowsOrigin(r.Header.Get("Origin")); {
 		case !allowed && crossOrigin.Check(r) != nil:
 			w.(*exchange).fail(errCrossOrigin)
 		case allowed && r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "":
@@ -635,14 +579,4 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 		}
 	})
-}
-
-// originAllowed is the allow-list. In production only https subdomains of one
-// domain on the default port: a host of labels, so no port and no trick passes.
-func (s *server) originAllowed(origin string) bool {
-	if s.cfg.env != envProduction {
-		return slices.Contains(s.cfg.allowedOrigins, origin)
-	}
-	host, https := strings.CutPrefix(origin, "https://")
-	return https && domainForm.MatchString(host) && strings.HasSuffix(host, "."+s.cfg.allowedOriginDomain)
 }

@@ -429,7 +429,7 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 		var parameters []object
 		for _, rule := range r.contract.rules {
 			schema, doc := d.ruleSchema(typeName(r.contract.input), rule)
-			parameters = append(parameters, object{"name", rule.name, "in", "query", "required", rule.required,
+			parameters = append(parameters, object{"name", rule.name, "in", "query", "required", rule.isRequired(),
 				"description", doc.text, "schema", schema, "example", doc.example})
 		}
 		o = append(o, "parameters", parameters)
@@ -449,7 +449,7 @@ func (d *apiDocument) inputSchema(r route) object {
 	for _, rule := range r.contract.rules {
 		schema, doc := d.ruleSchema(name, rule)
 		properties = append(properties, rule.name, append(schema, "description", doc.text, "examples", []any{doc.example}))
-		if rule.required {
+		if rule.isRequired() {
 			required = append(required, rule.name)
 		}
 	}
@@ -462,6 +462,9 @@ func (d *apiDocument) inputSchema(r route) object {
 	d.schemas[capital(name)] = append(schema, "properties", properties)
 	return ref("schemas", capital(name))
 }
+
+// isRequired: a field that is neither optional nor has a fallback that would do.
+func (r rule) isRequired() bool { return !r.optional && r.fault(r.fallback) != "" }
 
 func (d *apiDocument) ruleSchema(owner string, r rule) (object, fieldDoc) {
 	doc := d.fieldDoc(owner, r.name)
@@ -484,7 +487,7 @@ func (d *apiDocument) ruleSchema(owner string, r rule) (object, fieldDoc) {
 		schema = append(schema, "enum", r.oneOf)
 	case r.pattern != nil:
 		schema = append(schema, "pattern", r.pattern.String())
-	case r.multiline:
+	case r.controls != "":
 		schema = append(schema, "pattern", `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\ufffd]*$`)
 	default:
 		schema = append(schema, "pattern", `^[^\u0000-\u001f\u007f-\u009f\ufffd]*$`)

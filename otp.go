@@ -108,7 +108,7 @@ func (s *server) startMail() {
 // user's. It runs apart from the answer, so that nobody can tell which case was met.
 func (s *server) sendCode(job codeJob) {
 	log, code, fresh := job.log.With("email", job.email), "", false
-	u, err := s.loadUser(byEmail, job.email)
+	u, err := s.loadUser(byEmail, job.email, sql.ErrNoRows)
 	if err == nil && !u.suspended {
 		if code, fresh = s.codes.issue(job.email); fresh {
 			err = s.mail(u.Email, code)

@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"hash/maphash"
-	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -14,36 +13,34 @@ import (
 	"time"
 )
 
-const (
-	limiterShards = 64
-	keysPerShard  = 1024 // so at most 65,536 keys a limiter
-)
+const maxKeys = 65_536 // of a limiter
 
 // limiter lets burst requests of a key pass at once; each token comes back one
 // period after it was spent. So in no stretch as long as the period do more than
 // burst requests pass, wherever the stretch begins.
 //
-// Memory: a key costs about 90 bytes, and 8 to 16 for each token it has spent lately
+// Memory: a key costs about 60 bytes, and 8 to 16 for each token it has spent lately
 // (BenchmarkLimiterMemory). The keys themselves are not kept, only their hashes;
-// should two collide (2^-64), they share a bucket. The shards keep the longest pause of
-// a full limiter short.
+// should two collide (2^-64), they share a bucket.
 type limiter struct {
 	burst  int
 	period time.Duration
 	what   string // what is counted, for the client and the route table
 	seed   maphash.Seed
 	start  time.Time // spent tokens are noted as monotonic time since then
-	shards [limiterShards]limiterShard
+
+	mu         sync.Mutex
+	young, old spentTokens   // a key that is not used for a period grows old, then is dropped
+	turned     time.Duration // when young became old
+	full       time.Duration // until then every key is being refused
 }
 
-type limiterShard struct {
-	mu    sync.Mutex
-	spent map[uint64][]time.Duration // by hash of the key, oldest first
-	swept time.Duration
-}
+// spentTokens are the times at which a key's tokens were spent, oldest first, by the
+// hash of the key.
+type spentTokens map[uint64][]time.Duration
 
 func newLimiter(burst int, period time.Duration, what string) *limiter {
-	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now()}
+	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now(), young: spentTokens{}}
 }
 
 // String is the limit in words: "5 per 15m by e-mail and client address".
@@ -54,31 +51,30 @@ func (l *limiter) String() string {
 // take spends a token of the key, or gives the 429 that says when one comes back.
 func (l *limiter) take(key string) error {
 	hash := maphash.String(l.seed, key)
-	shard := &l.shards[hash%limiterShards]
-	shard.mu.Lock()
-	defer shard.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 
 	now := time.Since(l.start)
-	if shard.spent == nil {
-		shard.spent = map[uint64][]time.Duration{}
+	if now-l.turned >= l.period {
+		l.young, l.old, l.turned = spentTokens{}, l.young, now
 	}
-	if now-shard.swept >= l.period {
-		maps.DeleteFunc(shard.spent, func(_ uint64, old []time.Duration) bool { return len(l.out(old, now)) == 0 })
-		shard.swept = now
+	spent, known := l.young[hash]
+	if !known {
+		spent, known = l.old[hash]
 	}
-	spent, known := shard.spent[hash]
-	spent = append(spent[:0], l.out(spent, now)...)
+	spent = l.out(spent, now)
 	var wait time.Duration
 	switch {
 	case len(spent) == l.burst:
 		wait = spent[0] + l.period - now
-	case !known && len(shard.spent) == keysPerShard:
-		wait = l.makeRoom(shard, now)
+	case !known && len(l.young)+len(l.old) == maxKeys:
+		wait = l.makeRoom(now)
 	}
 	if wait > 0 {
 		return &problem{Status: 429, Code: "rate_limited", Detail: "Over the limit of " + l.String() + ".", retryAfter: wait}
 	}
-	shard.spent[hash] = append(spent, now)
+	delete(l.old, hash)
+	l.young[hash] = append(spent, now)
 	return nil
 }
 
@@ -90,27 +86,26 @@ func (l *limiter) out(spent []time.Duration, now time.Duration) []time.Duration 
 	return spent
 }
 
-// makeRoom drops the key that has spent least. A key that is being refused never
-// gives way, else a flood of new keys would free it: where all are, the new one
-// has to wait too, for as long as the answer says.
-func (l *limiter) makeRoom(shard *limiterShard, now time.Duration) (wait time.Duration) {
-	var victim uint64
-	fewest, wait := l.burst, l.period
-	for hash, spent := range shard.spent {
-		out := l.out(spent, now)
-		if len(out) < fewest {
-			victim, fewest = hash, len(out)
-		}
-		if fewest <= 1 {
-			break // a flood is made of such keys: don't look at them all
-		}
-		wait = min(wait, out[0]+l.period-now)
+// makeRoom drops a key that is not being refused, an old one where there is one. A key
+// that is being refused never gives way, else a flood of new keys would free it: where
+// all are, the new one has to wait too, until one is not.
+func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
+	if now < l.full {
+		return l.full - now
 	}
-	if fewest == l.burst {
-		return wait
+	l.full = now + l.period
+	for _, keys := range []spentTokens{l.old, l.young} {
+		for hash, spent := range keys {
+			out := l.out(spent, now)
+			if len(out) < l.burst {
+				delete(keys, hash)
+				l.full = now
+				return 0
+			}
+			l.full = min(l.full, out[0]+l.period)
+		}
 	}
-	delete(shard.spent, victim)
-	return 0
+	return l.full - now
 }
 
 // addressLimit is the limit of step 4 that counts a request.

@@ -38,15 +38,19 @@ create or replace function hub_name_grams(name text) returns text[]
     return (select array_agg(substr(name, at, size))
             from generate_series(1, length(name)) at, generate_series(1, 3) size);
 
+-- What names are searched by, in the table and in what is asked for: small letters by ICU,
+-- since lower() in collation C knows ASCII only; a final sigma is a sigma.
+create or replace function hub_name_key(name text) returns text
+    language sql immutable strict parallel safe
+    return translate(lower(name collate "und-x-icu"), 'ς', 'σ') collate "C";
+
 -- The domain resource. Names compare by bytes (collation C), so that the order of
 -- a list is the same on every machine.
 create table if not exists hubs (
     hub_id      uuid not null default gen_random_uuid(),
     name        text collate "C" not null check (char_length(name) between 1 and 100),
-    -- What filters[name] is compared with. By ICU, since lower() in collation C knows
-    -- ASCII only; a final sigma is a sigma; stored, since that takes 4 us a name.
-    name_lower  text collate "C" not null generated always as
-                (translate(lower(name collate "und-x-icu"), 'ς', 'σ')) stored,
+    -- What filters[name] is compared with; stored, since making it takes 4 us a name.
+    name_lower  text collate "C" not null generated always as (hub_name_key(name)) stored,
     description text not null default '' check (char_length(description) <= 2000),
     status      text not null default 'active' check (status in ('active', 'archived')),
     created_at  timestamptz not null default now(),

@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,18 +133,14 @@ func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) erro
 // own errors are a matter of the statement, but for the classes (PostgreSQL
 // manual, appendix A) of connections, resources, interventions and the system.
 func reachable(err error) error {
-	if err == nil || errors.Is(err, sql.ErrNoRows) {
+	refused, answered := errors.AsType[*pq.Error](err)
+	switch {
+	case err == nil:
+		return nil
+	case answered && refused.Code == "23503": // foreign key: the user was deleted meanwhile
+		return errUnauthenticated
+	case answered && !slices.Contains([]pq.ErrorClass{"08", "25", "53", "57", "58"}, refused.Code.Class()):
 		return err
-	}
-	if refused, ok := errors.AsType[*pq.Error](err); ok {
-		if refused.Code == "23503" { // foreign key: the user was deleted meanwhile
-			return errUnauthenticated
-		}
-		switch refused.Code.Class() {
-		case "08", "25", "53", "57", "58":
-		default:
-			return err
-		}
 	}
 	return unavailable(err)
 }
