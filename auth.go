@@ -6,7 +6,6 @@ package main
 import (
 	"database/sql"
 	"errors"
-	"math"
 	"net/http"
 	"regexp"
 	"slices"
@@ -20,12 +19,10 @@ import (
 // user must have accepted. Raising it makes every user accept again.
 const TERMS_VERSION = "2026-11-01"
 
-const (
-	sessionLife    = 60 * 24 * time.Hour // of the token and the cookie
-	issuedAtLeeway = time.Minute         // between this server's clock and the database's
-	roleMember     = "member"
-	roleAdmin      = "admin"
-)
+const sessionLife = 60 * 24 * time.Hour // of the token and the cookie
+const issuedAtLeeway = time.Minute      // between this server's clock and the database's
+
+const roleMember, roleAdmin = "member", "admin"
 
 var roles = []string{roleMember, roleAdmin}
 
@@ -41,11 +38,8 @@ type user struct {
 	now         time.Time // the database's clock when the row was read
 }
 
-// What users are looked up by.
-const (
-	byID    = "u.user_id = $1"
-	byEmail = "lower(u.email) = $1" // in lower case
-)
+// What users are looked up by; the e-mail address in lower case.
+const byID, byEmail = "u.user_id = $1", "lower(u.email) = $1"
 
 // loadUser reads a user, or gives the error for when there is none.
 func (s *server) loadUser(where, key string, missing error) (*user, error) {
@@ -63,17 +57,13 @@ func (s *server) loadUser(where, key string, missing error) (*user, error) {
 
 // emailForm is the one form of an address that is taken: a dot-atom (RFC 5322) and
 // a domain of labels, ASCII only. schema.sql has the same.
-var (
-	emailForm  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
-	domainForm = regexp.MustCompile("^" + domainLabels + "$")
-	emailRule  = rule{name: "email", trim: true, min: 3, max: 254,
-		pattern: emailForm, form: "an e-mail address"}
-)
+var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
+var domainForm = regexp.MustCompile("^" + domainLabels + "$")
 
-const (
-	atom         = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-	domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*`
-)
+const atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+const domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*`
+
+var emailRule = rule{name: "email", trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
 
 // readEmail gives the address in lower case, by which it is compared. ToLower maps
 // two other letters (U+0130, U+212A) to ASCII ones, but the form is ASCII only.
@@ -106,8 +96,7 @@ func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
 
 type codeProof struct{ email, code string }
 
-var codeRule = rule{name: "code",
-	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
+var codeRule = rule{name: "code", pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
 
 func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text(codeRule)} }
 
@@ -146,12 +135,8 @@ func (s *server) validateCode(x *exchange, in codeProof) (v sessionView, err err
 		return v, errSuspended
 	}
 	x.user, x.sessionEnds, x.log = u, u.now.Add(sessionLife), x.log.With("userId", u.UserID)
-	token, err := s.issueToken(u, x.sessionEnds)
-	if err != nil {
-		return v, err
-	}
 	x.log.Info("signed in")
-	s.setCookie(x, token, int(sessionLife.Seconds()))
+	s.setCookie(x, s.issueToken(u, x.sessionEnds), int(sessionLife.Seconds()))
 	return s.getSession(x, nothing{})
 }
 
@@ -168,14 +153,13 @@ type claims struct {
 	jwt.RegisteredClaims `json:"-"` // for its methods only, which jwt.Claims asks for
 }
 
-func toSeconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
-func fromSeconds(seconds float64) time.Time {
-	return time.UnixMicro(int64(math.Round(seconds * 1e6))).UTC()
-}
+func toSeconds(t time.Time) float64         { return float64(t.UnixMicro()) / 1e6 }
+func fromSeconds(seconds float64) time.Time { return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC() }
 
-func (s *server) issueToken(u *user, expiresAt time.Time) (string, error) {
-	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Email: u.Email, UserID: u.UserID,
+func (s *server) issueToken(u *user, expiresAt time.Time) string {
+	token, _ := jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Email: u.Email, UserID: u.UserID,
 		IssuedAt: toSeconds(u.now), ExpiresAt: toSeconds(expiresAt)}).SignedString(s.cfg.sessionKeys.Keys[0])
+	return token // texts, numbers and a key of bytes can't fail
 }
 
 // verifyToken checks everything that the token alone can tell. The library by

@@ -702,7 +702,7 @@ func BenchmarkSessionCheck(b *testing.B) {
 	}
 	defer st.db.Close()
 	srv := newServer(cfg, st, io.Discard)
-	handler := srv.pipeline()
+	handler := srv.pipeline(srv.routes())
 	email := newEmail()
 	userID := testUser(b, env["DATABASE_URL"], email, "member")
 	now := time.Now().Unix()

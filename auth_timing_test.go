@@ -35,7 +35,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	s := newServer(cfg, st, io.Discard)
 	s.startMail()
 	t.Cleanup(func() { close(s.codeJobs); s.mailing.Wait() })
-	web := httptest.NewServer(s.pipeline())
+	web := httptest.NewServer(s.pipeline(s.routes()))
 	t.Cleanup(web.Close)
 
 	n := 0

@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -63,7 +62,7 @@ func isFileName(name string) bool {
 func (s *server) openFiles() error {
 	lock := func(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
 	return inOrder(
-		func() error { return os.MkdirAll(filepath.Join(s.cfg.filesDir, unfinished), 0o700) },
+		func() error { return os.MkdirAll(s.cfg.filesDir+"/"+unfinished, 0o700) },
 		func() (err error) { s.files, err = os.OpenRoot(s.cfg.filesDir); return err },
 		func() (err error) { s.folder, err = s.files.Open("."); return err },
 		func() (err error) { s.lock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600); return err },
@@ -80,7 +79,7 @@ func (s *server) openFiles() error {
 // sweepFiles takes back the uploads that a killed server left. Those whose row is there
 // only lose their second name.
 func (s *server) sweepFiles() error {
-	left, err := os.ReadDir(filepath.Join(s.cfg.filesDir, unfinished))
+	left, err := os.ReadDir(s.cfg.filesDir + "/" + unfinished)
 	for _, entry := range left {
 		if id := entry.Name(); isUUID(id) {
 			if err := s.takeBack(id, findRow); err != nil {
@@ -106,10 +105,8 @@ func (s *server) takeBack(fileID, statement string) error {
 	return s.files.RemoveAll(unfinished + "/" + fileID)
 }
 
-const (
-	findRow = "select file_id from files where file_id = $1"
-	dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
-)
+const findRow = "select file_id from files where file_id = $1"
+const dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
 
 // upload stores a file. The row makes it visible, and is written when the bytes are
 // on disk under their name for good. The second name, in the folder of unfinished
@@ -219,8 +216,8 @@ func (f *uploadForm) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func transferTime(bytes int64) time.Duration {
-	return transferStart + time.Duration(bytes/transferPace)*time.Second
+func transferTime(size int64) time.Duration {
+	return transferStart + time.Duration(size/transferPace)*time.Second
 }
 
 // receive writes the file to out, finds its type and size, and sees to it that

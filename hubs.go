@@ -131,27 +131,16 @@ func (q hubQuery) statement() (text string, args []any) {
 const hubsPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 	select hub_id from hubs where {status} order by {order} limit $1 offset $2)) order by {order}`
 
-// hubsByName has two ways, and a sample of a thousand hubs to choose by (hub_id is
-// random, so any thousand by it are a fair one). What many names contain is soon met
-// on a walk in the list's order; what few contain is gathered by the index of the
-// names' pieces, then sorted. Both find the same; PostgreSQL runs only the one.
-const hubsByName = `with asked as materialized (select hub_name_key($3) as name),
-frequent as materialized (
-	select count(*) > 1 and 16 * count(*) * count(*) >= $1::bigint + $2::bigint as yes from (
-		select from (select name_lower from hubs order by hub_id limit 1000) thousand
-		where strpos(name_lower, (select name from asked)) > 0 limit 26) seen)
+// hubsByName has two ways, and a sample to choose by (schema.sql has all three): a walk
+// in the list's order, and the index of the names' pieces, whose finds are then sorted.
+// Both find the same; PostgreSQL runs only the one.
+const hubsByName = `with frequent as materialized (select yes from hub_name_is_frequent($3, $1::bigint + $2::bigint))
 select ` + hubColumns + ` from hubs where hub_id = any (array(
-	(select hub_id from hubs
-	where (select yes from frequent) and strpos(name_lower, (select name from asked)) > 0 and {status}
+	(select hub_id from hubs_walked_by_name($3) where (select yes from frequent) and {status}
 	order by {order} limit $1::bigint offset $2::bigint)
 union all
-	(select hub_id from (
-		select * from hubs
-		where not (select yes from frequent) and strpos(name_lower, (select name from asked)) > 0
-		and hub_name_grams(name_lower) @> array(
-			select substr(name, at, 3) from asked, generate_series(1, greatest(1, length(name) - 2)) at)
-		offset 0) found -- so that the status is not for the search to decide by
-	where {status} order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
+	(select hub_id from hubs_gathered_by_name($3) where not (select yes from frequent) and {status}
+	order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
 
 func (s *server) getHub(x *exchange, _ nothing) (h hub, err error) {
 	err = s.store.row("select "+hubColumns+" from hubs where hub_id = $1", []any{x.pathID("hubId")}, h.targets()...)

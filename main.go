@@ -132,10 +132,8 @@ func loadConfig(getenv func(string) string) (config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-var (
-	cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-	originForm       = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
-)
+var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
 // allowsOrigin is the allow-list. In production only https subdomains of one domain on
 // the default port: a host of labels, so no port and no trick passes.
@@ -225,8 +223,6 @@ func (s *server) routes() []route {
 	admin := []string{roleAdmin}
 	requests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
 	proofs := newLimiter(10, 15*time.Minute, "by e-mail")
-	contractText := document{"application/json", contentPolicy, openAPI}
-	pageText := document{"text/html; charset=utf-8", "frame-ancestors 'none'", page}
 	return []route{
 		{"POST", "/auth/otp/request", public, nil, 200, requests, endpoint(s.requestCode)},
 		{"POST", "/auth/otp/validate", public, nil, 200, proofs, endpoint(s.validateCode)},
@@ -241,25 +237,27 @@ func (s *server) routes() []route {
 		{"POST", "/files/upload", accepted, nil, 201, nil, endpoint(s.upload)},
 		{"GET", "/files/{fileId}/{name}", accepted, nil, 200, nil, endpoint(s.getFile)},
 		{"GET", "/healthz", public, nil, 200, nil, endpoint(s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(contractText.get)},
-		{"GET", "/{$}", local, nil, 200, nil, endpoint(pageText.get)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(document{"application/json", contentPolicy, openAPI}.get)},
+		{"GET", "/{$}", local, nil, 200, nil, endpoint(document{"text/html; charset=utf-8", pagePolicy, page}.get)},
 	}
 }
 
 // pipeline is the steps that every request takes, in the order of the specification.
 // The sixth is the contract: register finds the route, endpoint runs it.
-func (s *server) pipeline() http.Handler {
-	return s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(s.routes()))))))
+func (s *server) pipeline(routes []route) http.Handler {
+	return s.logRequests(before(s.setSecurityHeaders, before(s.setContext, before(s.limitByAddress,
+		before(s.checkOrigin, s.register(routes))))))
 }
 
 //go:embed openapi.json
 var openAPI string
 
-// The learner's page says itself what it may load: its own script and style, by
-// their hashes, and answers of this server.
-//
 //go:embed index.html
 var page string
+
+// The learner's page says itself what else it may load: its own script and style, by
+// their hashes, and answers of this server.
+const pagePolicy = "frame-ancestors 'none'"
 
 // document is a fixed text with a Content-Security-Policy of its own.
 type document struct{ contentType, policy, text string }
@@ -273,14 +271,12 @@ func (d document) send(x *exchange) {
 	io.WriteString(x, d.text)
 }
 
-const (
-	headerTimeout = 10 * time.Second
-	bodyTimeout   = 15 * time.Second // of JSON; uploads have more
-	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
-	idleTimeout   = 2 * time.Minute
-	drainTime     = 500 * time.Millisecond // for requests that arrive as the stop begins
-	stopTimeout   = 12 * time.Second       // for requests under way, and again for queued mail
-)
+const headerTimeout = 10 * time.Second
+const bodyTimeout = 15 * time.Second   // of JSON; uploads have more
+const answerTimeout = 30 * time.Second // handler and answer of a request; files have more
+const idleTimeout = 2 * time.Minute
+const drainTime = 500 * time.Millisecond // for requests that arrive as the stop begins
+const stopTimeout = 12 * time.Second     // for requests under way, and again for queued mail
 
 // serve runs until ctx ends, then stops: no new connections, the requests under way
 // are answered, the queued mail is sent.
@@ -305,7 +301,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	}
 	s.startMail()
 	web := &http.Server{
-		Handler:                      s.pipeline(),
+		Handler:                      s.pipeline(s.routes()),
 		ReadHeaderTimeout:            headerTimeout,
 		ReadTimeout:                  headerTimeout + bodyTimeout,
 		WriteTimeout:                 answerTimeout,

@@ -9,7 +9,6 @@ package main
 //  5. the steps of the pipeline, in the order of the specification.
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/rand"
 	"database/sql"
@@ -240,7 +239,7 @@ func readFields(x *exchange) (*fields, error) {
 	if err != nil {
 		return nil, bodyProblem(err)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder := json.NewDecoder(strings.NewReader(string(body)))
 	if start, _ := decoder.Token(); start != json.Delim('{') || !json.Valid(body) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
@@ -458,12 +457,8 @@ func (s *server) register(routes []route) http.Handler {
 		case route.access == local && s.cfg.env != envLocal:
 			continue
 		}
-		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
-			x := w.(*exchange)
-			if err := route.contract.perform(s, route, x); err != nil {
-				x.fail(err)
-			}
-		})
+		perform := func(x *exchange) error { return route.contract.perform(s, route, x) }
+		mux.Handle(route.method+" "+route.path, before(perform, nil)) // nothing comes after it
 	}
 	return mux
 }
@@ -509,74 +504,72 @@ var loggedHeaders = []string{"User-Agent", "Content-Type", "Origin", "Cookie", "
 // contentPolicy lets a browser do nothing with an answer but read it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
+// before makes a middleware of a step that refuses a request, answers it or lets it go on.
+func before(step func(*exchange) error, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		if err := step(x); err != nil {
+			x.fail(err)
+		} else if x.status == 0 {
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
 // setSecurityHeaders is step 2. The CORS headers for an allowed origin stand here
 // too, so that a page can read every answer, the 429 of step 4 included.
-func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		h.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("X-Frame-Options", "DENY")
-		h.Set("Referrer-Policy", "no-referrer")
-		h.Set("Content-Security-Policy", contentPolicy)
-		h.Set("Cross-Origin-Resource-Policy", "same-site")
-		h.Set("Cache-Control", "no-store")
-		h.Set("Vary", "Origin")
-		if origin := r.Header.Get("Origin"); s.cfg.allowsOrigin(origin) {
-			h.Set("Access-Control-Allow-Origin", origin)
-			h.Set("Access-Control-Allow-Credentials", "true")
-			h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
-		}
-		next.ServeHTTP(w, r)
-	})
+func (s *server) setSecurityHeaders(x *exchange) error {
+	h := x.Header()
+	h.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Content-Security-Policy", contentPolicy)
+	h.Set("Cross-Origin-Resource-Policy", "same-site")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Vary", "Origin")
+	if origin := x.r.Header.Get("Origin"); s.cfg.allowsOrigin(origin) {
+		h.Set("Access-Control-Allow-Origin", origin)
+		h.Set("Access-Control-Allow-Credentials", "true")
+		h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
+	}
+	return nil
 }
 
 var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 // setContext is step 3: the request id, the client's own where it has the right
 // form, and the client's address.
-func (s *server) setContext(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := w.(*exchange)
-		if x.id = r.Header.Get("X-Request-Id"); !requestIDForm.MatchString(x.id) {
-			x.id = rand.Text()
-		}
-		x.Header().Set("X-Request-Id", x.id)
-		x.client = clientAddress(r, s.cfg.trustedProxies)
-		x.log = s.log.With("requestId", x.id, "client", x.client.String())
-		next.ServeHTTP(w, r)
-	})
+func (s *server) setContext(x *exchange) error {
+	if x.id = x.r.Header.Get("X-Request-Id"); !requestIDForm.MatchString(x.id) {
+		x.id = rand.Text()
+	}
+	x.Header().Set("X-Request-Id", x.id)
+	x.client = clientAddress(x.r, s.cfg.trustedProxies)
+	x.log = s.log.With("requestId", x.id, "client", x.client.String())
+	return nil
 }
 
 // limitByAddress is step 4. Reading files has a bucket of its own in place of the
 // global one, else its 500 a second could never be reached.
-func (s *server) limitByAddress(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := w.(*exchange)
-		if err := s.addressLimit(r.Method, r.URL.Path).take(addressKey(x.client)); err != nil {
-			x.fail(err)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+func (s *server) limitByAddress(x *exchange) error {
+	return s.addressLimit(x.r.Method, x.r.URL.Path).take(addressKey(x.client))
 }
+
+var crossOrigin http.CrossOriginProtection
 
 // checkOrigin is step 5. It answers the preflights of allowed origins, and refuses
 // writes by pages of all other origins: SameSite=Lax alone lets same-site ones pass.
-func (s *server) checkOrigin(next http.Handler) http.Handler {
-	var crossOrigin http.CrossOriginProtection
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch allowed := s.cfg.allowsOrigin(r.Header.Get("Origin")); {
-		case !allowed && crossOrigin.Check(r) != nil:
-			w.(*exchange).fail(errCrossOrigin)
-		case allowed && r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "":
-			h := w.Header()
-			h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-			h.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
-			h.Set("Access-Control-Max-Age", "7200")
-			w.WriteHeader(http.StatusNoContent)
-		default:
-			next.ServeHTTP(w, r)
-		}
-	})
+func (s *server) checkOrigin(x *exchange) error {
+	switch allowed := s.cfg.allowsOrigin(x.r.Header.Get("Origin")); {
+	case !allowed && crossOrigin.Check(x.r) != nil:
+		return errCrossOrigin
+	case allowed && x.r.Method == http.MethodOptions && x.r.Header.Get("Access-Control-Request-Method") != "":
+		h := x.Header()
+		h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+		h.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+		h.Set("Access-Control-Max-Age", "7200")
+		x.WriteHeader(http.StatusNoContent)
+	}
+	return nil
 }

@@ -261,7 +261,7 @@ func serveRoutes(t testing.TB, routes func(*server) []route, overrides ...map[st
 		t.Fatal(err)
 	}
 	s := newServer(cfg, nil, srv.log)
-	web := httptest.NewServer(s.logRequests(s.setSecurityHeaders(s.setContext(s.limitByAddress(s.checkOrigin(s.register(routes(s))))))))
+	web := httptest.NewServer(s.pipeline(routes(s)))
 	t.Cleanup(web.Close)
 	srv.addr, srv.base = web.Listener.Addr().String(), web.URL
 	if domain := srv.env["COOKIE_DOMAIN"]; domain != "" {
@@ -1045,7 +1045,7 @@ func FuzzRequestID(f *testing.F) {
 // fuzzHandler is the pipeline without its limit, which would end the fuzzing.
 func fuzzHandler(t testing.TB, routes func(*server) []route) http.Handler {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
-	return s.logRequests(s.setSecurityHeaders(s.setContext(s.checkOrigin(s.register(routes(s))))))
+	return s.logRequests(before(s.setSecurityHeaders, before(s.setContext, before(s.checkOrigin, s.register(routes(s))))))
 }
 
 // Whatever a body holds: a 4xx or an input that keeps its rules, and that reads the

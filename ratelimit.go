@@ -124,9 +124,9 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := peer.Addr().Unmap().WithZone("")
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(hops) - 1; i >= 0 && slices.ContainsFunc(trusted, isTrusted); i-- {
-		hop, err := netip.ParseAddr(strings.TrimSpace(hops[i]))
-		if err != nil {
+	for _, text := range slices.Backward(hops) {
+		hop, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err != nil || !slices.ContainsFunc(trusted, isTrusted) {
 			break // not an address: the last proxy is as far as we can see
 		}
 		client = hop.Unmap().WithZone("")

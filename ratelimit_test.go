@@ -256,7 +256,7 @@ func newOffice(t testing.TB) office {
 		t.Fatal(err)
 	}
 	s := newServer(cfg, nil, io.Discard)
-	return office{s, s.pipeline()}
+	return office{s, s.pipeline(s.routes())}
 }
 
 // call sends one request to the handler itself, from an address.

@@ -74,6 +74,33 @@ create index if not exists hubs_status_updated_at on hubs (status, updated_at, h
 -- Without fastupdate: a search would have to read that list of what waits.
 create index if not exists hubs_name_grams on hubs using gin (hub_name_grams(name_lower)) with (fastupdate = off);
 
+-- The search of GET /hubs with filters[name]. PostgreSQL writes these three functions
+-- into the statement that calls them; they cost no call.
+--
+-- What many names contain is soon met on a walk in the list's order.
+create or replace function hubs_walked_by_name(part text) returns setof hubs language sql stable as $$
+    select * from hubs where strpos(name_lower, (select hub_name_key(part))) > 0
+$$;
+
+-- What few names contain is gathered by the index of their pieces. With offset 0 the rest
+-- of the statement is not for this search to decide by.
+create or replace function hubs_gathered_by_name(part text) returns setof hubs language sql stable as $$
+    select * from hubs
+    where strpos(name_lower, (select hub_name_key(part))) > 0
+    and hub_name_grams(name_lower) @> array(
+        select substr(wanted, at, 3) from hub_name_key(part) wanted, generate_series(1, greatest(1, length(wanted) - 2)) at)
+    offset 0
+$$;
+
+-- Whether a walk to the row that is needed is the shorter way, by a sample of a thousand
+-- hubs (hub_id is random, so any thousand by it are a fair one).
+create or replace function hub_name_is_frequent(part text, needed bigint)
+    returns table (yes boolean) language sql stable as $$
+    select count(*) > 1 and 16 * count(*) * count(*) >= needed from (
+        select from (select name_lower from hubs order by hub_id limit 1000) thousand
+        where strpos(name_lower, (select hub_name_key(part))) > 0 limit 26) seen
+$$;
+
 -- What was uploaded; the bytes are in FILES_DIR under file_id. A row is written
 -- last, once the file is whole and on disk: no row, no file.
 create table if not exists files (

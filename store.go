@@ -23,10 +23,8 @@ import (
 //go:embed schema.sql
 var schema string
 
-const (
-	poolSize  = 8               // connections, kept open
-	dbTimeout = 2 * time.Second // a statement, a read or write on its socket, the wait for a connection
-)
+const poolSize = 8                // connections, kept open
+const dbTimeout = 2 * time.Second // a statement, a read or write on its socket, the wait for a connection
 
 // store has no context parameters: its statements end by dbTimeout, whether or not
 // the client waits. lib/pq would watch a context with one goroutine a statement,
@@ -54,8 +52,7 @@ func openStore(databaseURL string) (*store, error) {
 	connector.Dialer(deadlineDialer{})
 	st := &store{db: sql.OpenDB(connector), slots: make(chan struct{}, poolSize)}
 	st.db.SetMaxIdleConns(poolSize) // the default of 2 would open and close connections all the time
-	var tables int
-	if err = st.row("select count(*) from users, hubs, terms_acceptances, files where false", nil, &tables); err != nil {
+	if err = st.row("select count(*) from users, hubs, terms_acceptances, files where false", nil, new(int)); err != nil {
 		st.db.Close()
 		return nil, fmt.Errorf("the database does not answer, or lacks the schema (command migrate): %w", err)
 	}
