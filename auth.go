@@ -32,10 +32,9 @@ type user struct {
 	Email      string `json:"email"`
 	Permission string `json:"permission"` // one of roles
 
-	suspended   bool
-	signedOutAt time.Time // session tokens issued before it are refused
-	accepted    bool      // the terms of TERMS_VERSION
-	now         time.Time // the database's clock when the row was read
+	suspended, accepted bool      // accepted: the terms of TERMS_VERSION
+	signedOutAt         time.Time // session tokens issued before it are refused
+	now                 time.Time // the database's clock when the row was read
 }
 
 // What users are looked up by; the e-mail address in lower case.
@@ -181,37 +180,34 @@ func (s *server) verifyToken(token string) (c claims, err error) {
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
 
-// isUUID takes the one form that PostgreSQL gives out: small letters. Every hub of
-// every page passes here, so it is no regular expression.
-func isUUID(id string) bool {
-	return len(id) == 36 && id[8] == '-' && id[13] == '-' && id[18] == '-' && id[23] == '-' &&
-		strings.Count(id, "-") == 4 && strings.Trim(id, "0123456789abcdef-") == ""
-}
+// isUUID takes the one form that PostgreSQL gives out: small letters.
+func isUUID(id string) bool { return uuidForm.MatchString(id) }
+
+var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 // setCookie sets or, with a negative age in seconds, clears the session cookie.
-// Name, path and domain must be the same for both, or the browser keeps it.
+// Name, path and domain must be the same for both, or the browser keeps it. In the local
+// environment the domain is empty: host-only.
 func (s *server) setCookie(x *exchange, token string, maxAge int) {
-	http.SetCookie(x, &http.Cookie{Name: s.cfg.cookieName, Value: token, MaxAge: maxAge,
-		Path: "/", Domain: s.cfg.cookieDomain, // no domain in the local environment: host-only
-		HttpOnly: true, Secure: s.cfg.env != envLocal, SameSite: http.SameSiteLaxMode})
+	http.SetCookie(x, &http.Cookie{Name: s.cfg.cookieName, Value: token, MaxAge: maxAge, Path: "/",
+		Domain: s.cfg.cookieDomain, HttpOnly: true, Secure: s.cfg.env != envLocal, SameSite: http.SameSiteLaxMode})
 }
 
-// access says who may call an operation. The zero value is no rule: an operation
-// whose access was forgotten does not start.
-type access int
+// access says who may call an operation: everybody; the same, but the operation is there
+// only where APP_ENV is local; a session whose account is not suspended; such a session
+// with the current terms accepted. The zero value is no rule: an operation whose access
+// was forgotten does not start.
+type access string
 
-const (
-	public   access = iota + 1
-	local           // public, and there only where APP_ENV is local
-	signedIn        // a session whose account is not suspended
-	accepted        // signedIn, and the current terms are accepted
-)
+const public, local, signedIn, accepted access = "-", "local", "session", "session, terms"
+
+func (a access) needsSession() bool { return a == signedIn || a == accepted }
 
 // authorize is the session check of every endpoint, in the order of refusals:
 // cookie, token, the account as it is now, terms, role. In x.user it leaves the
 // user, loaded by one query, once.
 func (s *server) authorize(x *exchange, a access, roles []string) error {
-	if a < signedIn {
+	if !a.needsSession() {
 		return nil
 	}
 	var token claims
@@ -223,17 +219,16 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 		return errUnauthenticated
 	}
 	u, err := s.loadUser(byID, token.UserID, errUnauthenticated)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case u.Email != token.Email, fromSeconds(token.IssuedAt).Before(u.signedOutAt):
-		return errUnauthenticated
 	}
 	x.user, x.sessionEnds, x.log = u, fromSeconds(token.ExpiresAt), x.log.With("userId", u.UserID)
 	switch {
+	case u.Email != token.Email, fromSeconds(token.IssuedAt).Before(u.signedOutAt):
+		return errUnauthenticated
 	case u.suspended:
 		return errSuspended
-	case a >= accepted && !u.accepted:
+	case a == accepted && !u.accepted:
 		return errTermsMissing
 	case roles != nil && !slices.Contains(roles, u.Permission):
 		return errForbidden
@@ -313,8 +308,7 @@ func changeUser(args []string, getenv func(string) string) error {
 		return err
 	}
 	defer st.db.Close()
-	var userID string
-	err = st.row(statement, parameters, &userID)
+	err = st.row(statement, parameters, new(string))
 	if errors.Is(err, sql.ErrNoRows) {
 		return errors.New("no such user, or for add: there is one already")
 	}

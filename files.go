@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"database/sql"
 	"errors"
 	"io"
@@ -13,7 +14,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -21,17 +21,15 @@ import (
 	"unicode/utf8"
 )
 
-const (
-	maxFormBytes  = 64 << 10        // of a multipart form besides the file in it
-	transferStart = time.Minute     // an upload or download may take this long, and
-	transferPace  = 16 << 10        // a second more for each so many bytes
-	refusedTime   = 5 * time.Second // for the rest of an upload that is refused already
-	sniffLength   = 512             // bytes that http.DetectContentType looks at
+const maxFormBytes = 64 << 10       // of a multipart form besides the file in it
+const transferStart = time.Minute   // an upload or download may take this long, and
+const transferPace = 16 << 10       // a second more for each so many bytes
+const refusedTime = 5 * time.Second // for the rest of an upload that is refused already
+const sniffLength = 512             // bytes that http.DetectContentType looks at
 
-	// unfinished is the folder in FILES_DIR where an upload has a second name until its
-	// row is there. Only what has a name there is ever swept.
-	unfinished = "unfinished"
-)
+// unfinished is the folder in FILES_DIR where an upload has a second name until its
+// row is there. Only what has a name there is ever swept.
+const unfinished = "unfinished"
 
 // file is what the table has about a file.
 type file struct {
@@ -60,32 +58,29 @@ func isFileName(name string) bool {
 // server ends. Who gets it alone is the only server: what lies unfinished in the
 // folder is then nobody's running upload, and is swept.
 func (s *server) openFiles() error {
-	lock := func(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
 	return inOrder(
 		func() error { return os.MkdirAll(s.cfg.filesDir+"/"+unfinished, 0o700) },
 		func() (err error) { s.files, err = os.OpenRoot(s.cfg.filesDir); return err },
 		func() (err error) { s.folder, err = s.files.Open("."); return err },
 		func() (err error) { s.lock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600); return err },
-		func() error {
-			if lock(syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-				return nil
-			}
-			return s.sweepFiles()
-		},
-		func() error { return lock(syscall.LOCK_SH) },
+		s.sweepFiles,
+		func() error { return s.flock(syscall.LOCK_SH) },
 	)
 }
+
+func (s *server) flock(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
 
 // sweepFiles takes back the uploads that a killed server left. Those whose row is there
 // only lose their second name.
 func (s *server) sweepFiles() error {
+	if s.flock(syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return nil // another server runs
+	}
 	left, err := os.ReadDir(s.cfg.filesDir + "/" + unfinished)
 	for _, entry := range left {
-		if id := entry.Name(); isUUID(id) {
-			if err := s.takeBack(id, findRow); err != nil {
-				return err
-			}
+		if id := entry.Name(); err == nil && isUUID(id) {
 			s.log.Info("swept", "fileId", id)
+			err = s.takeBack(id, findRow)
 		}
 	}
 	return err
@@ -162,15 +157,13 @@ func filePath(fileID, name string) string { return "/files/" + fileID + "/" + ur
 // uploadForm is the form that a file comes in. It gives the upload as long as it
 // keeps its pace, and the answer after it the time that every answer has.
 type uploadForm struct {
-	body       io.Reader
-	connection *http.ResponseController
-	started    time.Time
-	parts      *multipart.Reader
-	file       *multipart.Part
-	name       string // of the file
-	maxFile    int64  // bytes
-	received   int64  // bytes of the body so far
-	allowed    int64  // bytes of the body at this stage: headers, file, end
+	x        *exchange
+	started  time.Time
+	parts    *multipart.Reader
+	file     *multipart.Part
+	name     string // of the file
+	received int64  // bytes of the body so far
+	allowed  int64  // bytes of the body at this stage: headers, file, end
 }
 
 // openForm checks the headers of an upload before a byte of it is read, then those
@@ -185,14 +178,13 @@ func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	case x.r.ContentLength > maxFormBytes+s.cfg.maxUploadBytes:
 		return nil, errTooLarge
 	}
-	f := &uploadForm{body: x.r.Body, connection: http.NewResponseController(x), started: time.Now(),
-		maxFile: s.cfg.maxUploadBytes, allowed: maxFormBytes}
+	f := &uploadForm{x: x, started: time.Now(), allowed: maxFormBytes}
 	f.parts = multipart.NewReader(f, params["boundary"])
 	var err error
 	if f.file, err = f.parts.NextRawPart(); err != nil {
 		return nil, bodyProblem(err)
 	}
-	f.allowed += f.maxFile
+	f.allowed += s.cfg.maxUploadBytes
 	_, disposition, _ := mime.ParseMediaType(f.file.Header.Get("Content-Disposition"))
 	sent := disposition["filename"]
 	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
@@ -208,10 +200,10 @@ func (f *uploadForm) Read(p []byte) (int, error) {
 	if f.received > f.allowed {
 		return 0, errTooLarge
 	}
-	deadline := f.started.Add(transferTime(f.received))
-	f.connection.SetReadDeadline(deadline)
-	f.connection.SetWriteDeadline(deadline.Add(answerTimeout))
-	n, err := f.body.Read(p[:min(int64(len(p)), f.allowed-f.received+1)])
+	connection, deadline := http.NewResponseController(f.x), f.started.Add(transferTime(f.received))
+	connection.SetReadDeadline(deadline)
+	connection.SetWriteDeadline(deadline.Add(answerTimeout))
+	n, err := f.x.r.Body.Read(p[:min(int64(len(p)), f.allowed-f.received+1)])
 	f.received += int64(n)
 	return n, err
 }
@@ -223,12 +215,13 @@ func transferTime(size int64) time.Duration {
 // receive writes the file to out, finds its type and size, and sees to it that
 // nothing follows.
 func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error) {
+	maxFile := f.allowed - maxFormBytes
 	head, err := io.ReadAll(io.LimitReader(f.file, sniffLength))
 	if err == nil {
 		size, err = io.Copy(out, io.MultiReader(bytes.NewReader(head), f.file))
 	}
 	if err == nil {
-		f.allowed = maxFormBytes + min(size, f.maxFile)
+		f.allowed = maxFormBytes + min(size, maxFile)
 		if _, err = f.parts.NextRawPart(); err == nil {
 			return kind, size, invalid(fieldError{"file", "must be the form's only part"})
 		}
@@ -239,7 +232,7 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 	switch {
 	case err != nil:
 		return kind, size, bodyProblem(err)
-	case size > f.maxFile:
+	case size > maxFile:
 		return kind, size, errTooLarge
 	}
 	return contentType(head), size, nil
@@ -247,19 +240,15 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 
 // contentType is the server's own finding, whatever the client said. Text with a
 // tag in it could be SVG or HTML, which Go does not always see: it is no text here.
+// Where a text goes on, its last character here may be cut off.
 func contentType(head []byte) string {
-	found := http.DetectContentType(head)
-	if strings.HasPrefix(found, "text/") && (bytes.ContainsRune(head, '<') || !startsUTF8(head)) {
+	found, valid := http.DetectContentType(head), bytes.ToValidUTF8(head, nil)
+	cut := len(head) - len(valid)
+	isUTF8 := cut == 0 || len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
+	if strings.HasPrefix(found, "text/") && (bytes.ContainsRune(head, '<') || !isUTF8) {
 		return "application/octet-stream"
 	}
 	return found
-}
-
-// startsUTF8 lets the last character be cut off where the text goes on.
-func startsUTF8(head []byte) bool {
-	valid := bytes.ToValidUTF8(head, nil)
-	cut := len(head) - len(valid)
-	return cut == 0 || len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
 }
 
 // fileContent is a file on its way to the client.
@@ -277,30 +266,26 @@ func (c fileContent) check() bool {
 // getFile finds the file by id and name. Any signed-in user may read a file whose
 // path he knows; ids can't be guessed.
 func (s *server) getFile(x *exchange, _ nothing) (c fileContent, err error) {
-	err = s.store.row("select file_id, name, content_type, size, created_at from files where file_id = $1",
-		[]any{x.pathID("fileId")}, &c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	switch {
-	case err != nil:
-		return c, err
-	case c.Name != x.r.PathValue("name"):
-		return c, errNotFound
+	name := x.r.PathValue("name")
+	err = s.store.row("select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
+		[]any{x.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}},
+		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	if err == nil {
+		c.content, err = s.files.Open(c.FileID)
 	}
-	c.content, err = s.files.Open(c.FileID)
 	return c, err
 }
 
-// inlineTypes are what a browser may show in place; everything else is offered for
+// dispositions are of what a browser may show in place; everything else is offered for
 // saving. nosniff and a sandbox hold in either case.
-var inlineTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain; charset=utf-8"}
+var dispositions = map[string]string{"image/png": "inline", "image/jpeg": "inline", "image/gif": "inline",
+	"image/webp": "inline", "text/plain; charset=utf-8": "inline"}
 
 // send serves the bytes with Range and conditional requests (RFC 9110). A file
 // never changes, so its id is its ETag.
 func (c fileContent) send(x *exchange) {
 	defer c.content.Close()
-	disposition := "attachment"
-	if slices.Contains(inlineTypes, c.ContentType) {
-		disposition = "inline"
-	}
+	disposition := cmp.Or(dispositions[c.ContentType], "attachment")
 	h := x.Header()
 	h.Set("Content-Type", c.ContentType)
 	h.Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))

@@ -46,8 +46,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
+	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }
 
@@ -59,13 +58,13 @@ const envLocal, envStaging, envProduction = "local", "staging", "production"
 type config struct {
 	env, addr, databaseURL, filesDir, cookieName, cookieDomain string
 
-	sessionKeys         jwt.VerificationKeySet
-	allowedOrigins      []string // local and staging
-	allowedOriginDomain string   // production
-	trustedProxies      []netip.Prefix
-	smtpURL             *url.URL // nil, in the local environment only: codes are printed
-	mailFrom            *mail.Address
-	maxUploadBytes      int64
+	sessionKeys    jwt.VerificationKeySet
+	allowedOrigins []string // local and staging
+	originDomain   string   // production
+	trustedProxies []netip.Prefix
+	smtpURL        *url.URL // nil, in the local environment only: codes are printed
+	mailFrom       *mail.Address
+	maxUploadBytes int64
 }
 
 // configError is a fault of the operator's: exit status 2. It never quotes a value.
@@ -81,9 +80,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 			errs = append(errs, configError(complaint))
 		}
 	}
-	domainWhere := func(needed bool, value string) bool {
-		return needed && domainForm.MatchString(value) || !needed && value == ""
-	}
+	comma := strings.NewReplacer(",", " ")
 	env, prefix, origins := getenv("APP_ENV"), "__Secure-hubs", ""
 	isLocal, isProduction := env == envLocal, env == envProduction
 	if isLocal {
@@ -92,8 +89,9 @@ func loadConfig(getenv func(string) string) (config, error) {
 	prefix = cmp.Or(getenv("COOKIE_PREFIX"), prefix)
 	cfg := config{env: env, addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"), databaseURL: getenv("DATABASE_URL"),
 		cookieName: prefix + "_auth_" + env, cookieDomain: getenv("COOKIE_DOMAIN"),
-		allowedOrigins: list(cmp.Or(getenv("ALLOWED_ORIGINS"), origins)), filesDir: cmp.Or(getenv("FILES_DIR"), "data/files"),
-		allowedOriginDomain: strings.ToLower(getenv("ALLOWED_ORIGIN_DOMAIN"))}
+		filesDir:       cmp.Or(getenv("FILES_DIR"), "data/files"),
+		allowedOrigins: strings.Fields(comma.Replace(cmp.Or(getenv("ALLOWED_ORIGINS"), origins))),
+		originDomain:   strings.ToLower(getenv("ALLOWED_ORIGIN_DOMAIN"))}
 
 	check(isLocal || isProduction || env == envStaging, "APP_ENV: must be local, staging or production")
 	_, err := net.ResolveTCPAddr("tcp", cfg.addr)
@@ -109,13 +107,14 @@ func loadConfig(getenv func(string) string) (config, error) {
 	check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
 	check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	check(!isLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
-	check(domainWhere(!isLocal, cfg.cookieDomain), "COOKIE_DOMAIN: must be a domain, and unset locally")
+	check(isLocal && cfg.cookieDomain == "" || !isLocal && domainForm.MatchString(cfg.cookieDomain),
+		"COOKIE_DOMAIN: must be a domain, and unset locally")
 	check(!isProduction || len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
 	check(!slices.ContainsFunc(cfg.allowedOrigins, func(origin string) bool { return !originForm.MatchString(origin) }),
 		"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
-	check(domainWhere(isProduction, cfg.allowedOriginDomain),
+	check(isProduction && domainForm.MatchString(cfg.originDomain) || !isProduction && cfg.originDomain == "",
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain in production, and unset elsewhere")
-	for _, text := range list(getenv("TRUSTED_PROXIES")) {
+	for text := range strings.FieldsSeq(comma.Replace(getenv("TRUSTED_PROXIES"))) {
 		proxies, err := netip.ParsePrefix(text)
 		check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
 		cfg.trustedProxies = append(cfg.trustedProxies, proxies)
@@ -135,34 +134,26 @@ func loadConfig(getenv func(string) string) (config, error) {
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
-// allowsOrigin is the allow-list. In production only https subdomains of one domain on
-// the default port: a host of labels, so no port and no trick passes.
+// allowsOrigin is the allow-list: origins, or in production only https subdomains of one
+// domain on the default port: a host of labels, so no port and no trick passes.
 func (c *config) allowsOrigin(origin string) bool {
-	if c.env != envProduction {
-		return slices.Contains(c.allowedOrigins, origin)
-	}
 	host, https := strings.CutPrefix(origin, "https://")
-	return https && domainForm.MatchString(host) && strings.HasSuffix(host, "."+c.allowedOriginDomain)
-}
-
-// list is the parts of a comma-separated value.
-func list(value string) []string {
-	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
+	isSubdomain := https && domainForm.MatchString(host) && strings.HasSuffix(host, "."+c.originDomain)
+	return isSubdomain && c.env == envProduction || slices.Contains(c.allowedOrigins, origin)
 }
 
 // server is what the handlers share. Its fields do not change once it serves.
 type server struct {
-	cfg      config
-	log      *slog.Logger
-	out      io.Writer // standard output: the log, and locally the codes
-	store    *store
-	files    *os.Root // FILES_DIR
-	folder   *os.File // the same, open to be synced
-	lock     *os.File // in it: who holds it alone may sweep
-	codes    oneTimeCodes
-	codeJobs chan codeJob
-	mailing  sync.WaitGroup
-	stopping atomic.Bool // every answer closes its connection
+	cfg          config
+	log          *slog.Logger
+	out          io.Writer // standard output: the log, and locally the codes
+	store        *store
+	files        *os.Root // FILES_DIR
+	folder, lock *os.File // the same, open to be synced; in it: who holds it alone may sweep
+	codes        oneTimeCodes
+	codeJobs     chan codeJob
+	mailing      sync.WaitGroup
+	stopping     atomic.Bool // every answer closes its connection
 
 	// The limits by client address. As all limits they are kept in this process alone.
 	globalLimit, fileLimit *limiter
@@ -174,12 +165,9 @@ type server struct {
 
 func newServer(cfg config, st *store, out io.Writer) *server {
 	return &server{
-		cfg:   cfg,
-		log:   slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
-		out:   out,
-		store: st,
-		codes: oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+		cfg: cfg, out: out, store: st, codes: oneTimeCodes{byEmail: map[string]oneTimeCode{}},
 
+		log:         slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
 		codeJobs:    make(chan codeJob, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
@@ -197,17 +185,16 @@ var secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
 // server makes itself are left as they are.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
-	switch a.Key {
-	case slog.TimeKey, slog.LevelKey, slog.MessageKey, "requestId", "userId", "client", "duration":
-	case "cookie", "authorization":
+	switch kind := a.Value.Kind(); {
+	case a.Key == "cookie", a.Key == "authorization":
 		a.Value = slog.StringValue("***")
-	default:
-		if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
-			a.Value = slog.StringValue(maskText(a.Value.String()))
-		}
+	case !slices.Contains(plainAttrs, a.Key) && (kind == slog.KindString || kind == slog.KindAny):
+		a.Value = slog.StringValue(maskText(a.Value.String()))
 	}
 	return a
 }
+
+var plainAttrs = []string{slog.LevelKey, slog.MessageKey, "requestId", "userId", "client"}
 
 // maskText looks before it replaces: the expression costs more than all the rest of a
 // log line, and few texts hold what could match.
@@ -271,10 +258,7 @@ func (d document) send(x *exchange) {
 	io.WriteString(x, d.text)
 }
 
-const headerTimeout = 10 * time.Second
-const bodyTimeout = 15 * time.Second   // of JSON; uploads have more
-const answerTimeout = 30 * time.Second // handler and answer of a request; files have more
-const idleTimeout = 2 * time.Minute
+const answerTimeout = 30 * time.Second   // handler and answer of a request; files have more
 const drainTime = 500 * time.Millisecond // for requests that arrive as the stop begins
 const stopTimeout = 12 * time.Second     // for requests under way, and again for queued mail
 
@@ -302,10 +286,10 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	s.startMail()
 	web := &http.Server{
 		Handler:                      s.pipeline(s.routes()),
-		ReadHeaderTimeout:            headerTimeout,
-		ReadTimeout:                  headerTimeout + bodyTimeout,
+		ReadHeaderTimeout:            10 * time.Second,
+		ReadTimeout:                  15 * time.Second, // with a JSON body; uploads have more
 		WriteTimeout:                 answerTimeout,
-		IdleTimeout:                  idleTimeout,
+		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
 		DisableGeneralOptionsHandler: true,          // OPTIONS * goes through the pipeline too
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
@@ -371,8 +355,6 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	return 1
 }
 
-var accessNames = map[access]string{public: "-", local: "local", signedIn: "session", accepted: "session, terms"}
-
 // printRoutes prints the route table, which the README has too.
 func printRoutes(out io.Writer) error {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
@@ -383,7 +365,7 @@ func printRoutes(out io.Writer) error {
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
-		needs := strings.Join(append([]string{accessNames[r.access]}, r.roles...), ", ")
+		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
 		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
 	return err

@@ -62,20 +62,18 @@ func newProblem(status int, code, detail string) *problem {
 
 // The problems that need nothing of the request at hand. Rate limits, invalid
 // input and conflicts are made where they arise.
-var (
-	errUnauthenticated = newProblem(401, "unauthenticated", "Sign in: the session is missing, expired or ended.")
-	errInvalidCode     = newProblem(401, "invalid_code", "The code is wrong, used or expired.")
-	errSuspended       = newProblem(403, "account_suspended", "This account is suspended.")
-	errForbidden       = newProblem(403, "forbidden", "Your role does not permit this.")
-	errTermsMissing    = newProblem(403, "terms_not_accepted", "Accept the terms first: POST /terms/acceptance.")
-	errCrossOrigin     = newProblem(403, "cross_origin", "Pages of this origin may not write here.")
-	errNotFound        = newProblem(404, "not_found", "There is nothing at this address.")
-	errMethod          = newProblem(405, "method_not_allowed", "The Allow header lists the methods of this address.")
-	errPrecondition    = newProblem(412, "precondition_failed", "A condition in the request's headers does not hold.")
-	errTooLarge        = newProblem(413, "too_large", "The body is larger than this endpoint takes.")
-	errMediaType       = newProblem(415, "unsupported_media_type", "This Content-Type or Content-Encoding is not taken.")
-	errRange           = newProblem(416, "range_not_satisfiable", "The file has no such range.")
-)
+var errUnauthenticated = newProblem(401, "unauthenticated", "Sign in: the session is missing, expired or ended.")
+var errInvalidCode = newProblem(401, "invalid_code", "The code is wrong, used or expired.")
+var errSuspended = newProblem(403, "account_suspended", "This account is suspended.")
+var errForbidden = newProblem(403, "forbidden", "Your role does not permit this.")
+var errTermsMissing = newProblem(403, "terms_not_accepted", "Accept the terms first: POST /terms/acceptance.")
+var errCrossOrigin = newProblem(403, "cross_origin", "Pages of this origin may not write here.")
+var errNotFound = newProblem(404, "not_found", "There is nothing at this address.")
+var errMethod = newProblem(405, "method_not_allowed", "The Allow header lists the methods of this address.")
+var errPrecondition = newProblem(412, "precondition_failed", "A condition in the request's headers does not hold.")
+var errTooLarge = newProblem(413, "too_large", "The body is larger than this endpoint takes.")
+var errMediaType = newProblem(415, "unsupported_media_type", "This Content-Type or Content-Encoding is not taken.")
+var errRange = newProblem(416, "range_not_satisfiable", "The file has no such range.")
 
 // invalid is the 400 of an input in which these fields are wrong.
 func invalid(errors ...fieldError) *problem {
@@ -234,7 +232,6 @@ func readFields(x *exchange) (*fields, error) {
 	if kind, _ := mediaType(x.r.Header); kind != "application/json" {
 		return nil, errMediaType
 	}
-	http.NewResponseController(x).SetReadDeadline(time.Now().Add(bodyTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(x.ResponseWriter, x.r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
@@ -452,7 +449,7 @@ func (s *server) register(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, route := range routes {
 		switch {
-		case route.access == 0 || route.access < signedIn && route.roles != nil:
+		case route.access == "" || !route.access.needsSession() && route.roles != nil:
 			panic("no access rule, or a role without a session: " + route.path)
 		case route.access == local && s.cfg.env != envLocal:
 			continue

@@ -127,8 +127,8 @@ func TestRefusals(t *testing.T) {
 	testUser(t, db, freshAdmin, roleAdmin)
 
 	never := func(route) bool { return false }
-	terms := func(r route) bool { return r.access >= accepted }
-	session := func(r route) bool { return r.access >= signedIn }
+	terms := func(r route) bool { return r.access == accepted }
+	session := func(r route) bool { return r.access.needsSession() }
 	states := []struct {
 		name, token string
 		refuses     func(route) bool
@@ -278,7 +278,7 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 		route route
 		panic bool
 	}{
-		"none":             {route{"GET", "/x", 0, nil, 204, nil, serve}, true},
+		"none":             {route{"GET", "/x", "", nil, 204, nil, serve}, true},
 		"role, public":     {route{"GET", "/x", public, []string{roleAdmin}, 204, nil, serve}, true},
 		"role, local":      {route{"GET", "/x", local, []string{roleAdmin}, 204, nil, serve}, true},
 		"public":           {route{"GET", "/x", public, nil, 204, nil, serve}, false},

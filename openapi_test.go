@@ -236,10 +236,10 @@ func possible(r route) (codes []string) {
 	_, fixed := r.contract.output.(document)
 	for code, is := range map[string]bool{
 		"invalid_request":        !noInput || upload,
-		"unauthenticated":        r.access >= signedIn,
+		"unauthenticated":        r.access.needsSession(),
 		"invalid_code":           proof,
-		"account_suspended":      r.access >= signedIn || proof,
-		"terms_not_accepted":     r.access >= accepted,
+		"account_suspended":      r.access.needsSession() || proof,
+		"terms_not_accepted":     r.access == accepted,
 		"forbidden":              r.roles != nil,
 		"cross_origin":           write,
 		"not_found":              strings.Contains(r.path, "{"),
@@ -400,7 +400,7 @@ func (d *apiDocument) pathParameters(r route) object {
 
 func (d *apiDocument) operation(r route, doc operationDoc, needs string) object {
 	o := object{"operationId", doc.id, "tags", []string{doc.tag}, "summary", doc.summary, "description", needs}
-	if r.access < signedIn {
+	if !r.access.needsSession() {
 		o = append(o, "security", []object{})
 	} else {
 		o = append(o, "security", []object{{"session", []string{}}})

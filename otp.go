@@ -25,14 +25,13 @@ import (
 	"time"
 )
 
-const (
-	codeLength  = 6
-	codeLife    = 10 * time.Minute
-	codeResend  = time.Minute // a younger code is not replaced: the mailbox can't be flooded
-	mailTimeout = 10 * time.Second
-	mailQueue   = 1000 // requests for a code that wait for a worker
-	mailWorkers = 8    // so one hung mail server connection does not hold up the rest
-)
+const codeLength = 6
+const codeLife = 10 * time.Minute
+const codeResend = time.Minute // a younger code is not replaced: the mailbox can't be flooded
+
+const mailTimeout = 10 * time.Second
+const mailQueue = 1000 // requests for a code that wait for a worker
+const mailWorkers = 8  // so one hung mail server connection does not hold up the rest
 
 // smtpPorts are by scheme: with STARTTLS, and encrypted from the first byte on.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
@@ -71,8 +70,8 @@ func (c *oneTimeCodes) redeem(email, code string) (ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	issued := c.byEmail[email]
-	right := subtle.ConstantTimeCompare([]byte(code), []byte(issued.code)) == 1
-	if ok = right && time.Since(issued.made) < codeLife; ok {
+	ok = subtle.ConstantTimeCompare([]byte(code), []byte(issued.code)) == 1 && time.Since(issued.made) < codeLife
+	if ok {
 		delete(c.byEmail, email)
 	}
 	return ok
@@ -96,34 +95,32 @@ type codeJob struct {
 // startMail starts the workers. Closing s.codeJobs ends them once it is empty.
 func (s *server) startMail() {
 	for range mailWorkers {
-		s.mailing.Go(func() {
-			for job := range s.codeJobs {
-				s.sendCode(job)
-			}
-		})
+		s.mailing.Go(s.sendCodes)
 	}
 }
 
-// sendCode looks the address up, and makes and mails a code where it is an active
+// sendCodes looks each address up, and makes and mails a code where it is an active
 // user's. It runs apart from the answer, so that nobody can tell which case was met.
-func (s *server) sendCode(job codeJob) {
-	log, code, fresh := job.log.With("email", job.email), "", false
-	u, err := s.loadUser(byEmail, job.email, sql.ErrNoRows)
-	if err == nil && !u.suspended {
-		if code, fresh = s.codes.issue(job.email); fresh {
-			err = s.mail(u.Email, code)
+func (s *server) sendCodes() {
+	for job := range s.codeJobs {
+		log, code, fresh := job.log.With("email", job.email), "", false
+		u, err := s.loadUser(byEmail, job.email, sql.ErrNoRows)
+		if err == nil && !u.suspended {
+			if code, fresh = s.codes.issue(job.email); fresh {
+				err = s.mail(u.Email, code)
+			}
 		}
-	}
-	switch {
-	case errors.Is(err, sql.ErrNoRows), err == nil && u.suspended:
-		log.Info("code not sent: no active user")
-	case err != nil:
-		s.codes.withdraw(job.email, code)
-		log.Error("code not sent", "error", err)
-	case !fresh:
-		log.Info("code not sent: the last one is too young")
-	default:
-		log.Info("code sent")
+		switch {
+		case errors.Is(err, sql.ErrNoRows), err == nil && u.suspended:
+			log.Info("code not sent: no active user")
+		case err != nil:
+			s.codes.withdraw(job.email, code)
+			log.Error("code not sent", "error", err)
+		case !fresh:
+			log.Info("code not sent: the last one is too young")
+		default:
+			log.Info("code sent")
+		}
 	}
 }
 
@@ -151,7 +148,7 @@ func (s *server) mail(to, code string) error {
 	var client *smtp.Client
 	var body io.WriteCloser
 	_, domain, _ := strings.Cut(from.Address, "@")
-	err = inOrder(
+	return inOrder(
 		func() (err error) { client, err = smtp.NewClient(conn, host); return err },
 		func() error { return client.Hello(domain) },
 		func() error { return secureMail(client, server) },
@@ -160,11 +157,8 @@ func (s *server) mail(to, code string) error {
 		func() (err error) { body, err = client.Data(); return err },
 		func() (err error) { _, err = io.WriteString(body, codeMessage(from, domain, to, code)); return err },
 		func() error { return body.Close() },
+		func() error { client.Quit(); return nil }, // the mail is accepted, whatever the farewell
 	)
-	if err == nil {
-		client.Quit() // the mail is accepted, whatever the farewell
-	}
-	return err
 }
 
 // secureMail encrypts and signs in. STARTTLS is for the asking also where it is not
@@ -195,8 +189,6 @@ Subject: Your sign-in code
 Date: %s
 Message-ID: <%s@%s>
 Auto-Submitted: auto-generated
-MIME-Version: 1.0
-Content-Type: text/plain; charset=us-ascii
 
 Your sign-in code is %s.
 

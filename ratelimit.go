@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -29,18 +30,15 @@ type limiter struct {
 	seed   maphash.Seed
 	start  time.Time // spent tokens are noted as monotonic time since then
 
-	mu         sync.Mutex
-	young, old spentTokens   // a key that is not used for a period grows old, then is dropped
-	turned     time.Duration // when young became old
-	full       time.Duration // until then every key is being refused
+	mu    sync.Mutex
+	spent map[uint64][]time.Duration // by hash of the key, oldest first; never empty
+	swept time.Duration              // when keys without spent tokens were dropped
+	full  time.Duration              // until then every key is being refused
 }
 
-// spentTokens are the times at which a key's tokens were spent, oldest first, by the
-// hash of the key.
-type spentTokens map[uint64][]time.Duration
-
 func newLimiter(burst int, period time.Duration, what string) *limiter {
-	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now(), young: spentTokens{}}
+	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now(),
+		spent: map[uint64][]time.Duration{}}
 }
 
 // String is the limit in words: "5 per 15m by e-mail and client address".
@@ -55,26 +53,25 @@ func (l *limiter) take(key string) error {
 	defer l.mu.Unlock()
 
 	now := time.Since(l.start)
-	if now-l.turned >= l.period {
-		l.young, l.old, l.turned = spentTokens{}, l.young, now
+	if now-l.swept >= l.period {
+		maps.DeleteFunc(l.spent, func(_ uint64, spent []time.Duration) bool { return len(l.out(spent, now)) == 0 })
+		l.swept = now
 	}
-	spent, known := l.young[hash]
-	if !known {
-		spent, known = l.old[hash]
-	}
+	spent, known := l.spent[hash]
 	spent = l.out(spent, now)
 	var wait time.Duration
 	switch {
 	case len(spent) == l.burst:
 		wait = spent[0] + l.period - now
-	case !known && len(l.young)+len(l.old) == maxKeys:
+	case !known && len(l.spent) == maxKeys && now < l.full:
+		wait = l.full - now
+	case !known && len(l.spent) == maxKeys:
 		wait = l.makeRoom(now)
 	}
 	if wait > 0 {
 		return &problem{Status: 429, Code: "rate_limited", Detail: "Over the limit of " + l.String() + ".", retryAfter: wait}
 	}
-	delete(l.old, hash)
-	l.young[hash] = append(spent, now)
+	l.spent[hash] = append(spent, now)
 	return nil
 }
 
@@ -86,26 +83,21 @@ func (l *limiter) out(spent []time.Duration, now time.Duration) []time.Duration 
 	return spent
 }
 
-// makeRoom drops a key that is not being refused, an old one where there is one. A key
-// that is being refused never gives way, else a flood of new keys would free it: where
+// makeRoom drops the first key, in the random order of Go's maps, that is not being
+// refused. One that is never gives way, else a flood of new keys would free it: where
 // all are, the new one has to wait too, until one is not.
 func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
-	if now < l.full {
-		return l.full - now
-	}
-	l.full = now + l.period
-	for _, keys := range []spentTokens{l.old, l.young} {
-		for hash, spent := range keys {
-			out := l.out(spent, now)
-			if len(out) < l.burst {
-				delete(keys, hash)
-				l.full = now
-				return 0
-			}
-			l.full = min(l.full, out[0]+l.period)
+	full := now + l.period
+	for hash, spent := range l.spent {
+		out := l.out(spent, now)
+		if len(out) < l.burst {
+			delete(l.spent, hash)
+			return 0
 		}
+		full = min(full, out[0]+l.period)
 	}
-	return l.full - now
+	l.full = full
+	return full - now
 }
 
 // addressLimit is the limit of step 4 that counts a request.

@@ -39,7 +39,7 @@ func refusedFor(t testing.TB, l *limiter, key string) time.Duration {
 }
 
 // keysHeld is what the bound on memory bounds.
-func keysHeld(l *limiter) int { return len(l.young) + len(l.old) }
+func keysHeld(l *limiter) int { return len(l.spent) }
 
 const keyBound = 65_536
 

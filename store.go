@@ -38,8 +38,7 @@ type store struct {
 // openStore connects, with bounds in time, and checks that the schema is there.
 func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
-		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()),
-		"timezone":          "UTC",
+		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()), "timezone": "UTC",
 		// limit and offset as parameters would be planned anew at each call
 		// (measured: 79 µs against 54); every statement here is made for one plan.
 		"plan_cache_mode": "force_generic_plan",
@@ -85,10 +84,7 @@ func migrate(databaseURL string) error {
 // row runs a statement and scans its only row; sql.ErrNoRows when there is none.
 func (st *store) row(query string, args []any, dest ...any) error {
 	missing := sql.ErrNoRows
-	err := st.rows(query, args, func(rows *sql.Rows) error {
-		missing = nil
-		return rows.Scan(dest...)
-	})
+	err := st.rows(query, args, func(rows *sql.Rows) error { missing = nil; return rows.Scan(dest...) })
 	return cmp.Or(err, missing)
 }
 
@@ -109,9 +105,7 @@ func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) erro
 		if err != nil {
 			return reachable(err)
 		}
-		if prepared, ok = st.statements.LoadOrStore(query, stmt); ok {
-			stmt.Close() // another request was first
-		}
+		prepared, _ = st.statements.LoadOrStore(query, stmt) // who comes second at first use leaves a twin behind
 	}
 	rows, err := prepared.(*sql.Stmt).Query(args...)
 	if err != nil {
@@ -144,8 +138,7 @@ func reachable(err error) error {
 
 // unavailable is the 503 of a database or a mail queue out of reach.
 func unavailable(cause error) *problem {
-	return &problem{Status: 503, Code: "unavailable", Detail: "The service can't answer now. Try again soon.",
-		retryAfter: 2 * time.Second, cause: cause}
+	return &problem{Status: 503, Code: "unavailable", Detail: "Try again soon.", retryAfter: 2 * time.Second, cause: cause}
 }
 
 // pathID is the identifier in a path. What is not one is null to the database, and
