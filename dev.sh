@@ -428,7 +428,7 @@ cmd_bench() {
 	[ "$(uname)" = Linux ] || die "bench reads CPU times in /proc: Linux only"
 	has wrk || apt_install wrk
 	make_tmp
-	go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$tmp/hubs" .
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$tmp/hubs" .
 	BENCH_BINARY=$tmp/hubs BENCH_PGBENCH=$pg_bin/pgbench "${go_bench[@]}" -bench '^BenchmarkServer$' -timeout 3m .
 	cat bench.txt
 }
