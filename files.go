@@ -189,7 +189,7 @@ func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	sent := disposition["filename"]
 	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
 	if f.file.FormName() != "file" || !isFileName(f.name) {
-		return nil, invalid(fieldError{"file", "must be the form's only part, named by 1 to 255 bytes of printable UTF-8"})
+		return nil, invalid(fieldError{"file", "must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
 	}
 	return f, nil
 }

@@ -161,5 +161,5 @@ func (s *server) changeHub(x *exchange, in hubChange) (h hub, err error) {
 }
 
 func (s *server) deleteHub(x *exchange, _ nothing) (_ nothing, err error) {
-	return nothing{}, s.store.row("delete from hubs where hub_id = $1 returning ''", []any{x.pathID("hubId")}, new(string))
+	return nothing{}, s.store.row("delete from hubs where hub_id = $1 returning 0", []any{x.pathID("hubId")}, new(int))
 }

@@ -94,7 +94,7 @@ func toProblem(err error) *problem {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return &problem{Status: 507, Code: "insufficient_storage", Detail: "There is no room for the file.", cause: err}
 	}
-	return &problem{Status: 500, Code: "internal", Detail: "The server failed. Its log says why, by this id.", cause: err}
+	return &problem{Status: 500, Code: "internal", Detail: "The server failed; its log says why.", cause: err}
 }
 
 // bodyProblem is the answer to a body that could not be read to its end, or stored.

@@ -69,7 +69,7 @@ func (l *limiter) take(key string) error {
 		wait = l.makeRoom(now)
 	}
 	if wait > 0 {
-		return &problem{Status: 429, Code: "rate_limited", Detail: "Over the limit of " + l.String() + ".", retryAfter: wait}
+		return &problem{Status: 429, Code: "rate_limited", Detail: "The limit: " + l.String() + ".", retryAfter: wait}
 	}
 	l.spent[hash] = append(spent, now)
 	return nil

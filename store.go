@@ -138,7 +138,7 @@ func reachable(err error) error {
 
 // unavailable is the 503 of a database or a mail queue out of reach.
 func unavailable(cause error) *problem {
-	return &problem{Status: 503, Code: "unavailable", Detail: "Try again soon.", retryAfter: 2 * time.Second, cause: cause}
+	return &problem{Status: 503, Code: "unavailable", Detail: "Try again.", retryAfter: 2 * time.Second, cause: cause}
 }
 
 // pathID is the identifier in a path. What is not one is null to the database, and
