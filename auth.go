@@ -181,9 +181,7 @@ var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
 
 // isUUID takes the one form that PostgreSQL gives out: small letters.
-func isUUID(id string) bool { return uuidForm.MatchString(id) }
-
-var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+var isUUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`).MatchString
 
 // setCookie sets or, with a negative age in seconds, clears the session cookie.
 // Name, path and domain must be the same for both, or the browser keeps it. In the local
@@ -201,7 +199,7 @@ type access string
 
 const public, local, signedIn, accepted access = "-", "local", "session", "session, terms"
 
-func (a access) needsSession() bool { return a == signedIn || a == accepted }
+func (a access) needsSession() bool { return a != public && a != local }
 
 // authorize is the session check of every endpoint, in the order of refusals:
 // cookie, token, the account as it is now, terms, role. In x.user it leaves the
@@ -210,11 +208,11 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 	if !a.needsSession() {
 		return nil
 	}
-	var token claims
 	cookie, err := x.r.Cookie(s.cfg.cookieName)
-	if err == nil {
-		token, err = s.verifyToken(cookie.Value)
+	if err != nil {
+		return errUnauthenticated
 	}
+	token, err := s.verifyToken(cookie.Value)
 	if err != nil {
 		return errUnauthenticated
 	}
@@ -228,7 +226,7 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 		return errUnauthenticated
 	case u.suspended:
 		return errSuspended
-	case a == accepted && !u.accepted:
+	case a != signedIn && !u.accepted:
 		return errTermsMissing
 	case roles != nil && !slices.Contains(roles, u.Permission):
 		return errForbidden

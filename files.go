@@ -27,8 +27,9 @@ const transferPace = 16 << 10       // a second more for each so many bytes
 const refusedTime = 5 * time.Second // for the rest of an upload that is refused already
 const sniffLength = 512             // bytes that http.DetectContentType looks at
 
-// unfinished is the folder in FILES_DIR where an upload has a second name until its
-// row is there. Only what has a name there is ever swept.
+// unfinished is the folder in FILES_DIR where an upload has its working name until its
+// row is there. Only what has a name there is ever swept. This folder is not synced: a
+// power cut may cost such a name, and leave bytes that nobody can reach and nothing sweeps.
 const unfinished = "unfinished"
 
 // file is what the table has about a file.
@@ -71,7 +72,7 @@ func (s *server) openFiles() error {
 func (s *server) flock(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
 
 // sweepFiles takes back the uploads that a killed server left. Those whose row is there
-// only lose their second name.
+// only lose their working name.
 func (s *server) sweepFiles() error {
 	if s.flock(syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return nil // another server runs
@@ -79,7 +80,7 @@ func (s *server) sweepFiles() error {
 	left, err := os.ReadDir(s.cfg.filesDir + "/" + unfinished)
 	for _, entry := range left {
 		if id := entry.Name(); err == nil && isUUID(id) {
-			s.log.Info("swept", "fileId", id)
+			s.log.Info("sweeping", "fileId", id)
 			err = s.takeBack(id, findRow)
 		}
 	}
@@ -87,10 +88,13 @@ func (s *server) sweepFiles() error {
 }
 
 // takeBack removes the bytes of an upload, unless the statement gives a row, and then
-// its second name: last, so that the sweep of the next start finds what can't be taken
-// back now.
+// its working name: last, so that the sweep of the next start finds what can't be taken
+// back now. No statement: the row was never tried.
 func (s *server) takeBack(fileID, statement string) error {
-	err := s.store.row(statement, []any{fileID}, new(string))
+	err := sql.ErrNoRows
+	if statement != "" {
+		err = s.store.row(statement, []any{fileID}, new(string))
+	}
 	if errors.Is(err, sql.ErrNoRows) {
 		err = s.files.RemoveAll(fileID)
 	}
@@ -100,12 +104,13 @@ func (s *server) takeBack(fileID, statement string) error {
 	return s.files.RemoveAll(unfinished + "/" + fileID)
 }
 
+// dropRow gives no row: once it is done, the bytes may go.
 const findRow = "select file_id from files where file_id = $1"
 const dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
 
 // upload stores a file. The row makes it visible, and is written when the bytes are
-// on disk under their name for good. The second name, in the folder of unfinished
-// uploads, stays until the row is there.
+// on disk under their name for good. The working name is a second link to them and
+// stays until the row is there.
 func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	defer func() {
 		// A connection that is closed over bytes still on their way loses the answer.
@@ -121,19 +126,20 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	if err := s.store.row("select gen_random_uuid()", nil, &f.FileID); err != nil {
 		return f, err
 	}
-	f.Name, f.Path = form.name, filePath(f.FileID, form.name)
-	second := unfinished + "/" + f.FileID
+	f.Name, f.Path = form.name, "/files/"+f.FileID+"/"+url.PathEscape(form.name)
+	workName, undo := unfinished+"/"+f.FileID, ""
 	var out *os.File
 	err = inOrder(
 		s.uploadStep("create", func() (err error) {
-			out, err = s.files.OpenFile(second, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+			out, err = s.files.OpenFile(workName, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 			return err
 		}),
 		s.uploadStep("write", func() (err error) { f.ContentType, f.Size, err = form.receive(out); return err }),
 		s.uploadStep("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
-		s.uploadStep("link", func() error { return s.files.Link(second, f.FileID) }),
+		s.uploadStep("link", func() error { return s.files.Link(workName, f.FileID) }),
 		s.uploadStep("sync folder", func() error { return s.folder.Sync() }), // the name shall last a power cut, too
 		s.uploadStep("row", func() error {
+			undo = dropRow // it may be there although this step fails
 			return s.store.row(`insert into files (file_id, user_id, name, content_type, size)
 				values ($1, $2, $3, $4, $5) returning created_at`,
 				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
@@ -141,18 +147,15 @@ func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	)
 	if err != nil {
 		out.Close() // a nil or closed one says so, no more
-		// The row may be there although its step failed.
-		if left := s.takeBack(f.FileID, dropRow); left != nil {
+		if left := s.takeBack(f.FileID, undo); left != nil {
 			x.log.Warn("failed upload left for the next sweep", "fileId", f.FileID, "error", left)
 		}
 		return f, err
 	}
-	s.files.Remove(second) // should this fail, the next sweep does it
+	s.files.Remove(workName) // should this fail, the next sweep does it
 	x.Header().Set("Location", f.Path)
 	return f, nil
 }
-
-func filePath(fileID, name string) string { return "/files/" + fileID + "/" + url.PathEscape(name) }
 
 // uploadForm is the form that a file comes in. It gives the upload as long as it
 // keeps its pace, and the answer after it the time that every answer has.
@@ -232,7 +235,7 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 	switch {
 	case err != nil:
 		return kind, size, bodyProblem(err)
-	case size > maxFile:
+	case size > maxFile, f.received > f.allowed:
 		return kind, size, errTooLarge
 	}
 	return contentType(head), size, nil

@@ -402,7 +402,7 @@ func TestUploadLimits(t *testing.T) {
 	n := 0
 	for _, test := range []struct{ content, around, status int }{
 		{limit, frame, 201}, {limit + 1, frame, 413}, {2 * limit, frame, 413}, {20 * limit, frame, 413},
-		{limit, maxFormBytes, 201}, {limit, maxFormBytes + 1, 413},
+		{limit, maxFormBytes, 201}, {limit, maxFormBytes + 1, 413}, {10, maxFormBytes, 201}, {10, maxFormBytes + 1, 413},
 		{0, maxFormBytes, 201}, {0, maxFormBytes + 1, 413}, {0, 2 * limit, 413},
 	} {
 		for _, chunked := range []bool{false, true} {
@@ -417,6 +417,17 @@ func TestUploadLimits(t *testing.T) {
 			}
 			s.wantStored(t, n)
 		}
+	}
+	for _, more := range []int{0, 1} { // after the form
+		body := form(filePart("a.bin"), "content")
+		r := c.sendForm(body+strings.Repeat("e", maxFormBytes+len("content")-len(body)+more), true)
+		if more == 0 {
+			r.stored(t)
+			n++
+		} else {
+			wantProblem(t, r, 413, "too_large")
+		}
+		s.wantStored(t, n)
 	}
 	// What never comes to an end is not read to its end.
 	endless := struct{ io.Reader }{repeat("no boundary\r\n")}
@@ -718,6 +729,15 @@ func TestUploadRowFails(t *testing.T) {
 		return queryValue[int](t, database, "select count(*) from files where name = $1", name)
 	}
 
+	// Broken off while the database is away: nothing needs it, and nothing is left.
+	upload := c.startUpload("broken.txt")
+	proxy.cut()
+	upload.rest.CloseWithError(io.ErrUnexpectedEOF)
+	<-upload.answer
+	waitUntil(t, "nothing of the broken upload", func() bool { return len(s.filesIn(t)) == 1 })
+	proxy.resume()
+	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+
 	// Not done, and the deletion can't be either: the bytes wait for the next sweep.
 	proxy.when("not-done.txt", proxy.cut)
 	wantProblem(t, c.upload("not-done.txt", []byte("content")), 503, "unavailable")
@@ -889,7 +909,7 @@ func FuzzFileName(f *testing.F) {
 			t.Errorf("%q was given the file name %q", sent, name)
 		}
 		got = ""
-		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", filePath(newUUID(), name), nil)); got != name {
+		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/files/"+newUUID()+"/"+url.PathEscape(name), nil)); got != name {
 			t.Errorf("%q comes back as %q", name, got)
 		}
 		disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})

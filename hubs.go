@@ -103,9 +103,8 @@ func (s *server) listHubs(_ *exchange, q hubQuery) (hubPage, error) {
 		page.Items = append(page.Items, h)
 		return err
 	})
-	if page.HasMore = len(page.Items) > q.limit; page.HasMore {
-		page.Items = page.Items[:q.limit]
-	}
+	page.HasMore = len(page.Items) > q.limit
+	page.Items = page.Items[:min(len(page.Items), q.limit)]
 	return page, err
 }
 

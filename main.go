@@ -175,12 +175,12 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	}
 }
 
-// Secrets and the e-mail addresses that must not stand in a log, wherever they come from:
-// tokens, passwords in URLs, parameters with a telling name, one-time codes; of an
-// address the first letter ($1) and the @ ($2, escapes included) stay.
-var secretText = regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s]*:[^/\s]*@|` +
-	`(?i:(?:code|token|secret|password|session|auth)[^=&\s]*=[^&\s]*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])|` +
-	"([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(@|%(?:25)*40)")
+// What must not stand in a log, wherever it comes from: tokens, passwords in URLs, all
+// from a parameter with a telling name on, one-time codes, all but the first letter of
+// an e-mail address.
+var secretText = regexp.MustCompile(`eyJ[\w.%-]+|://[^/\s]*:[^/\s]*@|` +
+	`(?is:(?:code|token|secret|password|session|auth)[^=&\s]*=.*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])`)
+var emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(@|%(?:25)*40)")
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
 // server makes itself are left as they are.
@@ -196,11 +196,11 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 
 var plainAttrs = []string{slog.LevelKey, slog.MessageKey, "requestId", "userId", "client"}
 
-// maskText looks before it replaces: the expression costs more than all the rest of a
+// maskText looks before it replaces: the expressions cost more than all the rest of a
 // log line, and few texts hold what could match.
 func maskText(text string) string {
 	if strings.ContainsAny(text, "=@%0123456789") || strings.Contains(text, "eyJ") {
-		return secretText.ReplaceAllString(text, "$1***$2")
+		return emailText.ReplaceAllString(secretText.ReplaceAllString(text, "***"), "$1***$2")
 	}
 	return text
 }
@@ -208,6 +208,7 @@ func maskText(text string) string {
 // routes is every operation of this server. {…} is a part of the path.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
+	// Call once: the limits of an operation live in its row.
 	requests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
 	proofs := newLimiter(10, 15*time.Minute, "by e-mail")
 	return []route{

@@ -212,7 +212,7 @@ type rule struct {
 	pattern  *regexp.Regexp
 	form     string // the pattern in words
 	oneOf    []string
-	fallback string // of a field that is not sent; where it breaks the rule, the field is required
+	fallback string // of a field that is not sent; where it ("", say) breaks the rule, the field is required
 	optional bool   // not sent is as good
 }
 
@@ -258,8 +258,8 @@ func readFields(x *exchange) (*fields, error) {
 // Content-Encoding says.
 func mediaType(h http.Header) (kind string, params map[string]string) {
 	kind, params, err := mime.ParseMediaType(h.Get("Content-Type"))
-	utf8 := strings.EqualFold(cmp.Or(params["charset"], "utf-8"), "utf-8")
-	if err != nil || !utf8 || len(h["Content-Type"]) > 1 || h["Content-Encoding"] != nil {
+	isUTF8 := strings.EqualFold(cmp.Or(params["charset"], "utf-8"), "utf-8")
+	if err != nil || !isUTF8 || len(h["Content-Type"]) > 1 || h["Content-Encoding"] != nil {
 		return "", nil
 	}
 	return kind, params
@@ -455,7 +455,7 @@ func (s *server) register(routes []route) http.Handler {
 			continue
 		}
 		perform := func(x *exchange) error { return route.contract.perform(s, route, x) }
-		mux.Handle(route.method+" "+route.path, before(perform, nil)) // nothing comes after it
+		mux.Handle(route.method+" "+route.path, before(perform, nil)) // an output that wrote nothing would end as a 500
 	}
 	return mux
 }
@@ -473,8 +473,9 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 			if s.cfg.env == envLocal {
 				return
 			}
-			query, _ := url.PathUnescape(r.URL.RawQuery) // escapes could hide what has to be masked
-			line := []any{"method", r.Method, "path", r.URL.Path, "query", cmp.Or(query, r.URL.RawQuery),
+			// Escapes could hide what has to be masked; a query with a bad one is not logged.
+			query, _ := url.PathUnescape(r.URL.RawQuery)
+			line := []any{"method", r.Method, "path", r.URL.Path, "query", query,
 				"status", x.status, "bytes", x.bytes, "duration", time.Since(started)}
 			for _, name := range loggedHeaders {
 				if value := r.Header.Get(name); value != "" {

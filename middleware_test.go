@@ -270,6 +270,16 @@ func serveRoutes(t testing.TB, routes func(*server) []route, overrides ...map[st
 	return srv
 }
 
+// Access that nobody has defined is the strictest, not the least strict.
+func TestUnknownAccessDenies(t *testing.T) {
+	t.Parallel()
+	srv := serveRoutes(t, func(*server) []route {
+		return []route{{"GET", "/x", "sesion", nil, 204, nil,
+			endpoint(func(*exchange, nothing) (nothing, error) { return nothing{}, nil })}}
+	})
+	wantProblem(t, srv.client(t).do("GET", "/x", nil), 401, "unauthenticated")
+}
+
 // Access that is forgotten must deny, and a role without a session is a mistake too.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
@@ -878,11 +888,20 @@ func TestNothingSecretInTheLog(t *testing.T) {
 	}
 	c.do("GET", "/nowhere", nil, "Origin", "https://user:url-password-1@app.example.com", "Authorization", "Bearer some-bearer-1")
 	c.do("GET", "/nowhere?password=pass-word-1&x=1&access_token=opaque-1&Secret=opaque-2", nil)
+	for _, path := range []string{ // half of an escape, escapes of escapes, values with & and spaces, an address around a secret
+		"/nowhere?%zz=%65" + token[1:], "/nowhere?%zz&tok%65n=opaque-3", "/nowhere?x=" + strings.ReplaceAll(token, ".", "%2E"),
+		"/" + strings.ReplaceAll(token, ".", "%252E"), "/nowhere?token=a%26opaque-4", "/nowhere?secret=a%20opaque-5",
+		"/nowhere?a=1&password=opaque-6@tail", "/nowhere?limit=1&token=opaque-7@example.com",
+	} {
+		if r := srv.raw(t, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n"); r.status != 404 {
+			t.Errorf("%s: %v", path, r)
+		}
+	}
 	c.do("GET", "/nowhere", nil, "X-Request-Id", "last-of-all")
 	srv.log.waitFor(t, "last-of-all", `"msg":"request"`)
 	for _, line := range srv.log.all()[mark:] {
 		for _, secret := range []string{token, strings.Split(token, ".")[1], strings.Split(token, ".")[2], email, escaped, twice,
-			"private", "mail-password-1", "url-password-1", "some-bearer-1", "pass-word-1", "opaque-1", "opaque-2"} {
+			"private", "mail-password-1", "url-password-1", "some-bearer-1", "pass-word-1", "opaque-"} {
 			if strings.Contains(line, secret) {
 				t.Errorf("%q in %s", secret, line)
 			}

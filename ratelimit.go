@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"hash/maphash"
-	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -20,9 +19,10 @@ const maxKeys = 65_536 // of a limiter
 // period after it was spent. So in no stretch as long as the period do more than
 // burst requests pass, wherever the stretch begins.
 //
-// Memory: a key costs about 60 bytes, and 8 to 16 for each token it has spent lately
-// (BenchmarkLimiterMemory). The keys themselves are not kept, only their hashes;
-// should two collide (2^-64), they share a bucket.
+// Memory: a key costs about 90 bytes, and 8 to 16 for each token it has spent lately
+// (BenchmarkLimiterMemory). Nothing sweeps: once the limiter is full, the keys whose
+// tokens are back are the first to give way. The keys themselves are not kept, only their
+// hashes; should two collide (2^-64), they share a bucket.
 type limiter struct {
 	burst  int
 	period time.Duration
@@ -32,7 +32,6 @@ type limiter struct {
 
 	mu    sync.Mutex
 	spent map[uint64][]time.Duration // by hash of the key, oldest first; never empty
-	swept time.Duration              // when keys without spent tokens were dropped
 	full  time.Duration              // until then every key is being refused
 }
 
@@ -53,10 +52,6 @@ func (l *limiter) take(key string) error {
 	defer l.mu.Unlock()
 
 	now := time.Since(l.start)
-	if now-l.swept >= l.period {
-		maps.DeleteFunc(l.spent, func(_ uint64, spent []time.Duration) bool { return len(l.out(spent, now)) == 0 })
-		l.swept = now
-	}
 	spent, known := l.spent[hash]
 	spent = l.out(spent, now)
 	var wait time.Duration
@@ -83,18 +78,25 @@ func (l *limiter) out(spent []time.Duration, now time.Duration) []time.Duration 
 	return spent
 }
 
-// makeRoom drops the first key, in the random order of Go's maps, that is not being
-// refused. One that is never gives way, else a flood of new keys would free it: where
-// all are, the new one has to wait too, until one is not.
+// makeRoom drops the key that has spent least, of the first 64 in the random order
+// of Go's maps. One that is being refused never gives way, else a flood of new keys would
+// free it: where all are, the new one has to wait too, until one is not. Where nearly all
+// are, each new key is a search of a millisecond or two for which the others wait.
 func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
-	full := now + l.period
+	victim, fewest, seen, full := uint64(0), l.burst, 0, now+l.period
 	for hash, spent := range l.spent {
 		out := l.out(spent, now)
-		if len(out) < l.burst {
-			delete(l.spent, hash)
-			return 0
+		if len(out) < fewest {
+			victim, fewest = hash, len(out)
+		}
+		if seen++; fewest <= 1 || seen >= 64 && fewest < l.burst {
+			break // a flood is made of keys that have spent one: it does not have to look at them all
 		}
 		full = min(full, out[0]+l.period)
+	}
+	if fewest < l.burst {
+		delete(l.spent, victim)
+		return 0
 	}
 	l.full = full
 	return full - now

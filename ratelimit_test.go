@@ -221,21 +221,55 @@ func TestAllKeysRefused(t *testing.T) {
 	}
 }
 
-// A key is forgotten once its tokens are back, else the bound would be reached by
-// ordinary use.
-func TestIdleKeysAreForgotten(t *testing.T) {
+// L3: a key that has spent nearly all its tokens does not get them back from a flood, of
+// keys that have spent one or two: 9 guesses and a flood are not the start of 10 more.
+func TestFloodFreesNoTokens(t *testing.T) {
+	t.Parallel()
+	for spent := 1; spent <= 2; spent++ {
+		l := newLimiter(10, 15*time.Minute, "")
+		for range 9 {
+			l.take("mailbox")
+		}
+		for i := range 4 * keyBound {
+			for range spent {
+				l.take(strconv.Itoa(i))
+			}
+		}
+		if refusedFor(t, l, "mailbox") != 0 || refusedFor(t, l, "mailbox") == 0 {
+			t.Error("the tenth was not the last")
+		}
+	}
+}
+
+// Keys whose tokens are back give way before those in use, else the bound would be
+// reached by ordinary use.
+func TestIdleKeysGiveWayFirst(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(5, time.Minute, "")
-		for i := range 20_000 {
-			l.take(strconv.Itoa(i))
+		for i := range keyBound - 1000 {
+			for range 5 {
+				l.take(strconv.Itoa(i))
+			}
 		}
-		for range 2 {
-			time.Sleep(time.Minute)
-			l.take("later")
+		time.Sleep(30 * time.Second)
+		for i := range 1000 {
+			for range 4 {
+				l.take("in use " + strconv.Itoa(i))
+			}
 		}
-		if n := keysHeld(l); n != 1 {
-			t.Errorf("%d keys, want 1", n)
+		time.Sleep(30 * time.Second)
+		for i := range keyBound / 2 {
+			l.take("new " + strconv.Itoa(i))
+		}
+		for i := range 1000 {
+			key := "in use " + strconv.Itoa(i)
+			if refusedFor(t, l, key) != 0 || refusedFor(t, l, key) != 30*time.Second {
+				t.Fatal(key, " gave way")
+			}
+		}
+		if n := keysHeld(l); n != keyBound {
+			t.Errorf("%d keys", n)
 		}
 	})
 }
@@ -584,25 +618,17 @@ func BenchmarkLimiterFlood(b *testing.B) {
 	}
 }
 
-// The longest decision while every key of a full limiter has to go, as the median of
-// the runs: the worst of them all is the scheduler's or the garbage collector's.
-func BenchmarkLimiterSweep(b *testing.B) {
-	var pauses []time.Duration
-	for b.Loop() {
-		b.StopTimer()
-		l := fullLimiter(5, 500*time.Millisecond)
-		time.Sleep(500 * time.Millisecond)
-		b.StartTimer()
-		var longest time.Duration
-		for i := range 1000 {
-			key, start := strconv.Itoa(-i), time.Now()
-			l.take(key)
-			longest = max(longest, time.Since(start))
-		}
-		pauses = append(pauses, longest)
+// The worst case of a new key: all others are being refused, but for the one that the last
+// new key has become.
+func BenchmarkLimiterNearlyAllRefused(b *testing.B) {
+	l := newLimiter(2, time.Hour, "")
+	for i := range keyBound - 1 {
+		l.take(strconv.Itoa(i))
+		l.take(strconv.Itoa(i))
 	}
-	slices.Sort(pauses)
-	b.ReportMetric(float64(pauses[len(pauses)/2])/1e6, "pause-ms")
+	for i := 0; b.Loop(); i++ {
+		l.take("new " + strconv.Itoa(i))
+	}
 }
 
 // What a full limiter keeps: a flood of keys that have spent one token, and at its
