@@ -52,6 +52,7 @@ func init() {
 	if err != nil {
 		panic(err)
 	}
+	st.db.SetMaxOpenConns(poolSize)
 	pageText, pageArgs := defaultPage.statement()
 	userRow, userErr := st.db.Prepare(os.Getenv("BENCH_BARE_STATEMENT"))
 	pageRows, pageErr := st.db.Prepare(pageText)
