@@ -371,6 +371,12 @@ func TestSessionFollowsAccount(t *testing.T) {
 		operator("activate", email)
 		c.do("GET", "/hubs", nil).want(t, 200)
 	})
+	t.Run("suspended and signed out", func(t *testing.T) { // an ended session is not told of the suspension
+		c, email := srv.member(t, "member")
+		operator("suspend", email)
+		operator("signout", email)
+		wantProblem(t, c.do("GET", "/auth/session", nil), 401, rejected)
+	})
 	t.Run("role", func(t *testing.T) {
 		c, email := srv.member(t, "member")
 		wantProblem(t, c.do("POST", "/hubs", newHubBody), 403, "forbidden")

@@ -301,6 +301,7 @@ func TestFileTypeIsTheServersOwnFinding(t *testing.T) {
 		"script":             {"alert(1)", text, "inline"}, // nosniff keeps it from being run
 		"cut character":      {strings.Repeat("a", 511) + "é", text, "inline"},
 		"broken character":   {strings.Repeat("a", 510) + "\xc3a" + strings.Repeat("a", 90), octets, "attachment"},
+		"broken to the end":  {strings.Repeat("a", 508) + "\xe9\xe9\xe9\xe9", octets, "attachment"},
 		"png":                {"\x89PNG\r\n\x1a\n\x00", "image/png", "inline"},
 		"jpeg":               {"\xff\xd8\xff\xe0", "image/jpeg", "inline"},
 		"gif polyglot":       {"GIF89a/*<script>alert(1)</script>*/", "image/gif", "inline"},
@@ -814,7 +815,14 @@ func TestSweepAtStart(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	// Nobody else of this machine may read them.
+	for name, want := range map[string]os.FileMode{f.FileID: 0o600, unfinished: 0o700 | os.ModeDir} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
 	s = startServer(t, s.env)
+	s.log.waitFor(t, `"msg":"sweeping"`, `"fileId":"`+f.FileID)
 	slices.Sort(kept)
 	got := s.filesIn(t)
 	if slices.Sort(got); !slices.Equal(got, kept) {
@@ -860,13 +868,13 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 // FILES_DIR that can't be used ends the start, with a word of which setting it is.
 func TestFilesDirUnusable(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "file")
+	path := filepath.Join(t.TempDir(), "token=secret-1")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{path, filepath.Join(path, "within")} {
 		code, _, stderr := runCLI(serverEnv(t, map[string]string{"FILES_DIR": dir}), "serve")
-		if code != 1 || !strings.Contains(stderr, "FILES_DIR") {
+		if code != 1 || !strings.Contains(stderr, "FILES_DIR") || strings.Contains(stderr, "secret-1") {
 			t.Errorf("%s: exit %d, %q", dir, code, stderr)
 		}
 	}
@@ -917,4 +925,26 @@ func FuzzFileName(f *testing.F) {
 			t.Errorf("%q: Content-Disposition %q, %v", name, disposition, err)
 		}
 	})
+}
+
+// deadlines notes the last ones that were set.
+type deadlines struct {
+	http.ResponseWriter
+	read, write time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil }
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; return nil }
+
+// H1: an upload has a second more for each 16 KiB that have come, and the answer after it
+// has its own time.
+func TestUploadDeadlinesFollowItsPace(t *testing.T) {
+	t.Parallel()
+	d := &deadlines{}
+	f := &uploadForm{x: &exchange{ResponseWriter: d, r: httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", 10*transferPace)))},
+		started: time.Now(), allowed: 1 << 30}
+	io.Copy(io.Discard, f)
+	if want := f.started.Add(transferStart + 10*time.Second); !d.read.Equal(want) || !d.write.Equal(want.Add(answerTimeout)) {
+		t.Errorf("read %v, write %v, want %v", d.read, d.write, want)
+	}
 }

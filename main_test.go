@@ -78,7 +78,7 @@ func TestConfiguration(t *testing.T) {
 				"https://a.example,x", "https://u@a.example", "HTTPS://a.example", "https://A.example", "https://"}},
 		{"ALLOWED_ORIGINS", envProduction, []string{""}, []string{"https://a.example"}},
 		{"ALLOWED_ORIGIN_DOMAIN", "local staging", []string{""}, []string{"example.com"}},
-		{"ALLOWED_ORIGIN_DOMAIN", envProduction, []string{"example.com", "app.example.com"}, []string{"", ".example.com", "*.example.com",
+		{"ALLOWED_ORIGIN_DOMAIN", envProduction, []string{"example.com", "app.example.com", "Example.com"}, []string{"", ".example.com", "*.example.com",
 			"https://example.com", "example.com:443", "example.com/"}},
 		{"TRUSTED_PROXIES", all, []string{"", "10.0.0.0/8", "10.0.0.0/8,fd00::/8", "10.0.0.0/8, 192.0.2.1/32"},
 			[]string{"10.0.0.1", "10.0.0.0/33", "x", "10.0.0.0/8,proxy.example", "10.0.0.0-10.1.0.0"}},

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -322,7 +323,6 @@ type halfAnswer struct{}
 
 func (halfAnswer) check() bool { return true }
 func (halfAnswer) send(x *exchange) {
-	x.Header().Set("Content-Length", "100")
 	x.Write([]byte("half"))
 	http.NewResponseController(x).Flush()
 	panic(panicSecret)
@@ -343,6 +343,11 @@ func TestFailuresInside(t *testing.T) {
 		return []route{
 			add("/panic", endpoint(func(*exchange, nothing) (nothing, error) { panic(panicSecret) })),
 			add("/half", endpoint(func(*exchange, nothing) (halfAnswer, error) { return halfAnswer{}, nil })),
+			add("/late", endpoint(func(x *exchange, _ nothing) (nothing, error) {
+				x.Write([]byte("half"))
+				http.NewResponseController(x).Flush()
+				return nothing{}, errors.New(panicSecret)
+			})),
 			add("/contract", endpoint(func(*exchange, nothing) (badAnswer, error) { return badAnswer{panicSecret}, nil })),
 			add("/error", endpoint(func(x *exchange, _ nothing) (nothing, error) {
 				for _, name := range []string{"Set-Cookie", "ETag", "Location", "Content-Disposition", "Last-Modified"} {
@@ -368,6 +373,9 @@ func TestFailuresInside(t *testing.T) {
 	// Too late for another answer: the connection is cut, so that half is not taken for
 	// whole. It is logged like any other request.
 	if answer, err := srv.client(t).try("GET", "/half", nil, "X-Request-Id", "id-of-half"); err == nil {
+		t.Errorf("half an answer passes for a whole one: %v", answer)
+	}
+	if answer, err := srv.client(t).try("GET", "/late", nil, "X-Request-Id", "id-of-late"); err == nil {
 		t.Errorf("half an answer passes for a whole one: %v", answer)
 	}
 	srv.log.waitFor(t, `"level":"ERROR"`, `"requestId":"id-of-half`, panicSecret)
@@ -553,6 +561,9 @@ func TestStrictJSON(t *testing.T) {
 	chunked := io.MultiReader(strings.NewReader(body(16<<10)), strings.NewReader(" "))
 	wantProblem(t, admin.do("POST", "/hubs", chunked, "Content-Type", "application/json"), 413, "too_large")
 
+	twice := "POST /auth/otp/request HTTP/1.1\r\nHost: x\r\nContent-Length: 21\r\n" +
+		"Content-Type: application/json\r\nContent-Type: application/json\r\n\r\n" + `{"email":"a@b.exampl"}`[:21]
+	wantProblem(t, admin.srv.raw(t, twice), 415, "unsupported_media_type")
 	for contentType, status := range map[string]int{
 		"": 415, "text/plain": 415, "application/json; charset=latin1": 415, "application/json; charset=utf-16": 415,
 		"application/jsonx": 415, "text/json": 415, "application/problem+json": 415, "application/json, text/plain": 415,
@@ -791,6 +802,9 @@ func TestCORS(t *testing.T) {
 					if got := preflight.header.Get(name); got != value {
 						t.Errorf("preflight of %q: %s: %q", origin, name, got)
 					}
+				}
+				if allowed {
+					c.do("OPTIONS", "/hubs/x", nil, "Origin", origin).want(t, 405)
 				}
 				// C2: who may not read may not write either.
 				write := c.do("POST", "/auth/logout", nil, "Origin", origin)
@@ -1183,5 +1197,16 @@ func TestEscapesHideNothingFromTheMask(t *testing.T) {
 	s.raw(t, token+" /x HTTP/1.1\r\nHost: x\r\nX-Request-Id: maskmethod\r\nConnection: close\r\n\r\n")
 	if line := s.log.waitAfter(t, mark, "maskmethod", `"msg":"request"`); strings.Contains(line, "eyJ") {
 		t.Error(line)
+	}
+}
+
+// G2: the masks look into errors, and find a token that has no digit.
+func TestMaskOfErrorsAndPlainTokens(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{ReplaceAttr: maskAttr})).Info("x",
+		"error", errors.New("550 <ada@example.com>"), "path", "/eyJhbGci.eyJlbWFp.abc")
+	if strings.Contains(out.String(), "ada@") || strings.Contains(out.String(), "eyJ") {
+		t.Error(out.String())
 	}
 }

@@ -192,7 +192,7 @@ Auto-Submitted: auto-generated
 
 Your sign-in code is %s.
 
-It works once, within %.0f minutes. Tell it to nobody. Not you? Ignore this mail.
+It works once, within %.0f minutes. Tell nobody. Not you? Ignore this mail.
 `, from, to, time.Now().UTC().Format(time.RFC1123Z), rand.Text(), domain, code, codeLife.Minutes())
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }

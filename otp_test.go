@@ -610,3 +610,19 @@ func TestOneMailForManyRequests(t *testing.T) {
 	}
 	presentCode(srv.client(t), email, srv.code(t, email)).want(t, 200)
 }
+
+// O7: a hundred workers that make a code for one mailbox at once make one.
+func TestOneCodeForManyAtOnce(t *testing.T) {
+	t.Parallel()
+	codes, made, all := newCodes(), atomic.Int64{}, sync.WaitGroup{}
+	for range 100 {
+		all.Go(func() {
+			if _, ok := codes.issue("a"); ok {
+				made.Add(1)
+			}
+		})
+	}
+	if all.Wait(); made.Load() != 1 {
+		t.Errorf("%d codes", made.Load())
+	}
+}

@@ -193,7 +193,7 @@ func TestReachable(t *testing.T) {
 	}
 	defer st.db.Close()
 	var n int
-	for query, want := range map[string]bool{"select pg_sleep(300)": true, "select 1/0": false, "selec": false, "select no_such_thing": false} {
+	for query, want := range map[string]bool{"select pg_sleep(300)": true, "select 1/0": false, "select 'x'": false, "selec": false, "select no_such_thing": false} {
 		start := time.Now()
 		if err := st.row(query, nil, &n); err == nil || isUnavailable(err) != want || time.Since(start) > dbWait {
 			t.Errorf("%s: %v after %v", query, err, time.Since(start))
