@@ -131,7 +131,7 @@ func reachable(err error) error {
 		return nil
 	case answered && refused.Code == "23503": // foreign key: the user was deleted meanwhile
 		return errUnauthenticated
-	case answered && !slices.Contains([]pq.ErrorClass{"08", "25", "53", "57", "58"}, refused.Code.Class()):
+	case answered && !slices.Contains([]string{"08", "25", "53", "57", "58"}, string(refused.Code.Class())):
 		return err
 	}
 	return unavailable(err)
