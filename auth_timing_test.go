@@ -33,7 +33,9 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	t.Cleanup(func() { st.db.Close() })
 	cfg := config{env: envLocal, trustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 	s := newServer(cfg, st, io.Discard)
-	s.startMail()
+	for range mailWorkers {
+		s.mailing.Go(s.sendCodes)
+	}
 	t.Cleanup(func() { close(s.codeJobs); s.mailing.Wait() })
 	web := httptest.NewServer(s.pipeline(s.routes()))
 	t.Cleanup(web.Close)

@@ -42,7 +42,9 @@ func startInside(t testing.TB, change func(*server, *httptest.Server), overrides
 	}
 	web := httptest.NewUnstartedServer(s.pipeline(s.routes()))
 	change(s, web)
-	s.startMail()
+	for range mailWorkers {
+		s.mailing.Go(s.sendCodes)
+	}
 	web.Start()
 	ts.addr, ts.base = web.Listener.Addr().String(), web.URL
 	t.Cleanup(func() {

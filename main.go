@@ -259,9 +259,8 @@ func (d document) send(x *exchange) {
 	io.WriteString(x, d.text)
 }
 
-const answerTimeout = 30 * time.Second   // handler and answer of a request; files have more
-const drainTime = 500 * time.Millisecond // for requests that arrive as the stop begins
-const stopTimeout = 12 * time.Second     // for requests under way, and again for queued mail
+const answerTimeout = 30 * time.Second // handler and answer of a request; files have more
+const stopTimeout = 12 * time.Second   // for requests under way, and again for queued mail
 
 // serve runs until ctx ends, then stops: no new connections, the requests under way
 // are answered, the queued mail is sent.
@@ -284,7 +283,9 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	if err != nil {
 		return err
 	}
-	s.startMail()
+	for range mailWorkers {
+		s.mailing.Go(s.sendCodes)
+	}
 	web := &http.Server{
 		Handler:                      s.pipeline(s.routes()),
 		ReadHeaderTimeout:            10 * time.Second,
@@ -310,20 +311,17 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
-	time.Sleep(drainTime)
+	time.Sleep(500 * time.Millisecond) // for requests that arrive as the stop begins
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	cut := web.Shutdown(ctx)
-	if cut != nil {
-		cut = errors.Join(fmt.Errorf("requests were cut off: %w", cut), web.Close())
-	}
 	close(s.codeJobs)
 	defer time.AfterFunc(stopTimeout, func() {
 		s.log.Error("stopped with mail unsent", "queued", len(s.codeJobs))
 		os.Exit(1)
 	}).Stop()
 	s.mailing.Wait()
-	s.log.Info("stopped")
+	s.log.Info("stopped", "requestsCutOff", cut != nil) // they end with the process
 	return cut
 }
 

@@ -92,15 +92,9 @@ type codeJob struct {
 	log   *slog.Logger
 }
 
-// startMail starts the workers. Closing s.codeJobs ends them once it is empty.
-func (s *server) startMail() {
-	for range mailWorkers {
-		s.mailing.Go(s.sendCodes)
-	}
-}
-
-// sendCodes looks each address up, and makes and mails a code where it is an active
-// user's. It runs apart from the answer, so that nobody can tell which case was met.
+// sendCodes is a worker. It looks each address up, and makes and mails a code where it is
+// an active user's, apart from the answer, so that nobody can tell which case was met.
+// Closing s.codeJobs ends it once that is empty.
 func (s *server) sendCodes() {
 	for job := range s.codeJobs {
 		log, code, fresh := job.log.With("email", job.email), "", false

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -20,8 +21,8 @@ const maxKeys = 65_536 // of a limiter
 // burst requests pass, wherever the stretch begins.
 //
 // Memory: a key costs about 90 bytes, and 8 to 16 for each token it has spent lately
-// (BenchmarkLimiterMemory). Nothing sweeps: once the limiter is full, the keys whose
-// tokens are back are the first to give way. The keys themselves are not kept, only their
+// (BenchmarkLimiterMemory). Keys whose tokens are all back go once a period: the longest
+// pause of a full limiter, some milliseconds. The keys themselves are not kept, only their
 // hashes; should two collide (2^-64), they share a bucket.
 type limiter struct {
 	burst  int
@@ -32,6 +33,7 @@ type limiter struct {
 
 	mu    sync.Mutex
 	spent map[uint64][]time.Duration // by hash of the key, oldest first; never empty
+	swept time.Duration              // when the keys without spent tokens went
 	full  time.Duration              // until then every key is being refused
 }
 
@@ -52,6 +54,10 @@ func (l *limiter) take(key string) error {
 	defer l.mu.Unlock()
 
 	now := time.Since(l.start)
+	if now-l.swept >= l.period {
+		maps.DeleteFunc(l.spent, func(_ uint64, spent []time.Duration) bool { return len(l.out(spent, now)) == 0 })
+		l.swept = now
+	}
 	spent, known := l.spent[hash]
 	spent = l.out(spent, now)
 	var wait time.Duration
@@ -89,7 +95,7 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 		if len(out) < fewest {
 			victim, fewest = hash, len(out)
 		}
-		if seen++; fewest <= 1 || seen >= 64 && fewest < l.burst {
+		if seen++; fewest < l.burst && (fewest <= 1 || seen >= 64) {
 			break // a flood is made of keys that have spent one: it does not have to look at them all
 		}
 		full = min(full, out[0]+l.period)
