@@ -605,6 +605,27 @@ func BenchmarkLimiterFlood(b *testing.B) {
 	}
 }
 
+// The longest decision while every key of a full limiter has to go, as the median of
+// the runs: the worst of them all is the scheduler's or the garbage collector's.
+func BenchmarkLimiterSweep(b *testing.B) {
+	var pauses []time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		l := fullLimiter(5, 500*time.Millisecond)
+		time.Sleep(500 * time.Millisecond)
+		b.StartTimer()
+		var longest time.Duration
+		for i := range 1000 {
+			key, start := strconv.Itoa(-i), time.Now()
+			l.take(key)
+			longest = max(longest, time.Since(start))
+		}
+		pauses = append(pauses, longest)
+	}
+	slices.Sort(pauses)
+	b.ReportMetric(float64(pauses[len(pauses)/2])/1e6, "pause-ms")
+}
+
 // The worst case of a new key: all others are being refused, but for the one that the last
 // new key has become.
 func BenchmarkLimiterNearlyAllRefused(b *testing.B) {
