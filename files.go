@@ -87,6 +87,10 @@ func (s *server) sweepFiles() error {
 	return err
 }
 
+// A row means that the bytes are needed. dropRow gives none: once it is done, they may go.
+const findRow = "select file_id from files where file_id = $1"
+const dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
+
 // takeBack removes the bytes of an upload, unless the statement gives a row, and then
 // its working name: last, so that the sweep of the next start finds what can't be taken
 // back now. No statement: the row was never tried.
@@ -103,10 +107,6 @@ func (s *server) takeBack(fileID, statement string) error {
 	}
 	return s.files.RemoveAll(unfinished + "/" + fileID)
 }
-
-// dropRow gives no row: once it is done, the bytes may go.
-const findRow = "select file_id from files where file_id = $1"
-const dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
 
 // upload stores a file. The row makes it visible, and is written when the bytes are
 // on disk under their name for good. The working name is a second link to them and
@@ -229,7 +229,7 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 			return kind, size, invalid(fieldError{"file", "must be the form's only part"})
 		}
 	}
-	if err == io.EOF { // of the form; the body may go on
+	if err == io.EOF { // of the form, unwrapped (that of a broken one is wrapped); the body may go on
 		_, err = io.Copy(io.Discard, f)
 	}
 	switch {

@@ -183,7 +183,7 @@ var secretText = regexp.MustCompile(`eyJ[\w.%-]+|://[^/\s]*:[^/\s]*@|` +
 var emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(@|%(?:25)*40)")
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
-// server makes itself are left as they are.
+// server makes itself, and the request id, are left as they are.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	switch kind := a.Value.Kind(); {
 	case a.Key == "cookie", a.Key == "authorization":
@@ -321,7 +321,7 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		os.Exit(1)
 	}).Stop()
 	s.mailing.Wait()
-	s.log.Info("stopped", "requestsCutOff", cut != nil) // they end with the process
+	s.log.Info("stopped", "requestsCutOff", cut != nil) // they end with the process; until then a code request fails
 	return cut
 }
 

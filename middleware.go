@@ -35,7 +35,8 @@ import (
 )
 
 // problem is an error that a client is told of, in the format of RFC 9457. Any
-// other error that reaches the contract is an internal one: logged, not shown.
+// other error that reaches the contract is an internal one, but for those that toProblem
+// knows: logged, not shown.
 type problem struct {
 	Title      string        `json:"title"`
 	Status     int           `json:"status"`
@@ -53,7 +54,7 @@ type fieldError struct {
 	Detail string `json:"detail"`
 }
 
-// Error is for the log. It holds no input: that could be a secret.
+// Error is for the log, which masks it.
 func (p *problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
 
 func newProblem(status int, code, detail string) *problem {
@@ -107,7 +108,7 @@ func bodyProblem(err error) error {
 }
 
 // exchange is one request and its answer: what the steps of the pipeline share.
-// Each step and each handler gets it as its http.ResponseWriter. It belongs to
+// To net/http it is the http.ResponseWriter. It belongs to
 // the goroutine of the request.
 type exchange struct {
 	http.ResponseWriter // net/http's own
@@ -137,7 +138,8 @@ func (x *exchange) WriteHeader(status int) {
 	}
 }
 
-var standardProblems = map[int]*problem{405: errMethod, 412: errPrecondition, 416: errRange}
+var standardProblems = map[int]*problem{405: errMethod, 412: errPrecondition, 416: errRange,
+	500: newProblem(500, "internal", "The server failed; its log says why.")}
 
 func (x *exchange) Write(b []byte) (int, error) {
 	if x.failed {
@@ -362,7 +364,8 @@ type input[In any] interface{ read(*fields) In }
 type output interface{ check() bool }
 type limited interface{ limitKey(*exchange) string }
 
-// nothing is the input of an endpoint that ignores body and query, and the output
+// nothing is the input of an endpoint that ignores body and query (or reads the body
+// itself, as upload does), and the output
 // of one that answers 204.
 type nothing struct{}
 
@@ -455,7 +458,7 @@ func (s *server) register(routes []route) http.Handler {
 			continue
 		}
 		perform := func(x *exchange) error { return route.contract.perform(s, route, x) }
-		mux.Handle(route.method+" "+route.path, before(perform, nil)) // an output that wrote nothing would end as a 500
+		mux.Handle(route.method+" "+route.path, before(perform, nil)) // an output that wrote nothing panics: 500
 	}
 	return mux
 }

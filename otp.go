@@ -1,8 +1,7 @@
 package main
 
 // One-time codes: the mutex-guarded map that holds them, and the mail that carries
-// them. Neither a code nor the fact that one exists ever leaves this process by
-// another way.
+// them. No code ever leaves this process by another way.
 
 import (
 	"cmp"

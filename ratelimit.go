@@ -127,7 +127,7 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	for _, text := range slices.Backward(hops) {
 		hop, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err != nil || !slices.ContainsFunc(trusted, isTrusted) {
-			break // not an address: the last proxy is as far as we can see
+			break // not an address, or written by one we don't trust: as far as we can see
 		}
 		client = hop.Unmap().WithZone("")
 	}

@@ -123,7 +123,8 @@ func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) erro
 
 // reachable tells a database out of reach from a faulty statement. PostgreSQL's
 // own errors are a matter of the statement, but for the classes (PostgreSQL
-// manual, appendix A) of connections, resources, interventions and the system.
+// manual, appendix A) of connections, resources, interventions and the system, and
+// 25, of a standby that takes no writes.
 func reachable(err error) error {
 	refused, answered := errors.AsType[*pq.Error](err)
 	switch {
@@ -178,7 +179,8 @@ func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) 
 type deadlineConn struct{ net.Conn }
 
 // Read hides io.EOF from lib/pq, which would call the connection bad, upon which
-// database/sql sends the statement again: a write would be done twice.
+// database/sql sends the statement again: a write would be done twice. (Not guaranteed:
+// below TLS an orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)

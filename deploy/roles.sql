@@ -1,5 +1,5 @@
--- The least that a running server needs. Run it as a superuser or as the owner of the
--- database with the right to make roles, in that database, after each `hubs migrate`:
+-- The least that a running server needs. Run it as a superuser, in the server's
+-- database, after each `hubs migrate`:
 --
 --     psql -v ON_ERROR_STOP=1 -d hubs -f deploy/roles.sql
 --
@@ -26,6 +26,7 @@ do $$ begin
 end $$;
 revoke all on schema public from public, hubs_server;
 grant usage on schema public to hubs_server;
+grant all on schema public to pg_database_owner; -- up to PostgreSQL 14 it is not his already
 
 revoke all on all tables in schema public from public, hubs_server;
 grant select                         on users             to hubs_server;
