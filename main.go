@@ -194,7 +194,7 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-var plainAttrs = []string{slog.LevelKey, slog.MessageKey, "requestId", "userId", "client"}
+var plainAttrs = []string{slog.LevelKey, slog.MessageKey, "requestId", "userId", "fileId", "client"}
 
 // maskText looks before it replaces: the expressions cost more than all the rest of a
 // log line, and few texts hold what could match.
