@@ -289,12 +289,11 @@ var dispositions = map[string]string{"image/png": "inline", "image/jpeg": "inlin
 func (c fileContent) send(x *exchange) {
 	defer c.content.Close()
 	disposition := cmp.Or(dispositions[c.ContentType], "attachment")
-	h := x.Header()
-	h.Set("Content-Type", c.ContentType)
-	h.Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
-	h.Set("Content-Security-Policy", contentPolicy+"; sandbox")
-	h.Set("Cache-Control", "private, no-cache")
-	h.Set("ETag", `"`+c.FileID+`"`)
+	x.Header().Set("Content-Type", c.ContentType)
+	x.Header().Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
+	x.Header().Set("Content-Security-Policy", contentPolicy+"; sandbox")
+	x.Header().Set("Cache-Control", "private, no-cache")
+	x.Header().Set("ETag", `"`+c.FileID+`"`)
 	http.NewResponseController(x).SetWriteDeadline(time.Now().Add(transferTime(c.Size)))
 	http.ServeContent(x, x.r, "", c.CreatedAt, c.content)
 }

@@ -32,7 +32,7 @@ func (h *hub) targets() []any {
 
 func (h hub) check() bool {
 	name, description := utf8.RuneCountInString(h.Name), utf8.RuneCountInString(h.Description)
-	return len(h.HubID) == 36 && name >= 1 && name <= 100 && description <= 2000 &&
+	return isUUID(h.HubID) && name >= 1 && name <= 100 && description <= 2000 &&
 		slices.Contains(hubStatuses, h.Status) && !h.CreatedAt.IsZero() && !h.UpdatedAt.IsZero()
 }
 

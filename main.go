@@ -259,8 +259,14 @@ func (d document) send(x *exchange) {
 	io.WriteString(x, d.text)
 }
 
-const answerTimeout = 30 * time.Second // handler and answer of a request; files have more
-const stopTimeout = 12 * time.Second   // for requests under way, and again for queued mail
+const headerTimeout, bodyTimeout, idleTimeout = 10 * time.Second, 15 * time.Second, 2 * time.Minute
+
+// answerTimeout is for handler and answer of a request; files have more.
+const answerTimeout = 30 * time.Second
+
+// drainTime is for requests that arrive as the stop begins, stopTimeout for those under
+// way, and again for queued mail.
+const drainTime, stopTimeout = 500 * time.Millisecond, 12 * time.Second
 
 // serve runs until ctx ends, then stops: no new connections, the requests under way
 // are answered, the queued mail is sent.
@@ -288,10 +294,10 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	}
 	web := &http.Server{
 		Handler:                      s.pipeline(s.routes()),
-		ReadHeaderTimeout:            10 * time.Second,
-		ReadTimeout:                  15 * time.Second, // with a JSON body; uploads have more
+		ReadHeaderTimeout:            headerTimeout,
+		ReadTimeout:                  bodyTimeout, // with the headers; uploads have more
 		WriteTimeout:                 answerTimeout,
-		IdleTimeout:                  2 * time.Minute,
+		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
 		DisableGeneralOptionsHandler: true,          // OPTIONS * goes through the pipeline too
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
@@ -311,7 +317,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
-	time.Sleep(500 * time.Millisecond) // for requests that arrive as the stop begins
+	time.Sleep(drainTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	cut := web.Shutdown(ctx)

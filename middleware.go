@@ -131,15 +131,14 @@ func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 // The first status is the one that counts.
 func (x *exchange) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		x.fail(cmp.Or(standardProblems[status], errNotFound))
+		x.fail(cmp.Or(standardErrors[status], error(errNotFound)))
 	} else if x.status == 0 {
 		x.status = status
 		x.ResponseWriter.WriteHeader(status)
 	}
 }
 
-var standardProblems = map[int]*problem{405: errMethod, 412: errPrecondition, 416: errRange,
-	500: newProblem(500, "internal", "The server failed; its log says why.")}
+var standardErrors = map[int]error{405: errMethod, 412: errPrecondition, 416: errRange, 500: errors.New("net/http")}
 
 func (x *exchange) Write(b []byte) (int, error) {
 	if x.failed {
@@ -173,19 +172,18 @@ func (x *exchange) fail(err error) {
 	if x.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
-	h := x.Header()
 	for _, name := range []string{"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location",
 		"Content-Disposition", "Content-Length"} {
-		h.Del(name)
+		x.Header().Del(name)
 	}
-	h.Set("Content-Security-Policy", contentPolicy)
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Type", "application/problem+json")
+	x.Header().Set("Content-Security-Policy", contentPolicy)
+	x.Header().Set("Cache-Control", "no-store")
+	x.Header().Set("Content-Type", "application/problem+json")
 	if p.Status == 401 {
-		h.Set("WWW-Authenticate", "Cookie")
+		x.Header().Set("WWW-Authenticate", "Cookie")
 	}
 	if p.retryAfter > 0 {
-		h.Set("Retry-After", fmt.Sprint(int64((p.retryAfter+time.Second-1)/time.Second)))
+		x.Header().Set("Retry-After", fmt.Sprint(int64((p.retryAfter+time.Second-1)/time.Second)))
 	}
 	p.Title, p.RequestID = http.StatusText(p.Status), x.id
 	body, _ := json.Marshal(p) // texts and numbers: can't fail
@@ -520,19 +518,18 @@ func before(step func(*exchange) error, next http.Handler) http.Handler {
 // setSecurityHeaders is step 2. The CORS headers for an allowed origin stand here
 // too, so that a page can read every answer, the 429 of step 4 included.
 func (s *server) setSecurityHeaders(x *exchange) error {
-	h := x.Header()
-	h.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("X-Frame-Options", "DENY")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Content-Security-Policy", contentPolicy)
-	h.Set("Cross-Origin-Resource-Policy", "same-site")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Vary", "Origin")
+	x.Header().Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
+	x.Header().Set("X-Content-Type-Options", "nosniff")
+	x.Header().Set("X-Frame-Options", "DENY")
+	x.Header().Set("Referrer-Policy", "no-referrer")
+	x.Header().Set("Content-Security-Policy", contentPolicy)
+	x.Header().Set("Cross-Origin-Resource-Policy", "same-site")
+	x.Header().Set("Cache-Control", "no-store")
+	x.Header().Set("Vary", "Origin")
 	if origin := x.r.Header.Get("Origin"); s.cfg.allowsOrigin(origin) {
-		h.Set("Access-Control-Allow-Origin", origin)
-		h.Set("Access-Control-Allow-Credentials", "true")
-		h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
+		x.Header().Set("Access-Control-Allow-Origin", origin)
+		x.Header().Set("Access-Control-Allow-Credentials", "true")
+		x.Header().Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
 	}
 	return nil
 }
@@ -566,10 +563,9 @@ func (s *server) checkOrigin(x *exchange) error {
 	case !allowed && crossOrigin.Check(x.r) != nil:
 		return errCrossOrigin
 	case allowed && x.r.Method == http.MethodOptions && x.r.Header.Get("Access-Control-Request-Method") != "":
-		h := x.Header()
-		h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-		h.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
-		h.Set("Access-Control-Max-Age", "7200")
+		x.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+		x.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+		x.Header().Set("Access-Control-Max-Age", "7200")
 		x.WriteHeader(http.StatusNoContent)
 	}
 	return nil

@@ -328,6 +328,11 @@ func (halfAnswer) send(x *exchange) {
 	panic(panicSecret)
 }
 
+type standardFailure struct{}
+
+func (standardFailure) check() bool      { return true }
+func (standardFailure) send(x *exchange) { http.Error(x, panicSecret, http.StatusInternalServerError) }
+
 type badAnswer struct {
 	Secret string `json:"secret"`
 }
@@ -348,6 +353,8 @@ func TestFailuresInside(t *testing.T) {
 				http.NewResponseController(x).Flush()
 				return nothing{}, errors.New(panicSecret)
 			})),
+			// As http.ServeContent answers when it can't read a file.
+			add("/standard", endpoint(func(*exchange, nothing) (standardFailure, error) { return standardFailure{}, nil })),
 			add("/contract", endpoint(func(*exchange, nothing) (badAnswer, error) { return badAnswer{panicSecret}, nil })),
 			add("/error", endpoint(func(x *exchange, _ nothing) (nothing, error) {
 				for _, name := range []string{"Set-Cookie", "ETag", "Location", "Content-Disposition", "Last-Modified"} {
@@ -360,7 +367,7 @@ func TestFailuresInside(t *testing.T) {
 			})),
 		}
 	}, stagingEnv(newMailServer(t, mailOptions{})))
-	for _, path := range []string{"/panic", "/contract", "/error"} {
+	for _, path := range []string{"/panic", "/standard", "/contract", "/error"} {
 		answer := srv.client(t).do("GET", path, nil, "X-Request-Id", "id-of-"+path[1:])
 		wantProblem(t, answer, 500, "internal")
 		if strings.Contains(answer.String(), panicSecret) {

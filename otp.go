@@ -182,6 +182,8 @@ Subject: Your sign-in code
 Date: %s
 Message-ID: <%s@%s>
 Auto-Submitted: auto-generated
+MIME-Version: 1.0
+Content-Type: text/plain; charset=us-ascii
 
 Your sign-in code is %s.
 

@@ -460,8 +460,8 @@ func checkMail(t *testing.T, data, to string) {
 	}
 	for name, want := range map[string]string{
 		"From": `"Hubs, sign-in" <signin@example.com>`, "To": "<" + to + ">", "Subject": "Your sign-in code",
-		"Auto-Submitted": "auto-generated",
-		"Date":           "", "Message-Id": "",
+		"Auto-Submitted": "auto-generated", "Mime-Version": "1.0", "Content-Type": "text/plain; charset=us-ascii",
+		"Date": "", "Message-Id": "",
 	} {
 		if got := message.Header[name]; len(got) != 1 || want != "" && got[0] != want {
 			t.Errorf("%s: %q, want %q", name, got, want)

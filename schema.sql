@@ -94,9 +94,9 @@ $$;
 
 -- Whether a walk to the row that is needed is the shorter way, by a sample of a thousand
 -- hubs (hub_id is random, so any thousand by it are a fair one). A walk passes about
--- needed * 1000 / count names, the other way gathers and sorts the matches; measured, they
--- cost the same near needed = 16 * count^2. Beyond 25 in the sample a walk is always the
--- shorter: 16 * 26^2 is more than the deepest page needs.
+-- needed * 1000 / count names; the other way gathers and sorts, of a million hubs, 1000 *
+-- count matches, one taken for 16 names passed. So the walk is the shorter where 16 * count^2
+-- is needed or more; at 26 in the sample that is more than the deepest page needs.
 create or replace function hub_name_is_frequent(part text, needed bigint)
     returns table (yes boolean) language sql stable as $$
     select count(*) > 1 and 16 * count(*) * count(*) >= needed from (

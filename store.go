@@ -106,7 +106,9 @@ func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) erro
 		if err != nil {
 			return reachable(err)
 		}
-		prepared, _ = st.statements.LoadOrStore(query, stmt) // who comes second at first use leaves a twin behind
+		if prepared, ok = st.statements.LoadOrStore(query, stmt); ok {
+			stmt.Close() // another request was first
+		}
 	}
 	rows, err := prepared.(*sql.Stmt).Query(args...)
 	if err != nil {
@@ -140,7 +142,7 @@ func reachable(err error) error {
 
 // unavailable is the 503 of a database or a mail queue out of reach.
 func unavailable(cause error) *problem {
-	return &problem{Status: 503, Code: "unavailable", Detail: "Try again.", retryAfter: 2 * time.Second, cause: cause}
+	return &problem{Status: 503, Code: "unavailable", Detail: "Try again soon.", retryAfter: 2 * time.Second, cause: cause}
 }
 
 // pathID is the identifier in a path. What is not one is null to the database, and
