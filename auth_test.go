@@ -301,6 +301,30 @@ func TestForgedTokens(t *testing.T) {
 	wantProblem(t, srv.client(t).do("GET", "/auth/session?"+srv.cookieName()+"="+url.QueryEscape(real), nil), 401, rejected)
 }
 
+// The identifiers of this API are random UUIDs as PostgreSQL prints them, and nothing else.
+func TestIdentifierForm(t *testing.T) {
+	t.Parallel()
+	const id = "0a1b2c3d-4e5f-6789-abcd-ef0123456789"
+	if !isUUID(id) || !isUUID(strings.Repeat("0", 8)+"-0000-0000-0000-"+strings.Repeat("f", 12)) {
+		t.Error("a UUID is refused")
+	}
+	for i := range id {
+		for _, other := range []string{"", "g", "/", ":", "`", "A", "F", "-", "0", "é", "\x00", "00", "--"} {
+			text := id[:i] + other + id[i+1:]
+			isDigit := other == "0" && id[i] != '-' || other == "-" && id[i] == '-'
+			if got := isUUID(text); got != isDigit {
+				t.Errorf("isUUID(%q) = %v", text, got)
+			}
+		}
+	}
+	for _, text := range []string{"", id[:35], id + "0", "{" + id + "}", strings.ReplaceAll(id, "-", ""),
+		strings.ToUpper(id), strings.Repeat("0", 36), strings.Repeat("-", 36), id[:24] + "-0-0-0-0-0-0"} {
+		if isUUID(text) {
+			t.Errorf("isUUID(%q)", text)
+		}
+	}
+}
+
 // T8 and the rotation of keys: the first signs, all verify, one that is gone does not;
 // and a token of staging is nothing on production.
 func TestSessionKeys(t *testing.T) {

@@ -554,13 +554,11 @@ func (s *server) limitByAddress(x *exchange) error {
 	return s.addressLimit(x.r.Method, x.r.URL.Path).take(addressKey(x.client))
 }
 
-var crossOrigin http.CrossOriginProtection
-
 // checkOrigin is step 5. It answers the preflights of allowed origins, and refuses
 // writes by pages of all other origins: SameSite=Lax alone lets same-site ones pass.
 func (s *server) checkOrigin(x *exchange) error {
 	switch allowed := s.cfg.allowsOrigin(x.r.Header.Get("Origin")); {
-	case !allowed && crossOrigin.Check(x.r) != nil:
+	case !allowed && new(http.CrossOriginProtection).Check(x.r) != nil:
 		return errCrossOrigin
 	case allowed && x.r.Method == http.MethodOptions && x.r.Header.Get("Access-Control-Request-Method") != "":
 		x.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")

@@ -24,7 +24,7 @@ import (
 var schema string
 
 const poolSize = 8                // connections, kept open
-const dbTimeout = 2 * time.Second // a statement, a read or write on its socket, the wait for a connection
+const dbTimeout = 2 * time.Second // a statement, a write on its socket with the answer, the wait for a connection
 
 // store has no context parameters: its statements end by dbTimeout, whether or not
 // the client waits. lib/pq would watch a context with one goroutine a statement,
@@ -164,8 +164,8 @@ func (s *server) getHealth(*exchange, nothing) (health, error) {
 	return health{"ok"}, s.store.row("select 1", nil, new(int))
 }
 
-// deadlineDialer makes connections whose every read and write ends in time. Without
-// it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
+// deadlineDialer makes connections on which every write, and the answer to it, ends in
+// time. Without it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
 type deadlineDialer struct{}
 
 func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
@@ -184,7 +184,6 @@ type deadlineConn struct{ net.Conn }
 // database/sql sends the statement again: a write would be done twice. (Not guaranteed:
 // below TLS an orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
 func (c deadlineConn) Read(b []byte) (int, error) {
-	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
 	if err == io.EOF {
 		err = &net.OpError{Op: "read", Net: "tcp", Err: io.ErrUnexpectedEOF}
@@ -193,6 +192,6 @@ func (c deadlineConn) Read(b []byte) (int, error) {
 }
 
 func (c deadlineConn) Write(b []byte) (int, error) {
-	c.SetWriteDeadline(time.Now().Add(dbTimeout))
+	c.SetDeadline(time.Now().Add(dbTimeout))
 	return c.Conn.Write(b)
 }
