@@ -60,7 +60,7 @@ var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLab
 var domainForm = regexp.MustCompile("^" + domainLabels + "$")
 
 const atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-const domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*`
+const domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*`
 
 var emailRule = rule{name: "email", trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
 
@@ -161,20 +161,20 @@ func (s *server) issueToken(u *user, expiresAt time.Time) string {
 	return token // texts, numbers and a key of bytes can't fail
 }
 
-// verifyToken checks everything that the token alone can tell. The library by
-// itself would take other algorithms, an unknown crit (RFC 7515 4.1.11) and loose
-// base64; its checks of the times would take texts for numbers.
-func (s *server) verifyToken(token string) (c claims, err error) {
+// verifyToken checks everything that the token alone can tell: signature, form, and that
+// now is within a life no longer than sessionLife. The library by itself would take other
+// algorithms, an unknown crit (RFC 7515 4.1.11) and loose base64; its checks of the times
+// would take texts for numbers.
+func (s *server) verifyToken(token string) (c claims, valid bool) {
 	parsed, err := tokenParser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.cfg.sessionKeys, nil })
 	if err != nil {
-		return c, err
+		return c, false
 	}
 	now := toSeconds(time.Now())
-	inTime := c.NotBefore <= now && 0 < c.IssuedAt && c.IssuedAt <= now+issuedAtLeeway.Seconds() && now < c.ExpiresAt
-	if _, critical := parsed.Header["crit"]; critical || !inTime || !isUUID(c.UserID) {
-		return c, errors.New("unknown critical header, no user id, not issued yet, or expired")
-	}
-	return c, nil
+	inTime := c.NotBefore <= now && 0 < c.IssuedAt && c.IssuedAt <= now+issuedAtLeeway.Seconds() &&
+		now < c.ExpiresAt && c.ExpiresAt-c.IssuedAt <= (sessionLife+issuedAtLeeway).Seconds()
+	_, critical := parsed.Header["crit"]
+	return c, inTime && !critical && isUUID(c.UserID)
 }
 
 var tokenParser = jwt.NewParser(
@@ -216,8 +216,8 @@ func (s *server) authorize(x *exchange, a access, roles []string) error {
 	if err != nil {
 		return errUnauthenticated
 	}
-	token, err := s.verifyToken(cookie.Value)
-	if err != nil {
+	token, valid := s.verifyToken(cookie.Value)
+	if !valid {
 		return errUnauthenticated
 	}
 	u, err := s.loadUser(byID, token.UserID, errUnauthenticated)

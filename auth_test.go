@@ -204,6 +204,7 @@ func TestForgedTokens(t *testing.T) {
 		"signed like the real":  sign(hs256, good),
 		"issued 30 s ahead":     sign(hs256, times(in(30*time.Second), in(time.Hour))),
 		"expires in a minute":   sign(hs256, times(in(-time.Hour), in(time.Minute))),
+		"as long as there is":   sign(hs256, times(in(0), in(sessionLife))),
 		"microseconds in a row": sign(hs256, times(in(0)+".000001", in(time.Hour)+".999999")),
 	} {
 		c.setToken(token)
@@ -247,6 +248,9 @@ func TestForgedTokens(t *testing.T) {
 		"exp negative":         sign(hs256, times(in(0), "-"+in(time.Hour))),
 		"exp out of range":     sign(hs256, times(in(0), "1e400")),
 		"expired":              sign(hs256, times(in(-time.Hour), in(-time.Second))),
+		"a minute too long":    sign(hs256, times(in(0), in(sessionLife+2*time.Minute))),
+		"valid for ever":       sign(hs256, times(in(0), "1e300")),
+		"valid to year 10000":  sign(hs256, times(in(0), "253402300800")),
 		"expired now":          sign(hs256, times(in(-time.Hour), in(0))),
 		"no iat":               sign(hs256, claims(`,"exp":`+in(time.Hour))),
 		"null iat":             sign(hs256, times("null", in(time.Hour))),
@@ -718,6 +722,38 @@ func TestDatabaseAway(t *testing.T) {
 	}
 }
 
+// Z2: so is a database that is there, and takes no connections: for the operator closed it,
+// renamed it, or changed the role's password.
+func TestDatabaseRefusesConnections(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	name := database[strings.LastIndexByte(database, '/')+1:]
+	name, _, _ = strings.Cut(name, "?")
+	operator := withDatabase(database, "postgres")
+	srv := startServer(t, map[string]string{"DATABASE_URL": database})
+	srv.allowErrors("unavailable")
+	c, _ := srv.member(t, "member")
+	for closing, opening := range map[string]string{
+		"alter database " + name + " allow_connections false":  "alter database " + name + " allow_connections true",
+		"alter database " + name + " rename to " + name + "_x": "alter database " + name + "_x rename to " + name,
+	} {
+		if strings.Contains(closing, "rename") {
+			endConnections(t, operator, name)
+		}
+		execSQL(t, operator, closing)
+		endConnections(t, operator, name)
+		wantProblem(t, c.do("GET", "/auth/session", nil), 503, "unavailable")
+		wantProblem(t, c.do("GET", "/healthz", nil), 503, "unavailable")
+		execSQL(t, operator, opening)
+		c.do("GET", "/healthz", nil).want(t, 200)
+		c.do("GET", "/auth/session", nil).want(t, 200)
+	}
+}
+
+func endConnections(t *testing.T, operator, database string) {
+	queryValue[int](t, operator, "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname like $1", database+"%")
+}
+
 // What a request costs that only asks whether there is a session: the token, and the
 // whole way through the pipeline with its one query.
 func BenchmarkSessionCheck(b *testing.B) {
@@ -741,8 +777,8 @@ func BenchmarkSessionCheck(b *testing.B) {
 	b.Run("token", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := srv.verifyToken(token); err != nil {
-				b.Fatal(err)
+			if _, valid := srv.verifyToken(token); !valid {
+				b.Fatal("refused")
 			}
 		}
 	})

@@ -101,7 +101,8 @@ func loadConfig(getenv func(string) string) (config, error) {
 	for key := range strings.SplitSeq(getenv("SESSION_SECRET"), ",") {
 		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
 		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
-		check(len(key) >= 32, "SESSION_SECRET: is required, each of its keys at least 32 bytes")
+		check(len(key) >= 32 && strings.TrimSpace(key) == key,
+			"SESSION_SECRET: is required, each of its keys at least 32 bytes, no blanks around it")
 	}
 	lower := strings.ToLower(prefix) // browsers know the two prefixes in any case
 	check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
@@ -116,13 +117,13 @@ func loadConfig(getenv func(string) string) (config, error) {
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain in production, and unset elsewhere")
 	for text := range strings.FieldsSeq(comma.Replace(getenv("TRUSTED_PROXIES"))) {
 		proxies, err := netip.ParsePrefix(text)
-		check(err == nil, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
+		check(err == nil && !proxies.Addr().Is4In6(), "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
 		cfg.trustedProxies = append(cfg.trustedProxies, proxies)
 	}
 	if server := getenv("SMTP_URL"); server != "" || !isLocal {
 		cfg.smtpURL, err = url.Parse(server)
-		check(err == nil && cfg.smtpURL.Hostname() != "" && smtpPorts[cfg.smtpURL.Scheme] != "",
-			"SMTP_URL: must be smtp:// or smtps:// with a host, and may be unset locally only")
+		check(err == nil && smtpForm.MatchString(server),
+			"SMTP_URL: must be smtp:// or smtps:// with a host and no more, and may be unset locally only")
 		cfg.mailFrom, err = mail.ParseAddress(getenv("MAIL_FROM"))
 		check(err == nil && emailForm.MatchString(cfg.mailFrom.Address), "MAIL_FROM: must be an e-mail address")
 	}
@@ -132,6 +133,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 }
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[1-9][0-9]{0,4})?/?$`)
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
 // allowsOrigin is the allow-list: origins, or in production only https subdomains of one
@@ -175,15 +177,18 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	}
 }
 
-// What must not stand in a log, wherever it comes from: tokens, passwords in URLs, all
-// from a parameter with a telling name on, one-time codes, all but the first letter of
-// an e-mail address.
-var secretText = regexp.MustCompile(`eyJ[\w.%-]+|://[^/\s]*:[^/\s]*@|` +
-	`(?is:(?:code|token|secret|password|session|auth)[^=&\s]*=.*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])`)
+// What must not stand in a log, wherever it comes from: tokens, passwords in URLs, all from
+// a parameter with a telling name on, or from an escape within an escape on, one-time
+// codes, all but the first letter of an e-mail address; and what commands a terminal.
+//
+// Not guaranteed: an id of this API that happens to have six digits in a row loses them.
+var secretText = regexp.MustCompile(`eyJ[\w.%-]+|://[^/\s]*:[^/\s]*@|(?s:%[0-9A-Fa-f]{2}.*)|` +
+	`(?is:(?:code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])|` +
+	`[\x{7f}-\x{9f}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]`)
 var emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(@|%(?:25)*40)")
 
-// maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. Fields that this
-// server makes itself, and the request id, are left as they are.
+// maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. All texts are masked but
+// those of plainAttrs, which are this server's own words, checked ids and addresses.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	switch kind := a.Value.Kind(); {
 	case a.Key == "cookie", a.Key == "authorization":
@@ -199,8 +204,8 @@ var plainAttrs = []string{slog.LevelKey, slog.MessageKey, "requestId", "userId",
 // maskText looks before it replaces: the expressions cost more than all the rest of a
 // log line, and few texts hold what could match.
 func maskText(text string) string {
-	if strings.ContainsAny(text, "=@%0123456789") || strings.Contains(text, "eyJ") {
-		return emailText.ReplaceAllString(secretText.ReplaceAllString(text, "***"), "$1***$2")
+	if strings.ContainsAny(text, "=@%J0123456789") || strings.ContainsFunc(text, func(c rune) bool { return c > '~' }) {
+		return secretText.ReplaceAllString(emailText.ReplaceAllString(text, "$1***$2"), "***")
 	}
 	return text
 }

@@ -76,9 +76,10 @@ var errTooLarge = newProblem(413, "too_large", "The body is larger than this end
 var errMediaType = newProblem(415, "unsupported_media_type", "This Content-Type or Content-Encoding is not taken.")
 var errRange = newProblem(416, "range_not_satisfiable", "The file has no such range.")
 
-// invalid is the 400 of an input in which these fields are wrong.
-func invalid(errors ...fieldError) *problem {
-	return &problem{Status: 400, Code: "invalid_request", Detail: "The input is not valid.", Errors: errors}
+// invalid is the 400 of an input in which these fields are wrong: no input of ours has more
+// than 20, and an answer must not be many times as long as its request.
+func invalid(f ...fieldError) *problem {
+	return &problem{Status: 400, Code: "invalid_request", Detail: "The input is not valid.", Errors: f[:min(len(f), 20)]}
 }
 
 // toProblem gives each error its answer. What is not known is a bug: 500.
@@ -229,7 +230,7 @@ func readFields(x *exchange) (*fields, error) {
 		}
 		return &fields{values: query}, nil
 	}
-	if kind, _ := mediaType(x.r.Header); kind != "application/json" {
+	if kind, others := mediaType(x.r.Header); kind != "application/json" || len(others) > 0 {
 		return nil, errMediaType
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(x.ResponseWriter, x.r.Body, maxJSONBody))
@@ -255,17 +256,18 @@ func readFields(x *exchange) (*fields, error) {
 }
 
 // mediaType is what the one Content-Type line of a body in UTF-8 without
-// Content-Encoding says.
+// Content-Encoding says; its parameters but for that charset.
 func mediaType(h http.Header) (kind string, params map[string]string) {
 	kind, params, err := mime.ParseMediaType(h.Get("Content-Type"))
 	isUTF8 := strings.EqualFold(cmp.Or(params["charset"], "utf-8"), "utf-8")
 	if err != nil || !isUTF8 || len(h["Content-Type"]) > 1 || h["Content-Encoding"] != nil {
 		return "", nil
 	}
+	delete(params, "charset")
 	return kind, params
 }
 
-func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{name, detail}) }
+func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{cmp.Or(name, "input"), detail}) }
 
 // optional is the checked text of a field, or nil where the field is not sent, be it
 // required elsewhere.
@@ -330,7 +332,7 @@ func (r rule) fault(value string) string {
 // check is the 400 that names every wrong field, the unknown ones included.
 func (f *fields) check() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
-		f.refuse(cmp.Or(name, "input"), "is not known here")
+		f.refuse(name, "is not known here")
 	}
 	if f.errors != nil {
 		return invalid(f.errors...)
@@ -351,8 +353,7 @@ type route struct {
 // contract is what an operation takes and gives, with the checks of both. It is the
 // only way to register a handler.
 type contract struct {
-	input, output any    // zero values: the test that makes openapi.json reads their types
-	rules         []rule // of the input's fields
+	input, output any // zero values: the test that makes openapi.json reads their types
 	perform       func(*server, route, *exchange) error
 }
 
@@ -380,9 +381,7 @@ type sender interface{ send(*exchange) }
 func endpoint[In input[In], Out output](handle func(*exchange, In) (Out, error)) contract {
 	var in In
 	var out Out
-	known := &fields{}
-	in.read(known)
-	return contract{in, out, known.rules, func(s *server, r route, x *exchange) error {
+	return contract{in, out, func(s *server, r route, x *exchange) error {
 		var in In
 		var out Out
 		return inOrder(

@@ -575,6 +575,7 @@ func TestStrictJSON(t *testing.T) {
 		"": 415, "text/plain": 415, "application/json; charset=latin1": 415, "application/json; charset=utf-16": 415,
 		"application/jsonx": 415, "text/json": 415, "application/problem+json": 415, "application/json, text/plain": 415,
 		"application/x-www-form-urlencoded": 415, "application/json; charset": 415,
+		"application/json; v=1": 415, "application/json; charset=utf-8; v=1": 415,
 		"application/json": 201, "Application/JSON": 201, "application/json;charset=UTF-8": 201, `application/json; charset="utf-8"`: 201,
 	} {
 		answer := admin.do("POST", "/hubs", strings.NewReader(`{"name":"a"}`), "Content-Type", contentType)
@@ -1193,6 +1194,7 @@ func TestEscapesHideNothingFromTheMask(t *testing.T) {
 	mark := s.log.mark()
 	for i, path := range []string{
 		"/x?x=%22code%22%3A%22510764%22", "/x?a=code%3D510764", "/x?c=%35%31%30%37%36%34", "/x?co%64e=51076%34",
+		"/x?c%256Fde=%2535%2531%2530%2537%2536%2534", "/x/%2535%2531%2530764", "/x?pwd=a510764", "/x?api_key=b510764&pass=c",
 		"/otp_510764", "/x?ts=_510764", "/x?otp=510764x", "/x?t=" + strings.ReplaceAll(token, ".", "%2E"), "/x?" + token,
 	} {
 		s.raw(t, fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nX-Request-Id: mask%d\r\nConnection: close\r\n\r\n", path, i))
@@ -1212,8 +1214,33 @@ func TestMaskOfErrorsAndPlainTokens(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{ReplaceAttr: maskAttr})).Info("x",
-		"error", errors.New("550 <ada@example.com>"), "path", "/eyJhbGci.eyJlbWFp.abc")
-	if strings.Contains(out.String(), "ada@") || strings.Contains(out.String(), "eyJ") {
-		t.Error(out.String())
+		"error", errors.New("550 <ada@example.com>"), "path", "/eyJhbGci.eyJlbWFp.abc", "query", "anna%40example.com",
+		"user-agent", "a\u009b31mb\x7fc\u202ed")
+	for _, secret := range []string{"ada@", "eyJ", "anna", "\u009b", "\x7f", "\u202e"} {
+		if strings.Contains(out.String(), secret) {
+			t.Errorf("%q: %s", secret, out.String())
+		}
+	}
+}
+
+// A list of what is wrong ends at twenty, however much is: an answer of many times the
+// size of its request would serve who has a third party to flood.
+func TestErrorsEndAtTwenty(t *testing.T) {
+	t.Parallel()
+	c, _ := startServer(t).member(t, "member")
+	for _, body := range []string{"{" + strings.Repeat(`"":1,`, 3000) + `"":1}`, "{" + strings.Repeat(`"":"",`, 2000) + `"x":"","y":""}`} {
+		r := c.do("POST", "/auth/otp/request", body)
+		wantProblem(t, r, 400, "invalid_request")
+		if len(r.body) > 2000 {
+			t.Errorf("%d bytes of an answer to %d", len(r.body), len(body))
+		}
+	}
+	many := url.Values{}
+	for n := range 30 {
+		many.Set(fmt.Sprintf("x%02d", n), "")
+	}
+	r := c.do("GET", "/hubs?"+many.Encode(), nil)
+	if named := r.field(t, "errors").([]any); r.status != 400 || len(named) != 20 {
+		t.Errorf("%d errors named: %v", len(named), r)
 	}
 }

@@ -427,7 +427,7 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 		}}})
 	case !noInput && r.method == "GET":
 		var parameters []object
-		for _, rule := range r.contract.rules {
+		for _, rule := range rulesOf(r.contract.input) {
 			schema, doc := d.ruleSchema(typeName(r.contract.input), rule)
 			parameters = append(parameters, object{"name", rule.name, "in", "query", "required", rule.isRequired(),
 				"description", doc.text, "schema", schema, "example", doc.example})
@@ -446,7 +446,7 @@ func (d *apiDocument) inputSchema(r route) object {
 	name := typeName(r.contract.input)
 	var required []string
 	var properties object
-	for _, rule := range r.contract.rules {
+	for _, rule := range rulesOf(r.contract.input) {
 		schema, doc := d.ruleSchema(name, rule)
 		properties = append(properties, rule.name, append(schema, "description", doc.text, "examples", []any{doc.example}))
 		if rule.isRequired() {
@@ -461,6 +461,28 @@ func (d *apiDocument) inputSchema(r route) object {
 	}
 	d.schemas[capital(name)] = append(schema, "properties", properties)
 	return ref("schemas", capital(name))
+}
+
+// rulesOf is what an input asks for, in the order in which it asks.
+func rulesOf(input any) []rule {
+	f := &fields{}
+	switch in := input.(type) {
+	case codeRequest:
+		in.read(f)
+	case codeProof:
+		in.read(f)
+	case acceptance:
+		in.read(f)
+	case newHub:
+		in.read(f)
+	case hubChange:
+		in.read(f)
+	case hubQuery:
+		in.read(f)
+	default:
+		panic(fmt.Sprintf("%T is not listed here", input))
+	}
+	return f.rules
 }
 
 // isRequired: a field that is neither optional nor has a fallback that would do.

@@ -11,7 +11,7 @@ create table if not exists users (
     -- One ASCII address, the form that emailForm in auth.go takes: mail goes to this
     -- text, and operators write it at the psql prompt.
     email         text collate "C" not null check (length(email) <= 254 and email ~
-                  '^[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+)*@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$'),
+                  '^[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+)*@[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$'),
     permission    text not null default 'member' check (permission in ('member', 'admin')),
     suspended     boolean not null default false,
     -- "Sign out everywhere": session tokens issued before this time are refused.

@@ -13,7 +13,7 @@ import (
 	"io"
 	"maps"
 	"net"
-	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -123,10 +123,10 @@ func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) erro
 	return reachable(rows.Err())
 }
 
-// reachable tells a database out of reach from a faulty statement. PostgreSQL's
-// own errors are a matter of the statement, but for the classes (PostgreSQL
-// manual, appendix A) of connections, resources, interventions and the system, and
-// 25, of a standby that takes no writes.
+// reachable tells a database out of reach from a faulty statement. PostgreSQL's own errors
+// are a matter of the statement, but for those that end the connection or refuse it
+// (FATAL), and the classes (PostgreSQL manual, appendix A) of connections, resources,
+// interventions and the system, and 25, of a standby that takes no writes.
 func reachable(err error) error {
 	refused, answered := errors.AsType[*pq.Error](err)
 	switch {
@@ -134,7 +134,7 @@ func reachable(err error) error {
 		return nil
 	case answered && refused.Code == "23503": // foreign key: the user was deleted meanwhile
 		return errUnauthenticated
-	case answered && !slices.Contains([]string{"08", "25", "53", "57", "58"}, string(refused.Code.Class())):
+	case answered && !refused.Fatal() && !strings.Contains("08 25 53 57 58", string(refused.Code.Class())):
 		return err
 	}
 	return unavailable(err)

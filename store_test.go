@@ -177,6 +177,11 @@ func TestReachable(t *testing.T) {
 			t.Errorf("%s: %v", code, got)
 		}
 	}
+	for _, code := range []pqerror.Code{"28000", "28P01", "3D000", "55000"} {
+		if !isUnavailable(reachable(&pq.Error{Code: code, Severity: "FATAL"})) {
+			t.Errorf("a connection refused with %s counts as a faulty statement", code)
+		}
+	}
 	for _, err := range []error{io.EOF, net.ErrClosed, os.ErrDeadlineExceeded, sql.ErrConnDone} {
 		if !isUnavailable(reachable(err)) {
 			t.Errorf("%v counts as a faulty statement", err)
