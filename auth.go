@@ -201,7 +201,7 @@ func (s *server) setCookie(x *exchange, token string, maxAge int) {
 // was forgotten does not start.
 type access string
 
-const public, local, signedIn, accepted access = "-", "local", "session", "session, terms"
+const public, local, signedIn, termsAccepted access = "-", "local", "session", "session, terms"
 
 func (a access) needsSession() bool { return a != public && a != local }
 

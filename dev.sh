@@ -291,7 +291,7 @@ cmd_run() {
 	reader=$!
 	# A process group of its own (set -m): Ctrl-C reaches this script, which sends one TERM.
 	set -m
-	APP_ENV=local ADDR=${ADDR:-127.0.0.1:8080} SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
+	APP_ENV=local ADDR=${ADDR:-127.0.0.1:8080} FILES_DIR=${FILES_DIR:-.dev/files} SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
 		.dev/hubs serve </dev/null >"$tmp/output" &
 	server=$!
 	set +m

@@ -113,7 +113,8 @@ func (s *server) takeBack(fileID, statement string) error {
 // stays until the row is there.
 func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
 	defer func() {
-		// A connection that is closed over bytes still on their way loses the answer.
+		// A connection that is closed over bytes still on their way loses the answer. Who
+		// said Expect has not sent them yet, and to read would be to ask for them.
 		if err != nil && x.r.Header.Get("Expect") == "" {
 			http.NewResponseController(x).SetReadDeadline(time.Now().Add(refusedTime))
 			io.CopyN(io.Discard, x.r.Body, s.cfg.maxUploadBytes)
@@ -166,7 +167,7 @@ type uploadForm struct {
 	file     *multipart.Part
 	name     string // of the file
 	received int64  // bytes of the body so far
-	allowed  int64  // bytes of the body at this stage: headers, file, end
+	allowed  int64  // of these: first for the headers of the file, then with any file, then with this one
 }
 
 // openForm checks the headers of an upload before a byte of it is read, then those
@@ -229,7 +230,9 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 			return kind, size, invalid(fieldError{"file", "must be the form's only part"})
 		}
 	}
-	if err == io.EOF { // of the form, unwrapped (that of a broken one is wrapped); the body may go on
+	// The form's own end is io.EOF as it is (a body that breaks off gives one that is wrapped).
+	// The body may go on after it, and counts as far as it does.
+	if err == io.EOF {
 		_, err = io.Copy(io.Discard, f)
 	}
 	switch {
@@ -284,8 +287,8 @@ func (s *server) getFile(x *exchange, _ nothing) (c fileContent, err error) {
 var dispositions = map[string]string{"image/png": "inline", "image/jpeg": "inline", "image/gif": "inline",
 	"image/webp": "inline", "text/plain; charset=utf-8": "inline"}
 
-// send serves the bytes with Range and conditional requests (RFC 9110). A file
-// never changes, so its id is its ETag.
+// send serves the bytes with Range and conditional requests (RFC 9110, as far as
+// http.ServeContent keeps it). A file never changes, so its id is its ETag.
 func (c fileContent) send(x *exchange) {
 	defer c.content.Close()
 	disposition := cmp.Or(dispositions[c.ContentType], "attachment")

@@ -151,7 +151,7 @@ type server struct {
 	out          io.Writer // standard output: the log, and locally the codes
 	store        *store
 	files        *os.Root // FILES_DIR
-	folder, lock *os.File // the same, open to be synced; in it: who holds it alone may sweep
+	folder, lock *os.File // FILES_DIR, open to be synced; .lock in it: who holds that alone may sweep
 	codes        oneTimeCodes
 	codeJobs     chan codeJob
 	mailing      sync.WaitGroup
@@ -222,13 +222,13 @@ func (s *server) routes() []route {
 		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(s.logout)},
 		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(s.getSession)},
 		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(s.acceptTerms)},
-		{"GET", "/hubs", accepted, nil, 200, nil, endpoint(s.listHubs)},
-		{"GET", "/hubs/{hubId}", accepted, nil, 200, nil, endpoint(s.getHub)},
-		{"POST", "/hubs", accepted, admin, 201, nil, endpoint(s.createHub)},
-		{"PATCH", "/hubs/{hubId}", accepted, admin, 200, nil, endpoint(s.changeHub)},
-		{"DELETE", "/hubs/{hubId}", accepted, admin, 204, nil, endpoint(s.deleteHub)},
-		{"POST", "/files/upload", accepted, nil, 201, nil, endpoint(s.upload)},
-		{"GET", "/files/{fileId}/{name}", accepted, nil, 200, nil, endpoint(s.getFile)},
+		{"GET", "/hubs", termsAccepted, nil, 200, nil, endpoint(s.listHubs)},
+		{"GET", "/hubs/{hubId}", termsAccepted, nil, 200, nil, endpoint(s.getHub)},
+		{"POST", "/hubs", termsAccepted, admin, 201, nil, endpoint(s.createHub)},
+		{"PATCH", "/hubs/{hubId}", termsAccepted, admin, 200, nil, endpoint(s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", termsAccepted, admin, 204, nil, endpoint(s.deleteHub)},
+		{"POST", "/files/upload", termsAccepted, nil, 201, nil, endpoint(s.upload)},
+		{"GET", "/files/{fileId}/{name}", termsAccepted, nil, 200, nil, endpoint(s.getFile)},
 		{"GET", "/healthz", public, nil, 200, nil, endpoint(s.getHealth)},
 		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(document{"application/json", contentPolicy, openAPI}.get)},
 		{"GET", "/{$}", local, nil, 200, nil, endpoint(document{"text/html; charset=utf-8", pagePolicy, page}.get)},

@@ -109,8 +109,7 @@ func bodyProblem(err error) error {
 }
 
 // exchange is one request and its answer: what the steps of the pipeline share.
-// To net/http it is the http.ResponseWriter. It belongs to
-// the goroutine of the request.
+// To net/http it is the http.ResponseWriter. It belongs to the goroutine of the request.
 type exchange struct {
 	http.ResponseWriter // net/http's own
 	r                   *http.Request
@@ -120,7 +119,7 @@ type exchange struct {
 	user                *user        // step 6: loaded once, where the route asks for a session or begins one
 	sessionEnds         time.Time    // with user: when the token expires
 	status              int          // as sent; 0: nothing is sent yet
-	bytes               int64        // of the body, as sent
+	bytes               int64        // of the body, as sent; of a HEAD as net/http has dropped them
 	failed              bool         // fail has answered: what net/http's own code still writes is dropped
 }
 
@@ -139,6 +138,7 @@ func (x *exchange) WriteHeader(status int) {
 	}
 }
 
+// A 500 of http.ServeContent's is a file that can't be read: a fault inside, as any other.
 var standardErrors = map[int]error{405: errMethod, 412: errPrecondition, 416: errRange, 500: errors.New("net/http")}
 
 func (x *exchange) Write(b []byte) (int, error) {
@@ -248,7 +248,7 @@ func readFields(x *exchange) (*fields, error) {
 		decoder.Decode(&value)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(name.(string), "must be a string")
+			f.refuse(cmp.Or(name.(string), "input"), "must be a string")
 		}
 		f.values.Add(name.(string), text)
 	}
@@ -267,7 +267,7 @@ func mediaType(h http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{cmp.Or(name, "input"), detail}) }
+func (f *fields) refuse(name, detail string) { f.errors = append(f.errors, fieldError{name, detail}) }
 
 // optional is the checked text of a field, or nil where the field is not sent, be it
 // required elsewhere.
@@ -332,7 +332,7 @@ func (r rule) fault(value string) string {
 // check is the 400 that names every wrong field, the unknown ones included.
 func (f *fields) check() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
-		f.refuse(name, "is not known here")
+		f.refuse(cmp.Or(name, "input"), "is not known here")
 	}
 	if f.errors != nil {
 		return invalid(f.errors...)
@@ -364,8 +364,7 @@ type output interface{ check() bool }
 type limited interface{ limitKey(*exchange) string }
 
 // nothing is the input of an endpoint that ignores body and query (or reads the body
-// itself, as upload does), and the output
-// of one that answers 204.
+// itself, as upload does), and the output of one that answers 204.
 type nothing struct{}
 
 func (nothing) read(*fields) nothing { return nothing{} }
@@ -455,14 +454,15 @@ func (s *server) register(routes []route) http.Handler {
 			continue
 		}
 		perform := func(x *exchange) error { return route.contract.perform(s, route, x) }
-		mux.Handle(route.method+" "+route.path, before(perform, nil)) // an output that wrote nothing panics: 500
+		mux.Handle(route.method+" "+route.path, before(perform, nil)) // nil on purpose: nothing written is a panic, a 500
 	}
 	return mux
 }
 
 // logRequests is step 1. It frames the others: it begins the exchange, and writes
 // its line when the rest is done, a panic included, which ends as a 500 here. Bodies
-// are never logged; of the headers only those listed, and none that bears a secret.
+// are never logged; of the headers only those listed, and none that bears a secret. The
+// local environment, where one watches the log for codes, has no such line.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x, started := &exchange{ResponseWriter: w, r: r, log: s.log}, time.Now()
@@ -495,8 +495,8 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 	})
 }
 
-// loggedHeaders are those that help to tell clients apart; of two others, whether
-// they were there.
+// loggedHeaders are those that help to tell clients apart; of the last two maskAttr leaves
+// only that they were there.
 var loggedHeaders = []string{"User-Agent", "Content-Type", "Origin", "Cookie", "Authorization"}
 
 // contentPolicy lets a browser do nothing with an answer but read it.

@@ -16,6 +16,8 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,7 +130,7 @@ func TestRefusals(t *testing.T) {
 	testUser(t, db, freshAdmin, roleAdmin)
 
 	never := func(route) bool { return false }
-	terms := func(r route) bool { return r.access == accepted }
+	terms := func(r route) bool { return r.access == termsAccepted }
 	session := func(r route) bool { return r.access.needsSession() }
 	states := []struct {
 		name, token string
@@ -1242,5 +1244,41 @@ func TestErrorsEndAtTwenty(t *testing.T) {
 	r := c.do("GET", "/hubs?"+many.Encode(), nil)
 	if named := r.field(t, "errors").([]any); r.status != 400 || len(named) != 20 {
 		t.Errorf("%d errors named: %v", len(named), r)
+	}
+}
+
+// The README's table of error codes is that of the source.
+func TestErrorCodesInReadme(t *testing.T) {
+	t.Parallel()
+	var source, readme []string
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range regexp.MustCompile(`(?:newProblem\(|Status: )(\d{3}), (?:Code: )?"(\w+)"`).FindAllSubmatch(text, -1) {
+			source = append(source, string(found[1])+" "+string(found[2]))
+		}
+	}
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "<!-- codes -->\n")
+	table, _, _ = strings.Cut(table, "<!-- /codes -->")
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\d{3}) \\|").FindAllStringSubmatch(table, -1) {
+		readme = append(readme, row[2]+" "+row[1])
+	}
+	slices.Sort(source)
+	slices.Sort(readme)
+	if len(source) < 15 || !slices.Equal(slices.Compact(source), readme) {
+		t.Errorf("the source has %q,\nREADME.md %q", source, readme)
 	}
 }

@@ -239,7 +239,7 @@ func possible(r route) (codes []string) {
 		"unauthenticated":        r.access.needsSession(),
 		"invalid_code":           proof,
 		"account_suspended":      r.access.needsSession() || proof,
-		"terms_not_accepted":     r.access == accepted,
+		"terms_not_accepted":     r.access == termsAccepted,
 		"forbidden":              r.roles != nil,
 		"cross_origin":           write,
 		"not_found":              strings.Contains(r.path, "{"),

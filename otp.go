@@ -1,7 +1,8 @@
 package main
 
 // One-time codes: the mutex-guarded map that holds them, and the mail that carries
-// them. No code ever leaves this process by another way.
+// them. No code leaves this process by another way, but to standard output where the local
+// environment has no mail server.
 
 import (
 	"cmp"

@@ -31,10 +31,10 @@ type limiter struct {
 	seed   maphash.Seed
 	start  time.Time // spent tokens are noted as monotonic time since then
 
-	mu    sync.Mutex
-	spent map[uint64][]time.Duration // by hash of the key, oldest first; never empty
-	swept time.Duration              // when the keys without spent tokens went
-	full  time.Duration              // until then every key is being refused
+	mu        sync.Mutex
+	spent     map[uint64][]time.Duration // by hash of the key, oldest first; never empty
+	swept     time.Duration              // when the keys without spent tokens went
+	fullUntil time.Duration              // until then every one of maxKeys keys is being refused
 }
 
 func newLimiter(burst int, period time.Duration, what string) *limiter {
@@ -55,17 +55,17 @@ func (l *limiter) take(key string) error {
 
 	now := time.Since(l.start)
 	if now-l.swept >= l.period {
-		maps.DeleteFunc(l.spent, func(_ uint64, spent []time.Duration) bool { return len(l.out(spent, now)) == 0 })
+		maps.DeleteFunc(l.spent, func(_ uint64, spent []time.Duration) bool { return len(l.stillSpent(spent, now)) == 0 })
 		l.swept = now
 	}
 	spent, known := l.spent[hash]
-	spent = l.out(spent, now)
+	spent = l.stillSpent(spent, now)
 	var wait time.Duration
 	switch {
 	case len(spent) == l.burst:
 		wait = spent[0] + l.period - now
-	case !known && len(l.spent) == maxKeys && now < l.full:
-		wait = l.full - now
+	case !known && len(l.spent) == maxKeys && now < l.fullUntil:
+		wait = l.fullUntil - now
 	case !known && len(l.spent) == maxKeys:
 		wait = l.makeRoom(now)
 	}
@@ -76,8 +76,8 @@ func (l *limiter) take(key string) error {
 	return nil
 }
 
-// out is the part of spent that has not come back yet.
-func (l *limiter) out(spent []time.Duration, now time.Duration) []time.Duration {
+// stillSpent is the part of spent that has not come back yet.
+func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Duration {
 	for len(spent) > 0 && now-spent[0] >= l.period {
 		spent = spent[1:]
 	}
@@ -89,23 +89,23 @@ func (l *limiter) out(spent []time.Duration, now time.Duration) []time.Duration 
 // free it: where all are, the new one has to wait too, until one is not. Where nearly all
 // are, each new key is a search of a millisecond or two for which the others wait.
 func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
-	victim, fewest, seen, full := uint64(0), l.burst, 0, now+l.period
+	victim, fewest, seen, fullUntil := uint64(0), l.burst, 0, now+l.period
 	for hash, spent := range l.spent {
-		out := l.out(spent, now)
-		if len(out) < fewest {
-			victim, fewest = hash, len(out)
+		left := l.stillSpent(spent, now)
+		if len(left) < fewest {
+			victim, fewest = hash, len(left)
 		}
 		if seen++; fewest < l.burst && (fewest <= 1 || seen >= 64) {
 			break // a flood is made of keys that have spent one: it does not have to look at them all
 		}
-		full = min(full, out[0]+l.period)
+		fullUntil = min(fullUntil, left[0]+l.period)
 	}
 	if fewest < l.burst {
 		delete(l.spent, victim)
 		return 0
 	}
-	l.full = full
-	return full - now
+	l.fullUntil = fullUntil
+	return fullUntil - now
 }
 
 // addressLimit is the limit of step 4 that counts a request.
