@@ -88,6 +88,7 @@ type mailOptions struct {
 	implicitTLS    bool // smtps
 	noStartTLS     bool
 	untrusted      bool   // a certificate of a CA that no one trusts
+	otherName      bool   // a certificate of the right CA, for another server
 	user, password string // required of clients when set
 }
 
@@ -111,13 +112,16 @@ type mailServer struct {
 type mailMode int
 
 const (
-	mailWorks     mailMode = iota
-	mailCloses             // closes each connection at once
-	mailRefuses            // greets with 554
-	mailHangs              // never greets
-	mailHangsData          // never answers DATA
-	mailHangsEnd           // takes the mail, never says so
-	mailDefers             // 451 to each recipient
+	mailWorks            mailMode = iota
+	mailCloses                    // closes each connection at once
+	mailRefuses                   // greets with 554
+	mailHangs                     // never greets
+	mailHangsData                 // never answers DATA
+	mailHangsEnd                  // takes the mail, never says so
+	mailDefers                    // 451 to each recipient
+	mailRefusesRecipient          // 550 to each recipient, and takes the mail all the same
+	mailRefusesSender             // 550 to each sender, and takes the mail all the same
+	mailLeaves                    // takes the mail, says so, and is gone before QUIT
 )
 
 type receivedMail struct {
@@ -126,6 +130,7 @@ type receivedMail struct {
 	data string // as sent: headers and body, CRLF and all, without the dots of SMTP
 	tls  bool
 	user string // who had signed in, if anyone
+	helo string // what the client calls itself
 	read bool
 }
 
@@ -148,6 +153,12 @@ func newMailServer(t testing.TB, opts mailOptions) *mailServer {
 		ca = newCA()
 	}
 	m := &mailServer{opts: opts, tls: ca.serverTLS(), changed: make(chan struct{}), open: map[net.Conn]bool{}}
+	if opts.otherName {
+		m.tls = &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
+			Subject: pkix.Name{CommonName: "other server"}, DNSNames: []string{"localhost", "other.example.com"},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		})}}
+	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.host, "0"))
 	if err != nil {
 		t.Fatal(err)
@@ -315,7 +326,7 @@ func (m *mailServer) session(conn net.Conn) {
 	}
 	reply("220 test.example.com ESMTP")
 
-	secure, user := m.opts.implicitTLS, ""
+	secure, user, helo := m.opts.implicitTLS, "", ""
 	envelope := &receivedMail{}
 	for {
 		line, err := r.ReadString('\n')
@@ -326,6 +337,7 @@ func (m *mailServer) session(conn net.Conn) {
 		verb, args, _ := strings.Cut(line, " ")
 		switch verb = strings.ToUpper(verb); {
 		case verb == "EHLO":
+			helo = args
 			extensions := []string{"250-test.example.com"}
 			if !secure && !m.opts.noStartTLS {
 				extensions = append(extensions, "250-STARTTLS")
@@ -347,16 +359,23 @@ func (m *mailServer) session(conn net.Conn) {
 		case verb == "MAIL" && m.opts.user != "" && user == "":
 			reply("530 sign in first")
 		case verb == "MAIL":
-			envelope = &receivedMail{from: between(args), tls: secure, user: user}
+			if mode, _, _ := m.state(); mode == mailRefusesSender {
+				reply("550 not from you")
+				continue
+			}
+			envelope = &receivedMail{from: between(args), tls: secure, user: user, helo: helo}
 			reply("250 ok")
 		case verb == "RCPT":
 			if mode, _, _ := m.state(); mode == mailDefers {
 				reply("451 try again later")
 				continue
+			} else if mode == mailRefusesRecipient {
+				reply("550 no such mailbox")
+				continue
 			}
 			envelope.to = append(envelope.to, between(args))
 			reply("250 ok")
-		case verb == "DATA" && len(envelope.to) == 0:
+		case verb == "DATA" && len(envelope.to) == 0 && !m.takesAnything():
 			reply("503 no recipient")
 		case verb == "DATA":
 			if m.hang(conn, r, mailHangsData) == mailCloses {
@@ -375,6 +394,9 @@ func (m *mailServer) session(conn net.Conn) {
 			}
 			envelope = &receivedMail{}
 			reply("250 taken")
+			if mode, _, _ := m.state(); mode == mailLeaves {
+				return
+			}
 		case verb == "RSET" || verb == "NOOP":
 			reply("250 ok")
 		case verb == "QUIT":
@@ -384,6 +406,12 @@ func (m *mailServer) session(conn net.Conn) {
 			reply("502 no such command")
 		}
 	}
+}
+
+// takesAnything: the refusal before was the only one.
+func (m *mailServer) takesAnything() bool {
+	mode, _, _ := m.state()
+	return mode == mailRefusesRecipient || mode == mailRefusesSender
 }
 
 // hang waits while the mode is that one, and while the client is there: what it would

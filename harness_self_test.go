@@ -209,7 +209,7 @@ func TestHarnessMailServer(t *testing.T) {
 	}
 	m.slow(0)
 	m.waitMail(t, "to@example.com")
-	for _, mode := range []mailMode{mailCloses, mailRefuses, mailDefers} {
+	for _, mode := range []mailMode{mailCloses, mailRefuses, mailDefers, mailRefusesRecipient, mailRefusesSender} {
 		m.fail(mode)
 		if send(m, "", "") == nil || len(m.received()) != 1 {
 			t.Errorf("mode %d: took mail", mode)

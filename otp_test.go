@@ -433,7 +433,7 @@ func TestMailArrives(t *testing.T) {
 			askCode(c, strings.ToUpper(sent)+" ")
 			got := m.waitMail(t, stored)
 			if !slices.Equal(got.to, []string{stored}) || got.from != "signin@example.com" ||
-				got.tls == opts.noStartTLS || got.user != opts.user {
+				got.tls == opts.noStartTLS || got.user != opts.user || got.helo != "example.com" {
 				t.Errorf("envelope %+v", got)
 			}
 			checkMail(t, got.data, stored)
@@ -489,11 +489,13 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 	t.Parallel()
 	database := newDatabase(t)
 	for name, opts := range map[string]mailOptions{
-		"no STARTTLS at a remote server":           {host: "0.0.0.0", noStartTLS: true, user: "u", password: "secret-word"},
-		"no STARTTLS, no password":                 {host: "0.0.0.0", noStartTLS: true},
-		"a certificate of nobody, STARTTLS":        {untrusted: true, user: "u", password: "secret-word"},
-		"a certificate of nobody, implicit TLS":    {untrusted: true, implicitTLS: true, user: "u", password: "secret-word"},
-		"a certificate of nobody, remote STARTTLS": {untrusted: true, host: "0.0.0.0"},
+		"no STARTTLS at a remote server":             {host: "0.0.0.0", noStartTLS: true, user: "u", password: "secret-word"},
+		"no STARTTLS, no password":                   {host: "0.0.0.0", noStartTLS: true},
+		"a certificate of nobody, STARTTLS":          {untrusted: true, user: "u", password: "secret-word"},
+		"a certificate of nobody, implicit TLS":      {untrusted: true, implicitTLS: true, user: "u", password: "secret-word"},
+		"a certificate of nobody, remote STARTTLS":   {untrusted: true, host: "0.0.0.0"},
+		"another server's certificate, STARTTLS":     {otherName: true, host: "0.0.0.0", user: "u", password: "secret-word"},
+		"another server's certificate, implicit TLS": {otherName: true, host: "0.0.0.0", implicitTLS: true, user: "u", password: "secret-word"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -538,6 +540,43 @@ func TestMailServerFails(t *testing.T) {
 	}
 }
 
+// D3: one refusal in the conversation is enough, of the recipient or of the sender alone:
+// nothing more is sent, the log says so, and the code is withdrawn.
+func TestMailRefusedInOneAnswer(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	srv := startServer(t, stagingEnv(m))
+	srv.allowErrors("code not sent")
+	for _, mode := range []mailMode{mailRefusesRecipient, mailRefusesSender} {
+		email, before := newEmail(), len(m.received())
+		testUser(t, srv.env["DATABASE_URL"], email, "member")
+		m.fail(mode)
+		c, mark := srv.client(t), srv.log.mark()
+		askCode(c, email)
+		srv.log.waitAfter(t, mark, "code not sent", "ERROR", "550", maskedEmail(email))
+		if n := len(m.received()); n != before {
+			t.Errorf("mode %d: the text was sent all the same", mode)
+		}
+		m.release()
+		c.signIn(email) // at once, so no code of a minute was left
+	}
+}
+
+// The mail is sent once the server has said so, whatever the farewell.
+func TestMailServerLeavesWithoutFarewell(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	srv := startServer(t, stagingEnv(m))
+	m.fail(mailLeaves)
+	email := newEmail()
+	testUser(t, srv.env["DATABASE_URL"], email, "member")
+	c := srv.client(t)
+	askCode(c, email)
+	code := m.waitMail(t, email).code(t)
+	srv.log.waitFor(t, `"msg":"code sent"`, maskedEmail(email))
+	presentCode(c, email, code).want(t, 200)
+}
+
 // D3: a mail server that says nothing holds up neither an answer nor the next mail
 // for ever: each attempt has a worker and an end of its own.
 func TestHungMailServer(t *testing.T) {
@@ -553,11 +592,15 @@ func TestHungMailServer(t *testing.T) {
 		askCode(srv.client(t), emails[len(emails)-1])
 	}
 	waitUntil(t, "four connections at once", func() bool { open, _, _ := m.connections(); return open == 4 })
+	start := time.Now()
 	askCode(srv.client(t), newEmail())
 	for _, email := range emails {
 		srv.log.waitFor(t, "code not sent", "ERROR", maskedEmail(email))
 	}
 	waitUntil(t, "no connection", func() bool { open, _, _ := m.connections(); return open == 0 })
+	if wait := time.Since(start); wait > 17*time.Second { // an attempt has 10
+		t.Errorf("attempts of %v", wait)
+	}
 	m.release()
 	srv.client(t).signIn(emails[0])
 }
