@@ -217,6 +217,9 @@ func TestAllKeysRefused(t *testing.T) {
 				if again := refusedFor(t, l, key); again != 0 {
 					t.Errorf("refused for another %v after the wait it was told", again)
 				}
+				if n := keysHeld(l); n > keyBound {
+					t.Fatalf("%d keys once the wait was over", n)
+				}
 			}
 		})
 	}

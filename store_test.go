@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -214,6 +215,130 @@ func TestReachable(t *testing.T) {
 	}
 	if err := st.row("select 1", nil, &n); err != nil {
 		t.Error("no service after the errors: ", err)
+	}
+}
+
+// A statement whose rows can't be read gives its connection back, and its slot, whatever
+// becomes of the request: an error, or a panic.
+func TestConnectionsComeBack(t *testing.T) {
+	t.Parallel()
+	st, err := openStore(newDatabase(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	var n int
+	for what, run := range map[string]func() error{
+		"a row of another type": func() error { return st.row("select 'x' from generate_series(1, 10000)", nil, &n) },
+		"too many columns":      func() error { return st.row("select 1, 2 from generate_series(1, 10000)", nil, &n) },
+		"a fault while running": func() error { return st.row("select 1 / (n - 5000) from generate_series(1, 10000) n", nil, &n) },
+		"a faulty statement":    func() error { return st.row("selec", nil, &n) },
+		"a wrong argument":      func() error { return st.row("select $1::int", []any{"x"}, &n) },
+		"a panic": func() (err error) {
+			defer func() { err = fmt.Errorf("%v", recover()) }()
+			return st.rows("select 1 from generate_series(1, 10000)", nil, func(*sql.Rows) error { panic("in scan") })
+		},
+	} {
+		for range 2 * poolSize {
+			if err := run(); err == nil {
+				t.Errorf("%s: no error", what)
+			}
+		}
+		if pool := st.db.Stats(); pool.InUse != 0 || len(st.slots) != 0 {
+			t.Errorf("%s: %d connections and %d slots are still taken", what, pool.InUse, len(st.slots))
+		}
+	}
+	if err := st.row("select 1", nil, &n); err != nil {
+		t.Error("no service after the errors: ", err)
+	}
+}
+
+// DATABASE_URL may say what it likes: the bounds of the store hold.
+func TestBoundsOverrideTheURL(t *testing.T) {
+	t.Parallel()
+	u, err := url.Parse(newDatabase(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set("statement_timeout", "0")
+	query.Set("timezone", "Asia/Tokyo")
+	query.Set("plan_cache_mode", "force_custom_plan")
+	u.RawQuery = query.Encode()
+	st, err := openStore(u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	for setting, want := range map[string]string{"statement_timeout": "2s", "timezone": "UTC", "plan_cache_mode": "force_generic_plan"} {
+		var got string
+		if err := st.row("select current_setting($1)", []any{setting}, &got); err != nil || got != want {
+			t.Errorf("%s: %q, want %q, %v", setting, got, want, err)
+		}
+	}
+}
+
+// D1: a database that does not even take connections (its machine is gone, its queue is
+// full) is given up in time, whatever connect_timeout says.
+func TestConnectingEndsInTime(t *testing.T) {
+	t.Parallel()
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(socket)
+	if err := errors.Join(syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), syscall.Listen(socket, 0)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	for full := false; !full; { // nobody accepts, so the queue soon is
+		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
+		if full = err != nil; !full {
+			t.Cleanup(func() { conn.Close() })
+		}
+	}
+	for _, limit := range []string{"", "&connect_timeout=60"} {
+		start := time.Now()
+		st, err := openStore("postgres://nobody@" + addr + "/none?sslmode=disable" + limit)
+		if wait := time.Since(start); err == nil || wait > dbWait {
+			t.Errorf("%q: %v, %v after %v", limit, st, err, wait)
+		}
+	}
+}
+
+// Where many requests prepare a statement at the same moment, one of them is kept, and
+// the others are closed: no connection holds it twice.
+func TestOneStatementIsKept(t *testing.T) {
+	t.Parallel()
+	proxy, through := proxyURL(t, newDatabase(t))
+	st, err := openStore(through)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	const query = "select 4711 + $1::int"
+	proxy.hang()
+	var all sync.WaitGroup
+	for range poolSize {
+		all.Go(func() { st.row(query, []any{1}, new(int)) }) // on a machine too slow it may fail: no matter
+	}
+	waitUntil(t, "all of them at it", func() bool { return len(st.slots) == poolSize })
+	proxy.resume()
+	all.Wait()
+	for range poolSize { // each connection of the pool, once
+		conn, err := st.db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		var n int
+		if err := conn.QueryRowContext(t.Context(), "select count(*) from pg_prepared_statements where statement = $1", query).Scan(&n); err != nil || n > 1 {
+			t.Errorf("a connection holds the statement %d times, %v", n, err)
+		}
 	}
 }
 
