@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -454,6 +456,190 @@ func (r repeat) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
+// A client that sends its upload to the end before it reads has its answer, whatever was
+// wrong with it, and the connection goes on: the rest of a refused upload is read.
+func TestRefusedUploadIsAnswered(t *testing.T) {
+	t.Parallel()
+	const limit = 4 << 20 // far more than the 256 KiB of a body that net/http itself reads off
+	s := startServer(t, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
+	c, _ := s.member(t, "member")
+	content := strings.Repeat("c", limit)
+	for name, test := range map[string]struct {
+		body, contentType string
+		status            int
+	}{
+		"wrong type":      {form(filePart("a.txt"), content), "text/plain", 415},
+		"no boundary":     {form(filePart("a.txt"), content), "multipart/form-data", 400},
+		"wrong field":     {form(`Content-Disposition: form-data; name="other"; filename="a.txt"`, content), formType, 400},
+		"two files":       {form(filePart("a.txt"), "x", filePart("b.txt"), content), formType, 400},
+		"told too large":  {form(filePart("a.txt"), content+strings.Repeat("c", maxFormBytes)), formType, 413},
+		"found too large": {form(filePart("a.txt"), content+"c"), formType, 413},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client, err := dialRaw(s.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.conn.Close()
+			client.conn.SetDeadline(time.Now().Add(patience))
+			if err := client.send(fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n",
+				s.cookieName(), c.token(), test.contentType, len(test.body)) + test.body); err != nil {
+				t.Error("not read to its end: ", err)
+			}
+			if status, closes, err := client.receive(); status != test.status || closes || err != nil {
+				t.Fatalf("%d, closes %v, %v, want %d", status, closes, err, test.status)
+			}
+			client.send("GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+			if status, _, err := client.receive(); status != 200 || err != nil {
+				t.Errorf("the next request on the connection: %d, %v", status, err)
+			}
+		})
+	}
+	s.wantStored(t, 0)
+}
+
+// H1: no more of a refused upload is read than an upload may have, however long it goes on.
+func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
+	t.Parallel()
+	const limit = 100_000
+	var taken atomic.Int64
+	s := startInside(t, func(_ *server, web *httptest.Server) {
+		web.Listener = countingListener{web.Listener, &taken}
+	}, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
+	c, _ := s.member(t, "member")
+	before := taken.Load()
+	endless := struct{ io.Reader }{repeat("no form\r\n")}
+	wantProblem(t, c.elsewhere().do("POST", "/files/upload", endless, "Content-Type", "text/plain"), 415, "unsupported_media_type")
+	// Besides it, what net/http reads off by itself, the frame of chunks, and buffers.
+	if n := taken.Load() - before; n < limit || n > limit+1<<20 {
+		t.Errorf("%d bytes of an endless upload were read, limit %d", n, limit)
+	}
+}
+
+// countingListener counts the bytes that are read from its connections.
+type countingListener struct {
+	net.Listener
+	taken *atomic.Int64
+}
+
+func (l countingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return countingConn{conn, l.taken}, nil
+}
+
+type countingConn struct {
+	net.Conn
+	taken *atomic.Int64
+}
+
+func (c countingConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.taken.Add(int64(n))
+	return n, err
+}
+
+// H1: a refused upload that stops halfway is not waited for as long as a good one.
+func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	client, err := dialRaw(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.conn.Close()
+	half, _, _ := strings.Cut(form(`Content-Disposition: form-data; name="other"; filename="a.txt"`, uploadingContent), "|")
+	if err := client.send(fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: 200000\r\n\r\n%s",
+		s.cookieName(), c.token(), formType, half)); err != nil {
+		t.Fatal(err)
+	}
+	client.conn.SetDeadline(time.Now().Add(4 * refusedTime)) // an upload that is not refused has a minute at least
+	if status, _, err := client.receive(); status != 400 || err != nil {
+		t.Errorf("%d, %v", status, err)
+	}
+}
+
+// A client that has asked whether to send (Expect) is told no before it does, and nothing
+// is waited for.
+func TestRefusedUploadIsNotAskedFor(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	wantProblem(t, s.raw(t, fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: text/plain\r\n"+
+		"Content-Length: 1000000\r\nExpect: 100-continue\r\n\r\n", s.cookieName(), c.token())), 415, "unsupported_media_type")
+}
+
+// openIn is what a process has open in a folder.
+func (p *testProcess) openIn(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	links := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
+	entries, err := os.ReadDir(links)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if name, err := os.Readlink(filepath.Join(links, entry.Name())); err == nil && strings.HasPrefix(name, dir) {
+			names = append(names, strings.TrimPrefix(name, dir))
+		}
+	}
+	return names
+}
+
+// H1: every upload and every download, however it ends, closes its file at once. In a
+// process of its own without garbage collection, which would hide what it was to clean up.
+func TestFilesAreClosed(t *testing.T) {
+	t.Parallel()
+	const limit = 100_000
+	p := startProcess(t, map[string]string{"GOGC": "off", "MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
+	c, _ := p.member(t, "member")
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	dir := p.env["FILES_DIR"]
+	idle := p.openIn(t, dir)
+	if len(idle) == 0 || len(idle) > 5 {
+		t.Fatalf("at rest %q is open: the test shows nothing, or leaks already", idle)
+	}
+	closed := func(after string) {
+		t.Helper()
+		waitUntil(t, "all closed after "+after, func() bool { return len(p.openIn(t, dir)) == len(idle) })
+	}
+	c.upload("b.txt", []byte("content")).stored(t)
+	closed("an upload")
+	for name, body := range map[string]string{
+		"too large":     form(filePart("a.txt"), strings.Repeat("c", limit+1)),
+		"two files":     form(filePart("a.txt"), "x", filePart("b.txt"), "y"),
+		"no end":        strings.TrimSuffix(form(filePart("a.txt"), "x"), "--edge--\r\n"),
+		"long epilogue": form(filePart("a.txt"), "x") + strings.Repeat("e", maxFormBytes),
+	} {
+		if r := c.sendForm(body, true); r.status < 400 {
+			t.Errorf("%s: %v", name, r)
+		}
+		closed("an upload: " + name)
+	}
+	upload := c.startUpload("c.txt")
+	if n := len(p.openIn(t, dir)); n != len(idle)+1 {
+		t.Errorf("%d files open during an upload, %d at rest", n, len(idle))
+	}
+	upload.rest.CloseWithError(io.ErrUnexpectedEOF)
+	<-upload.answer
+	closed("an upload that broke off")
+	for name, headers := range map[string][]string{
+		"whole": nil, "part": {"Range", "bytes=1-2"}, "no such part": {"Range", "bytes=10-"},
+		"not modified": {"If-None-Match", `"` + f.FileID + `"`}, "other version": {"If-Match", `"x"`},
+	} {
+		for _, method := range []string{"GET", "HEAD"} {
+			if r := c.elsewhere().do(method, f.Path, nil, headers...); r.status == 500 {
+				t.Error(r)
+			}
+			closed(method + ", " + name)
+		}
+	}
+	p.wantStored(t, 2)
+}
+
 // F3: an upload that is not one whole form with one file is refused by name, and
 // leaves nothing.
 func TestUploadRefusals(t *testing.T) {
@@ -747,6 +933,7 @@ func TestUploadRowFails(t *testing.T) {
 	if rows("not-done.txt") != 0 {
 		t.Error("a row in spite of the cut")
 	}
+	s.log.waitFor(t, `"level":"WARN"`, "failed upload left for the next sweep", `"fileId":"`)
 	proxy.resume()
 	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
 
@@ -867,6 +1054,96 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	startServer(t, s.env).wantStored(t, 2)
 }
 
+// A sweep that can't ask what is needed ends the start, and takes nothing: not when the
+// database goes away as it asks, and not when only the first of its questions fails.
+func TestSweepFails(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(p *tcpProxy, first string){
+		"database away":   func(p *tcpProxy, first string) { p.when(findRow, p.cut) },
+		"only a question": func(p *tcpProxy, first string) { p.when(first, func() { p.cut(); p.resume() }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy, through := proxyURL(t, newDatabase(t))
+			env := serverEnv(t, map[string]string{"DATABASE_URL": through})
+			folder := filepath.Join(env["FILES_DIR"], unfinished)
+			if err := os.Mkdir(folder, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			ids := []string{newUUID(), newUUID(), newUUID()}
+			slices.Sort(ids) // the order in which they are swept
+			for _, id := range ids {
+				if err := errors.Join(os.WriteFile(filepath.Join(env["FILES_DIR"], id), []byte("x"), 0o600),
+					os.WriteFile(filepath.Join(folder, id), []byte("x"), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			fail(proxy, ids[0])
+			// In a process of its own: its end frees the lock on the folder.
+			path, err := testBinary()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, path)
+			for name, value := range env {
+				cmd.Env = append(cmd.Env, name+"="+value)
+			}
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "\nFILES_DIR: ") || strings.Contains(string(out), `"listening"`) {
+				t.Errorf("%v, %s", err, out)
+			}
+			if _, err := os.Stat(filepath.Join(folder, ids[0])); err != nil {
+				t.Error("swept unasked: ", err)
+			}
+			if _, err := os.Stat(filepath.Join(env["FILES_DIR"], ids[0])); err != nil {
+				t.Error("swept unasked: ", err)
+			}
+			proxy.resume()
+			if left := startServer(t, env).filesIn(t); len(left) != 0 {
+				t.Errorf("left by the next start: %q", left)
+			}
+		})
+	}
+}
+
+// A folder of unfinished uploads that can't be read is no empty one.
+func TestSweepOfNoFolderFails(t *testing.T) {
+	t.Parallel()
+	var s *server
+	startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
+	folder := filepath.Join(s.cfg.filesDir, unfinished)
+	if err := s.sweepFiles(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(folder); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.sweepFiles(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a sweep of no folder: %v", err)
+	}
+}
+
+// The working name goes last: while the bytes can't be taken back, the next sweep must
+// still find them. (The id leads out of the folder, and unfinished/id does not: so the
+// first removal fails, and the second would not.)
+func TestWorkingNameGoesLast(t *testing.T) {
+	t.Parallel()
+	var s *server
+	startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
+	working := filepath.Join(s.cfg.filesDir, "x")
+	if err := os.WriteFile(working, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.takeBack("../x", ""); err == nil {
+		t.Error("taken back, it says")
+	}
+	if _, err := os.Stat(working); err != nil {
+		t.Error("the working name went first: ", err)
+	}
+}
+
 // FILES_DIR that can't be used ends the start, with a word of which setting it is.
 func TestFilesDirUnusable(t *testing.T) {
 	t.Parallel()
@@ -938,6 +1215,16 @@ type deadlines struct {
 func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil }
 func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; return nil }
 
+// H1: a minute, and a second more for each 16 KiB.
+func TestTransferTime(t *testing.T) {
+	t.Parallel()
+	for size, want := range map[int64]time.Duration{0: time.Minute, 16383: time.Minute, 16384: 61 * time.Second, 25 << 20: 1660 * time.Second} {
+		if got := transferTime(size); got != want {
+			t.Errorf("%d bytes: %v, want %v", size, got, want)
+		}
+	}
+}
+
 // H1: an upload has a second more for each 16 KiB that have come, and the answer after it
 // has its own time.
 func TestUploadDeadlinesFollowItsPace(t *testing.T) {
@@ -949,4 +1236,34 @@ func TestUploadDeadlinesFollowItsPace(t *testing.T) {
 	if want := f.started.Add(transferStart + 10*time.Second); !d.read.Equal(want) || !d.write.Equal(want.Add(answerTimeout)) {
 		t.Errorf("read %v, write %v, want %v", d.read, d.write, want)
 	}
+}
+
+// H1: a download has the time of an upload of its size, whatever every other answer has.
+func TestDownloadDeadlineFollowsItsSize(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int64{7, 10 * transferPace} {
+		content, err := os.Create(filepath.Join(t.TempDir(), "content"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer content.Close()
+		d := &deadlines{ResponseWriter: httptest.NewRecorder()}
+		before := time.Now().Add(transferTime(size))
+		fileContent{file{FileID: newUUID(), Name: "a.txt", Size: size}, content}.send(&exchange{ResponseWriter: d, r: httptest.NewRequest("GET", "/", nil)})
+		if d.write.Before(before) || d.write.After(before.Add(patience)) {
+			t.Errorf("%d bytes: write deadline %v, want %v", size, d.write, before)
+		}
+	}
+}
+
+// The user who is deleted while his upload runs is told that his session is over, and
+// nothing of it is left.
+func TestUploadOfDeletedUser(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, email := s.member(t, "member")
+	upload := c.startUpload("a.txt")
+	execSQL(t, s.env["DATABASE_URL"], "delete from users where email = $1", email)
+	wantProblem(t, upload.finish(), 401, "unauthenticated")
+	s.wantStored(t, 0)
 }
