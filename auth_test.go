@@ -23,6 +23,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -303,6 +304,39 @@ func TestForgedTokens(t *testing.T) {
 		}
 	}
 	wantProblem(t, srv.client(t).do("GET", "/auth/session?"+srv.cookieName()+"="+url.QueryEscape(real), nil), 401, rejected)
+}
+
+// T2: a token's times hold to the microsecond: the last one at which it is good, and the
+// first at which it is none.
+func TestTokenTimesAreExact(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const key = "test-secret-of-more-than-thirty-two-bytes"
+		s := newServer(config{env: envLocal}, nil, io.Discard)
+		s.cfg.sessionKeys.Keys = append(s.cfg.sessionKeys.Keys, []byte(key))
+		at := func(d time.Duration) string { return fmt.Sprintf("%.6f", toSeconds(time.Now().Add(d))) }
+		for _, test := range []struct {
+			issued, expires time.Duration
+			notBefore       string
+			good            bool
+		}{
+			{0, time.Microsecond, "", true},
+			{-time.Hour, 0, "", false},
+			{-time.Hour, -time.Microsecond, "", false},
+			{time.Minute, time.Hour, "", true},
+			{time.Minute + time.Microsecond, time.Hour, "", false},
+			{0, time.Hour, at(0), true},
+			{0, time.Hour, at(time.Microsecond), false},
+		} {
+			payload := fmt.Sprintf(`{"email":"a@b.example","userId":%q,"iat":%s,"exp":%s`, exampleID, at(test.issued), at(test.expires))
+			if test.notBefore != "" {
+				payload += `,"nbf":` + test.notBefore
+			}
+			if _, err := s.verifyToken(forge(hs256, payload+"}", key, sha256.New)); (err == nil) != test.good {
+				t.Errorf("%+v: %v", test, err)
+			}
+		}
+	})
 }
 
 // The identifiers of this API are random UUIDs as PostgreSQL prints them, and nothing else.
