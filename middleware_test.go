@@ -22,6 +22,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -419,6 +420,103 @@ func TestBrokenRows(t *testing.T) {
 	}
 }
 
+// I5: an output is checked in each of its members before it is sent.
+func TestOutputsAreChecked(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	type change[T any] map[string]func(*T)
+	goodUser := user{UserID: exampleID, Email: "a@b.example", Permission: roleAdmin}
+	checkEach(t, sessionView{&goodUser, termsView{TERMS_VERSION, true}, now}, change[sessionView]{
+		"user id":    func(v *sessionView) { v.User = &user{UserID: "x", Email: goodUser.Email, Permission: roleAdmin} },
+		"email":      func(v *sessionView) { v.User = &user{UserID: exampleID, Email: "a b@c", Permission: roleAdmin} },
+		"permission": func(v *sessionView) { v.User = &user{UserID: exampleID, Email: goodUser.Email, Permission: "root"} },
+		"expiresAt":  func(v *sessionView) { v.ExpiresAt = time.Time{} },
+	})
+	checkEach(t, acceptanceView{TERMS_VERSION, now}, change[acceptanceView]{
+		"version":    func(v *acceptanceView) { v.Version = "" },
+		"acceptedAt": func(v *acceptanceView) { v.AcceptedAt = time.Time{} },
+	})
+	checkEach(t, codeAnswer{6, 600}, change[codeAnswer]{
+		"codeLength":       func(v *codeAnswer) { v.CodeLength = 5 },
+		"expiresInSeconds": func(v *codeAnswer) { v.ExpiresInSeconds = 0 },
+	})
+	checkEach(t, health{"ok"}, change[health]{"status": func(v *health) { v.Status = "" }})
+	goodHub := hub{exampleID, strings.Repeat("é", 100), strings.Repeat("é", 2000), "archived", now, now}
+	badHub := change[hub]{
+		"id":               func(v *hub) { v.HubID = strings.ToUpper(exampleID) },
+		"no name":          func(v *hub) { v.Name = "" },
+		"long name":        func(v *hub) { v.Name += "n" },
+		"long description": func(v *hub) { v.Description += "d" },
+		"status":           func(v *hub) { v.Status = "gone" },
+		"createdAt":        func(v *hub) { v.CreatedAt = time.Time{} },
+		"updatedAt":        func(v *hub) { v.UpdatedAt = time.Time{} },
+	}
+	checkEach(t, goodHub, badHub)
+	pages := change[hubPage]{
+		"no items":       func(v *hubPage) { v.Items = nil },
+		"too many items": func(v *hubPage) { v.Limit = 1 },
+	}
+	for what, spoil := range badHub {
+		pages["item: "+what] = func(v *hubPage) {
+			v.Items = slices.Clone(v.Items)
+			spoil(&v.Items[1])
+		}
+	}
+	checkEach(t, hubPage{[]hub{goodHub, goodHub}, 2, 0, true}, pages)
+	goodFile := file{exampleID, "a.txt", "text/plain", 0, "/files/" + exampleID + "/a.txt", now}
+	badFile := change[file]{
+		"id":        func(v *file) { v.FileID = "../x" },
+		"name":      func(v *file) { v.Name = "a\r\nb" },
+		"folder":    func(v *file) { v.Name = "a/b" },
+		"drive":     func(v *file) { v.Name = `C:\b` },
+		"type":      func(v *file) { v.ContentType = "" },
+		"size":      func(v *file) { v.Size = -1 },
+		"createdAt": func(v *file) { v.CreatedAt = time.Time{} },
+	}
+	checkEach(t, goodFile, badFile)
+	content, err := os.Create(t.TempDir() + "/content")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	contents := change[fileContent]{"another size": func(v *fileContent) { v.Size = 1 }}
+	for what, spoil := range badFile {
+		contents[what] = func(v *fileContent) { spoil(&v.file) }
+	}
+	checkEach(t, fileContent{goodFile, content}, contents)
+}
+
+// checkEach: a good output passes, and with any of the changes it does not.
+func checkEach[T output](t *testing.T, good T, changes map[string]func(*T)) {
+	t.Helper()
+	if !good.check() {
+		t.Errorf("%T: a good one is refused", good)
+	}
+	for what, spoil := range changes {
+		bad := good
+		if spoil(&bad); bad.check() {
+			t.Errorf("%T: taken in spite of its %s", good, what)
+		}
+	}
+}
+
+// A body that could not be stored is the server's fault, and no malformed one.
+func TestBodyProblem(t *testing.T) {
+	t.Parallel()
+	onDisk := func(err error) error { return &os.PathError{Op: "write", Path: "x", Err: err} }
+	for _, test := range []struct {
+		err    error
+		status int
+	}{
+		{onDisk(syscall.EIO), 500}, {onDisk(syscall.ENOSPC), 507}, {onDisk(syscall.EDQUOT), 507}, {errTooLarge, 413},
+		{&http.MaxBytesError{Limit: 1}, 413}, {io.ErrUnexpectedEOF, 400}, {os.ErrDeadlineExceeded, 400}, {errors.New("multipart: x"), 400},
+	} {
+		if p, ok := errors.AsType[*problem](bodyProblem(fmt.Errorf("within: %w", test.err))); !ok || p.Status != test.status {
+			t.Errorf("%v: %+v, want %d", test.err, p, test.status)
+		}
+	}
+}
+
 // G3: what net/http's own router and file serving refuse has the one format too.
 func TestRouterProblems(t *testing.T) {
 	t.Parallel()
@@ -458,8 +556,13 @@ func TestRouterProblems(t *testing.T) {
 	} {
 		answer := admin.do(test.method, test.path, nil, test.headers...)
 		wantProblem(t, answer, test.status, test.code)
-		if answer.header.Get("Allow") != test.allow || answer.header.Get("Location") != "" || answer.header.Get("ETag") != "" {
-			t.Errorf("want Allow %q, no Location, no ETag: %v", test.allow, answer)
+		if answer.header.Get("Allow") != test.allow {
+			t.Errorf("want Allow %q: %v", test.allow, answer)
+		}
+		for _, name := range []string{"Location", "ETag", "Last-Modified", "Accept-Ranges", "Content-Disposition"} {
+			if answer.header.Get(name) != "" {
+				t.Errorf("%s in %v", name, answer)
+			}
 		}
 	}
 	// H2: net/http would answer this by itself.
@@ -591,6 +694,8 @@ func TestStrictJSON(t *testing.T) {
 	for _, encoding := range []string{"gzip", "br", "identity, gzip"} {
 		wantProblem(t, admin.do("POST", "/hubs", `{"name":"a"}`, "Content-Encoding", encoding), 415, "unsupported_media_type")
 	}
+	twice = strings.Replace(twice, "Content-Type: application/json\r\nContent-Type", "Content-Encoding:\r\nContent-Encoding: gzip\r\nContent-Type", 1)
+	wantProblem(t, admin.srv.raw(t, twice), 415, "unsupported_media_type")
 	// No input: body and query are ignored.
 	admin.do("GET", "/auth/session?limit=x;&%zz", nil).want(t, 200)
 	admin.do("POST", "/auth/logout?x", `[{"`).want(t, 204)
@@ -968,6 +1073,9 @@ func TestRequestLog(t *testing.T) {
 	if strings.Contains(text, "userId") || strings.Contains(text, "cookie") {
 		t.Error(text)
 	}
+	path := admin.upload("a.txt", []byte("content")).want(t, 201).field(t, "path").(string)
+	admin.do("GET", path, nil, "X-Request-Id", "line-4").want(t, 200)
+	srv.log.waitFor(t, `"requestId":"line-4"`, `"msg":"request"`, `"bytes":7,`)
 	if n := srv.log.count("line-1"); n != 1 {
 		t.Errorf("%d lines for one request", n)
 	}
