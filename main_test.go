@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -382,6 +383,36 @@ func (c *rawClient) receive() (status int, closes bool, err error) {
 	return answer.StatusCode, answer.Close, err
 }
 
+// G2: each kind of secret is masked for its own sake: in these texts nothing else is
+// masked that would hide it, neither an address nor a telling name nor six digits.
+func TestMaskOfEachKind(t *testing.T) {
+	t.Parallel()
+	const opaque = "(opaque)"
+	for _, test := range []struct{ text, masked string }{
+		{"smtps://mailer:" + opaque + "@mail.example.com: refused", "smtps***mail.example.com: refused"},
+		{"postgres://:" + opaque + "@db.example.com", "postgres***db.example.com"},
+		{"x eyJ" + "hbGci.eyJl-_bWFp.abc y", "x *** y"},
+		{"x?code=" + opaque, "x?***"},
+		{"x?token=" + opaque + "&a=b", "x?***"},
+		{"x?Secret=" + opaque + "\nsecond line " + opaque, "x?***"},
+		{"x?password=" + opaque, "x?***"},
+		{"x?session_id=" + opaque, "x?***"},
+		{"x?authKey=" + opaque, "x?***"},
+		{"at 510764.", "at***."},
+		{"_510764x", "***"},
+		{"ada@b.example", "a***@b.example"},
+		{"ada%2540b.example", "a***%2540b.example"},
+		// And what is none of them stays, or no log could be read.
+		{"https://example.com:8443/a and b", "https://example.com:8443/a and b"},
+		{"limit=20&offset=10000", "limit=20&offset=10000"},
+		{"1234567 12345", "1234567 12345"},
+	} {
+		if got := maskText(test.text); got != test.masked {
+			t.Errorf("%q: %q, want %q", test.text, got, test.masked)
+		}
+	}
+}
+
 // H3: SIGTERM under load. Every request on a connection that was taken is answered,
 // queued mail is sent, the process ends with 0.
 func TestStopAnswersEveryRequest(t *testing.T) {
@@ -464,6 +495,29 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	}
 }
 
+// A mail server that never answers does not keep a stopping server for ever: what is still
+// queued is given up, the log says so, and so does the exit status.
+func TestStopGivesUpOnMail(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	p := startProcess(t, m.env())
+	p.allowErrors("code not sent", "stopped with mail unsent")
+	m.fail(mailHangs)
+	for range 4 * mailWorkers { // each attempt takes mailTimeout: the last of them would begin after stopTimeout
+		email := newEmail()
+		testUser(t, p.env["DATABASE_URL"], email, roleMember)
+		askCode(p.client(t), email)
+	}
+	waitUntil(t, "every worker at its mail", func() bool { open, _, _ := m.connections(); return open == mailWorkers })
+	p.signal(t, syscall.SIGTERM)
+	if code := p.wait(t); code != 1 {
+		t.Errorf("exit %d", code)
+	}
+	if p.log.count(`"msg":"stopped with mail unsent"`, `"level":"ERROR"`) != 1 {
+		t.Errorf("no word of it:\n%s", p.log)
+	}
+}
+
 // The server fits one sitting: so many lines of code in all and in each file (without
 // comments and blank lines), no function longer than a screen; and the README says the
 // number that is true.
@@ -515,5 +569,33 @@ func TestServerFitsOneSitting(t *testing.T) {
 	said := fmt.Sprintf("The server has %d,%03d lines of code", all/1000, all%1000)
 	if !strings.Contains(string(readme), said) {
 		t.Errorf("the README does not say: %s", said)
+	}
+}
+
+// H1: a client that does not read its answers is given up when the time of an answer is
+// over.
+func TestUnreadAnswersEnd(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{})))
+	execSQL(t, srv.env["DATABASE_URL"], "insert into hubs (name, description) select 'n', repeat('😀', 2000) from generate_series(1, 100)")
+	c, _ := srv.member(t, roleMember)
+	conn, err := net.Dial("tcp", srv.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const asked = 80 // answers of 800 KB: more than all buffers between the two hold
+	io.WriteString(conn, strings.Repeat(fmt.Sprintf("GET /hubs?limit=100 HTTP/1.1\r\nHost: x\r\nX-Request-Id: unread\r\nCookie: %s=%s\r\n\r\n",
+		srv.cookieName(), c.token()), asked))
+	var line struct{ Duration time.Duration }
+	isStuck := func(text string) bool {
+		return strings.Contains(text, `"requestId":"unread"`) && json.Unmarshal([]byte(text), &line) == nil && line.Duration > answerTimeout/2
+	}
+	_, _, err = srv.log.wait(0, nil, isStuck)
+	if err != nil { // patience is about as long
+		_, _, err = srv.log.wait(0, nil, isStuck)
+	}
+	if n := srv.log.count(`"msg":"request"`, `"requestId":"unread"`); err != nil || n == asked || line.Duration > answerTimeout+patience/2 {
+		t.Errorf("%d of %d were written, one took %v, %v", n, asked, line.Duration, err)
 	}
 }
