@@ -360,7 +360,7 @@ func TestFailuresInside(t *testing.T) {
 			add("/standard", endpoint(func(*exchange, nothing) (standardFailure, error) { return standardFailure{}, nil })),
 			add("/contract", endpoint(func(*exchange, nothing) (badAnswer, error) { return badAnswer{panicSecret}, nil })),
 			add("/error", endpoint(func(x *exchange, _ nothing) (nothing, error) {
-				for _, name := range []string{"Set-Cookie", "ETag", "Location", "Content-Disposition", "Last-Modified"} {
+				for _, name := range []string{"Set-Cookie", "ETag", "Location", "Content-Disposition", "Last-Modified", "Accept-Ranges"} {
 					x.Header().Set(name, panicSecret)
 				}
 				x.Header().Set("Content-Length", "1")

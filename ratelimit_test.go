@@ -322,6 +322,7 @@ var limitCases = []struct {
 	{"global, preflight", "OPTIONS", "/hubs", "", 100, 10 * time.Second, true},
 	{"upload", "POST", "/files/upload", "", 100, 10 * time.Second, true},
 	{"files", "GET", "/files/a/b", "", 500, time.Second, true},
+	{"global, no file", "GET", "/filesystem", "", 100, 10 * time.Second, true},
 	{"files, HEAD", "HEAD", "/files/a/b", "", 500, time.Second, true},
 	{"code request", "POST", "/auth/otp/request", emailBody("ada@example.com"), 5, 15 * time.Minute, false},
 	{"validation", "POST", "/auth/otp/validate", codeBody("ada@example.com", "012345"), 10, 15 * time.Minute, false},
