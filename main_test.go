@@ -518,6 +518,28 @@ func TestStopGivesUpOnMail(t *testing.T) {
 	}
 }
 
+// A request that does not end does not keep a stopping server: it is cut off, the log says
+// so, and so does the exit status; and the next start takes back what it left.
+func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	p := startProcess(t)
+	c, _ := p.member(t, roleMember)
+	upload := c.startUpload("a.txt")
+	p.signal(t, syscall.SIGTERM)
+	if code := p.wait(t); code != 1 { // sooner than patience; the upload by itself has a minute at least
+		t.Errorf("exit %d", code)
+	}
+	p.log.waitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
+	upload.rest.Close()
+	if r := <-upload.answer; r.status != 0 {
+		t.Errorf("answered: %v", r)
+	}
+	p.stderr.mu.Lock()
+	p.stderr.lines, p.stderr.partial = nil, "" // it ends with a word of the error; the log check wants none
+	p.stderr.mu.Unlock()
+	startServer(t, p.env).wantStored(t, 0)
+}
+
 // The server fits one sitting: so many lines of code in all and in each file (without
 // comments and blank lines), no function longer than a screen; and the README says the
 // number that is true.
