@@ -196,6 +196,20 @@ func TestHubListSearch(t *testing.T) {
 	}
 }
 
+// A search ignores case in all scripts, and the final sigma is a sigma.
+func TestHubListSearchIgnoresCase(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	member, _ := srv.member(t, roleMember)
+	execSQL(t, srv.env["DATABASE_URL"], "insert into hubs (name) values ('ΟΔΟΣ'), ('οδος'), ('Οδοσ 1'), ('ЁЛКА'), ('other')")
+	for search, want := range map[string]int{"οδοσ": 3, "οδος": 3, "ΟΔΟΣ": 3, "ς": 3, "Σ": 3, "ёлка": 1, "ЁЛ": 1, "елка": 0} {
+		answer := member.do("GET", "/hubs?"+url.Values{"filters[name]": {search}}.Encode(), nil).want(t, 200)
+		if items := answer.field(t, "items").([]any); len(items) != want {
+			t.Errorf("%s: %d hubs, want %d: %s", search, len(items), want, answer.body)
+		}
+	}
+}
+
 // I1, I2: every parameter has its allow-list or its bounds, and stands there once.
 func TestHubListRefusesBadParameters(t *testing.T) {
 	t.Parallel()
