@@ -112,15 +112,16 @@ func (s *server) takeBack(fileID, statement string) error {
 // on disk under their name for good. The working name is a second link to them and
 // stays until the row is there.
 func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
+	form, err := s.openForm(x)
 	defer func() {
 		// A connection that is closed over bytes still on their way loses the answer. Who
-		// said Expect has not sent them yet, and to read would be to ask for them.
-		if err != nil && x.r.Header.Get("Expect") == "" {
+		// said Expect sends them once openForm asks for the first: where it did not, to
+		// read would be to ask for them.
+		if err != nil && (form != nil || x.r.Header.Get("Expect") == "") {
 			http.NewResponseController(x).SetReadDeadline(time.Now().Add(refusedTime))
 			io.CopyN(io.Discard, x.r.Body, s.cfg.maxUploadBytes)
 		}
 	}()
-	form, err := s.openForm(x)
 	if err != nil {
 		return f, err
 	}
@@ -170,8 +171,8 @@ type uploadForm struct {
 	allowed  int64  // of these: first for the headers of the file, then with any file, then with this one
 }
 
-// openForm checks the headers of an upload before a byte of it is read, then those
-// of its file.
+// openForm checks the headers of an upload before a byte of it is read, then those of its
+// file: with an error it gives the form only where it has begun to read.
 func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	kind, params := mediaType(x.r.Header)
 	switch {
@@ -186,14 +187,14 @@ func (s *server) openForm(x *exchange) (*uploadForm, error) {
 	f.parts = multipart.NewReader(f, params["boundary"])
 	var err error
 	if f.file, err = f.parts.NextRawPart(); err != nil {
-		return nil, bodyProblem(err)
+		return f, bodyProblem(err)
 	}
 	f.allowed += s.cfg.maxUploadBytes
 	_, disposition, _ := mime.ParseMediaType(f.file.Header.Get("Content-Disposition"))
 	sent := disposition["filename"]
 	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
 	if f.file.FormName() != "file" || !isFileName(f.name) {
-		return nil, invalid(fieldError{"file", "must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
+		return f, invalid(fieldError{"file", "must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
 	}
 	return f, nil
 }

@@ -1267,3 +1267,29 @@ func TestUploadOfDeletedUser(t *testing.T) {
 	wantProblem(t, upload.finish(), 401, "unauthenticated")
 	s.wantStored(t, 0)
 }
+
+// A client that was told to send (100 Continue) and is refused then has its answer like
+// any other: what it was told to send is read.
+func TestRefusedUploadThatWasAskedFor(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	body := form(`Content-Disposition: form-data; name="other"; filename="a.txt"`, strings.Repeat("c", 8<<20))
+	client, err := dialRaw(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.conn.Close()
+	client.conn.SetDeadline(time.Now().Add(patience))
+	client.send(fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n",
+		s.cookieName(), c.token(), formType, len(body)))
+	if status, _, err := client.receive(); status != 100 || err != nil {
+		t.Fatalf("%d, %v", status, err)
+	}
+	if err := client.send(body); err != nil {
+		t.Error("not read to its end: ", err)
+	}
+	if status, _, err := client.receive(); status != 400 || err != nil {
+		t.Errorf("%d, %v", status, err)
+	}
+}
