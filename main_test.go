@@ -86,7 +86,8 @@ func TestConfiguration(t *testing.T) {
 		{"TRUSTED_PROXIES", all, []string{"", "10.0.0.0/8", "10.0.0.0/8,fd00::/8", "10.0.0.0/8, 192.0.2.1/32"},
 			[]string{"10.0.0.1", "10.0.0.0/33", "x", "10.0.0.0/8,proxy.example", "10.0.0.0-10.1.0.0",
 				"::ffff:10.0.0.0/104"}}, // an IPv4 address is compared as such: this would match none
-		{"SMTP_URL", all, []string{"smtp://h:587", "smtps://u:p@h", "smtp://127.0.0.1:25", "smtp://[::1]:25", "smtps://u%40x:p%2F@mail.example:465/"},
+		{"SMTP_URL", all, []string{"smtp://h:587", "smtps://u:p@h", "smtp://127.0.0.1:25", "smtp://[::1]:25", "smtps://u%40x:p%2F@mail.example:465/",
+			"smtp://ada@example.com:p@ss@mail.example:587"},
 			[]string{"http://u:secret-1@h", "h:25", "smtp://", "smtp://u:secret-1@[h", "smtp://u:secret-1@h:x", "smtp://u:secret-1@",
 				"smtp://h:0", "smtp://h:999999", "smtp://h/path", "smtp://h?starttls=no", "smtp://h#x", "smtp://u:secret-1@h h"}},
 		{"SMTP_URL", "staging production", nil, []string{""}},
