@@ -82,13 +82,16 @@ create or replace function hubs_walked_by_name(part text) returns setof hubs lan
     select * from hubs where strpos(name_lower, (select hub_name_key(part))) > 0
 $$;
 
--- What few names contain is gathered by the index of their pieces. With offset 0 the rest
--- of the statement is not for this search to decide by.
+-- What few names contain is gathered by the index of their pieces: by every third piece of
+-- what is wanted and by its last, which cover it; to ask for all would read more of the
+-- index than it spares of the table (7.5 ms against 3.3 for two words, of a million hubs).
+-- With offset 0 the rest of the statement is not for this search to decide by.
 create or replace function hubs_gathered_by_name(part text) returns setof hubs language sql stable as $$
     select * from hubs
     where strpos(name_lower, (select hub_name_key(part))) > 0
     and hub_name_grams(name_lower) @> array(
-        select substr(wanted, at, 3) from hub_name_key(part) wanted, generate_series(1, greatest(1, length(wanted) - 2)) at)
+        select substr(wanted, least(at, greatest(1, length(wanted) - 2)), 3)
+        from hub_name_key(part) wanted, generate_series(1, greatest(1, length(wanted)), 3) at)
     offset 0
 $$;
 
