@@ -101,8 +101,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 	for key := range strings.SplitSeq(getenv("SESSION_SECRET"), ",") {
 		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
 		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
-		check(len(key) >= 32 && strings.TrimSpace(key) == key,
-			"SESSION_SECRET: is required, each of its keys at least 32 bytes, no blanks around it")
+		check(len(key) >= 32 && strings.TrimSpace(key) == key, "SESSION_SECRET: each key needs 32 bytes, no blanks around")
 	}
 	lower := strings.ToLower(prefix) // browsers know the two prefixes in any case
 	check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")

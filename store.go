@@ -10,7 +10,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"strings"
@@ -24,7 +23,7 @@ import (
 var schema string
 
 const poolSize = 8                // connections, kept open
-const dbTimeout = 2 * time.Second // a statement, a write on its socket with the answer, the wait for a connection
+const dbTimeout = 2 * time.Second // a statement, a read or write on its socket, the wait for a connection
 
 // store has no context parameters: its statements end by dbTimeout, whether or not
 // the client waits. lib/pq would watch a context with one goroutine a statement,
@@ -164,8 +163,8 @@ func (s *server) getHealth(*exchange, nothing) (health, error) {
 	return health{"ok"}, s.store.row("select 1", nil, new(int))
 }
 
-// deadlineDialer makes connections on which every write, and the answer to it, ends in
-// time. Without it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
+// deadlineDialer makes connections whose every read and write ends in time. Without
+// it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
 type deadlineDialer struct{}
 
 func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
@@ -183,15 +182,20 @@ type deadlineConn struct{ net.Conn }
 // Read hides io.EOF from lib/pq, which would call the connection bad, upon which
 // database/sql sends the statement again: a write would be done twice. (Not guaranteed:
 // below TLS an orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
+//
+// A connection whose read failed is closed. lib/pq would use it again where the answer broke
+// off after an error, and take the rest, when it comes, for the answer to the next statement.
 func (c deadlineConn) Read(b []byte) (int, error) {
+	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
-	if err == io.EOF {
-		err = &net.OpError{Op: "read", Net: "tcp", Err: io.ErrUnexpectedEOF}
+	if err != nil {
+		c.Close()
+		err = &net.OpError{Op: "read", Net: "tcp", Err: errors.New(err.Error())}
 	}
 	return n, err
 }
 
 func (c deadlineConn) Write(b []byte) (int, error) {
-	c.SetDeadline(time.Now().Add(dbTimeout))
+	c.SetWriteDeadline(time.Now().Add(dbTimeout))
 	return c.Conn.Write(b)
 }

@@ -575,3 +575,76 @@ func TestPoolExhausted(t *testing.T) {
 		t.Error("the database's own words reach a client")
 	}
 }
+
+// D1: an answer that breaks off after an error, and goes on when its time is over, is not
+// taken for the answer to the next statement. (lib/pq 1.12 does not look whether it could
+// read what follows an error.)
+func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
+	t.Parallel()
+	u, err := url.Parse(newDatabase(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	address := u.Host
+	u.Host = listener.Addr().String()
+	var holding atomic.Bool
+	held, release := make(chan struct{}), make(chan struct{})
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", address)
+			if err != nil {
+				client.Close()
+				return
+			}
+			go func() {
+				io.Copy(server, client)
+				server.Close()
+			}()
+			go func() {
+				defer client.Close()
+				for header := make([]byte, 5); ; {
+					if _, err := io.ReadFull(server, header); err != nil {
+						return
+					}
+					client.Write(header)
+					io.CopyN(client, server, int64(binary.BigEndian.Uint32(header[1:]))-4)
+					if header[0] == 'E' && holding.CompareAndSwap(true, false) {
+						close(held)
+						<-release
+					}
+				}
+			}()
+		}
+	}()
+
+	st, err := openStore(u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	// The first fails as it is prepared, the second as it runs.
+	for _, statement := range []string{"no statement", "select 1/(select count(*) from users)"} {
+		held, release = make(chan struct{}), make(chan struct{})
+		holding.Store(true)
+		if err := st.row(statement, nil, new(int)); err == nil {
+			t.Errorf("%s: no error", statement)
+		}
+		<-held
+		close(release)
+		for n := range 3 * poolSize {
+			var got int
+			if err := st.row(fmt.Sprintf("select %d", n), nil, &got); err != nil || got != n {
+				t.Errorf("%s, then select %d: %d, %v", statement, n, got, err)
+			}
+		}
+	}
+}
