@@ -592,8 +592,7 @@ func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 	t.Cleanup(func() { listener.Close() })
 	address := u.Host
 	u.Host = listener.Addr().String()
-	var holding atomic.Bool
-	held, release := make(chan struct{}), make(chan struct{})
+	holds := make(chan chan struct{}, 1) // what follows the next error waits for the end of this one
 	go func() {
 		for {
 			client, err := listener.Accept()
@@ -617,9 +616,12 @@ func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 					}
 					client.Write(header)
 					io.CopyN(client, server, int64(binary.BigEndian.Uint32(header[1:]))-4)
-					if header[0] == 'E' && holding.CompareAndSwap(true, false) {
-						close(held)
-						<-release
+					if header[0] == 'E' {
+						select {
+						case release := <-holds:
+							<-release
+						default:
+						}
 					}
 				}
 			}()
@@ -633,12 +635,14 @@ func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 	defer st.db.Close()
 	// The first fails as it is prepared, the second as it runs.
 	for _, statement := range []string{"no statement", "select 1/(select count(*) from users)"} {
-		held, release = make(chan struct{}), make(chan struct{})
-		holding.Store(true)
+		release := make(chan struct{})
+		holds <- release
 		if err := st.row(statement, nil, new(int)); err == nil {
 			t.Errorf("%s: no error", statement)
 		}
-		<-held
+		if len(holds) > 0 {
+			t.Fatal("nothing was held back")
+		}
 		close(release)
 		for n := range 3 * poolSize {
 			var got int
