@@ -928,11 +928,12 @@ func testClusterRolls(t *testing.T, c *cluster) {
 	l := startClusterLoad(t, c, func(*testResponse, error) bool { return false })
 	old := l.members[0].token()
 	newKey := map[string]string{"SESSION_SECRET": "new-secret-of-more-than-thirty-two-bytes," + c.env["SESSION_SECRET"]}
+	s := c.servers[0].testServer // the restart puts another in its place while people sign in
 	signIns := make(chan struct{})
 	go func() { // people go on signing in
 		defer close(signIns)
 		for !l.stop.Load() {
-			c.signInAnew(t)
+			c.signInAnew(t, s)
 		}
 	}()
 	for _, i := range []int{2, 1, 0} {
@@ -971,8 +972,8 @@ func testClusterRolls(t *testing.T, c *cluster) {
 
 // signInAnew signs a new user in. A code that was in flight when the active server
 // changed is lost: then the user asks again.
-func (c *cluster) signInAnew(t *testing.T) {
-	user, email := c.client(t, c.servers[0].testServer, ""), newEmail()
+func (c *cluster) signInAnew(t *testing.T, s *testServer) {
+	user, email := c.client(t, s, ""), newEmail()
 	testUser(t, c.env["DATABASE_URL"], email, roleMember)
 	for range 5 {
 		r, err := user.try("POST", "/auth/otp/request", map[string]string{"email": email})
