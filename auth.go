@@ -60,6 +60,9 @@ var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLab
 var domainForm = regexp.MustCompile("^" + domainLabels + "$")
 
 const atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+
+// A label has 1 to 63 characters (RFC 1035 2.3.4): net/http leaves a cookie's domain out
+// where it has a longer one.
 const domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*`
 
 var emailRule = rule{name: "email", trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
@@ -171,6 +174,7 @@ func (s *server) verifyToken(token string) (c claims, valid bool) {
 		return c, false
 	}
 	now := toSeconds(time.Now())
+	// The second leeway is for the rounding of both times to float64.
 	inTime := c.NotBefore <= now && 0 < c.IssuedAt && c.IssuedAt <= now+issuedAtLeeway.Seconds() &&
 		now < c.ExpiresAt && c.ExpiresAt-c.IssuedAt <= (sessionLife+issuedAtLeeway).Seconds()
 	_, critical := parsed.Header["crit"]

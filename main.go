@@ -100,7 +100,8 @@ func loadConfig(getenv func(string) string) (config, error) {
 	errs = append(errs, err)
 	for key := range strings.SplitSeq(getenv("SESSION_SECRET"), ",") {
 		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
-		// RFC 7518 3.2: a key for HS256 is no shorter than the hash.
+		// RFC 7518 3.2: a key for HS256 is no shorter than the hash. A blank after a comma
+		// would make another key of it, and sign everyone out.
 		check(len(key) >= 32 && strings.TrimSpace(key) == key, "SESSION_SECRET: each key needs 32 bytes, no blanks around")
 	}
 	lower := strings.ToLower(prefix) // browsers know the two prefixes in any case
@@ -115,6 +116,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 	check(isProduction && domainForm.MatchString(cfg.originDomain) || !isProduction && cfg.originDomain == "",
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain in production, and unset elsewhere")
 	for text := range strings.FieldsSeq(comma.Replace(getenv("TRUSTED_PROXIES"))) {
+		// An IPv4 address is compared as such: a prefix of mapped ones would match nobody.
 		proxies, err := netip.ParsePrefix(text)
 		check(err == nil && !proxies.Addr().Is4In6(), "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
 		cfg.trustedProxies = append(cfg.trustedProxies, proxies)
@@ -132,7 +134,11 @@ func loadConfig(getenv func(string) string) (config, error) {
 }
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// A path, a query or no port number would be ignored or fail with the first mail: better at
+// the start. The schemes are those of smtpPorts.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[1-9][0-9]{0,4})?/?$`)
+
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
 // allowsOrigin is the allow-list: origins, or in production only https subdomains of one

@@ -16,7 +16,6 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -1362,20 +1361,9 @@ func TestErrorsEndAtTwenty(t *testing.T) {
 func TestErrorCodesInReadme(t *testing.T) {
 	t.Parallel()
 	var source, readme []string
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, found := range regexp.MustCompile(`(?:newProblem\(|Status: )(\d{3}), (?:Code: )?"(\w+)"`).FindAllSubmatch(text, -1) {
-			source = append(source, string(found[1])+" "+string(found[2]))
+	for _, text := range serverFiles(t) {
+		for _, found := range regexp.MustCompile(`(?:newProblem\(|Status: )(\d{3}), (?:Code: )?"(\w+)"`).FindAllStringSubmatch(text, -1) {
+			source = append(source, found[1]+" "+found[2])
 		}
 	}
 	text, err := os.ReadFile("README.md")
