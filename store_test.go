@@ -455,6 +455,31 @@ func (tap *wireTap) endAfter(text string) {
 
 func newWireTap(t testing.TB, databaseURL string) *wireTap {
 	t.Helper()
+	tap := &wireTap{count: map[string]int{}}
+	tap.url = standBetween(t, databaseURL, func(client, server net.Conn) {
+		var last atomic.Bool
+		var answers sync.WaitGroup
+		answers.Go(func() {
+			defer client.Close()
+			for answer := make([]byte, 64<<10); ; {
+				n, err := server.Read(answer)
+				if err != nil || last.Load() {
+					return
+				}
+				client.Write(answer[:n])
+			}
+		})
+		tap.pass(server, client, &last)
+		server.Close()
+		answers.Wait()
+	})
+	return tap
+}
+
+// standBetween gives a connection string whose connections are what pass makes of them:
+// it gets both ends of each, and closes them before it returns.
+func standBetween(t testing.TB, databaseURL string, pass func(client, server net.Conn)) string {
+	t.Helper()
 	u, err := url.Parse(databaseURL)
 	if err != nil {
 		t.Fatal(err)
@@ -465,7 +490,6 @@ func newWireTap(t testing.TB, databaseURL string) *wireTap {
 		t.Fatal(err)
 	}
 	u.Host = ln.Addr().String()
-	tap := &wireTap{url: u.String(), count: map[string]int{}}
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {
@@ -479,25 +503,14 @@ func newWireTap(t testing.TB, databaseURL string) *wireTap {
 				client.Close()
 				continue
 			}
-			var last atomic.Bool
-			work.Go(func() {
-				defer client.Close()
-				for answer := make([]byte, 64<<10); ; {
-					n, err := server.Read(answer)
-					if err != nil || last.Load() {
-						return
-					}
-					client.Write(answer[:n])
-				}
-			})
-			work.Go(func() { defer server.Close(); tap.pass(server, client, &last) })
+			work.Go(func() { pass(client, server) })
 		}
 	})
 	t.Cleanup(func() {
 		ln.Close()
 		work.Wait()
 	})
-	return tap
+	return u.String()
 }
 
 // pass counts before it passes on: who has an answer finds its message counted.
@@ -581,54 +594,26 @@ func TestPoolExhausted(t *testing.T) {
 // read what follows an error.)
 func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 	t.Parallel()
-	u, err := url.Parse(newDatabase(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	address := u.Host
-	u.Host = listener.Addr().String()
 	holds := make(chan chan struct{}, 1) // what follows the next error waits for the end of this one
-	go func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
+	st, err := openStore(standBetween(t, newDatabase(t), func(client, server net.Conn) {
+		var statements sync.WaitGroup
+		statements.Go(func() {
+			io.Copy(server, client)
+			server.Close()
+		})
+		for header := make([]byte, 5); ; {
+			if _, err := io.ReadFull(server, header); err != nil {
+				break
 			}
-			server, err := net.Dial("tcp", address)
-			if err != nil {
-				client.Close()
-				return
+			client.Write(header)
+			io.CopyN(client, server, int64(binary.BigEndian.Uint32(header[1:]))-4)
+			if header[0] == 'E' && len(holds) > 0 {
+				<-<-holds
 			}
-			go func() {
-				io.Copy(server, client)
-				server.Close()
-			}()
-			go func() {
-				defer client.Close()
-				for header := make([]byte, 5); ; {
-					if _, err := io.ReadFull(server, header); err != nil {
-						return
-					}
-					client.Write(header)
-					io.CopyN(client, server, int64(binary.BigEndian.Uint32(header[1:]))-4)
-					if header[0] == 'E' {
-						select {
-						case release := <-holds:
-							<-release
-						default:
-						}
-					}
-				}
-			}()
 		}
-	}()
-
-	st, err := openStore(u.String())
+		client.Close()
+		statements.Wait()
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
