@@ -1,11 +1,15 @@
 package main
 
-// Sign-in, in the order the user lives it: ask for a code, present it, carry the
-// session token in a cookie, be authenticated by it, accept the terms, sign out.
+// Sign-in, in the order in which the user lives it: ask for a code, present it, carry the
+// session token in a cookie, be authenticated by it, accept the terms, sign out. At the
+// end, the commands by which an operator changes accounts.
 
 import (
 	"database/sql"
 	"errors"
+	"flag"
+	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -15,98 +19,135 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// TERMS_VERSION is the version of the terms of use and the privacy policy that a
-// user must have accepted. Raising it makes every user accept again.
+// TERMS_VERSION is the version of the terms of use and the privacy policy that a user must
+// have accepted. Raising it makes every user accept again.
 const TERMS_VERSION = "2026-11-01"
 
-const sessionLife = 60 * 24 * time.Hour // of the token and the cookie
-const issuedAtLeeway = time.Minute      // between this server's clock and the database's
+const (
+	sessionTTL = 60 * 24 * time.Hour // of the token and of the cookie
+	clockSkew  = time.Minute         // between this server's clock and the database's
+)
 
-const roleMember, roleAdmin = "member", "admin"
+const (
+	roleMember = "member"
+	roleAdmin  = "admin"
+)
 
 var roles = []string{roleMember, roleAdmin}
 
-// user is an account as the database has it now.
+// A user is an account as the database has it now.
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
-	Permission string `json:"permission"` // one of roles
+	Permission string `json:"permission"` // the role, one of roles
 
-	suspended, accepted bool      // accepted: the terms of TERMS_VERSION
-	signedOutAt         time.Time // session tokens issued before it are refused
-	now                 time.Time // the database's clock when the row was read
+	suspended     bool
+	termsAccepted bool      // of TERMS_VERSION
+	signedOutAt   time.Time // session tokens issued before it are refused
+	now           time.Time // the database's clock when the row was read
 }
 
-// What users are looked up by; the e-mail address in lower case.
-const byID, byEmail = "u.user_id = $1", "lower(u.email) = $1"
+// The conditions by which loadUser finds a user.
+const (
+	byID    = "u.user_id = $1"
+	byEmail = "lower(u.email) = $1" // the address in lower case
+)
 
-// loadUser reads a user, or gives the error for when there is none.
-func (s *server) loadUser(where, key string, missing error) (*user, error) {
-	u := &user{}
-	err := s.store.row(`select u.user_id, u.email, u.permission, u.suspended,
+// loadUser reads a user. found is false if there is none.
+func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
+	u = &user{}
+	found, err = s.store.readRow(`select u.user_id, u.email, u.permission, u.suspended,
 		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
-		where `+where, []any{key, TERMS_VERSION},
-		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.accepted, &u.now)
-	if errors.Is(err, sql.ErrNoRows) {
-		err = missing
-	}
-	return u, err
+		where `+condition, []any{key, TERMS_VERSION},
+		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
+	return u, found, err
 }
 
-// emailForm is the one form of an address that is taken: a dot-atom (RFC 5322) and
-// a domain of labels, ASCII only. schema.sql has the same.
+// emailForm is the only form of an address that is accepted: a dot-atom (RFC 5322) and a
+// domain made of labels, ASCII only. schema.sql has the same.
 var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
+
 var domainForm = regexp.MustCompile("^" + domainLabels + "$")
 
-const atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+const (
+	atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+	// A label has 1 to 63 characters (RFC 1035 2.3.4).
+	label        = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
+	domainLabels = label + `(\.` + label + ")*"
+)
 
-// A label has 1 to 63 characters (RFC 1035 2.3.4): net/http leaves a cookie's domain out
-// where it has a longer one.
-const domainLabels = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*`
+var emailRule = rule{
+	name: "email", trim: true, min: 3, max: 254,
+	pattern: emailForm, form: "an e-mail address", required: true,
+}
 
-var emailRule = rule{name: "email", trim: true, min: 3, max: 254, pattern: emailForm, form: "an e-mail address"}
+// parseEmail returns the address in lower case, by which addresses are compared.
+//
+// O9: ToLower maps two other letters (U+0130, U+212A) to ASCII ones, but the form is ASCII
+// only. I4: no line break passes it, so none reaches a mail.
+func parseEmail(f *fields) string {
+	return strings.ToLower(f.text(emailRule))
+}
 
-// readEmail gives the address in lower case, by which it is compared. ToLower maps
-// two other letters (U+0130, U+212A) to ASCII ones, but the form is ASCII only.
-func readEmail(f *fields) string { return strings.ToLower(f.text(emailRule)) }
-
+// A codeRequest is the input of POST /auth/otp/request.
 type codeRequest struct{ email string }
 
-func (codeRequest) read(f *fields) codeRequest { return codeRequest{readEmail(f)} }
+func parseCodeRequest(f *fields) codeRequest {
+	return codeRequest{email: parseEmail(f)}
+}
 
-func (in codeRequest) limitKey(x *exchange) string { return in.email + " " + addressKey(x.client) }
+func (in codeRequest) limitKey(state *requestState) string {
+	return in.email + " " + addressKey(state.client)
+}
 
-// codeAnswer is the same for every address.
+// A codeAnswer is the same for every address.
 type codeAnswer struct {
 	CodeLength       int `json:"codeLength"`
 	ExpiresInSeconds int `json:"expiresInSeconds"`
 }
 
-func (a codeAnswer) check() bool { return a.CodeLength == codeLength && a.ExpiresInSeconds > 0 }
-
-// requestCode puts the address on the queue and answers. It asks nobody whether
-// the address is known: status, body and time can't tell (ASVS 6.3.8).
-func (s *server) requestCode(x *exchange, in codeRequest) (codeAnswer, error) {
-	select {
-	case s.codeJobs <- codeJob{in.email, x.log}:
-		return codeAnswer{codeLength, int(codeLife.Seconds())}, nil
-	default:
-		return codeAnswer{}, unavailable(errors.New("the mail queue is full"))
+func (a codeAnswer) validate() error {
+	if a.CodeLength != codeLength || a.ExpiresInSeconds <= 0 {
+		return errors.New("codeLength or expiresInSeconds")
 	}
+	return nil
 }
 
-type codeProof struct{ email, code string }
+// requestCode puts the address on the queue and answers. A worker does the rest: sendCodes
+// in otp.go.
+//
+// O6: it does not look up whether the address is known. So neither the answer nor its time
+// can tell.
+func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, error) {
+	if !s.queueCode(in.email, state.log()) {
+		return codeAnswer{}, unavailable(errors.New("the mail queue is full"))
+	}
+	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
+}
 
-var codeRule = rule{name: "code", pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits"}
+// A guess is the input of POST /auth/otp/validate: an address, and a code for it that may
+// be right or wrong.
+type guess struct{ email, code string }
 
-func (codeProof) read(f *fields) codeProof { return codeProof{readEmail(f), f.text(codeRule)} }
+var codeRule = rule{
+	name: "code", min: 6, max: 6,
+	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits", required: true,
+}
 
-// limitKey leaves the client out: 40 clients together have no more guesses than one
-// (ASVS 6.6.3). The price: a stranger can lock an e-mail address for 15 minutes.
-func (in codeProof) limitKey(*exchange) string { return in.email }
+func parseGuess(f *fields) guess {
+	return guess{email: parseEmail(f), code: f.text(codeRule)}
+}
 
-// sessionView is what a page needs to know after sign-in or a reload.
+// limitKey leaves the client's address out.
+//
+// O4: many clients together have no more guesses at one mailbox than one client has. O8:
+// the price is that a stranger can lock an address for 15 minutes.
+func (in guess) limitKey(*requestState) string {
+	return in.email
+}
+
+// A sessionView is what a page needs to know after sign-in or after a reload.
 type sessionView struct {
 	User      *user     `json:"user"`
 	Terms     termsView `json:"terms"`
@@ -118,204 +159,419 @@ type termsView struct {
 	Accepted bool   `json:"accepted"`
 }
 
-func (v sessionView) check() bool {
-	return isUUID(v.User.UserID) && emailForm.MatchString(v.User.Email) &&
-		slices.Contains(roles, v.User.Permission) && !v.ExpiresAt.IsZero()
+func (v sessionView) validate() error {
+	if !isUUID(v.User.UserID) || !emailForm.MatchString(v.User.Email) {
+		return errors.New("userId or email")
+	}
+	if !slices.Contains(roles, v.User.Permission) || v.ExpiresAt.IsZero() {
+		return errors.New("permission or expiresAt")
+	}
+	return nil
 }
 
-// validateCode exchanges address and code for a session. An unknown address, a
-// wrong code and an expired one differ in nothing: none of them asks the database.
-func (s *server) validateCode(x *exchange, in codeProof) (v sessionView, err error) {
-	if !s.codes.redeem(in.email, in.code) {
-		return v, errInvalidCode
+// validateCode exchanges an address and its code for a session. An unknown address, a wrong
+// code and an expired one are refused in the same way: none of them asks the database.
+//
+// A right code is used up first. If the database is away then, it becomes valid again, so
+// that the user need not ask for another.
+func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
+	code, ok := s.codes.redeem(in.email, in.code)
+	if !ok {
+		return sessionView{}, errInvalidCode
 	}
-	u, err := s.loadUser(byEmail, in.email, errInvalidCode) // deleted or renamed since the code was sent
-	switch {
-	case err != nil:
-		return v, err
-	case u.suspended:
-		return v, errSuspended
+	u, found, err := s.loadUser(byEmail, in.email)
+	if err != nil {
+		s.codes.restore(in.email, code)
+		return sessionView{}, err
 	}
-	x.user, x.sessionEnds, x.log = u, u.now.Add(sessionLife), x.log.With("userId", u.UserID)
-	x.log.Info("signed in")
-	s.setCookie(x, s.issueToken(u, x.sessionEnds), int(sessionLife.Seconds()))
-	return s.getSession(x, nothing{})
+	if !found { // deleted, or given another address, since the code was sent
+		return sessionView{}, errInvalidCode
+	}
+	if u.suspended {
+		return sessionView{}, errSuspended
+	}
+	token := sessionToken{email: u.Email, userID: u.UserID, issuedAt: u.now, expiresAt: u.now.Add(sessionTTL)}
+	state.user = u
+	state.session = token
+	state.log().Info("signed in")
+	s.setSessionCookie(state, s.signToken(token), int(sessionTTL.Seconds()))
+	return s.getSession(state, nothing{})
 }
 
-// claims is the payload of a session token: no role, no permission. Both times are
-// seconds with microseconds: whole ones would let "sign out everywhere" spare a token
-// of the same second, or kill the next one. Numbers of this size hold them exactly.
+// A sessionToken is a session token after its checks: no role, no permission. issuedAt is
+// by the database's clock, because it is compared with the time of a "sign out everywhere".
+type sessionToken struct {
+	email, userID       string
+	issuedAt, expiresAt time.Time
+}
+
+// claims is the payload of the JWT. The times are seconds with microseconds: with whole
+// seconds, "sign out everywhere" would spare a token of the same second or end the next
+// one. A float64 holds such numbers exactly.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
-	IssuedAt  float64 `json:"iat"` // by the database's clock
+	IssuedAt  float64 `json:"iat"`
 	ExpiresAt float64 `json:"exp"`
-	NotBefore float64 `json:"nbf,omitempty"` // never set here, and kept where it is
+	NotBefore float64 `json:"nbf,omitempty"` // never set here; respected if it is there
 
-	jwt.RegisteredClaims `json:"-"` // for its methods only, which jwt.Claims asks for
+	jwt.RegisteredClaims `json:"-"` // only for the methods that jwt.Claims asks for
 }
 
-func toSeconds(t time.Time) float64         { return float64(t.UnixMicro()) / 1e6 }
-func fromSeconds(seconds float64) time.Time { return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC() }
-
-func (s *server) issueToken(u *user, expiresAt time.Time) string {
-	token, _ := jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Email: u.Email, UserID: u.UserID,
-		IssuedAt: toSeconds(u.now), ExpiresAt: toSeconds(expiresAt)}).SignedString(s.cfg.sessionKeys.Keys[0])
-	return token // texts, numbers and a key of bytes can't fail
-}
-
-// verifyToken checks everything that the token alone can tell: signature, form, and that
-// now is within a life no longer than sessionLife. The library by itself would take other
-// algorithms, an unknown crit (RFC 7515 4.1.11) and loose base64; its checks of the times
-// would take texts for numbers.
-func (s *server) verifyToken(token string) (c claims, valid bool) {
-	parsed, err := tokenParser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.cfg.sessionKeys, nil })
-	if err != nil {
-		return c, false
+// signToken writes the claims and signs them with the first key.
+func (s *server) signToken(token sessionToken) string {
+	c := claims{
+		Email:     token.email,
+		UserID:    token.userID,
+		IssuedAt:  float64(token.issuedAt.UnixMicro()) / 1e6,
+		ExpiresAt: float64(token.expiresAt.UnixMicro()) / 1e6,
 	}
-	now := toSeconds(time.Now())
-	// The second leeway is for the rounding of both times to float64.
-	inTime := c.NotBefore <= now && 0 < c.IssuedAt && c.IssuedAt <= now+issuedAtLeeway.Seconds() &&
-		now < c.ExpiresAt && c.ExpiresAt-c.IssuedAt <= (sessionLife+issuedAtLeeway).Seconds()
-	_, critical := parsed.Header["crit"]
-	return c, inTime && !critical && isUUID(c.UserID)
+	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, c)
+	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // strings and numbers: can't fail
+	return signed
 }
 
+// tokenParser checks the form, the algorithm and the signature. Its checks of times are
+// off: they would not ask for an iat, and their leeway would lengthen exp as well.
 var tokenParser = jwt.NewParser(
-	jwt.WithValidMethods([]string{"HS256"}), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
+	jwt.WithStrictDecoding(),                // no other padding bits in the base64
+	jwt.WithoutClaimsValidation(),
+)
 
-// isUUID takes the one form that PostgreSQL gives out: small letters. No regular
-// expression: a list checks a hundred of them.
+// errForged is every fault of a token but its age. The log says "forged".
+var errForged = errors.New("the token is forged or malformed")
+
+// verifyToken reads the claims of a token, and checks everything that needs no account but
+// its expiry, which checkSession does.
+//
+// T1: HS256 with one of our keys, and no critical extension. T2: iat and exp are there, of
+// now, and at most 60 days apart. T4: strict base64.
+func (s *server) verifyToken(text string) (sessionToken, error) {
+	var c claims
+	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
+		return s.cfg.sessionKeys, nil
+	})
+	if err != nil {
+		return sessionToken{}, errForged
+	}
+	token := sessionToken{
+		email:     c.Email,
+		userID:    c.UserID,
+		issuedAt:  fromSeconds(c.IssuedAt),
+		expiresAt: fromSeconds(c.ExpiresAt),
+	}
+	now := time.Now()
+	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
+	lacksTimes := c.IssuedAt <= 0 || c.ExpiresAt <= 0
+	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
+	notYetValid := fromSeconds(c.NotBefore).After(now)
+	livesTooLong := c.ExpiresAt-c.IssuedAt > (sessionTTL + time.Second).Seconds() // a second for rounding
+	if critical || lacksTimes || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
+		return sessionToken{}, errForged
+	}
+	return token, nil
+}
+
+func fromSeconds(seconds float64) time.Time {
+	return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC()
+}
+
+// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is no
+// regular expression because a page of hubs checks a hundred of them.
 func isUUID(text string) bool {
-	return len(text) == 36 && text[8:9]+text[13:14]+text[18:19]+text[23:24] == "----" &&
-		strings.Trim(text[:8]+text[9:13]+text[14:18]+text[19:23]+text[24:], "0123456789abcdef") == ""
+	if len(text) != 36 {
+		return false
+	}
+	for i, c := range []byte(text) {
+		isHyphenPlace := i == 8 || i == 13 || i == 18 || i == 23
+		isHex := '0' <= c && c <= '9' || 'a' <= c && c <= 'f'
+		if isHyphenPlace != (c == '-') || !isHyphenPlace && !isHex {
+			return false
+		}
+	}
+	return true
 }
 
-// setCookie sets or, with a negative age in seconds, clears the session cookie.
-// Name, path and domain must be the same for both, or the browser keeps it. In the local
-// environment the domain is empty: host-only.
-func (s *server) setCookie(x *exchange, token string, maxAge int) {
-	http.SetCookie(x, &http.Cookie{Name: s.cfg.cookieName, Value: token, MaxAge: maxAge, Path: "/",
-		Domain: s.cfg.cookieDomain, HttpOnly: true, Secure: s.cfg.env != envLocal, SameSite: http.SameSiteLaxMode})
+// setSessionCookie sets the cookie or, with a negative age in seconds, clears it. Name,
+// path and domain must be the same for both, or the browser keeps the cookie.
+//
+// T6: the attributes that the specification lists, in each environment.
+func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
+	http.SetCookie(state, &http.Cookie{
+		Name:     s.cfg.cookieName,
+		Value:    value,
+		Path:     "/",
+		Domain:   s.cfg.cookieDomain,
+		MaxAge:   maxAge,
+		HttpOnly: true,
+		Secure:   s.cfg.env != envLocal,
+		SameSite: http.SameSiteLaxMode,
+	})
 }
 
-// access says who may call an operation: everybody; the same, but the operation is there
-// only where APP_ENV is local; a session whose account is not suspended; such a session
-// with the current terms accepted. The zero value is no rule: an operation whose access
-// was forgotten does not start.
+// access says who may call an endpoint. The zero value is no rule: the server does not
+// start with a route that has none.
 type access string
 
-const public, local, signedIn, termsAccepted access = "-", "local", "session", "session, terms"
+const (
+	public        access = "-"              // everyone
+	local         access = "local"          // everyone, but the route exists only if APP_ENV is local
+	signedIn      access = "session"        // a session whose account is not suspended
+	termsAccepted access = "session, terms" // the same, with the current terms accepted
+)
 
 func (a access) needsSession() bool { return a != public && a != local }
 
-// authorize is the session check of every endpoint, in the order of refusals:
-// cookie, token, the account as it is now, terms, role. In x.user it leaves the
-// user, loaded by one query, once.
-func (s *server) authorize(x *exchange, a access, roles []string) error {
-	if !a.needsSession() {
+// authorize is the session check of every endpoint. The order is that of the refusals:
+// cookie, token, the account as it is now, terms, role. It leaves the user, loaded once, in
+// the request's state.
+func (s *server) authorize(state *requestState, access access, roles []string) error {
+	if !access.needsSession() {
 		return nil
 	}
-	cookie, err := x.r.Cookie(s.cfg.cookieName)
+	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
-		return errUnauthenticated
+		return unauthenticated("missing")
 	}
-	token, valid := s.verifyToken(cookie.Value)
-	if !valid {
-		return errUnauthenticated
+	token, err := s.verifyToken(cookie.Value)
+	if err != nil {
+		return unauthenticated("forged")
 	}
-	u, err := s.loadUser(byID, token.UserID, errUnauthenticated)
+	u, err := s.checkSession(token)
+	if u != nil {
+		state.user = u // also of a refused session: the log names the user
+		state.session = token
+	}
 	if err != nil {
 		return err
 	}
-	x.user, x.sessionEnds, x.log = u, fromSeconds(token.ExpiresAt), x.log.With("userId", u.UserID)
-	switch {
-	case u.Email != token.Email, fromSeconds(token.IssuedAt).Before(u.signedOutAt):
-		return errUnauthenticated
-	case u.suspended:
-		return errSuspended
-	case a != signedIn && !u.accepted:
+	if access == termsAccepted && !u.termsAccepted {
 		return errTermsMissing
-	case roles != nil && !slices.Contains(roles, u.Permission):
+	}
+	if roles != nil && !slices.Contains(roles, u.Permission) {
 		return errForbidden
 	}
 	return nil
 }
 
-// getSession shows the session that the request came with.
-func (s *server) getSession(x *exchange, _ nothing) (sessionView, error) {
-	return sessionView{x.user, termsView{TERMS_VERSION, x.user.accepted}, x.sessionEnds}, nil
+// checkSession says whether a session still lasts, and returns its user. These are all the
+// ways in which a session ends.
+//
+// T5: the account is read from the database by each request, so a change shows at once.
+func (s *server) checkSession(token sessionToken) (*user, error) {
+	expired := !time.Now().Before(token.expiresAt)
+	if expired {
+		return nil, unauthenticated("expired")
+	}
+	u, found, err := s.loadUser(byID, token.userID)
+	if err != nil {
+		return nil, err
+	}
+	if !found { // the account was deleted
+		return nil, unauthenticated("ended")
+	}
+	addressChanged := u.Email != token.email
+	signedOutEverywhere := token.issuedAt.Before(u.signedOutAt)
+	if addressChanged || signedOutEverywhere {
+		return u, unauthenticated("ended")
+	}
+	if u.suspended {
+		return u, errSuspended
+	}
+	return u, nil
 }
 
+// getSession shows the session that the request came with.
+func (s *server) getSession(state *requestState, _ nothing) (sessionView, error) {
+	return sessionView{
+		User:      state.user,
+		Terms:     termsView{Version: TERMS_VERSION, Accepted: state.user.termsAccepted},
+		ExpiresAt: state.session.expiresAt,
+	}, nil
+}
+
+// An acceptance is the input of POST /terms/acceptance.
 type acceptance struct{ version string }
 
-var versionRule = rule{name: "version", min: 1, max: 100}
+var versionRule = rule{name: "version", min: 1, max: 100, required: true}
 
-func (acceptance) read(f *fields) acceptance { return acceptance{f.text(versionRule)} }
+func parseAcceptance(f *fields) acceptance {
+	return acceptance{version: f.text(versionRule)}
+}
 
 type acceptanceView struct {
 	Version    string    `json:"version"`
 	AcceptedAt time.Time `json:"acceptedAt"`
 }
 
-func (v acceptanceView) check() bool { return v.Version != "" && !v.AcceptedAt.IsZero() }
-
-// acceptTerms records the acceptance. A second one keeps the first time; the
-// update that changes nothing is there to have the row returned.
-func (s *server) acceptTerms(x *exchange, in acceptance) (v acceptanceView, err error) {
-	if in.version != TERMS_VERSION {
-		return v, newProblem(409, "conflict", "The current terms version is "+TERMS_VERSION+".")
+func (v acceptanceView) validate() error {
+	if v.Version == "" || v.AcceptedAt.IsZero() {
+		return errors.New("version or acceptedAt")
 	}
-	err = s.store.row(`insert into terms_acceptances (user_id, version) values ($1, $2)
-		on conflict (user_id, version) do update set version = excluded.version returning version, accepted_at`,
-		[]any{x.user.UserID, in.version}, &v.Version, &v.AcceptedAt)
+	return nil
+}
+
+// acceptTerms records the acceptance. A second one keeps the first time: its update changes
+// nothing, and is there so that the row is returned.
+func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
+	if in.version != TERMS_VERSION {
+		return acceptanceView{}, newProblem(409, "conflict", "The current terms version is "+TERMS_VERSION+".")
+	}
+	var v acceptanceView
+	_, err := s.store.writeRow(`insert into terms_acceptances (user_id, version) values ($1, $2)
+		on conflict (user_id, version) do update set version = excluded.version
+		returning version, accepted_at`,
+		[]any{state.user.UserID, in.version}, &v.Version, &v.AcceptedAt)
 	return v, err
 }
 
-// logout clears the cookie and no more; the token itself lives on until it expires
-// or the user is signed out everywhere.
-func (s *server) logout(x *exchange, _ nothing) (nothing, error) {
-	s.setCookie(x, "", -1)
-	x.log.Info("signed out")
+// logout clears the cookie and does no more, as the specification says. A copied token
+// lives on until it expires or the user is signed out everywhere.
+//
+// T7: the clearing cookie empties a real cookie jar.
+func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
+	s.setSessionCookie(state, "", -1)
+	state.log().Info("signed out")
 	return nothing{}, nil
 }
 
-// userCommands are the statements behind the commands "user …"; their parameters are
-// what the command line has besides the words here, in that order.
-var userCommands = map[string]string{
-	"add":       "insert into users (email) values ($1) on conflict do nothing returning user_id",
-	"add -role": "insert into users (permission, email) values ($1, $2) on conflict do nothing returning user_id",
-	"role":      "update users set permission = $2" + ofEmail,
-	"suspend":   "update users set suspended = true" + ofEmail,
-	"activate":  "update users set suspended = false" + ofEmail,
-	"signout":   "update users set signed_out_at = clock_timestamp()" + ofEmail,
+// userArguments is how many arguments each "user …" command takes after its flags.
+var userArguments = map[string]int{
+	"add": 1, "role": 2, "suspend": 1, "activate": 1, "signout": 1, "list": 0, "show": 1,
 }
 
-const ofEmail = ` where lower(email) = lower($1 collate "C") returning user_id`
+// userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
+func userCommand(args []string, databaseURL string, out io.Writer) error {
+	if len(args) == 0 {
+		return usageError("user needs one of: add, role, suspend, activate, signout, list, show\n\n" + usage)
+	}
+	command := args[0]
+	count, known := userArguments[command]
+	if !known {
+		return usageError(fmt.Sprintf("there is no command \"user %s\"\n\n%s", command, usage))
+	}
+	flags := flag.NewFlagSet("user "+command, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	role := roleMember
+	if command == "add" {
+		flags.StringVar(&role, "role", roleMember, "")
+	}
+	if err := flags.Parse(args[1:]); err != nil {
+		return usageError(fmt.Sprintf("user %s: %v\n\n%s", command, err, usage))
+	}
+	if flags.NArg() != count {
+		return usageError(fmt.Sprintf("user %s takes %d arguments, not %d\n\n%s", command, count, flags.NArg(), usage))
+	}
+	if command == "role" {
+		role = flags.Arg(1)
+	}
+	return runUserCommand(command, flags.Arg(0), role, databaseURL, out)
+}
 
-// changeUser runs "user …". What an address or a role may be, the table's own
-// constraints say.
-func changeUser(args []string, getenv func(string) string) error {
-	name, parameters := "", []any{}
-	for i, arg := range args {
-		if i == 0 || i == 1 && arg == "-role" {
-			name = strings.TrimSpace(name + " " + arg)
-		} else {
-			parameters = append(parameters, arg)
-		}
+func runUserCommand(command, email, role, databaseURL string, out io.Writer) error {
+	if !slices.Contains(roles, role) {
+		return usageError(fmt.Sprintf("there is no role %q; the roles are %s", role, strings.Join(roles, " and ")))
 	}
-	statement, known := userCommands[name]
-	if !known || len(parameters) != strings.Count(statement, "$") {
-		return errUsage
+	if command != "list" && (len(email) > 254 || !emailForm.MatchString(email)) {
+		return usageError(fmt.Sprintf("%q is no e-mail address that this server takes", email))
 	}
-	st, err := openStore(getenv("DATABASE_URL"))
+	st, err := openStore(databaseURL)
 	if err != nil {
 		return err
 	}
 	defer st.db.Close()
-	err = st.row(statement, parameters, new(string))
-	if errors.Is(err, sql.ErrNoRows) {
-		return errors.New("no such user, or for add: there is one already")
+	switch command {
+	case "list":
+		return listUsers(st, out)
+	case "show":
+		return showUser(st, email, out)
+	default:
+		return changeUser(st, command, email, role, out)
 	}
+}
+
+var errNoUser = errors.New("there is no user with this address; \"hubs user list\" shows all")
+
+// ofEmail ends the statements about one account. They return the address as it is stored.
+const ofEmail = ` where lower(email) = lower($1 collate "C") `
+
+// changeUser changes one account and prints what it did. To activate an account does not
+// bring back sessions that were signed out.
+func changeUser(st *store, command, email, role string, out io.Writer) error {
+	args := []any{email}
+	var statement, done string
+	switch command {
+	case "add":
+		statement = "insert into users (email, permission) values ($1, $2) on conflict do nothing returning email"
+		args = append(args, role)
+		done = "added as " + role
+	case "role":
+		statement = "update users set permission = $2" + ofEmail + "returning email"
+		args = append(args, role)
+		done = "is " + role + " from the next request on"
+	case "suspend":
+		statement = "update users set suspended = true" + ofEmail + "returning email"
+		done = "suspended; refused from the next request on"
+	case "activate":
+		statement = "update users set suspended = false" + ofEmail + "returning email"
+		done = "active"
+	case "signout":
+		statement = "update users set signed_out_at = clock_timestamp()" + ofEmail + "returning email"
+		done = "signed out everywhere"
+	}
+	var stored string
+	found, err := st.writeRow(statement, args, &stored)
+	if err != nil {
+		return err
+	}
+	if !found && command == "add" {
+		return errors.New("there is a user with this address already; nothing was changed")
+	}
+	if !found {
+		return errNoUser
+	}
+	_, err = fmt.Fprintf(out, "%s: %s\n", stored, done)
+	return err
+}
+
+const userColumns = "email, permission, case when suspended then 'suspended' else 'active' end, created_at"
+
+// listUsers prints a line for each user: address, role, state, when made.
+func listUsers(st *store, out io.Writer) error {
+	list := query{text: "select " + userColumns + " from users order by lower(email)"}
+	return st.rows(list, func(rows *sql.Rows) error {
+		var email, role, state string
+		var createdAt time.Time
+		if err := rows.Scan(&email, &role, &state, &createdAt); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(out, "%s  %s  %s  %s\n", email, role, state, createdAt.UTC().Format(time.RFC3339))
+		return err
+	})
+}
+
+// showUser prints what the list has, the accepted terms and the last sign-out everywhere.
+func showUser(st *store, email string, out io.Writer) error {
+	var stored, role, state, terms string
+	var createdAt time.Time
+	var signedOutAt sql.Null[time.Time]
+	found, err := st.readRow("select "+userColumns+`, signed_out_at,
+		coalesce((select string_agg(version || ' at ' || to_char(accepted_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), ', '
+			order by accepted_at) from terms_acceptances t where t.user_id = users.user_id), 'none')
+		from users`+ofEmail, []any{email}, &stored, &role, &state, &createdAt, &signedOutAt, &terms)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return errNoUser
+	}
+	signedOut := "never"
+	if signedOutAt.Valid {
+		signedOut = signedOutAt.V.UTC().Format(time.RFC3339)
+	}
+	_, err = fmt.Fprintf(out, "email            %s\nrole             %s\nstate            %s\nadded            %s\n"+
+		"accepted terms   %s\nlast signed out  %s\n",
+		stored, role, state, createdAt.UTC().Format(time.RFC3339), terms, signedOut)
 	return err
 }

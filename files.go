@@ -1,19 +1,36 @@
 package main
 
-// Files: taken in a stream, served with Range and ETag. The bytes are in FILES_DIR
-// under the file's id, everything else about them in the table files.
+// Files: taken in a stream, served with Range and ETag. The bytes are in FILES_DIR under the
+// file's id; everything else about a file is in the table files.
+//
+// An upload has two names on disk. Its working name, unfinished/<id>, exists while it runs,
+// and the upload holds a lock (flock) on that file. Its name for good, <id>, is a second
+// link to the same bytes. The row in the table comes last and makes the file visible.
+//
+// A working name whose lock is free belongs to no running upload. The sweep looks at those,
+// at the start and once a minute, in every server that uses the folder:
+//
+//	unfinished/<id>       a killed server left it. With a row, the upload had ended, and only
+//	                      the working name goes; without one, the bytes go as well.
+//	unfinished/<id>.undo  the upload was refused, but the database was away and its row may
+//	                      exist. The row goes, the bytes go.
 
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"strings"
 	"syscall"
 	"time"
@@ -21,18 +38,22 @@ import (
 	"unicode/utf8"
 )
 
-const maxFormBytes = 64 << 10       // of a multipart form besides the file in it
-const transferStart = time.Minute   // an upload or download may take this long, and
-const transferPace = 16 << 10       // a second more for each so many bytes
-const refusedTime = 5 * time.Second // for the rest of an upload that is refused already
-const sniffLength = 512             // bytes that http.DetectContentType looks at
+const (
+	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
+	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
+	uploadStart    = time.Minute     // an upload may take this long, and
+	uploadPace     = 16 << 10        // a second more for each so many bytes
+	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
+	sniffLength    = 512             // bytes that http.DetectContentType looks at
+	maxRanges      = 16              // of a Range header; one with more is ignored
 
-// unfinished is the folder in FILES_DIR where an upload has its working name until its
-// row is there. Only what has a name there is ever swept. This folder is not synced: a
-// power cut may cost such a name, and leave bytes that nobody can reach and nothing sweeps.
-const unfinished = "unfinished"
+	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
+	undoSuffix    = ".undo"      // of a working name whose row must go
+	sweepInterval = time.Minute  //
+	sweepAge      = time.Minute  // a younger working name may not have its lock yet
+)
 
-// file is what the table has about a file.
+// A file is what the table knows about a file.
 type file struct {
 	FileID      string    `json:"fileId"`
 	Name        string    `json:"name"`
@@ -42,218 +63,363 @@ type file struct {
 	CreatedAt   time.Time `json:"createdAt"`
 }
 
-func (f file) check() bool {
-	return isUUID(f.FileID) && isFileName(f.Name) && f.ContentType != "" && f.Size >= 0 && !f.CreatedAt.IsZero()
+func (f file) validate() error {
+	if !isUUID(f.FileID) || !isFileName(f.Name) {
+		return errors.New("fileId or name")
+	}
+	if f.ContentType == "" || f.Size < 0 || f.CreatedAt.IsZero() {
+		return errors.New("contentType, size or createdAt")
+	}
+	return nil
 }
 
 // isFileName keeps out what a path or a header could trip over.
 func isFileName(name string) bool {
-	return name != "" && name != "." && name != ".." && len(name) <= 255 && utf8.ValidString(name) &&
-		!strings.ContainsAny(name, `/\`) && !strings.ContainsFunc(name, unicode.IsControl)
-}
-
-// openFiles opens FILES_DIR. Nothing reached through s.files lies outside the folder,
-// whatever the name (os.Root).
-//
-// Every server holds the lock shared while it runs; the kernel frees it however the
-// server ends. Who gets it alone is the only server: what lies unfinished in the
-// folder is then nobody's running upload, and is swept.
-func (s *server) openFiles() error {
-	return inOrder(
-		func() error { return os.MkdirAll(s.cfg.filesDir+"/"+unfinished, 0o700) },
-		func() (err error) { s.files, err = os.OpenRoot(s.cfg.filesDir); return err },
-		func() (err error) { s.folder, err = s.files.Open("."); return err },
-		func() (err error) { s.lock, err = s.files.OpenFile(".lock", os.O_CREATE|os.O_RDWR, 0o600); return err },
-		s.sweepFiles,
-		func() error { return s.flock(syscall.LOCK_SH) },
-	)
-}
-
-func (s *server) flock(how int) error { return syscall.Flock(int(s.lock.Fd()), how) }
-
-// sweepFiles takes back the uploads that a killed server left. Those whose row is there
-// only lose their working name.
-func (s *server) sweepFiles() error {
-	if s.flock(syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return nil // another server runs
+	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
+		return false
 	}
-	left, err := os.ReadDir(s.cfg.filesDir + "/" + unfinished)
-	for _, entry := range left {
-		if id := entry.Name(); err == nil && isUUID(id) {
-			s.log.Info("sweeping", "fileId", id)
-			err = s.takeBack(id, findRow)
+	return !strings.ContainsAny(name, `/\`) && !strings.ContainsFunc(name, unicode.IsControl)
+}
+
+func filePath(id, name string) string {
+	return "/files/" + id + "/" + url.PathEscape(name)
+}
+
+// openFiles opens FILES_DIR and sweeps it once.
+//
+// F1: nothing that is reached through s.files lies outside the folder, whatever the name
+// (os.Root).
+func (s *server) openFiles() error {
+	dir := s.cfg.filesDir
+	if err := os.MkdirAll(path.Join(dir, unfinished), 0o700); err != nil {
+		return err
+	}
+	files, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	folder, err := files.Open(".")
+	if err != nil {
+		return err
+	}
+	s.files = files
+	s.folder = folder
+	s.linkFile = files.Link
+	return s.sweepOnce()
+}
+
+// sweepUploads sweeps every sweepInterval until ctx ends.
+func (s *server) sweepUploads(ctx context.Context) {
+	ticker := time.NewTicker(sweepInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			if err := s.sweepOnce(); err != nil {
+				s.log.Error("the sweep of unfinished uploads failed", "error", err)
+			}
+		case <-ctx.Done():
+			return
 		}
 	}
-	return err
 }
 
-// A row means that the bytes are needed. dropRow gives none: once it is done, they may go.
-const findRow = "select file_id from files where file_id = $1"
-const dropRow = "with dropped as (delete from files where file_id = $1) select file_id from files where false"
-
-// takeBack removes the bytes of an upload, unless the statement gives a row, and then
-// its working name: last, so that the sweep of the next start finds what can't be taken
-// back now. No statement: the row was never tried.
-func (s *server) takeBack(fileID, statement string) error {
-	err := sql.ErrNoRows
-	if statement != "" {
-		err = s.store.row(statement, []any{fileID}, new(string))
+func (s *server) sweepOnce() error {
+	entries, err := fs.ReadDir(s.files.FS(), unfinished)
+	if err != nil {
+		return err
 	}
-	if errors.Is(err, sql.ErrNoRows) {
-		err = s.files.RemoveAll(fileID)
+	var errs []error
+	for _, entry := range entries {
+		errs = append(errs, s.sweepUpload(entry.Name()))
+	}
+	return errors.Join(errs...)
+}
+
+// sweepUpload ends what an upload has left behind, unless the upload still runs.
+//
+// F3: of an upload that was cut off, killed or refused, nothing is kept.
+func (s *server) sweepUpload(name string) error {
+	id, undo := strings.CutSuffix(name, undoSuffix)
+	if !isUUID(id) {
+		return nil
+	}
+	working, err := s.files.OpenFile(path.Join(unfinished, name), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // its upload, or another server's sweep, was first
 	}
 	if err != nil {
 		return err
 	}
-	return s.files.RemoveAll(unfinished + "/" + fileID)
+	defer working.Close()
+	info, err := working.Stat()
+	if err != nil {
+		return err
+	}
+	isYoung := time.Since(info.ModTime()) < sweepAge
+	if isYoung || lockFile(working) != nil {
+		return nil
+	}
+	s.log.Info("sweeping an unfinished upload", "fileId", id)
+	if undo {
+		return s.rollbackUpload(id, name, true)
+	}
+	found, err := s.store.readRow("select file_id from files where file_id = $1", []any{id}, new(string))
+	if err != nil {
+		return err
+	}
+	if found { // the bytes are needed
+		return s.files.RemoveAll(path.Join(unfinished, name))
+	}
+	return s.rollbackUpload(id, name, false)
 }
 
-// upload stores a file. The row makes it visible, and is written when the bytes are
-// on disk under their name for good. The working name is a second link to them and
-// stays until the row is there.
-func (s *server) upload(x *exchange, _ nothing) (f file, err error) {
-	form, err := s.openForm(x)
+// lockFile takes the lock on a working file, or fails if an upload holds it. The kernel
+// frees the lock when the file is closed, however its process ends.
+func lockFile(working *os.File) error {
+	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+}
+
+// rollbackUpload removes all of an upload: the row if it may exist, then the bytes, then the
+// working name. The working name goes last, so that the sweep finds what is left here.
+func (s *server) rollbackUpload(id, workingName string, rowMayExist bool) error {
+	if rowMayExist {
+		_, err := s.store.writeRow("delete from files where file_id = $1 returning file_id", []any{id}, new(string))
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.files.RemoveAll(id); err != nil {
+		return err
+	}
+	return s.files.RemoveAll(path.Join(unfinished, workingName))
+}
+
+// upload takes a file.
+func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
+	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	defer func() {
-		// A connection that is closed over bytes still on their way loses the answer. Who
-		// said Expect sends them once openForm asks for the first: where it did not, to
-		// read would be to ask for them.
-		if err != nil && (form != nil || x.r.Header.Get("Expect") == "") {
-			http.NewResponseController(x).SetReadDeadline(time.Now().Add(refusedTime))
-			io.CopyN(io.Discard, x.r.Body, s.cfg.maxUploadBytes)
+		if err != nil {
+			form.drain()
 		}
 	}()
+	end, err := s.transfers.begin(state.user.UserID)
 	if err != nil {
-		return f, err
+		return file{}, err
 	}
-	if err := s.store.row("select gen_random_uuid()", nil, &f.FileID); err != nil {
-		return f, err
+	defer end()
+	if err := form.open(); err != nil {
+		return file{}, err
 	}
-	f.Name, f.Path = form.name, "/files/"+f.FileID+"/"+url.PathEscape(form.name)
-	workName, undo := unfinished+"/"+f.FileID, ""
-	var out *os.File
-	err = inOrder(
-		s.uploadStep("create", func() (err error) {
-			out, err = s.files.OpenFile(workName, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-			return err
-		}),
-		s.uploadStep("write", func() (err error) { f.ContentType, f.Size, err = form.receive(out); return err }),
-		s.uploadStep("sync", func() error { return errors.Join(out.Sync(), out.Close()) }),
-		s.uploadStep("link", func() error { return s.files.Link(workName, f.FileID) }),
-		s.uploadStep("sync folder", func() error { return s.folder.Sync() }), // the name shall last a power cut, too
-		s.uploadStep("row", func() error {
-			undo = dropRow // it may be there although this step fails
-			return s.store.row(`insert into files (file_id, user_id, name, content_type, size)
-				values ($1, $2, $3, $4, $5) returning created_at`,
-				[]any{f.FileID, x.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
-		}),
-	)
+	f, err = s.storeUpload(state, form)
 	if err != nil {
-		out.Close() // a nil or closed one says so, no more
-		if left := s.takeBack(f.FileID, undo); left != nil {
-			x.log.Warn("failed upload left for the next sweep", "fileId", f.FileID, "error", left)
+		return file{}, err
+	}
+	state.Header().Set("Location", f.Path)
+	return f, nil
+}
+
+// storeUpload receives a file and stores it. It returns when the bytes are on disk under
+// their name for good and the row is written, or when nothing of the upload is left.
+//
+// F4: working name, bytes, fsync, link, fsync of the folder, then the row. The working
+// name's own folder is not synced: a power cut may cost that name, and then leave bytes that
+// no row names and no sweep finds.
+func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err error) {
+	id := newUUID()
+	working, err := s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return file{}, err
+	}
+	defer working.Close() // frees the lock: last
+	rowMayExist := false
+	defer func() {
+		if err != nil {
+			s.abandonUpload(state, id, rowMayExist)
 		}
-		return f, err
+	}()
+	if err := lockFile(working); err != nil {
+		return file{}, err
 	}
-	s.files.Remove(workName) // should this fail, the next sweep does it
-	x.Header().Set("Location", f.Path)
+	contentType, size, err := form.receive(working)
+	if err != nil {
+		return file{}, err
+	}
+	if err := working.Sync(); err != nil {
+		return file{}, err
+	}
+	if err := s.linkFile(path.Join(unfinished, id), id); err != nil {
+		return file{}, err
+	}
+	if err := s.folder.Sync(); err != nil { // else a power cut could lose the name
+		return file{}, err
+	}
+	// The account may have changed while the file arrived.
+	if err := s.authorize(state, termsAccepted, nil); err != nil {
+		return file{}, err
+	}
+	f = file{FileID: id, Name: form.name, ContentType: contentType, Size: size, Path: filePath(id, form.name)}
+	rowMayExist = true // from here on, also if the statement fails
+	_, err = s.store.writeRow(`insert into files (file_id, user_id, name, content_type, size)
+		values ($1, $2, $3, $4, $5) returning created_at`,
+		[]any{f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
+	if err != nil {
+		return file{}, err
+	}
+	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
 	return f, nil
 }
 
-// uploadForm is the form that a file comes in. It gives the upload as long as it
-// keeps its pace, and the answer after it the time that every answer has.
+// abandonUpload removes a failed upload, or leaves it to the sweep if it can't.
+func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool) {
+	err := s.rollbackUpload(id, id, rowMayExist)
+	if err == nil {
+		return
+	}
+	if rowMayExist {
+		workingName := path.Join(unfinished, id)
+		err = errors.Join(err, s.files.Rename(workingName, workingName+undoSuffix))
+	}
+	state.log().Warn("a failed upload is left to the sweep", "fileId", id, "error", err)
+}
+
+// newUUID returns a random UUID (RFC 9562, version 4).
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// An uploadForm reads the multipart form that a file comes in. It gives an upload time as
+// long as it moves, and bounds what is read.
 type uploadForm struct {
-	x        *exchange
-	started  time.Time
-	parts    *multipart.Reader
-	file     *multipart.Part
-	name     string // of the file
-	received int64  // bytes of the body so far
-	allowed  int64  // of these: first for the headers of the file, then with any file, then with this one
+	state   *requestState
+	maxFile int64 // bytes of the file
+	parts   *multipart.Reader
+	file    *multipart.Part
+	name    string // of the file
+
+	limit    int64 // bytes of the body that may be read so far
+	received int64 // bytes of the body that were read
+
+	started time.Time // the pace counts from here
 }
 
-// openForm checks the headers of an upload before a byte of it is read, then those of its
-// file: with an error it gives the form only where it has begun to read.
-func (s *server) openForm(x *exchange) (*uploadForm, error) {
-	kind, params := mediaType(x.r.Header)
-	switch {
-	case kind != "multipart/form-data":
-		return nil, errMediaType
-	case params["boundary"] == "":
-		return nil, invalid(fieldError{"body", "must name its boundary in the Content-Type"})
-	case x.r.ContentLength > maxFormBytes+s.cfg.maxUploadBytes:
-		return nil, errTooLarge
+// open checks the headers of an upload before it reads a byte of it, then reads the form up
+// to the beginning of the file.
+func (f *uploadForm) open() error {
+	r := f.state.request
+	kind, params := mediaType(r.Header)
+	if kind != "multipart/form-data" {
+		return errMediaType
 	}
-	f := &uploadForm{x: x, started: time.Now(), allowed: maxFormBytes}
+	if params["boundary"] == "" {
+		return invalid(fieldError{"body", "must name its boundary in the Content-Type"})
+	}
+	if r.ContentLength > f.maxFile+maxFormBytes {
+		return errTooLarge
+	}
 	f.parts = multipart.NewReader(f, params["boundary"])
-	var err error
-	if f.file, err = f.parts.NextRawPart(); err != nil {
-		return f, bodyProblem(err)
+	f.limit = maxPartHeaders // the reader itself would hold 10 MB of a part's headers in memory
+	part, err := f.parts.NextRawPart()
+	if err != nil {
+		return bodyProblem(err)
 	}
-	f.allowed += s.cfg.maxUploadBytes
-	_, disposition, _ := mime.ParseMediaType(f.file.Header.Get("Content-Disposition"))
-	sent := disposition["filename"]
-	f.name = sent[strings.LastIndexAny(sent, `/\`)+1:] // some clients send the folders, too
-	if f.file.FormName() != "file" || !isFileName(f.name) {
-		return f, invalid(fieldError{"file", "must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
+	f.file = part
+	f.limit = f.maxFile + maxFormBytes
+	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+	name := disposition["filename"]
+	f.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
+	if part.FormName() != "file" || !isFileName(f.name) {
+		return invalid(fieldError{"file",
+			"must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
 	}
-	return f, nil
+	return nil
 }
 
-// Read is what the multipart reader reads the body by. That reader would hold 10 MB of
-// a part's headers in memory.
+// Read is how the multipart reader reads the body.
+//
+// H1: a slow upload that moves is not cut off. H5: one that does not move is.
 func (f *uploadForm) Read(p []byte) (int, error) {
-	if f.received > f.allowed {
+	if f.received > f.limit {
 		return 0, errTooLarge
 	}
-	connection, deadline := http.NewResponseController(f.x), f.started.Add(transferTime(f.received))
-	connection.SetReadDeadline(deadline)
-	connection.SetWriteDeadline(deadline.Add(answerTimeout))
-	n, err := f.x.r.Body.Read(p[:min(int64(len(p)), f.allowed-f.received+1)])
+	deadline := f.started.Add(uploadTimeout(f.received))
+	if stalled := time.Now().Add(stallTimeout); stalled.Before(deadline) {
+		deadline = stalled
+	}
+	deadlines := http.NewResponseController(f.state)
+	deadlines.SetReadDeadline(deadline)
+	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
+	n, err := f.state.request.Body.Read(p[:min(int64(len(p)), f.limit-f.received+1)])
 	f.received += int64(n)
 	return n, err
 }
 
-func transferTime(size int64) time.Duration {
-	return transferStart + time.Duration(size/transferPace)*time.Second
+// uploadTimeout returns how long an upload may have taken when so many bytes are here.
+func uploadTimeout(received int64) time.Duration {
+	return uploadStart + time.Duration(received/uploadPace)*time.Second
 }
 
-// receive writes the file to out, finds its type and size, and sees to it that
-// nothing follows.
+// receive writes the file to out and finds its type and size. Nothing may follow the file in
+// the form; what follows the form counts as part of it.
 func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error) {
-	maxFile := f.allowed - maxFormBytes
 	head, err := io.ReadAll(io.LimitReader(f.file, sniffLength))
+	if err != nil {
+		return "", 0, bodyProblem(err)
+	}
+	size, err = io.Copy(out, io.MultiReader(bytes.NewReader(head), f.file))
+	if err != nil {
+		return "", 0, bodyProblem(err)
+	}
+	if size > f.maxFile {
+		return "", 0, errTooLarge
+	}
+	f.limit = size + maxFormBytes
+	_, err = f.parts.NextRawPart()
 	if err == nil {
-		size, err = io.Copy(out, io.MultiReader(bytes.NewReader(head), f.file))
+		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
-	if err == nil {
-		f.allowed = maxFormBytes + min(size, maxFile)
-		if _, err = f.parts.NextRawPart(); err == nil {
-			return kind, size, invalid(fieldError{"file", "must be the form's only part"})
-		}
+	if err != io.EOF { // a body that breaks off gives another error
+		return "", 0, bodyProblem(err)
 	}
-	// The form's own end is io.EOF as it is (a body that breaks off gives one that is wrapped).
-	// The body may go on after it, and counts as far as it does.
-	if err == io.EOF {
-		_, err = io.Copy(io.Discard, f)
+	if _, err := io.Copy(io.Discard, f); err != nil {
+		return "", 0, bodyProblem(err)
 	}
-	switch {
-	case err != nil:
-		return kind, size, bodyProblem(err)
-	case size > maxFile, f.received > f.allowed:
-		return kind, size, errTooLarge
+	if f.received > f.limit {
+		return "", 0, errTooLarge
 	}
 	return contentType(head), size, nil
 }
 
-// contentType is the server's own finding, whatever the client said. Text with a
-// tag in it could be SVG or HTML, which Go does not always see: it is no text here.
-// Where a text goes on, its last character here may be cut off.
+// drain reads the rest of a refused upload, within bounds: a connection that is closed over
+// bytes still on their way loses the answer. A client that sent "Expect: 100-continue" sends
+// nothing until we read, so there is nothing to drain unless we have.
+func (f *uploadForm) drain() {
+	if f.received == 0 && f.state.request.Header.Get("Expect") != "" {
+		return
+	}
+	http.NewResponseController(f.state).SetReadDeadline(time.Now().Add(refusedTimeout))
+	io.CopyN(io.Discard, f.state.request.Body, f.maxFile)
+}
+
+// contentType finds the type of a file from its first bytes, whatever the client said. Text
+// with a "<" could be SVG or HTML, which Go does not always recognize, so it does not count
+// as text. The last character of head may be cut off if the file goes on.
 func contentType(head []byte) string {
-	found, valid := http.DetectContentType(head), bytes.ToValidUTF8(head, nil)
+	const unknown = "application/octet-stream"
+	found := http.DetectContentType(head)
+	if !strings.HasPrefix(found, "text/") {
+		return found
+	}
+	valid := bytes.ToValidUTF8(head, nil)
 	cut := len(head) - len(valid)
-	isUTF8 := cut == 0 || len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
-	if strings.HasPrefix(found, "text/") && (bytes.ContainsRune(head, '<') || !isUTF8) {
-		return "application/octet-stream"
+	cutAtEnd := len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
+	isUTF8 := cut == 0 || cutAtEnd
+	if !isUTF8 || bytes.ContainsRune(head, '<') {
+		return unknown
 	}
 	return found
 }
@@ -262,42 +428,82 @@ func contentType(head []byte) string {
 type fileContent struct {
 	file
 	content *os.File
+	end     func() // of the transfer
 }
 
-// check holds the bytes on disk against the row. (The runtime closes a file that fails.)
-func (c fileContent) check() bool {
+// validate compares the bytes on disk with the row.
+func (c fileContent) validate() error {
 	info, err := c.content.Stat()
-	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.check()
-}
-
-// getFile finds the file by id and name. Any signed-in user may read a file whose
-// path he knows; ids can't be guessed.
-func (s *server) getFile(x *exchange, _ nothing) (c fileContent, err error) {
-	name := x.r.PathValue("name")
-	err = s.store.row("select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
-		[]any{x.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}},
-		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	if err == nil {
-		c.content, err = s.files.Open(c.FileID)
+	if err != nil {
+		return err
 	}
-	return c, err
+	if !info.Mode().IsRegular() || info.Size() != c.Size {
+		return errors.New("the bytes on disk are not those of the row")
+	}
+	return c.file.validate()
 }
 
-// dispositions are of what a browser may show in place; everything else is offered for
+// Close is called by endpoint when the answer has been sent, or refused.
+func (c fileContent) Close() error {
+	c.end()
+	return c.content.Close()
+}
+
+// getFile finds a file by its id and name. Any signed-in user may read a file whose path
+// they know; ids can't be guessed.
+//
+// F1: no path leads anywhere but to a file with a row.
+func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
+	var c fileContent
+	name := state.request.PathValue("name")
+	found, err := s.store.readRow(
+		"select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
+		[]any{state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}},
+		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	if err != nil {
+		return fileContent{}, err
+	}
+	if !found {
+		return fileContent{}, errNotFound
+	}
+	c.end, err = s.transfers.begin(state.user.UserID)
+	if err != nil {
+		return fileContent{}, err
+	}
+	c.content, err = s.files.Open(c.FileID)
+	if err != nil {
+		c.end()
+		return fileContent{}, err
+	}
+	return c, nil
+}
+
+// dispositions has the types that a browser may show in place. All others are offered for
 // saving. nosniff and a sandbox hold in either case.
-var dispositions = map[string]string{"image/png": "inline", "image/jpeg": "inline", "image/gif": "inline",
-	"image/webp": "inline", "text/plain; charset=utf-8": "inline"}
+var dispositions = map[string]string{
+	"image/png":                 "inline",
+	"image/jpeg":                "inline",
+	"image/gif":                 "inline",
+	"image/webp":                "inline",
+	"text/plain; charset=utf-8": "inline",
+}
 
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
 // http.ServeContent keeps it). A file never changes, so its id is its ETag.
-func (c fileContent) send(x *exchange) {
-	defer c.content.Close()
+//
+// C4: private, because a cookie does not stop a shared cache. F2: what a browser could run
+// is an attachment, and sandboxed. H7: a Range header with many ranges is ignored (RFC 9110
+// 14.2 permits that); each would cost a part of its own.
+func (c fileContent) send(state *requestState) {
 	disposition := cmp.Or(dispositions[c.ContentType], "attachment")
-	x.Header().Set("Content-Type", c.ContentType)
-	x.Header().Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
-	x.Header().Set("Content-Security-Policy", contentPolicy+"; sandbox")
-	x.Header().Set("Cache-Control", "private, no-cache")
-	x.Header().Set("ETag", `"`+c.FileID+`"`)
-	http.NewResponseController(x).SetWriteDeadline(time.Now().Add(transferTime(c.Size)))
-	http.ServeContent(x, x.r, "", c.CreatedAt, c.content)
+	header := state.Header()
+	header.Set("Content-Type", c.ContentType)
+	header.Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
+	header.Set("Content-Security-Policy", contentPolicy+"; sandbox")
+	header.Set("Cache-Control", "private, no-cache")
+	header.Set("ETag", `"`+c.FileID+`"`)
+	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
+		state.request.Header.Del("Range")
+	}
+	http.ServeContent(state, state.request, "", c.CreatedAt, c.content)
 }

@@ -1,10 +1,11 @@
 package main
 
-// Hubs, the domain resource: its types with their checks, then the handlers.
-// Another resource would have a file of this shape.
+// Hubs, the domain resource: its types with their checks, then the handlers. Another
+// resource would have a file of this shape.
 
 import (
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// hub is a hub as it is stored and sent.
+// A hub is a hub as it is stored and sent.
 type hub struct {
 	HubID       string    `json:"hubId"`
 	Name        string    `json:"name"`
@@ -26,62 +27,90 @@ const hubColumns = "hub_id, name, description, status, created_at, updated_at"
 
 var hubStatuses = []string{"active", "archived"}
 
-func (h *hub) targets() []any {
+// scanTargets returns where hubColumns are scanned to.
+func (h *hub) scanTargets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt, &h.UpdatedAt}
 }
 
-func (h hub) check() bool {
-	name, description := utf8.RuneCountInString(h.Name), utf8.RuneCountInString(h.Description)
-	return isUUID(h.HubID) && name >= 1 && name <= 100 && description <= 2000 &&
-		slices.Contains(hubStatuses, h.Status) && !h.CreatedAt.IsZero() && !h.UpdatedAt.IsZero()
+func (h hub) validate() error {
+	nameLength := utf8.RuneCountInString(h.Name)
+	if !isUUID(h.HubID) || nameLength < 1 || nameLength > 100 {
+		return errors.New("hubId or name")
+	}
+	if utf8.RuneCountInString(h.Description) > 2000 || !slices.Contains(hubStatuses, h.Status) {
+		return errors.New("description or status")
+	}
+	if h.CreatedAt.IsZero() || h.UpdatedAt.IsZero() {
+		return errors.New("createdAt or updatedAt")
+	}
+	return nil
 }
 
-var hubNameRule = rule{name: "name", min: 1, max: 100, trim: true}
-var hubDescriptionRule = rule{name: "description", max: 2000, controls: "\r\n\t"}
-var hubStatusRule = rule{name: "status", oneOf: hubStatuses, fallback: "active"}
+var (
+	hubNameRule        = rule{name: "name", min: 1, max: 100, trim: true, required: true}
+	hubDescriptionRule = rule{name: "description", max: 2000, controls: "\r\n\t"}
+	hubStatusRule      = rule{name: "status", oneOf: hubStatuses, fallback: "active"}
+)
 
-// newHub is the input of POST /hubs.
+// A newHub is the input of POST /hubs.
 type newHub struct{ name, description, status string }
 
-func (newHub) read(f *fields) newHub {
-	return newHub{f.text(hubNameRule), f.text(hubDescriptionRule), f.text(hubStatusRule)}
+func parseNewHub(f *fields) newHub {
+	return newHub{
+		name:        f.text(hubNameRule),
+		description: f.text(hubDescriptionRule),
+		status:      f.text(hubStatusRule),
+	}
 }
 
-// hubChange is the input of PATCH /hubs/{hubId}: nil leaves a field as it is.
+// A hubChange is the input of PATCH /hubs/{hubId}. nil leaves a field as it is.
 type hubChange struct{ name, description, status *string }
 
-func (hubChange) read(f *fields) hubChange {
-	c := hubChange{f.optional(hubNameRule), f.optional(hubDescriptionRule), f.optional(hubStatusRule)}
-	if c == (hubChange{}) {
+func parseHubChange(f *fields) hubChange {
+	change := hubChange{
+		name:        f.optional(hubNameRule),
+		description: f.optional(hubDescriptionRule),
+		status:      f.optional(hubStatusRule),
+	}
+	if change == (hubChange{}) {
 		f.refuse("body", "must have at least one of name, description, status")
 	}
-	return c
+	return change
 }
 
-// hubQuery is the input of GET /hubs.
+// A hubQuery is the input of GET /hubs.
 type hubQuery struct {
 	limit, offset           int
 	orderBy, orderDirection string
 	name, status            *string // filters; nil: none
 }
 
-// hubOrders are the columns that a list can be ordered by. Names of columns can't
-// be parameters of a statement: only what stands here gets into its text.
-var hubOrders = map[string]string{"name": "name", "createdAt": "created_at", "updatedAt": "updated_at"}
+var (
+	limitRule          = rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}
+	offsetRule         = rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}
+	orderByRule        = rule{name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name"}
+	orderDirectionRule = rule{name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc"}
+	nameFilterRule     = rule{name: "filters[name]", min: 1, max: 100}
+	statusFilterRule   = rule{name: "filters[status]", oneOf: hubStatuses}
+)
 
-func (hubQuery) read(f *fields) hubQuery {
+func parseHubQuery(f *fields) hubQuery {
 	return hubQuery{
-		limit:          f.number(rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}),
-		offset:         f.number(rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}),
-		orderBy:        f.text(rule{name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name"}),
-		orderDirection: f.text(rule{name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc"}),
-		name:           f.optional(rule{name: "filters[name]", min: 1, max: 100}),
-		status:         f.optional(rule{name: "filters[status]", oneOf: hubStatuses}),
+		limit:          f.number(limitRule),
+		offset:         f.number(offsetRule),
+		orderBy:        f.text(orderByRule),
+		orderDirection: f.text(orderDirectionRule),
+		name:           f.optional(nameFilterRule),
+		status:         f.optional(statusFilterRule),
 	}
 }
 
-// hubPage is one page of a list. It has no total: counting costs more as the table
-// grows, hasMore costs one row.
+// hubOrders has the columns that a list can be ordered by. The name of a column can't be a
+// parameter of a statement: only what stands here gets into the text of one.
+var hubOrders = map[string]string{"name": "name", "createdAt": "created_at", "updatedAt": "updated_at"}
+
+// A hubPage is one page of a list. It has no total: to count costs more as the table grows,
+// hasMore costs one row.
 type hubPage struct {
 	Items   []hub `json:"items"`
 	Limit   int   `json:"limit"`
@@ -89,17 +118,24 @@ type hubPage struct {
 	HasMore bool  `json:"hasMore"`
 }
 
-func (p hubPage) check() bool {
-	return p.Items != nil && len(p.Items) <= p.Limit &&
-		!slices.ContainsFunc(p.Items, func(h hub) bool { return !h.check() })
+func (p hubPage) validate() error {
+	if p.Items == nil || len(p.Items) > p.Limit {
+		return errors.New("items")
+	}
+	for _, h := range p.Items {
+		if err := h.validate(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (s *server) listHubs(_ *exchange, q hubQuery) (hubPage, error) {
+func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	statement, args := q.statement()
-	err := s.store.rows(statement, args, func(rows *sql.Rows) error {
+	err := s.store.rows(query{text: statement, args: args, expensive: q.name != nil || q.offset > 100}, func(rows *sql.Rows) error {
 		var h hub
-		err := rows.Scan(h.targets()...)
+		err := rows.Scan(h.scanTargets()...)
 		page.Items = append(page.Items, h)
 		return err
 	})
@@ -139,26 +175,45 @@ union all
 	(select hub_id from hubs_gathered_by_name($3) where not (select yes from frequent) and {status}
 	order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
 
-func (s *server) getHub(x *exchange, _ nothing) (h hub, err error) {
-	err = s.store.row("select "+hubColumns+" from hubs where hub_id = $1", []any{x.pathID("hubId")}, h.targets()...)
-	return h, err
+func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
+	var h hub
+	found, err := s.store.readRow("select "+hubColumns+" from hubs where hub_id = $1",
+		[]any{state.pathID("hubId")}, h.scanTargets()...)
+	return h, orNotFound(found, err)
 }
 
-func (s *server) createHub(x *exchange, in newHub) (h hub, err error) {
-	err = s.store.row("insert into hubs (name, description, status) values ($1, $2, $3) returning "+hubColumns,
-		[]any{in.name, in.description, in.status}, h.targets()...)
-	x.Header().Set("Location", "/hubs/"+h.HubID)
-	return h, err
+// orNotFound returns the 404 of a statement that found no row.
+func orNotFound(found bool, err error) error {
+	if err == nil && !found {
+		return errNotFound
+	}
+	return err
 }
 
-// changeHub sets what the input has; a nil is null, for which the old value stays.
-func (s *server) changeHub(x *exchange, in hubChange) (h hub, err error) {
-	err = s.store.row(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
-		status = coalesce($4, status), updated_at = now() where hub_id = $1 returning `+hubColumns,
-		[]any{x.pathID("hubId"), in.name, in.description, in.status}, h.targets()...)
-	return h, err
+func (s *server) createHub(state *requestState, in newHub) (hub, error) {
+	var h hub
+	_, err := s.store.writeRow(
+		"insert into hubs (name, description, status) values ($1, $2, $3) returning "+hubColumns,
+		[]any{in.name, in.description, in.status}, h.scanTargets()...)
+	if err != nil {
+		return hub{}, err
+	}
+	state.Header().Set("Location", "/hubs/"+h.HubID)
+	return h, nil
 }
 
-func (s *server) deleteHub(x *exchange, _ nothing) (_ nothing, err error) {
-	return nothing{}, s.store.row("delete from hubs where hub_id = $1 returning 0", []any{x.pathID("hubId")}, new(int))
+// changeHub sets what the input has. nil becomes null, for which the old value stays.
+func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
+	var h hub
+	found, err := s.store.writeRow(`update hubs set name = coalesce($2, name),
+		description = coalesce($3, description), status = coalesce($4, status), updated_at = now()
+		where hub_id = $1 returning `+hubColumns,
+		[]any{state.pathID("hubId"), in.name, in.description, in.status}, h.scanTargets()...)
+	return h, orNotFound(found, err)
+}
+
+func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
+	found, err := s.store.writeRow("delete from hubs where hub_id = $1 returning hub_id",
+		[]any{state.pathID("hubId")}, new(string))
+	return nothing{}, orNotFound(found, err)
 }

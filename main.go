@@ -1,21 +1,24 @@
-// Hubs is a passwordless data API server: a user proves who he is with a one-time
-// code sent to his e-mail, a signed token in a cookie keeps him signed in, and
-// every request reads his state afresh from PostgreSQL.
+// Hubs is a passwordless data API server. A user proves who they are with a one-time code
+// sent by e-mail, a signed token in a cookie keeps them signed in, and every request reads
+// their state afresh from PostgreSQL.
 //
 // The rules that the code keeps:
 //
-//   - Every endpoint is declared through one contract (endpoint), which runs the
-//     checks in one order; an endpoint whose access rule is forgotten does not start.
-//   - Whatever is unknown, unreachable or out of its contract ends in a refusal.
-//   - Errors have one format and one place that writes them; what failed inside is
-//     logged once, under the request's id, and never shown.
-//   - No secret, code, token or whole e-mail address gets into a log or a URL. (Locally,
-//     without a mail server, the codes are printed between the lines of the log.)
+//   - Every endpoint is declared through one contract (endpoint in middleware.go), which
+//     runs the checks in one order. An endpoint whose access rule or limit is forgotten
+//     does not start.
+//   - Whatever is unknown, out of reach or out of its contract ends in a refusal.
+//   - Errors have one format, and one function writes them. What fails inside is logged
+//     once, under the request's id, and never shown.
+//   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
+//     environment, which has no mail server, codes are printed on standard output.
 //
-// Read in this order: main.go (configuration, routes, pipeline, start and stop),
-// middleware.go (errors, contract, the steps), auth.go (sign-in as the user lives
-// it), otp.go (codes and mail), ratelimit.go, store.go and schema.sql, hubs.go (the
-// model of a resource), files.go.
+// Comments such as "O3: …" name the row of SECURITY.md that a function keeps.
+//
+// Read the files in this order: main.go (configuration, routes, the pipeline, start and
+// stop, commands), middleware.go (errors, strict input, the contract, the six steps, the
+// log), auth.go (sign-in as the user lives it), otp.go (codes and mail), ratelimit.go,
+// store.go and schema.sql, hubs.go (the model of a resource), files.go.
 package main
 
 import (
@@ -23,8 +26,10 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -34,6 +39,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,235 +57,381 @@ func main() {
 }
 
 // The values of APP_ENV.
-const envLocal, envStaging, envProduction = "local", "staging", "production"
+const (
+	envLocal      = "local"
+	envStaging    = "staging"
+	envProduction = "production"
+)
 
-// config is the environment, checked. Limits and lifetimes are constants beside the
-// code that keeps them, and no setting turns a check off.
+// config is the environment after its checks. Limits and lifetimes are not settings but
+// constants, each beside the code that keeps it. No setting turns a check off.
 type config struct {
-	env, addr, databaseURL, filesDir, cookieName, cookieDomain string
-
-	sessionKeys    jwt.VerificationKeySet
-	allowedOrigins []string // local and staging
-	originDomain   string   // production
-	trustedProxies []netip.Prefix
-	smtpURL        *url.URL // nil, in the local environment only: codes are printed
+	env            string
+	addr           string
+	databaseURL    string
+	filesDir       string
+	sessionKeys    jwt.VerificationKeySet // the first one signs, all verify
+	cookieName     string
+	cookieDomain   string         // "" locally: a host-only cookie
+	allowedOrigins []string       // local and staging
+	originDomain   string         // production
+	trustedProxies []netip.Prefix // whose X-Forwarded-For counts
+	smtpURL        *url.URL       // nil, in the local environment only: codes are printed
 	mailFrom       *mail.Address
 	maxUploadBytes int64
 }
 
-// configError is a fault of the operator's: exit status 2. It never quotes a value.
-type configError string
+// A usageError is the operator's mistake, in a setting or on the command line: exit
+// status 2. It never quotes the value of a setting, which could be a secret.
+type usageError string
 
-func (e configError) Error() string { return string(e) }
+func (e usageError) Error() string { return string(e) }
 
-// loadConfig reads the environment once and reports all that is wrong together.
+// settings reads the environment and collects everything that is wrong with it.
+type settings struct {
+	getenv func(string) string
+	env    string // APP_ENV
+	errors []error
+}
+
+func (s *settings) require(ok bool, complaint string) {
+	if !ok {
+		s.errors = append(s.errors, usageError(complaint))
+	}
+}
+
+// list returns the elements of a comma-separated setting.
+func (s *settings) list(name, fallback string) []string {
+	value := cmp.Or(s.getenv(name), fallback)
+	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
+}
+
+// loadConfig reads the environment once. The error reports all that is wrong together.
+//
+// K1: bad configuration ends the start, with no secret printed. K3: so do settings that
+// would work and be dangerous; the functions below say which.
 func loadConfig(getenv func(string) string) (config, error) {
-	var errs []error
-	check := func(ok bool, complaint string) {
-		if !ok {
-			errs = append(errs, configError(complaint))
-		}
-	}
-	comma := strings.NewReplacer(",", " ")
-	env, prefix, origins := getenv("APP_ENV"), "__Secure-hubs", ""
-	isLocal, isProduction := env == envLocal, env == envProduction
-	if isLocal {
-		prefix, origins = "hubs", "http://localhost:3000,http://localhost:5173"
-	}
-	prefix = cmp.Or(getenv("COOKIE_PREFIX"), prefix)
-	cfg := config{env: env, addr: cmp.Or(getenv("ADDR"), "127.0.0.1:8080"), databaseURL: getenv("DATABASE_URL"),
-		cookieName: prefix + "_auth_" + env, cookieDomain: getenv("COOKIE_DOMAIN"),
-		filesDir:       cmp.Or(getenv("FILES_DIR"), "data/files"),
-		allowedOrigins: strings.Fields(comma.Replace(cmp.Or(getenv("ALLOWED_ORIGINS"), origins))),
-		originDomain:   strings.ToLower(getenv("ALLOWED_ORIGIN_DOMAIN"))}
+	s := &settings{getenv: getenv, env: getenv("APP_ENV")}
+	known := slices.Contains([]string{envLocal, envStaging, envProduction}, s.env)
+	s.require(known, "APP_ENV: must be local, staging or production")
 
-	check(isLocal || isProduction || env == envStaging, "APP_ENV: must be local, staging or production")
-	_, err := net.ResolveTCPAddr("tcp", cfg.addr)
-	check(err == nil, "ADDR: must be host:port")
-	_, err = newConnector(cfg.databaseURL, nil)
-	errs = append(errs, err)
-	for key := range strings.SplitSeq(getenv("SESSION_SECRET"), ",") {
-		cfg.sessionKeys.Keys = append(cfg.sessionKeys.Keys, []byte(key))
-		// RFC 7518 3.2: a key for HS256 is no shorter than the hash. A blank after a comma
-		// would make another key of it, and sign everyone out.
-		check(len(key) >= 32 && strings.TrimSpace(key) == key, "SESSION_SECRET: each key needs 32 bytes, no blanks around")
+	cfg := config{env: s.env}
+	cfg.addr = s.address()
+	cfg.databaseURL = s.databaseURL()
+	cfg.filesDir = cmp.Or(getenv("FILES_DIR"), "data/files")
+	cfg.maxUploadBytes = s.maxUploadBytes()
+	cfg.sessionKeys = s.sessionKeys()
+	cfg.cookieName = s.cookieName()
+	cfg.cookieDomain = s.cookieDomain()
+	cfg.allowedOrigins = s.allowedOrigins()
+	cfg.originDomain = s.originDomain(cfg.cookieDomain)
+	cfg.trustedProxies = s.trustedProxies()
+	cfg.smtpURL, cfg.mailFrom = s.mailServer()
+	return cfg, errors.Join(s.errors...)
+}
+
+func (s *settings) address() string {
+	addr := cmp.Or(s.getenv("ADDR"), "127.0.0.1:8080")
+	_, err := net.ResolveTCPAddr("tcp", addr)
+	s.require(err == nil, "ADDR: must be host:port, the port at most 65535")
+	return addr
+}
+
+func (s *settings) databaseURL() string {
+	databaseURL := s.getenv("DATABASE_URL")
+	if _, err := newConnector(databaseURL, nil); err != nil {
+		s.errors = append(s.errors, err)
 	}
-	lower := strings.ToLower(prefix) // browsers know the two prefixes in any case
-	check(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
-	check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
-	check(!isLocal || !strings.HasPrefix(lower, "__secure-"), "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
-	check(isLocal && cfg.cookieDomain == "" || !isLocal && domainForm.MatchString(cfg.cookieDomain),
-		"COOKIE_DOMAIN: must be a domain, and unset locally")
-	check(!isProduction || len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
-	check(!slices.ContainsFunc(cfg.allowedOrigins, func(origin string) bool { return !originForm.MatchString(origin) }),
-		"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
-	check(isProduction && domainForm.MatchString(cfg.originDomain) || !isProduction && cfg.originDomain == "",
-		"ALLOWED_ORIGIN_DOMAIN: must be a domain in production, and unset elsewhere")
-	for text := range strings.FieldsSeq(comma.Replace(getenv("TRUSTED_PROXIES"))) {
-		// An IPv4 address is compared as such: a prefix of mapped ones would match nobody.
-		proxies, err := netip.ParsePrefix(text)
-		check(err == nil && !proxies.Addr().Is4In6(), "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
-		cfg.trustedProxies = append(cfg.trustedProxies, proxies)
+	return databaseURL
+}
+
+func (s *settings) maxUploadBytes() int64 {
+	size, err := strconv.ParseInt(cmp.Or(s.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
+	s.require(err == nil && size > 0 && size <= 1<<40, "MAX_UPLOAD_BYTES: must be 1 to 2^40")
+	return size
+}
+
+// placeholderKey is the key in the examples of deploy/.
+const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
+
+// T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. Other checks keep
+// out keys that a person has made up.
+func (s *settings) sessionKeys() jwt.VerificationKeySet {
+	var keys jwt.VerificationKeySet
+	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
+		different := map[byte]bool{}
+		for _, b := range []byte(key) {
+			different[b] = true
+		}
+		s.require(len(key) >= 32, "SESSION_SECRET: each key needs at least 32 bytes")
+		s.require(len(different) >= 10, "SESSION_SECRET: each key needs at least 10 different bytes")
+		s.require(key != placeholderKey, "SESSION_SECRET: is the placeholder; make a key of your own")
+		// A space after a comma would make another key of it, and sign everyone out.
+		s.require(strings.TrimSpace(key) == key, "SESSION_SECRET: no spaces around a key")
+		keys.Keys = append(keys.Keys, []byte(key))
 	}
-	if server := getenv("SMTP_URL"); server != "" || !isLocal {
-		cfg.smtpURL, err = url.Parse(server)
-		check(err == nil && smtpForm.MatchString(server),
-			"SMTP_URL: must be smtp:// or smtps:// with a host and no more, and may be unset locally only")
-		cfg.mailFrom, err = mail.ParseAddress(getenv("MAIL_FROM"))
-		check(err == nil && emailForm.MatchString(cfg.mailFrom.Address), "MAIL_FROM: must be an e-mail address")
-	}
-	cfg.maxUploadBytes, err = strconv.ParseInt(cmp.Or(getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	check(err == nil && cfg.maxUploadBytes > 0 && cfg.maxUploadBytes <= 1<<40, "MAX_UPLOAD_BYTES: must be 1 to 2^40")
-	return cfg, errors.Join(errs...)
+	return keys
 }
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// A path, a query or no port number would be ignored or fail with the first mail: better at
-// the start. The schemes are those of smtpPorts.
-var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[1-9][0-9]{0,4})?/?$`)
+// T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- in any
+// case, and drop a cookie that does not keep their rules.
+func (s *settings) cookieName() string {
+	prefix := "__Secure-hubs"
+	if s.env == envLocal {
+		prefix = "hubs"
+	}
+	prefix = cmp.Or(s.getenv("COOKIE_PREFIX"), prefix)
+	lower := strings.ToLower(prefix)
+	s.require(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
+	s.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	needsHTTPS := strings.HasPrefix(lower, "__secure-")
+	s.require(!needsHTTPS || s.env != envLocal, "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
+	return prefix + "_auth_" + s.env
+}
+
+// isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
+// labels or more, and is no IP address. One label would be a whole top-level domain.
+func isSharedDomain(domain string) bool {
+	_, err := netip.ParseAddr(domain)
+	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
+}
+
+func (s *settings) cookieDomain() string {
+	domain := s.getenv("COOKIE_DOMAIN")
+	if s.env == envLocal {
+		s.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
+		return ""
+	}
+	s.require(isSharedDomain(domain), "COOKIE_DOMAIN: must be a domain of two labels or more, no address")
+	return domain
+}
+
+// localOrigins are where front ends are served in development.
+const localOrigins = "http://localhost:3000,http://localhost:4200,http://localhost:5173,http://localhost:8081," +
+	"http://127.0.0.1:3000,http://127.0.0.1:4200,http://127.0.0.1:5173,http://127.0.0.1:8081"
 
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
-// allowsOrigin is the allow-list: origins, or in production only https subdomains of one
-// domain on the default port: a host of labels, so no port and no trick passes.
+func (s *settings) allowedOrigins() []string {
+	fallback := ""
+	if s.env == envLocal {
+		fallback = localOrigins
+	}
+	origins := s.list("ALLOWED_ORIGINS", fallback)
+	if s.env == envProduction {
+		s.require(len(origins) == 0, "ALLOWED_ORIGINS: must be unset in production")
+		return nil
+	}
+	for _, origin := range origins {
+		u, err := url.Parse(origin)
+		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
+		s.require(valid, "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
+	}
+	return origins
+}
+
+// isPort reports whether text is a port number or empty.
+func isPort(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16)
+	return text == "" || err == nil && port > 0
+}
+
+func (s *settings) originDomain(cookieDomain string) string {
+	domain := strings.ToLower(s.getenv("ALLOWED_ORIGIN_DOMAIN"))
+	if s.env != envProduction {
+		s.require(domain == "", "ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
+		return ""
+	}
+	s.require(isSharedDomain(domain),
+		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
+	// A cookie of an unrelated domain would reach hosts that no allowed page belongs to.
+	related := domain == strings.ToLower(cookieDomain) ||
+		strings.HasSuffix(domain, "."+strings.ToLower(cookieDomain)) ||
+		strings.HasSuffix(strings.ToLower(cookieDomain), "."+domain)
+	s.require(related, "COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
+	return domain
+}
+
+func (s *settings) trustedProxies() []netip.Prefix {
+	var proxies []netip.Prefix
+	for _, text := range s.list("TRUSTED_PROXIES", "") {
+		prefix, err := netip.ParsePrefix(text)
+		// An IPv4 address is compared as such: a prefix of mapped ones would match nothing.
+		valid := err == nil && !prefix.Addr().Is4In6()
+		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
+		s.require(!valid || prefix.Bits() > 0, "TRUSTED_PROXIES: /0 would believe every client")
+		proxies = append(proxies, prefix)
+	}
+	return proxies
+}
+
+// smtpForm has no path and no query, which would be ignored. smtpPorts has the schemes.
+var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
+
+func (s *settings) mailServer() (*url.URL, *mail.Address) {
+	text := s.getenv("SMTP_URL")
+	if text == "" && s.env == envLocal {
+		return nil, nil
+	}
+	server, err := url.Parse(text)
+	valid := err == nil && smtpForm.MatchString(text) && isPort(server.Port())
+	s.require(valid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
+	from, err := mail.ParseAddress(s.getenv("MAIL_FROM"))
+	s.require(err == nil && emailForm.MatchString(from.Address), "MAIL_FROM: must be an e-mail address")
+	return server, from
+}
+
+// maxOrigin bounds what is compared: "https://", the 253 characters of a domain, a port.
+const maxOrigin = 270
+
+// allowsOrigin is the allow-list. In production it is the https subdomains of one domain
+// on the default port: a host made of labels, so that no port and no trick passes.
+//
+// C1: exactly these origins, and never the bare domain, http or null.
 func (c *config) allowsOrigin(origin string) bool {
-	host, https := strings.CutPrefix(origin, "https://")
-	isSubdomain := https && domainForm.MatchString(host) && strings.HasSuffix(host, "."+c.originDomain)
-	return isSubdomain && c.env == envProduction || slices.Contains(c.allowedOrigins, origin)
+	if origin == "" || len(origin) > maxOrigin {
+		return false
+	}
+	if c.env != envProduction {
+		return slices.Contains(c.allowedOrigins, origin)
+	}
+	host, isHTTPS := strings.CutPrefix(origin, "https://")
+	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
 }
 
 // server is what the handlers share. Its fields do not change once it serves.
 type server struct {
-	cfg          config
-	log          *slog.Logger
-	out          io.Writer // standard output: the log, and locally the codes
-	store        *store
-	files        *os.Root // FILES_DIR
-	folder, lock *os.File // FILES_DIR, open to be synced; .lock in it: who holds that alone may sweep
-	codes        oneTimeCodes
-	codeJobs     chan codeJob
-	mailing      sync.WaitGroup
-	stopping     atomic.Bool // every answer closes its connection
+	cfg        config
+	log        *slog.Logger // events; every text is masked
+	requestLog *slog.Logger // one line a request
+	out        io.Writer    // standard output: the logs, and locally the codes
+	store      *store
+	stopping   atomic.Bool // every answer closes its connection
 
-	// The limits by client address. As all limits they are kept in this process alone.
+	files    *os.Root // FILES_DIR
+	folder   *os.File // FILES_DIR, open so that it can be synced
+	linkFile func(oldname, newname string) error
+	// linkFile is files.Link. A test puts a link in its place that is made, but reported
+	// as failed: nothing outside the process can cause that.
+
+	codes      oneTimeCodes
+	codeJobs   chan codeJob   // requests for a code that wait for a worker
+	codeSlots  chan struct{}  // bounds all requests for a code that are not done
+	unfinished sync.WaitGroup // the same requests
+
+	// The limits by client address. All limits are kept in this process alone.
 	globalLimit, fileLimit *limiter
-
-	// uploadStep is one step of an upload. The tests put themselves in its place to
-	// make each step fail, before and after it is done.
-	uploadStep func(name string, run func() error) func() error
+	transfers              transfers
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
+	events, requests := newLogs(out)
 	return &server{
-		cfg: cfg, out: out, store: st, codes: oneTimeCodes{byEmail: map[string]oneTimeCode{}},
-
-		log:         slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
+		cfg:         cfg,
+		log:         events,
+		requestLog:  requests,
+		out:         out,
+		store:       st,
+		codes:       oneTimeCodes{byEmail: map[string]oneTimeCode{}},
 		codeJobs:    make(chan codeJob, mailQueue),
+		codeSlots:   make(chan struct{}, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		uploadStep:  func(_ string, run func() error) func() error { return run },
+		transfers:   newTransfers(),
 	}
 }
 
-// What must not stand in a log, wherever it comes from: tokens, passwords in URLs, all from
-// a parameter with a telling name on, or from an escape within an escape on, one-time
-// codes, all but the first letter of an e-mail address; and what commands a terminal.
-//
-// Not guaranteed: an id of this API that happens to have six digits in a row loses them.
-var secretText = regexp.MustCompile(`eyJ[\w.%-]+|://[^/\s]*:[^/\s]*@|(?s:%[0-9A-Fa-f]{2}.*)|` +
-	`(?is:(?:code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*)|(?:\b|[^0-9])[0-9]{6}(?:\b|[^0-9])|` +
-	`[\x{7f}-\x{9f}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]`)
-var emailText = regexp.MustCompile("([A-Za-z0-9!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*(@|%(?:25)*40)")
-
-// maskAttr is the slog.HandlerOptions.ReplaceAttr of every log. All texts are masked but
-// those of plainAttrs, which are this server's own words, checked ids and addresses.
-func maskAttr(_ []string, a slog.Attr) slog.Attr {
-	switch kind := a.Value.Kind(); {
-	case a.Key == "cookie", a.Key == "authorization":
-		a.Value = slog.StringValue("***")
-	case !slices.Contains(plainAttrs, a.Key) && (kind == slog.KindString || kind == slog.KindAny):
-		a.Value = slog.StringValue(maskText(a.Value.String()))
-	}
-	return a
-}
-
-var plainAttrs = []string{slog.LevelKey, slog.MessageKey, "requestId", "userId", "fileId", "client"}
-
-// maskText looks before it replaces: the expressions cost more than all the rest of a
-// log line, and few texts hold what could match.
-func maskText(text string) string {
-	if strings.ContainsAny(text, "=@%J0123456789") || strings.ContainsFunc(text, func(c rune) bool { return c > '~' }) {
-		return secretText.ReplaceAllString(emailText.ReplaceAllString(text, "$1***$2"), "***")
-	}
-	return text
-}
-
-// routes is every operation of this server. {…} is a part of the path.
+// routes is every endpoint of this server. {…} is a part of the path. Call it once: the
+// limits of an endpoint live in its row.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	// Call once: the limits of an operation live in its row.
-	requests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
-	proofs := newLimiter(10, 15*time.Minute, "by e-mail")
+	codes := newLimiter(5, 15*time.Minute, "by e-mail and client address")
+	codes.forgetsRefused = true
+	guesses := newLimiter(10, 15*time.Minute, "by e-mail")
+	contractFile := document{"application/json", contentPolicy, s.openAPI()}
+	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
 	return []route{
-		{"POST", "/auth/otp/request", public, nil, 200, requests, endpoint(s.requestCode)},
-		{"POST", "/auth/otp/validate", public, nil, 200, proofs, endpoint(s.validateCode)},
-		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(s.logout)},
-		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(s.getSession)},
-		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(s.acceptTerms)},
-		{"GET", "/hubs", termsAccepted, nil, 200, nil, endpoint(s.listHubs)},
-		{"GET", "/hubs/{hubId}", termsAccepted, nil, 200, nil, endpoint(s.getHub)},
-		{"POST", "/hubs", termsAccepted, admin, 201, nil, endpoint(s.createHub)},
-		{"PATCH", "/hubs/{hubId}", termsAccepted, admin, 200, nil, endpoint(s.changeHub)},
-		{"DELETE", "/hubs/{hubId}", termsAccepted, admin, 204, nil, endpoint(s.deleteHub)},
-		{"POST", "/files/upload", termsAccepted, nil, 201, nil, endpoint(s.upload)},
-		{"GET", "/files/{fileId}/{name}", termsAccepted, nil, 200, nil, endpoint(s.getFile)},
-		{"GET", "/healthz", public, nil, 200, nil, endpoint(s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(document{"application/json", contentPolicy, openAPI}.get)},
-		{"GET", "/{$}", local, nil, 200, nil, endpoint(document{"text/html; charset=utf-8", pagePolicy, page}.get)},
+		// method, path, access, roles, status of success, limit, contract
+		{"POST", "/auth/otp/request", public, nil, 200, codes, endpoint(parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/validate", public, nil, 200, guesses, endpoint(parseGuess, s.validateCode)},
+		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(nil, s.logout)},
+		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(nil, s.getSession)},
+		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
+		{"GET", "/hubs", termsAccepted, nil, 200, nil, endpoint(parseHubQuery, s.listHubs)},
+		{"GET", "/hubs/{hubId}", termsAccepted, nil, 200, nil, endpoint(nil, s.getHub)},
+		{"POST", "/hubs", termsAccepted, admin, 201, nil, endpoint(parseNewHub, s.createHub)},
+		{"PATCH", "/hubs/{hubId}", termsAccepted, admin, 200, nil, endpoint(parseHubChange, s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", termsAccepted, admin, 204, nil, endpoint(nil, s.deleteHub)},
+		{"POST", "/files/upload", termsAccepted, nil, 201, nil, endpoint(nil, s.upload)},
+		{"GET", "/files/{fileId}/{name}", termsAccepted, nil, 200, nil, endpoint(nil, s.getFile)},
+		{"GET", "/healthz", public, nil, 200, nil, endpoint(nil, s.getHealth)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(nil, contractFile.get)},
+		{"GET", "/{$}", local, nil, 200, nil, endpoint(nil, pageFile.get)},
 	}
 }
 
-// pipeline is the steps that every request takes, in the order of the specification.
-// The sixth is the contract: register finds the route, endpoint runs it.
-func (s *server) pipeline(routes []route) http.Handler {
-	return s.logRequests(before(s.setSecurityHeaders, before(s.setContext, before(s.limitByAddress,
-		before(s.checkOrigin, s.register(routes))))))
+// handler returns the steps that every request takes, in the order of the specification.
+func (s *server) handler() http.Handler {
+	h := s.serveRoutes(s.routes()) // 6. authentication, permission, input, output
+	h = s.checkOrigin(h)           // 5. CORS and cross-site writes
+	h = s.limitByAddress(h)        // 4. the limits by client address
+	h = s.setRequestContext(h)     // 3. request id, client address
+	h = s.setSecurityHeaders(h)    // 2.
+	h = s.logRequests(h)           // 1. begins first and ends last
+	return h
 }
 
 //go:embed openapi.json
 var openAPI string
 
+// openAPI returns the contract with the name of the cookie that this server sets.
+func (s *server) openAPI() string {
+	return strings.ReplaceAll(openAPI, `"name": "hubs_auth_local"`, `"name": "`+s.cfg.cookieName+`"`)
+}
+
 //go:embed index.html
 var page string
 
-// The learner's page says itself what else it may load: its own script and style, by
+// The learner's page says in itself what else it may load: its own script and style, by
 // their hashes, and answers of this server.
 const pagePolicy = "frame-ancestors 'none'"
 
-// document is a fixed text with a Content-Security-Policy of its own.
+// A document is a fixed text with a Content-Security-Policy of its own.
 type document struct{ contentType, policy, text string }
 
-func (d document) get(*exchange, nothing) (document, error) { return d, nil }
-func (d document) check() bool                              { return true }
+func (d document) get(*requestState, nothing) (document, error) { return d, nil }
+func (d document) validate() error                              { return nil }
 
-func (d document) send(x *exchange) {
-	x.Header().Set("Content-Type", d.contentType)
-	x.Header().Set("Content-Security-Policy", d.policy)
-	io.WriteString(x, d.text)
+func (d document) send(state *requestState) {
+	state.Header().Set("Content-Type", d.contentType)
+	state.Header().Set("Content-Security-Policy", d.policy)
+	io.WriteString(state, d.text)
 }
 
-const headerTimeout, bodyTimeout, idleTimeout = 10 * time.Second, 15 * time.Second, 2 * time.Minute
+type health struct {
+	Status string `json:"status"`
+}
 
-// answerTimeout is for handler and answer of a request; files have more.
-const answerTimeout = 30 * time.Second
+func (h health) validate() error { return nil }
 
-// drainTime is for requests that arrive as the stop begins, stopTimeout for those under
-// way, and again for queued mail.
-const drainTime, stopTimeout = 500 * time.Millisecond, 12 * time.Second
+// getHealth says whether the database answers. If it does not, the store's error is a 503.
+func (s *server) getHealth(*requestState, nothing) (health, error) {
+	_, err := s.store.readRow("select 1", nil, new(int))
+	return health{"ok"}, err
+}
 
-// serve runs until ctx ends, then stops: no new connections, the requests under way
-// are answered, the queued mail is sent.
+const (
+	headerTimeout = 10 * time.Second
+	bodyTimeout   = 15 * time.Second // headers and JSON body together; uploads have more
+	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
+	idleTimeout   = 2 * time.Minute
+	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
+	stopTimeout   = 12 * time.Second       // at a stop, for requests under way; then again for queued mail
+)
+
+// serve runs the server until ctx ends, then stops it.
 func serve(ctx context.Context, getenv func(string) string, out io.Writer) error {
 	cfg, err := loadConfig(getenv)
 	if err != nil {
@@ -294,83 +446,197 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	if err := s.openFiles(); err != nil {
 		return fmt.Errorf("FILES_DIR: %w", err)
 	}
-	defer s.lock.Close()
-	listener, err := net.Listen("tcp", cfg.addr)
+	defer s.folder.Close()
+	listener, err := listen(cfg.addr, getenv)
 	if err != nil {
 		return err
 	}
+	s.warnOfPowerfulRole()
+
+	background, end := context.WithCancel(context.Background())
+	defer end()
+	go s.sweepUploads(background)
 	for range mailWorkers {
-		s.mailing.Go(s.sendCodes)
+		go s.sendCodes(background)
 	}
-	web := &http.Server{
-		Handler:                      s.pipeline(s.routes()),
+	web := s.newHTTPServer()
+	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
+	ended := make(chan error, 1)
+	go func() { ended <- web.Serve(listener) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return s.stop(web, listener)
+	}
+}
+
+// H1: slow headers, bodies and readers end by their timeouts. H2: OPTIONS * goes through
+// the pipeline too.
+func (s *server) newHTTPServer() *http.Server {
+	return &http.Server{
+		Handler:                      s.handler(),
 		ReadHeaderTimeout:            headerTimeout,
-		ReadTimeout:                  bodyTimeout, // with the headers; uploads have more
+		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
-		DisableGeneralOptionsHandler: true,          // OPTIONS * goes through the pipeline too
-		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+		DisableGeneralOptionsHandler: true,
+		ConnContext:                  keepConnection,
+		ConnState:                    trackConnection,
+		ErrorLog:                     log.New(netHTTPLog{s.log}, "", 0),
 	}
-	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
-	stopped := make(chan error, 1)
-	context.AfterFunc(ctx, func() { stopped <- s.stop(web, listener) })
-	if err := web.Serve(listener); ctx.Err() == nil {
-		return err
-	}
-	return <-stopped
 }
 
-// stop ends the server in the order in which nothing is lost. Shutdown by itself
-// drops connections that were just accepted, and idle ones on which a request is
-// arriving: so from now on each answer closes its connection, for a moment, first.
+// netHTTPLog takes the lines that net/http itself logs.
+type netHTTPLog struct{ log *slog.Logger }
+
+func (l netHTTPLog) Write(line []byte) (int, error) {
+	l.log.Warn("net/http", "error", string(line))
+	return len(line), nil
+}
+
+// listen opens ADDR, or takes the socket that systemd hands over (socket activation):
+// then no connection is refused while the server restarts.
+func listen(addr string, getenv func(string) string) (net.Listener, error) {
+	const firstSocket = 3 // sd_listen_fds(3)
+	var listener net.Listener
+	var err error
+	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
+		if getenv("LISTEN_FDS") != "1" {
+			return nil, usageError("LISTEN_FDS: the server takes exactly one socket")
+		}
+		socket := os.NewFile(firstSocket, "LISTEN_FDS")
+		listener, err = net.FileListener(socket)
+		socket.Close() // FileListener has made a copy
+	} else {
+		listener, err = net.Listen("tcp", addr)
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("ADDR: another program listens on %s; stop it or set ADDR", addr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := listener.(*net.TCPListener); !ok {
+		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
+	}
+	return newBoundedListener(listener), nil
+}
+
+// warnOfPowerfulRole logs a warning if the database role could change accounts: then an SQL
+// injection could make an administrator. deploy/roles.sql makes a role that can't.
+func (s *server) warnOfPowerfulRole() {
+	if s.cfg.env == envLocal {
+		return
+	}
+	var mayWrite bool
+	_, err := s.store.readRow("select has_table_privilege('users', 'insert, update, delete')", nil, &mayWrite)
+	if err != nil || mayWrite {
+		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
+	}
+}
+
+// stop ends the server in an order in which nothing is lost. http.Server.Shutdown alone
+// drops connections that were just accepted, and idle ones on which a request is arriving.
+// So for a moment before it, each answer closes its connection.
+//
+// H3: every request that ends within stopTimeout is answered, and queued mail is sent.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(drainTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	cut := web.Shutdown(ctx)
-	close(s.codeJobs)
-	defer time.AfterFunc(stopTimeout, func() {
-		s.log.Error("stopped with mail unsent", "queued", len(s.codeJobs))
+	cutOff := web.Shutdown(ctx)
+	// After Shutdown, because a request under way may still ask for a code.
+	giveUp := time.AfterFunc(stopTimeout, func() {
+		s.log.Error("stopped with mail unsent", "queued", len(s.codeSlots))
 		os.Exit(1)
-	}).Stop()
-	s.mailing.Wait()
-	s.log.Info("stopped", "requestsCutOff", cut != nil) // they end with the process; until then a code request fails
-	return cut
+	})
+	defer giveUp.Stop()
+	s.unfinished.Wait()
+	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
+	if cutOff != nil {
+		return errors.New("stopped, but some requests did not end in time and were cut off")
+	}
+	return nil
 }
 
-const errUsage = configError(`usage: hubs [serve | migrate | routes]
-       hubs user add [-role member | -role admin] EMAIL
-       hubs user role EMAIL member | admin
-       hubs user suspend | activate | signout EMAIL`)
+const usage = `usage: hubs [COMMAND]
 
-// run runs a command and gives the exit status: 0; 2 for wrong usage or
-// configuration; 1 for all else.
+  serve                               run the server (also without a command)
+  migrate                             make or update the tables
+  routes                              print the route table
+  user add [-role ROLE] EMAIL         add a user; ROLE is member (default) or admin
+  user role EMAIL ROLE                change the role
+  user suspend EMAIL                  refuse the user from the next request on
+  user activate EMAIL                 take a suspension back
+  user signout EMAIL                  end all sessions of the user
+  user list                           list the users
+  user show EMAIL                     show one user
+  version                             print the version
+  help                                print this text
+
+Settings are environment variables; the README lists them. The commands migrate and
+user need DATABASE_URL only.
+`
+
+// run runs a command and returns the exit status: 0; 2 for a mistake in usage or
+// configuration; 1 for everything else.
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	var err error = errUsage
-	switch command := strings.Join(args, " "); {
-	case len(args) == 0, command == "serve":
-		err = serve(ctx, getenv, stdout)
-	case command == "migrate":
-		err = migrate(getenv("DATABASE_URL"))
-	case command == "routes":
-		err = printRoutes(stdout)
-	case args[0] == "user":
-		err = changeUser(args[1:], getenv)
-	}
+	err := runCommand(ctx, args, getenv, stdout)
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(stderr, maskText(err.Error()))
-	if _, operator := errors.AsType[configError](err); operator {
+	fmt.Fprintln(stderr, maskError(err))
+	if _, ok := errors.AsType[usageError](err); ok {
 		return 2
 	}
 	return 1
 }
 
-// printRoutes prints the route table, which the README has too.
+// maskError masks an error for the operator's terminal. A usageError is our own words, and
+// may be longer than what a log takes.
+func maskError(err error) string {
+	if _, ok := errors.AsType[usageError](err); ok {
+		return err.Error()
+	}
+	return maskText(err.Error())
+}
+
+func runCommand(ctx context.Context, args []string, getenv func(string) string, out io.Writer) error {
+	command := "serve"
+	if len(args) > 0 {
+		command = args[0]
+		args = args[1:]
+	}
+	if command == "user" {
+		return userCommand(args, getenv("DATABASE_URL"), out)
+	}
+	flags := flag.NewFlagSet(command, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
+		return usageError(fmt.Sprintf("%s takes no flags and no arguments\n\n%s", command, usage))
+	}
+	switch command {
+	case "serve":
+		return serve(ctx, getenv, out)
+	case "migrate":
+		return migrate(getenv("DATABASE_URL"), out)
+	case "routes":
+		return printRoutes(out)
+	case "version":
+		return printVersion(out)
+	case "help", "-h", "-help", "--help":
+		_, err := io.WriteString(out, usage)
+		return err
+	default:
+		return usageError(fmt.Sprintf("there is no command %q\n\n%s", command, usage))
+	}
+}
+
+// printRoutes prints the route table. The README has the same.
 func printRoutes(out io.Writer) error {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	const row = "%-6s  %-22s  %-21s  %s\n"
@@ -380,8 +646,26 @@ func printRoutes(out io.Writer) error {
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
+		if strings.HasPrefix(r.path, "/files/") {
+			limit += "; " + transferLimit
+		}
 		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
 		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
+	}
+	return err
+}
+
+// printVersion prints what the Go toolchain has recorded about this build.
+func printVersion(out io.Writer) error {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return errors.New("this binary was built without module information")
+	}
+	_, err := fmt.Fprintf(out, "hubs %s, %s\n", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion)
+	for _, setting := range info.Settings {
+		if strings.HasPrefix(setting.Key, "vcs.") {
+			_, err = fmt.Fprintf(out, "%s %s\n", setting.Key, setting.Value)
+		}
 	}
 	return err
 }

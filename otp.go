@@ -1,16 +1,15 @@
 package main
 
-// One-time codes: the mutex-guarded map that holds them, and the mail that carries
-// them. No code leaves this process by another way, but to standard output where the local
-// environment has no mail server.
+// One-time codes: the mutex-guarded map that holds them, the queue of requests for them,
+// and the mail that carries them. A code leaves this process by mail only; without a mail
+// server, which only the local environment permits, it is printed on standard output.
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
-	"database/sql"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,56 +24,76 @@ import (
 	"time"
 )
 
-const codeLength = 6
-const codeLife = 10 * time.Minute
-const codeResend = time.Minute // a younger code is not replaced: the mailbox can't be flooded
+const (
+	codeLength = 6
+	codeTTL    = 10 * time.Minute
+	codeResend = time.Minute // a younger code is not replaced: no one can flood a mailbox
 
-const mailTimeout = 10 * time.Second
-const mailQueue = 1000 // requests for a code that wait for a worker
-const mailWorkers = 8  // so one hung mail server connection does not hold up the rest
+	mailQueue   = 1000                   // requests for a code that are not done
+	mailWorkers = 8                      // one hung connection does not hold up the rest
+	mailMaxWait = time.Minute            // a request that waited longer is dropped
+	mailTimeout = 10 * time.Second       // of one conversation with the mail server
+	mailDelay   = 500 * time.Millisecond // at most, before the work on a request begins
+)
 
-// smtpPorts are by scheme: with STARTTLS, and encrypted from the first byte on.
-var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
-
-// oneTimeCode is good once, for codeLife. Its age is read from the monotonic clock.
+// A oneTimeCode is good once, for codeTTL.
 type oneTimeCode struct {
-	code string
-	made time.Time
+	code     string
+	issuedAt time.Time // with monotonic time
 }
 
-// oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of
-// active users get in, so their number bounds it. A restart forgets all.
+// oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of active
+// users get in, so their number bounds it. A restart forgets all codes.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]oneTimeCode
 }
 
-// issue makes a code, or says false while the last one is younger than codeResend.
+// issue makes a code. ok is false if the last one is younger than codeResend: then the last
+// one stays valid.
+//
+// O1: all of 000000 to 999999 are equally likely. O7: a mailbox gets one mail a minute, from
+// however many addresses it is asked for.
 func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if last, live := c.byEmail[email]; live && time.Since(last.made) < codeResend {
+	last, exists := c.byEmail[email]
+	if exists && time.Since(last.issuedAt) < codeResend {
 		return "", false
 	}
-	// All of 000000 to 999999 are as likely (ASVS 6.5.3).
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // crypto/rand ends the process rather than fail
 	code = fmt.Sprintf("%0*d", codeLength, n)
-	c.byEmail[email] = oneTimeCode{code, time.Now()}
-	time.AfterFunc(codeLife, func() { c.withdraw(email, code) }) // frees the memory; redeem looks at the time itself
+	c.byEmail[email] = oneTimeCode{code: code, issuedAt: time.Now()}
+	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) }) // frees the memory only; redeem checks the age
 	return code, true
 }
 
-// redeem uses a code up. Looking, comparing and removing are one step, so of a
-// hundred requests with the right code one wins.
-func (c *oneTimeCodes) redeem(email, code string) (ok bool) {
+// redeem uses a code up and returns it. ok is false if the code is wrong, expired or was
+// never issued.
+//
+// O2: the age is checked here, whether or not anything was swept. O3: look-up, comparison
+// and removal are one step, so of a hundred requests with the right code one succeeds.
+func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	issued := c.byEmail[email]
-	ok = subtle.ConstantTimeCompare([]byte(code), []byte(issued.code)) == 1 && time.Since(issued.made) < codeLife
-	if ok {
-		delete(c.byEmail, email)
+	issued, exists := c.byEmail[email]
+	matches := subtle.ConstantTimeCompare([]byte(code), []byte(issued.code)) == 1
+	expired := time.Since(issued.issuedAt) >= codeTTL
+	if !exists || !matches || expired {
+		return oneTimeCode{}, false
 	}
-	return ok
+	delete(c.byEmail, email)
+	return issued, true
+}
+
+// restore makes a code valid again that could not be exchanged for a session, because the
+// database was away. Its age stays, and a code issued since then is kept.
+func (c *oneTimeCodes) restore(email string, code oneTimeCode) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, exists := c.byEmail[email]; !exists {
+		c.byEmail[email] = code
+	}
 }
 
 // withdraw removes a code whose mail failed, or whose life is over.
@@ -86,51 +105,94 @@ func (c *oneTimeCodes) withdraw(email, code string) {
 	}
 }
 
-// codeJob is a request for a code on its way through the queue.
+// A codeJob is a request for a code on its way to a worker.
 type codeJob struct {
-	email string // in lower case, as sent in: for the look-up only
-	log   *slog.Logger
+	email    string // in lower case, as the client sent it: only for the look-up
+	queuedAt time.Time
+	log      *slog.Logger
 }
 
-// sendCodes is a worker. It looks each address up, and makes and mails a code where it is
-// an active user's, apart from the answer, so that nobody can tell which case was met.
-// Closing s.codeJobs ends it once that is empty.
-func (s *server) sendCodes() {
-	for job := range s.codeJobs {
-		log, code, fresh := job.log.With("email", job.email), "", false
-		u, err := s.loadUser(byEmail, job.email, sql.ErrNoRows)
-		if err == nil && !u.suspended {
-			if code, fresh = s.codes.issue(job.email); fresh {
-				err = s.mail(u.Email, code)
-			}
-		}
-		switch {
-		case errors.Is(err, sql.ErrNoRows), err == nil && u.suspended:
-			log.Info("code not sent: no active user")
-		case err != nil:
-			s.codes.withdraw(job.email, code)
-			log.Error("code not sent", "error", err)
-		case !fresh:
-			log.Info("code not sent: the last one is too young")
-		default:
-			log.Info("code sent")
-		}
-	}
-}
-
-// mail delivers a code to the address of the user's row. Without a mail server,
-// which only the local environment permits, the code goes to standard output.
+// queueCode hands a request for a code to the workers, after a random delay. ok is false if
+// mailQueue requests are not done.
 //
-// The conversation ends within mailTimeout: net/smtp itself knows no limits of time.
-func (s *server) mail(to, code string) error {
-	server, from := s.cfg.smtpURL, s.cfg.mailFrom
-	if server == nil {
-		_, err := fmt.Fprintf(s.out, "Sign-in code for %s: %s\n", maskText(to), code)
-		return err
+// O10: without the delay, the work for a known address would compete for the CPU with the
+// client's next request and show in its time. The delay holds up no worker.
+func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
+	select {
+	case s.codeSlots <- struct{}{}:
+	default:
+		return false
 	}
-	host, deadline := server.Hostname(), time.Now().Add(mailTimeout)
+	s.unfinished.Add(1)
+	job := codeJob{email: email, queuedAt: time.Now(), log: log.With("email", email)}
+	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
+	time.AfterFunc(time.Duration(delay.Int64()), func() {
+		s.codeJobs <- job // never blocks: it has room for as many jobs as there are slots
+	})
+	return true
+}
+
+// sendCodes is a worker. It ends with ctx.
+func (s *server) sendCodes(ctx context.Context) {
+	for {
+		select {
+		case job := <-s.codeJobs:
+			s.sendCode(job)
+			<-s.codeSlots
+			s.unfinished.Done()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sendCode mails a code if the address is an active user's, and logs what became of the
+// request. The client has had its answer.
+//
+// D3: a mail server that refuses or hangs changes no answer. The mail goes to the address
+// as it is stored, never to the text that a client sent.
+func (s *server) sendCode(job codeJob) {
+	if time.Since(job.queuedAt) > mailMaxWait {
+		job.log.Warn("code not sent: waited too long")
+		return
+	}
+	u, found, err := s.loadUser(byEmail, job.email)
+	if err != nil {
+		job.log.Error("code not sent", "error", err)
+		return
+	}
+	if !found || u.suspended {
+		job.log.Info("code not sent: no active user")
+		return
+	}
+	code, ok := s.codes.issue(job.email)
+	if !ok {
+		job.log.Info("code not sent: the last one is too young")
+		return
+	}
+	if s.cfg.smtpURL == nil {
+		fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", u.Email, code)
+	} else if err := s.mail(u.Email, code); err != nil {
+		s.codes.withdraw(job.email, code)
+		job.log.Error("code not sent", "error", err)
+		return
+	}
+	job.log.Info("code sent")
+}
+
+// smtpPorts has the default port of each scheme: with STARTTLS, and encrypted from the
+// first byte on.
+var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
+
+// mail delivers a code. The whole conversation ends within mailTimeout; net/smtp has no
+// time limits of its own.
+func (s *server) mail(to, code string) error {
+	server := s.cfg.smtpURL
+	host := server.Hostname()
 	port := cmp.Or(server.Port(), smtpPorts[server.Scheme])
-	conn, err := (&net.Dialer{Deadline: deadline}).Dial("tcp", net.JoinHostPort(host, port))
+	deadline := time.Now().Add(mailTimeout)
+	dialer := &net.Dialer{Deadline: deadline}
+	conn, err := dialer.Dial("tcp", net.JoinHostPort(host, port))
 	if err != nil {
 		return err
 	}
@@ -139,30 +201,53 @@ func (s *server) mail(to, code string) error {
 	if server.Scheme == "smtps" {
 		conn = tls.Client(conn, &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
 	}
-	var client *smtp.Client
-	var body io.WriteCloser
-	_, domain, _ := strings.Cut(from.Address, "@")
-	return inOrder(
-		func() (err error) { client, err = smtp.NewClient(conn, host); return err },
-		func() error { return client.Hello(domain) },
-		func() error { return secureMail(client, server) },
-		func() error { return client.Mail(from.Address) },
-		func() error { return client.Rcpt(to) },
-		func() (err error) { body, err = client.Data(); return err },
-		func() (err error) { _, err = io.WriteString(body, codeMessage(from, domain, to, code)); return err },
-		func() error { return body.Close() },
-		func() error { client.Quit(); return nil }, // the mail is accepted, whatever the farewell
-	)
+	client, err := smtp.NewClient(conn, host)
+	if err != nil {
+		return err
+	}
+	return s.deliver(client, to, code)
 }
 
-// secureMail encrypts and signs in. STARTTLS is for the asking also where it is not
-// offered, since somebody on the way may have taken the offer out: a remote server
-// without it gets neither password nor mail (ASVS 12.3.1).
+func (s *server) deliver(client *smtp.Client, to, code string) error {
+	from := s.cfg.mailFrom
+	_, domain, _ := strings.Cut(from.Address, "@")
+	if err := client.Hello(domain); err != nil {
+		return err
+	}
+	if err := secureMail(client, s.cfg.smtpURL); err != nil {
+		return err
+	}
+	if err := client.Mail(from.Address); err != nil {
+		return err
+	}
+	if err := client.Rcpt(to); err != nil {
+		return err
+	}
+	body, err := client.Data()
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(body, codeMessage(from, domain, to, code)); err != nil {
+		return err
+	}
+	if err := body.Close(); err != nil {
+		return err
+	}
+	client.Quit() // the mail is accepted, whatever the server says now
+	return nil
+}
+
+// secureMail encrypts the conversation and signs in.
+//
+// D4: STARTTLS is required of every host but a loopback one, even if the server does not
+// offer it, since an attacker on the way may have removed the offer. Without it, neither
+// mail nor password is sent.
 func secureMail(client *smtp.Client, server *url.URL) error {
 	host := server.Hostname()
+	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	offered, _ := client.Extension("STARTTLS")
 	_, encrypted := client.TLSConnectionState()
-	if !encrypted && (offered || !slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)) {
+	if !encrypted && (offered || !isLoopback) {
 		if err := client.StartTLS(&tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}); err != nil {
 			return err
 		}
@@ -174,9 +259,10 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 	return client.Auth(smtp.PlainAuth("", server.User.Username(), password, host))
 }
 
-// codeMessage is the mail, in RFC 5322 form. Both addresses have passed a check
-// that lets no line break through.
+// codeMessage is the mail in the form of RFC 5322. Both addresses have passed a check that
+// lets no line break through.
 func codeMessage(from *mail.Address, domain, to, code string) string {
+	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s
 To: <%s>
 Subject: Your sign-in code
@@ -188,7 +274,8 @@ Content-Type: text/plain; charset=us-ascii
 
 Your sign-in code is %s.
 
-It works once, within %.0f minutes. Tell nobody. Not you? Ignore this mail.
-`, from, to, time.Now().UTC().Format(time.RFC1123Z), rand.Text(), domain, code, codeLife.Minutes())
+It works once, within %.0f minutes. Do not tell it to anyone. If you did not ask for
+it, ignore this mail.
+`, from, to, date, rand.Text(), domain, code, codeTTL.Minutes())
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }

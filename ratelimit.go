@@ -1,82 +1,113 @@
 package main
 
-// The limits of the specification: the token bucket, its keys, its bound on memory.
+// The limits: the token bucket with its keys and its bound on memory, transfers at a time,
+// and connections.
 
 import (
+	"container/list"
+	"context"
 	"fmt"
 	"hash/maphash"
-	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
-const maxKeys = 65_536 // of a limiter
+const maxKeys = 65_536 // keys that one limiter keeps
 
-// limiter lets burst requests of a key pass at once; each token comes back one
-// period after it was spent. So in no stretch as long as the period do more than
-// burst requests pass, wherever the stretch begins.
+// A limiter is a token bucket for each key. A bucket holds burst tokens, and each token
+// comes back one period after it was spent.
 //
-// Memory: a key costs about 90 bytes, and 8 to 16 for each token it has spent lately
-// (BenchmarkLimiterMemory). Keys whose tokens are all back go once a period: the longest
-// pause of a full limiter, some milliseconds. The keys themselves are not kept, only their
-// hashes; should two collide (2^-64), they share a bucket.
+// This is the same as a log of the requests of the last period: in no stretch of time as
+// long as a period do more than burst requests pass. A bucket that refills continuously
+// would let up to twice as many pass. The price is memory: 8 to 16 bytes for each token
+// that has been spent and is not back, besides about 90 bytes a key.
+//
+// Of a key only its hash is kept. Should two keys collide (2^-64), they share a bucket.
 type limiter struct {
 	burst  int
 	period time.Duration
-	what   string // what is counted, for the client and the route table
+	what   string // what is counted, in words
 	seed   maphash.Seed
-	start  time.Time // spent tokens are noted as monotonic time since then
+	start  time.Time // times are kept as monotonic time since then
 
-	mu        sync.Mutex
-	spent     map[uint64][]time.Duration // by hash of the key, oldest first; never empty
-	swept     time.Duration              // when the keys without spent tokens went
-	fullUntil time.Duration              // until then every one of maxKeys keys is being refused
+	// forgetsRefused says which key gives way when maxKeys are kept: if true, any key; if
+	// false, only a key that is not being refused, so that no flood frees a refused one.
+	forgetsRefused bool
+
+	mu sync.Mutex
+	// spent has, for the hash of each key, when its tokens were spent. Invariants: the
+	// oldest is first; there is at least one, at most burst.
+	spent     map[uint64][]time.Duration
+	sweptAt   time.Duration
+	fullUntil time.Duration // until then, all maxKeys keys are being refused
 }
 
 func newLimiter(burst int, period time.Duration, what string) *limiter {
-	return &limiter{burst: burst, period: period, what: what, seed: maphash.MakeSeed(), start: time.Now(),
-		spent: map[uint64][]time.Duration{}}
+	return &limiter{
+		burst:  burst,
+		period: period,
+		what:   what,
+		seed:   maphash.MakeSeed(),
+		start:  time.Now(),
+		spent:  map[uint64][]time.Duration{},
+	}
 }
 
 // String is the limit in words: "5 per 15m by e-mail and client address".
 func (l *limiter) String() string {
-	return fmt.Sprintf("%d per %s %s", l.burst, strings.Replace(l.period.String(), "m0s", "m", 1), l.what)
+	period := strings.TrimSuffix(l.period.String(), "0s") // 15m0s
+	if l.period < time.Minute {
+		period = l.period.String()
+	}
+	return fmt.Sprintf("%d per %s %s", l.burst, period, l.what)
 }
 
-// take spends a token of the key, or gives the 429 that says when one comes back.
+// take spends a token of the key. If the key has none, the error is the 429 that says when
+// the next one comes back.
+//
+// L1: exact under parallel requests, wherever the period begins. L4: Retry-After is true.
 func (l *limiter) take(key string) error {
 	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	now := time.Since(l.start)
-	if now-l.swept >= l.period {
-		maps.DeleteFunc(l.spent, func(_ uint64, spent []time.Duration) bool { return len(l.stillSpent(spent, now)) == 0 })
-		l.swept = now
-	}
+	l.sweep(now)
 	spent, known := l.spent[hash]
 	spent = l.stillSpent(spent, now)
-	var wait time.Duration
-	switch {
-	case len(spent) == l.burst:
-		wait = spent[0] + l.period - now
-	case !known && len(l.spent) == maxKeys && now < l.fullUntil:
-		wait = l.fullUntil - now
-	case !known && len(l.spent) == maxKeys:
-		wait = l.makeRoom(now)
+	if len(spent) == l.burst {
+		return rateLimited(l.String(), l.firstTokenBack(spent)-now)
 	}
-	if wait > 0 {
-		return &problem{Status: 429, Code: "rate_limited", Detail: "The limit: " + l.String() + ".", retryAfter: wait}
+	if !known && len(l.spent) >= maxKeys {
+		if wait := l.makeRoom(now); wait > 0 {
+			return rateLimited(l.String(), wait)
+		}
 	}
 	l.spent[hash] = append(spent, now)
 	return nil
 }
 
-// stillSpent is the part of spent that has not come back yet.
+// sweep forgets, once a period, the keys whose tokens are all back. For a full limiter this
+// is a pause of some milliseconds.
+func (l *limiter) sweep(now time.Duration) {
+	if now-l.sweptAt < l.period {
+		return
+	}
+	for hash, spent := range l.spent {
+		if len(l.stillSpent(spent, now)) == 0 {
+			delete(l.spent, hash)
+		}
+	}
+	l.sweptAt = now
+}
+
+// stillSpent returns the part of spent that has not come back.
 func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Duration {
 	for len(spent) > 0 && now-spent[0] >= l.period {
 		spent = spent[1:]
@@ -84,59 +115,269 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 	return spent
 }
 
-// makeRoom drops the key that has spent least, of the first 64 in the random order
-// of Go's maps. One that is being refused never gives way, else a flood of new keys would
-// free it: where all are, the new one has to wait too, until one is not. Where nearly all
-// are, each new key is a search of a millisecond or two for which the others wait.
-func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
-	victim, fewest, seen, fullUntil := uint64(0), l.burst, 0, now+l.period
-	for hash, spent := range l.spent {
-		left := l.stillSpent(spent, now)
-		if len(left) < fewest {
-			victim, fewest = hash, len(left)
-		}
-		if seen++; fewest < l.burst && (fewest <= 1 || seen >= 64) {
-			break // a flood is made of keys that have spent one: it does not have to look at them all
-		}
-		fullUntil = min(fullUntil, left[0]+l.period)
-	}
-	if fewest < l.burst {
-		delete(l.spent, victim)
-		return 0
-	}
-	l.fullUntil = fullUntil
-	return fullUntil - now
+// firstTokenBack returns when the first token of a key comes back.
+func (l *limiter) firstTokenBack(spent []time.Duration) time.Duration {
+	return spent[0] + l.period
 }
 
-// addressLimit is the limit of step 4 that counts a request.
+// makeRoom forgets one key, or returns how long a new one has to wait because every key is
+// being refused.
+//
+// L3: bounded memory; a flood of new keys frees no key that is being refused, unless
+// forgetsRefused. L5: what it takes to fill a limiter stands in SECURITY.md.
+func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
+	if now < l.fullUntil {
+		return l.fullUntil - now
+	}
+	victim, found, firstBack := l.findVictim(now)
+	if !found && !l.forgetsRefused {
+		l.fullUntil = firstBack
+		return firstBack - now
+	}
+	delete(l.spent, victim)
+	return 0
+}
+
+// findVictim looks for the key that has spent least, among the first 64 in the random order
+// of Go's maps. It goes on past 64 until it finds one that is not being refused. If there
+// is none, firstBack says when the first of all tokens comes back, and victim is a key
+// that is being refused.
+//
+// A flood is made of keys that have spent one token, so the search mostly ends at once. If
+// nearly all keys are being refused, it takes a millisecond or two.
+func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firstBack time.Duration) {
+	fewest := l.burst
+	firstBack = now + l.period
+	seen := 0
+	for hash, spent := range l.spent {
+		spent = l.stillSpent(spent, now)
+		if len(spent) < fewest || seen == 0 {
+			victim = hash
+			fewest = len(spent)
+		}
+		if len(spent) > 0 {
+			firstBack = min(firstBack, l.firstTokenBack(spent))
+		}
+		seen++
+		searchedEnough := seen >= 64 && (fewest < l.burst || l.forgetsRefused)
+		if fewest <= 1 || searchedEnough {
+			break
+		}
+	}
+	return victim, fewest < l.burst, firstBack
+}
+
+// addressLimit returns the limit of step 4 that counts a request. Reading files has a
+// bucket of its own in place of the global one: else its 500 a second could not be reached.
 func (s *server) addressLimit(method, path string) *limiter {
-	if (method == http.MethodGet || method == http.MethodHead) && strings.HasPrefix(path, "/files/") {
+	isRead := method == http.MethodGet || method == http.MethodHead
+	if isRead && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
 	}
 	return s.globalLimit
 }
 
-// clientAddress is the address that limits and log go by. X-Forwarded-For counts
-// only when a trusted proxy sent it, and is read from the right, past trusted
-// proxies: what stands further left was written by the client itself.
+// clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
+// from the right: each element was written by the hop to its right, and counts only if that
+// hop is trusted.
+//
+// L2: what stands further left was written by the client itself.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
-	peer, _ := netip.ParseAddrPort(r.RemoteAddr)
-	client := peer.Addr().Unmap().WithZone("")
+	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
-	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for _, text := range slices.Backward(hops) {
-		hop, err := netip.ParseAddr(strings.TrimSpace(text))
-		if err != nil || !slices.ContainsFunc(trusted, isTrusted) {
-			break // not an address, or written by one we don't trust: as far as we can see
+	lines := r.Header.Values("X-Forwarded-For")
+	for _, line := range slices.Backward(lines) {
+		for more := true; more; {
+			if !slices.ContainsFunc(trusted, isTrusted) {
+				return client
+			}
+			comma := strings.LastIndexByte(line, ',')
+			hop := parseAddress(strings.TrimSpace(line[comma+1:]))
+			if !hop.IsValid() {
+				return client
+			}
+			client = hop
+			more = comma >= 0
+			line = line[:max(comma, 0)]
 		}
-		client = hop.Unmap().WithZone("")
 	}
 	return client
 }
 
-// addressKey is an IPv4 address as it is, an IPv6 address by its /64: one customer
-// has all of those.
+// parseAddress reads 1.2.3.4, 1.2.3.4:80, 2001:db8::1, [2001:db8::1] and [2001:db8::1]:80.
+// The result is not valid if text is none of these.
+func parseAddress(text string) netip.Addr {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		withPort, _ := netip.ParseAddrPort(text)
+		addr = withPort.Addr()
+	}
+	if inner, ok := strings.CutPrefix(text, "["); err != nil && !addr.IsValid() && ok {
+		addr, _ = netip.ParseAddr(strings.TrimSuffix(inner, "]"))
+	}
+	return addr.Unmap().WithZone("")
+}
+
+// addressKey returns an IPv4 address as it is, and of an IPv6 address its /64, since one
+// customer has all of those addresses.
 func addressKey(client netip.Addr) string {
 	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
+}
+
+const (
+	maxUserTransfers = 16               // uploads and downloads of a user at a time
+	stallTimeout     = 30 * time.Second // a transfer without progress ends
+	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
+	transferLimit    = "16 transfers at a time by user"
+)
+
+// transfers counts the uploads and downloads that run. Each holds two file descriptors, its
+// connection and its file.
+type transfers struct {
+	max    int // of all users
+	mu     sync.Mutex
+	all    int
+	byUser map[string]int
+}
+
+// newTransfers lets the transfers of all users have half of the descriptors that the
+// process may have (RLIMIT_NOFILE).
+func newTransfers() transfers {
+	return transfers{max: max(1, maxDescriptors()/4), byUser: map[string]int{}}
+}
+
+func maxDescriptors() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 256 // what every Unix system gives
+	}
+	return int(min(limit.Cur, 1<<20))
+}
+
+// begin counts a transfer, or returns the 429. The caller calls end when it is over.
+//
+// H5: one user can't take all descriptors, nor can all users together.
+func (t *transfers) begin(userID string) (end func(), err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byUser[userID] >= maxUserTransfers {
+		return nil, rateLimited(transferLimit, time.Second)
+	}
+	if t.all >= t.max {
+		return nil, rateLimited(fmt.Sprintf("%d transfers at a time by all users", t.max), time.Second)
+	}
+	t.byUser[userID]++
+	t.all++
+	return func() { t.end(userID) }, nil
+}
+
+func (t *transfers) end(userID string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all--
+	t.byUser[userID]--
+	if t.byUser[userID] == 0 {
+		delete(t.byUser, userID)
+	}
+}
+
+// H8: the most expensive connection holds less than 250 kB, most of it the kernel's buffer
+// for what the client does not read. All together stay below 256 MB.
+const (
+	maxConnections = 1024
+	maxWaiting     = 512       // of these, without a finished request head
+	sendBuffer     = 128 << 10 // bytes; Linux makes it twice as large
+)
+
+// A boundedListener accepts no more than a number of connections at a time; further ones
+// wait in the kernel. If too many wait for a request to arrive, idle or with an unfinished
+// head, the one that has waited longest is closed.
+type boundedListener struct {
+	net.Listener
+	slots chan struct{} // one for each open connection
+
+	mu      sync.Mutex
+	waiting list.List // of *connection, the longest wait first
+}
+
+func newBoundedListener(inner net.Listener) *boundedListener {
+	size := min(maxConnections, max(1, maxDescriptors()/2))
+	return &boundedListener{Listener: inner, slots: make(chan struct{}, size)}
+}
+
+func (l *boundedListener) Accept() (net.Conn, error) {
+	l.slots <- struct{}{}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	c := &connection{TCPConn: conn.(*net.TCPConn), listener: l}
+	c.SetWriteBuffer(sendBuffer)
+	l.startWaiting(c)
+	return c, nil
+}
+
+// startWaiting notes that a connection has no finished request head.
+func (l *boundedListener) startWaiting(c *connection) {
+	l.mu.Lock()
+	c.place = l.waiting.PushBack(c)
+	var longest *connection
+	if l.waiting.Len() > min(maxWaiting, cap(l.slots)/2) {
+		longest = l.waiting.Remove(l.waiting.Front()).(*connection)
+		longest.place = nil
+	}
+	l.mu.Unlock()
+	if longest != nil {
+		longest.Close()
+	}
+}
+
+func (l *boundedListener) stopWaiting(c *connection) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.place != nil {
+		l.waiting.Remove(c.place)
+		c.place = nil
+	}
+}
+
+// A connection is of a boundedListener. The *net.TCPConn in it has the ReadFrom by which
+// net/http sends files (sendfile); a net.Conn there would hide it.
+type connection struct {
+	*net.TCPConn
+	listener *boundedListener
+	place    *list.Element // in listener.waiting; nil while a request is served
+	closed   sync.Once
+}
+
+func (c *connection) Close() error {
+	err := c.TCPConn.Close()
+	c.closed.Do(func() {
+		c.listener.stopWaiting(c)
+		<-c.listener.slots
+	})
+	return err
+}
+
+type connectionKey struct{}
+
+// keepConnection is the http.Server.ConnContext: each request's context knows its connection.
+func keepConnection(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connectionKey{}, c)
+}
+
+// requestHeadFinished is called when a handler begins.
+func requestHeadFinished(r *http.Request) {
+	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		c.listener.stopWaiting(c)
+	}
+}
+
+// trackConnection is the http.Server.ConnState.
+func trackConnection(conn net.Conn, state http.ConnState) {
+	if c, ok := conn.(*connection); ok && state == http.StateIdle {
+		c.listener.startWaiting(c)
+	}
 }

@@ -1,17 +1,18 @@
 package main
 
-// The store: PostgreSQL through database/sql. The statements stand beside the
-// handlers that use them; here is what they share: the pool, its bounds in time,
-// prepared statements, which errors mean "out of reach", and the health check.
+// The store: PostgreSQL through database/sql. The statements stand beside the handlers that
+// use them. Here is what they share: the pool, its time limits, prepared statements, what is
+// tried again, and which errors mean that the database is out of reach.
 
 import (
-	"cmp"
 	"database/sql"
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -22,175 +23,275 @@ import (
 //go:embed schema.sql
 var schema string
 
-const poolSize = 8                // connections, kept open
-const dbTimeout = 2 * time.Second // a statement, a read or write on its socket, the wait for a connection
+const (
+	poolSize  = 8               // connections, all kept open
+	slowSize  = poolSize / 2    // of these, for expensive statements at a time
+	dbTimeout = 2 * time.Second // a statement; a read or write on its socket; the wait for a connection
+)
 
-// store has no context parameters: its statements end by dbTimeout, whether or not
-// the client waits. lib/pq would watch a context with one goroutine a statement,
-// and dial a connection to cancel each time a client goes away.
+// A store runs statements. Its methods take no context: a statement ends by dbTimeout
+// whether or not the client waits. For a context, lib/pq would start a goroutine for each
+// statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
 	db         *sql.DB
-	slots      chan struct{} // one a connection: bounds the wait, which database/sql does by context only
-	statements sync.Map      // text → *sql.Stmt, prepared at first use, kept for the process
+	slots      chan struct{} // one for each connection; bounds the wait
+	slowSlots  chan struct{} // one for each expensive statement
+	statements sync.Map      // text → *sql.Stmt, prepared at first use and kept
 }
 
-// openStore connects, with bounds in time, and checks that the schema is there.
+// A query is a statement that only reads. An expensive one may hold at most slowSize
+// connections, so that a session check always finds one.
+type query struct {
+	text      string
+	args      []any
+	expensive bool
+}
+
+// openStore connects and checks that the tables are there.
 func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
-		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()), "timezone": "UTC",
-		// limit and offset as parameters would be planned anew at each call
-		// (measured: 79 µs against 54); every statement here is made for one plan.
+		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()),
+		"timezone":          "UTC",
+		// limit and offset as parameters would be planned anew at each call (79 µs against
+		// 54). Every statement here is written for one plan.
 		"plan_cache_mode": "force_generic_plan",
 		// Each statement has an index that serves it, and is too short for the rest.
-		"enable_seqscan": "off", "jit": "off", "max_parallel_workers_per_gather": "0",
+		"enable_seqscan":                  "off",
+		"jit":                             "off",
+		"max_parallel_workers_per_gather": "0",
 	})
 	if err != nil {
 		return nil, err
 	}
 	connector.Dialer(deadlineDialer{})
-	st := &store{db: sql.OpenDB(connector), slots: make(chan struct{}, poolSize)}
+	st := &store{
+		db:        sql.OpenDB(connector),
+		slots:     make(chan struct{}, poolSize),
+		slowSlots: make(chan struct{}, slowSize),
+	}
 	st.db.SetMaxIdleConns(poolSize) // the default of 2 would open and close connections all the time
-	if err = st.row("select count(*) from users, terms_acceptances, files, hubs_gathered_by_name('') where false",
-		nil, new(int)); err != nil {
+	_, err = st.readRow("select count(*) from users, terms_acceptances, files, hubs where false", nil, new(int))
+	if err != nil {
 		st.db.Close()
-		return nil, fmt.Errorf("the database does not answer, or lacks the schema (command migrate): %w", err)
+		return nil, fmt.Errorf("the database does not answer, or it lacks the tables (run: hubs migrate): %w", err)
 	}
 	return st, nil
 }
 
-// newConnector checks the connection string, whose own settings give way. Its complaint
-// does not say more: lib/pq's may quote the password.
+// hostsWithPorts is the form host1:5432,host2:5433, which lib/pq does not take.
+var hostsWithPorts = regexp.MustCompile(`^postgres(ql)?://([^@/?]*@)?[^@/?]*:[0-9]+,[^@/?]*([/?]|$)`)
+
+// newConnector checks the connection string. settings override the string's own. The error
+// says no more than that it is wrong: lib/pq's own error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
+	if hostsWithPorts.MatchString(databaseURL) {
+		return nil, usageError("DATABASE_URL: several hosts with ports are written as " +
+			"postgres://user:password@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+	}
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
-		return nil, configError("DATABASE_URL: must be a PostgreSQL URL or connection string")
+		return nil, usageError("DATABASE_URL: must be a PostgreSQL URL or connection string")
 	}
-	cfg = cfg.Clone() // which always has a map Runtime
+	cfg = cfg.Clone() // a clone always has the map Runtime
 	maps.Copy(cfg.Runtime, settings)
 	return pq.NewConnectorConfig(cfg)
 }
 
 // migrate applies schema.sql, however long its indexes take.
-func migrate(databaseURL string) error {
+func migrate(databaseURL string, out io.Writer) error {
 	connector, err := newConnector(databaseURL, nil)
 	if err != nil {
 		return err
 	}
 	db := sql.OpenDB(connector)
-	_, err = db.Exec(schema)
-	return errors.Join(err, db.Close())
+	defer db.Close()
+	if _, err := db.Exec(schema); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, "the tables are up to date")
+	return err
 }
 
-// row runs a statement and scans its only row; sql.ErrNoRows when there is none.
-func (st *store) row(query string, args []any, dest ...any) error {
-	missing := sql.ErrNoRows
-	err := st.rows(query, args, func(rows *sql.Rows) error { missing = nil; return rows.Scan(dest...) })
-	return cmp.Or(err, missing)
+// readRow runs a statement that only reads, and scans its row. found is false if there is
+// no row; dest is then as it was.
+func (st *store) readRow(text string, args []any, dest ...any) (found bool, err error) {
+	err = st.rows(query{text: text, args: args}, func(rows *sql.Rows) error {
+		found = true
+		return rows.Scan(dest...)
+	})
+	return found && err == nil, err
 }
 
-// rows runs a statement and calls scan for each row. Errors: unavailable, or what
-// only a bug can cause. An error of a write may mean "not done" as well as "done":
-// the connection may have broken after the statement.
-func (st *store) rows(query string, args []any, scan func(*sql.Rows) error) error {
-	select {
-	case st.slots <- struct{}{}:
-	case <-time.After(dbTimeout):
-		return unavailable(errors.New("no free database connection"))
-	}
-	defer func() { <-st.slots }()
-
-	prepared, ok := st.statements.Load(query)
-	if !ok {
-		stmt, err := st.db.Prepare(query)
-		if err != nil {
-			return reachable(err)
-		}
-		if prepared, ok = st.statements.LoadOrStore(query, stmt); ok {
-			stmt.Close() // another request was first
-		}
-	}
-	rows, err := prepared.(*sql.Stmt).Query(args...)
+// writeRow runs a statement that writes, and scans the row that it returns. found is false
+// if there is none. An error may mean "done" as well as "not done": the connection may have
+// broken after the statement.
+//
+// D1: a write is never sent twice.
+func (st *store) writeRow(text string, args []any, dest ...any) (found bool, err error) {
+	free, err := take(st.slots)
 	if err != nil {
-		return reachable(err)
+		return false, err
+	}
+	defer free()
+	err = st.run(text, args, func(rows *sql.Rows) error {
+		found = true
+		return rows.Scan(dest...)
+	})
+	return found && err == nil, st.classifyDBError(err)
+}
+
+// rows runs a statement that only reads, and calls scan for each row.
+//
+// D5: if its connection turns out to be dead, it is tried once more on a new one, unless
+// scan has had a row already. So after a crash of the database that is over no read fails.
+// H6: expensive statements never take all connections.
+func (st *store) rows(q query, scan func(*sql.Rows) error) error {
+	if q.expensive {
+		free, err := take(st.slowSlots)
+		if err != nil {
+			return err
+		}
+		defer free()
+	}
+	free, err := take(st.slots)
+	if err != nil {
+		return err
+	}
+	defer free()
+	scanned := false
+	scanAndNote := func(rows *sql.Rows) error {
+		scanned = true
+		return scan(rows)
+	}
+	err = st.run(q.text, q.args, scanAndNote)
+	if isConnectionGone(err) && !scanned {
+		st.dropIdle()
+		err = st.run(q.text, q.args, scanAndNote)
+	}
+	return st.classifyDBError(err)
+}
+
+// take takes a slot, or gives up after dbTimeout.
+//
+// D2: a bounded wait, then 503.
+func take(slots chan struct{}) (free func(), err error) {
+	select {
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
+	case <-time.After(dbTimeout):
+		return nil, unavailable(errors.New("no free database connection"))
+	}
+}
+
+// errScan is a row that the code does not expect: a bug, and not a matter of reach.
+var errScan = errors.New("scan")
+
+// run runs a statement once.
+func (st *store) run(text string, args []any, scan func(*sql.Rows) error) error {
+	statement, err := st.prepare(text)
+	if err != nil {
+		return err
+	}
+	rows, err := statement.Query(args...)
+	if err != nil {
+		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
 		if err := scan(rows); err != nil {
-			return err // a bug, and no matter of reach
+			return fmt.Errorf("%w: %w", errScan, err)
 		}
 	}
-	return reachable(rows.Err())
+	return rows.Err()
 }
 
-// reachable tells a database out of reach from a faulty statement. PostgreSQL's own errors
-// are a matter of the statement, but for those that end the connection or refuse it
-// (FATAL), and the classes (PostgreSQL manual, appendix A) of connections, resources,
-// interventions and the system, and 25, of a standby that takes no writes.
-func reachable(err error) error {
-	refused, answered := errors.AsType[*pq.Error](err)
-	switch {
-	case err == nil:
-		return nil
-	case answered && refused.Code == "23503": // foreign key: the user was deleted meanwhile
-		return errUnauthenticated
-	case answered && !refused.Fatal() && !strings.Contains("08 25 53 57 58", string(refused.Code.Class())):
+// prepare returns the prepared statement for a text, and prepares it at its first use.
+func (st *store) prepare(text string) (*sql.Stmt, error) {
+	if kept, ok := st.statements.Load(text); ok {
+		return kept.(*sql.Stmt), nil
+	}
+	statement, err := st.db.Prepare(text)
+	if err != nil {
+		return nil, err
+	}
+	kept, loaded := st.statements.LoadOrStore(text, statement)
+	if loaded {
+		statement.Close() // another request was first
+	}
+	return kept.(*sql.Stmt), nil
+}
+
+// dropIdle closes the idle connections: when one is dead, the others are too, mostly.
+func (st *store) dropIdle() {
+	st.db.SetMaxIdleConns(0)
+	st.db.SetMaxIdleConns(poolSize)
+}
+
+// isConnectionGone reports whether a connection was closed or reset under a statement. A
+// timeout is no such case, nor is a host that refuses new connections.
+func isConnectionGone(err error) bool {
+	broken, ok := errors.AsType[*net.OpError](err)
+	return ok && broken.Op != "dial" && !broken.Timeout()
+}
+
+// classifyDBError turns the errors of a database that is out of reach into a 503; the rest
+// can only come from a bug. PostgreSQL's own errors come from the statement, except those
+// that end or refuse the connection (FATAL), and the classes (PostgreSQL manual, appendix
+// A) 08 of connections, 53 of resources, 57 of an operator's intervention, 58 of the system,
+// and 25 of a standby that takes no writes.
+//
+// Z2: a database that is away never means a session, nor the lack of one.
+func (st *store) classifyDBError(err error) error {
+	if err == nil || errors.Is(err, errScan) {
 		return err
 	}
+	answer, isAnswer := errors.AsType[*pq.Error](err)
+	if isAnswer && answer.Code == "23503" { // foreign key: the user was deleted meanwhile
+		return unauthenticated("ended")
+	}
+	if isAnswer && !answer.Fatal() && !strings.Contains("08 25 53 57 58", string(answer.Code.Class())) {
+		return err
+	}
+	st.dropIdle()
 	return unavailable(err)
 }
 
-// unavailable is the 503 of a database or a mail queue out of reach.
-func unavailable(cause error) *problem {
-	return &problem{Status: 503, Code: "unavailable", Detail: "Try again soon.", retryAfter: 2 * time.Second, cause: cause}
-}
-
-// pathID is the identifier in a path. What is not one is null to the database, and
-// so names nothing.
-func (x *exchange) pathID(name string) sql.Null[string] {
-	id := x.r.PathValue(name)
-	return sql.Null[string]{V: id, Valid: isUUID(id)}
-}
-
-type health struct {
-	Status string `json:"status"`
-}
-
-func (h health) check() bool { return h.Status == "ok" }
-
-// getHealth says whether the database answers. The 503 of one that does not is the
-// store's.
-func (s *server) getHealth(*exchange, nothing) (health, error) {
-	return health{"ok"}, s.store.row("select 1", nil, new(int))
-}
-
-// deadlineDialer makes connections whose every read and write ends in time. Without
-// it lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
+// deadlineDialer makes connections whose every read and write ends in time. Without it
+// lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
 type deadlineDialer struct{}
 
 func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialTimeout(network, address, dbTimeout)
 }
 
-// DialTimeout is what lib/pq calls where DATABASE_URL has a connect_timeout.
+// DialTimeout is what lib/pq calls if DATABASE_URL has a connect_timeout.
 func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) (net.Conn, error) {
 	conn, err := net.DialTimeout(network, address, min(limit, dbTimeout))
-	return deadlineConn{conn}, err
+	if err != nil {
+		return nil, err
+	}
+	return deadlineConn{conn}, nil
 }
 
 type deadlineConn struct{ net.Conn }
 
-// Read hides io.EOF from lib/pq, which would call the connection bad, upon which
-// database/sql sends the statement again: a write would be done twice. (Not guaranteed:
-// below TLS an orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
+// Read hides io.EOF from lib/pq. It would call the connection bad, and database/sql would
+// then send the statement again: a write would be done twice. (Not guaranteed: below TLS an
+// orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
 //
-// A connection whose read failed is closed. lib/pq would use it again where the answer broke
-// off after an error, and take the rest, when it comes, for the answer to the next statement.
+// A connection whose read failed is closed. Otherwise, if an answer broke off after an
+// error, lib/pq would use the connection again and take the late rest of that answer for
+// the answer to the next statement.
+//
+// D1: no write is done twice, and a hung PostgreSQL is left within dbTimeout.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
 	if err != nil {
 		c.Close()
-		err = &net.OpError{Op: "read", Net: "tcp", Err: errors.New(err.Error())}
+	}
+	if errors.Is(err, io.EOF) {
+		err = &net.OpError{Op: "read", Net: "tcp", Err: errors.New("the database closed the connection")}
 	}
 	return n, err
 }
