@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -33,11 +34,12 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	t.Cleanup(func() { st.db.Close() })
 	cfg := config{env: envLocal, trustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 	s := newServer(cfg, st, io.Discard)
+	ctx, endWorkers := context.WithCancel(context.Background())
 	for range mailWorkers {
-		s.mailing.Go(s.sendCodes)
+		go s.sendCodes(ctx)
 	}
-	t.Cleanup(func() { close(s.codeJobs); s.mailing.Wait() })
-	web := httptest.NewServer(s.pipeline(s.routes()))
+	t.Cleanup(func() { s.unfinished.Wait(); endWorkers() })
+	web := httptest.NewServer(s.handler(s.routes()))
 	t.Cleanup(web.Close)
 
 	n := 0

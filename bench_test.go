@@ -66,14 +66,14 @@ func init() {
 		var err error
 		if r.URL.RawQuery != "" {
 			err = userRow.QueryRow(userArgs...).Scan(
-				&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.accepted, &u.now)
+				&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
 		}
 		if r.URL.RawQuery == "page" && err == nil {
 			var rows *sql.Rows
 			rows, err = pageRows.Query(pageArgs...)
 			for err == nil && rows.Next() {
 				var h hub
-				err = rows.Scan(h.targets()...)
+				err = rows.Scan(h.scanTargets()...)
 			}
 			err = errors.Join(err, rows.Err())
 		}
@@ -333,7 +333,7 @@ func fillUsers(b *testing.B, env map[string]string) (cookies []string) {
 		if err := rows.Scan(&u.UserID, &u.Email, &u.now); err != nil {
 			b.Fatal(err)
 		}
-		cookies = append(cookies, cfg.cookieName+"="+s.issueToken(&u, u.now.Add(sessionLife)))
+		cookies = append(cookies, cfg.cookieName+"="+s.signToken(sessionToken{email: u.Email, userID: u.UserID, issuedAt: u.now, expiresAt: u.now.Add(sessionTTL)}))
 	}
 	return cookies
 }
@@ -584,7 +584,7 @@ func userStatement(b *testing.B, databaseURL, userID string) (text string) {
 		b.Fatal(err)
 	}
 	defer st.db.Close()
-	if _, err := newServer(config{}, st, io.Discard).loadUser(byID, userID, sql.ErrNoRows); err != nil {
+	if _, _, err := newServer(config{}, st, io.Discard).loadUser(byID, userID); err != nil {
 		b.Fatal(err)
 	}
 	st.statements.Range(func(key, _ any) bool {
@@ -610,7 +610,7 @@ func BenchmarkListHubs(b *testing.B) {
 	}
 	defer st.db.Close()
 	s := newServer(cfg, st, io.Discard)
-	handler := s.pipeline(s.routes())
+	handler := s.handler(s.routes())
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
 		r := httptest.NewRequest("GET", "/hubs", nil)

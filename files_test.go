@@ -18,9 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -42,18 +40,19 @@ func startInside(t testing.TB, change func(*server, *httptest.Server), overrides
 	if err := s.openFiles(); err != nil {
 		t.Fatal(err)
 	}
-	web := httptest.NewUnstartedServer(s.pipeline(s.routes()))
+	web := httptest.NewUnstartedServer(s.handler(s.routes()))
 	change(s, web)
+	ctx, endWorkers := context.WithCancel(context.Background())
 	for range mailWorkers {
-		s.mailing.Go(s.sendCodes)
+		go s.sendCodes(ctx)
 	}
 	web.Start()
 	ts.addr, ts.base = web.Listener.Addr().String(), web.URL
 	t.Cleanup(func() {
 		web.Close()
-		close(s.codeJobs)
-		s.mailing.Wait()
-		s.lock.Close()
+		s.unfinished.Wait()
+		endWorkers()
+		s.folder.Close()
 		st.db.Close()
 		close(ts.done)
 		ts.checkLog(t)
@@ -271,7 +270,7 @@ func TestFileIsReadByItsPath(t *testing.T) {
 	wantProblem(t, s.signIn(t, email).do("GET", f.Path, nil), 403, "terms_not_accepted")
 	for _, path := range []string{
 		"/files/" + f.FileID + "/b.txt", "/files/" + f.FileID + "/A.txt", "/files/" + f.FileID + "/", "/files/" + f.FileID,
-		"/files/" + strings.ToUpper(f.FileID) + "/a.txt", "/files/" + newUUID() + "/a.txt", "/files/{" + f.FileID + "}/a.txt",
+		"/files/" + strings.ToUpper(f.FileID) + "/a.txt", "/files/" + testUUID() + "/a.txt", "/files/{" + f.FileID + "}/a.txt",
 		f.Path + "/", "/files//" + f.FileID + "/a.txt", "/files/",
 	} {
 		wantProblem(t, other.do("GET", path, nil), 404, "not_found")
@@ -557,7 +556,7 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 		s.cookieName(), c.token(), formType, half)); err != nil {
 		t.Fatal(err)
 	}
-	client.conn.SetDeadline(time.Now().Add(4 * refusedTime)) // an upload that is not refused has a minute at least
+	client.conn.SetDeadline(time.Now().Add(4 * refusedTimeout)) // an upload that is not refused has a minute at least
 	if status, _, err := client.receive(); status != 400 || err != nil {
 		t.Errorf("%d, %v", status, err)
 	}
@@ -719,7 +718,7 @@ func TestFilePathsLeadNowhereElse(t *testing.T) {
 	if err := os.WriteFile(secret, []byte("secret!"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	link, folder, bare := newUUID(), newUUID(), newUUID()
+	link, folder, bare := testUUID(), testUUID(), testUUID()
 	if err := errors.Join(os.Symlink(secret, filepath.Join(dir, link)), os.Mkdir(filepath.Join(dir, folder), 0o700),
 		os.WriteFile(filepath.Join(dir, bare), []byte("no row"), 0o600),
 		os.WriteFile(filepath.Join(dir, "plain"), []byte("no id"), 0o600)); err != nil {
@@ -832,77 +831,6 @@ func (c sendfileConn) ReadFrom(src io.Reader) (int64, error) {
 	return n, err
 }
 
-// F4: whichever step fails, and whether or not it was done all the same, nothing is
-// visible, nothing is left, and the next upload works.
-func TestUploadStepFails(t *testing.T) {
-	t.Parallel()
-	steps := []string{"create", "write", "sync", "link", "sync folder", "row"}
-	var mu sync.Mutex
-	var seen []string
-	var fail func(step string, run func() error) error
-	s := startInside(t, func(s *server, _ *httptest.Server) {
-		s.uploadStep = func(step string, run func() error) func() error {
-			return func() error {
-				mu.Lock()
-				defer mu.Unlock()
-				seen = append(seen, step)
-				return fail(step, run)
-			}
-		}
-	})
-	s.allowErrors("injected", "no space left")
-	c, _ := s.member(t, "member")
-	works := func(_ string, run func() error) error { return run() }
-	set := func(f func(string, func() error) error) {
-		mu.Lock()
-		defer mu.Unlock()
-		fail, seen = f, nil
-	}
-	n := 0
-	for i, failing := range steps {
-		for _, done := range []bool{false, true} {
-			for _, fault := range []struct {
-				err    error
-				status int
-				code   string
-			}{
-				{errors.New("injected"), 500, "internal"},
-				{&os.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}, 507, "insufficient_storage"},
-				{&os.PathError{Op: "write", Path: "x", Err: syscall.EDQUOT}, 507, "insufficient_storage"},
-			} {
-				if fault.status == 507 && failing == "row" {
-					continue // PostgreSQL's full disk is a 53100, see TestReachable
-				}
-				set(func(step string, run func() error) error {
-					if step != failing {
-						return run()
-					}
-					if done {
-						if err := run(); err != nil {
-							t.Error(step, err)
-						}
-					}
-					return fault.err
-				})
-				s.allowErrors("quota exceeded")
-				wantProblem(t, c.elsewhere().upload("a.txt", []byte("content")), fault.status, fault.code)
-				if !slices.Equal(seen, steps[:i+1]) {
-					t.Errorf("the steps were %q", seen)
-				}
-				s.wantStored(t, n)
-			}
-		}
-		set(works)
-		f := c.elsewhere().upload("a.txt", []byte("content")).stored(t)
-		n++
-		c.wantFile(t, f, "content")
-		s.wantStored(t, n)
-	}
-	if !slices.Equal(seen, steps) {
-		t.Errorf("the steps were %q", seen)
-	}
-}
-
 // F4, the row for real: PostgreSQL goes away before the statement reaches it, or
 // after it has done it and before it could say so.
 func TestUploadRowFails(t *testing.T) {
@@ -992,15 +920,15 @@ func TestSweepAtStart(t *testing.T) {
 		return name
 	}
 	for range 500 {
-		write(unfinished + "/" + newUUID()) // ended before it was whole
-		id := newUUID()                     // ended before its row
+		write(unfinished + "/" + testUUID()) // ended before it was whole
+		id := testUUID()                     // ended before its row
 		write(id)
 		write(unfinished + "/" + id)
 	}
 	write(unfinished + "/" + f.FileID)
 	// A whole file without a row is of another database, or of one that was restored.
-	kept := []string{f.FileID, write(newUUID()), write("notes.txt"), write("notes.tmp"), write(unfinished + "/notes"), write(strings.ToUpper(newUUID())),
-		write(newUUID() + ".bak"), write("x" + newUUID()), write(newUUID() + "\n"), "folder"}
+	kept := []string{f.FileID, write(testUUID()), write("notes.txt"), write("notes.tmp"), write(unfinished + "/notes"), write(strings.ToUpper(testUUID())),
+		write(testUUID() + ".bak"), write("x" + testUUID()), write(testUUID() + "\n"), "folder"}
 	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -1027,7 +955,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c, _ := s.member(t, "member")
-	orphan := filepath.Join(s.env["FILES_DIR"], unfinished, newUUID())
+	orphan := filepath.Join(s.env["FILES_DIR"], unfinished, testUUID())
 	if err := os.WriteFile(orphan, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -1059,7 +987,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 func TestSweepFails(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(p *tcpProxy, first string){
-		"database away":   func(p *tcpProxy, first string) { p.when(findRow, p.cut) },
+		"database away":   func(p *tcpProxy, first string) { p.when("select file_id from files where file_id", p.cut) },
 		"only a question": func(p *tcpProxy, first string) { p.when(first, func() { p.cut(); p.resume() }) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1070,7 +998,7 @@ func TestSweepFails(t *testing.T) {
 			if err := os.Mkdir(folder, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			ids := []string{newUUID(), newUUID(), newUUID()}
+			ids := []string{testUUID(), testUUID(), testUUID()}
 			slices.Sort(ids) // the order in which they are swept
 			for _, id := range ids {
 				if err := errors.Join(os.WriteFile(filepath.Join(env["FILES_DIR"], id), []byte("x"), 0o600),
@@ -1114,13 +1042,13 @@ func TestSweepOfNoFolderFails(t *testing.T) {
 	var s *server
 	startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
 	folder := filepath.Join(s.cfg.filesDir, unfinished)
-	if err := s.sweepFiles(); err != nil {
+	if err := s.sweepOnce(); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(folder); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.sweepFiles(); !errors.Is(err, os.ErrNotExist) {
+	if err := s.sweepOnce(); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a sweep of no folder: %v", err)
 	}
 }
@@ -1136,7 +1064,7 @@ func TestWorkingNameGoesLast(t *testing.T) {
 	if err := os.WriteFile(working, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.takeBack("../x", ""); err == nil {
+	if err := s.rollbackUpload("../x", "x", false); err == nil {
 		t.Error("taken back, it says")
 	}
 	if _, err := os.Stat(working); err != nil {
@@ -1181,8 +1109,11 @@ func FuzzFileName(f *testing.F) {
 		w.Close()
 		request := httptest.NewRequest("POST", "/files/upload", &body)
 		request.Header.Set("Content-Type", w.FormDataContentType())
-		form, err := s.openForm(&exchange{ResponseWriter: httptest.NewRecorder(), r: request})
-		if err != nil {
+		form := &uploadForm{
+			state:   &requestState{ResponseWriter: httptest.NewRecorder(), request: request},
+			maxFile: 1 << 20, started: time.Now(),
+		}
+		if err := form.open(); err != nil {
 			if p, ok := errors.AsType[*problem](err); !ok || p.Status != 400 {
 				t.Fatalf("%q: %v", sent, err)
 			}
@@ -1196,7 +1127,7 @@ func FuzzFileName(f *testing.F) {
 			t.Errorf("%q was given the file name %q", sent, name)
 		}
 		got = ""
-		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/files/"+newUUID()+"/"+url.PathEscape(name), nil)); got != name {
+		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/files/"+testUUID()+"/"+url.PathEscape(name), nil)); got != name {
 			t.Errorf("%q comes back as %q", name, got)
 		}
 		disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})
@@ -1210,16 +1141,17 @@ func FuzzFileName(f *testing.F) {
 type deadlines struct {
 	http.ResponseWriter
 	read, write time.Time
+	writes      int // how often the write deadline was set
 }
 
 func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil }
-func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; return nil }
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; d.writes++; return nil }
 
 // H1: a minute, and a second more for each 16 KiB.
 func TestTransferTime(t *testing.T) {
 	t.Parallel()
 	for size, want := range map[int64]time.Duration{0: time.Minute, 16383: time.Minute, 16384: 61 * time.Second, 25 << 20: 1660 * time.Second} {
-		if got := transferTime(size); got != want {
+		if got := uploadTimeout(size); got != want {
 			t.Errorf("%d bytes: %v, want %v", size, got, want)
 		}
 	}
@@ -1230,29 +1162,39 @@ func TestTransferTime(t *testing.T) {
 func TestUploadDeadlinesFollowItsPace(t *testing.T) {
 	t.Parallel()
 	d := &deadlines{}
-	f := &uploadForm{x: &exchange{ResponseWriter: d, r: httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", 10*transferPace)))},
-		started: time.Now(), allowed: 1 << 30}
+	body := strings.NewReader(strings.Repeat("x", 10*uploadPace))
+	f := &uploadForm{
+		state: &requestState{ResponseWriter: d, request: httptest.NewRequest("POST", "/", body)},
+		// Begun so long ago that its pace ends it before a stall would.
+		started: time.Now().Add(-uploadStart), limit: 1 << 30,
+	}
 	io.Copy(io.Discard, f)
-	if want := f.started.Add(transferStart + 10*time.Second); !d.read.Equal(want) || !d.write.Equal(want.Add(answerTimeout)) {
+	if want := f.started.Add(uploadStart + 10*time.Second); !d.read.Equal(want) || !d.write.Equal(want.Add(answerTimeout)) {
 		t.Errorf("read %v, write %v, want %v", d.read, d.write, want)
 	}
 }
 
-// H1: a download has the time of an upload of its size, whatever every other answer has.
-func TestDownloadDeadlineFollowsItsSize(t *testing.T) {
+// H5: each piece of a download has stallTimeout, whatever the size of the file.
+func TestDownloadDeadlineFollowsItsProgress(t *testing.T) {
 	t.Parallel()
-	for _, size := range []int64{7, 10 * transferPace} {
-		content, err := os.Create(filepath.Join(t.TempDir(), "content"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer content.Close()
-		d := &deadlines{ResponseWriter: httptest.NewRecorder()}
-		before := time.Now().Add(transferTime(size))
-		fileContent{file{FileID: newUUID(), Name: "a.txt", Size: size}, content}.send(&exchange{ResponseWriter: d, r: httptest.NewRequest("GET", "/", nil)})
-		if d.write.Before(before) || d.write.After(before.Add(patience)) {
-			t.Errorf("%d bytes: write deadline %v, want %v", size, d.write, before)
-		}
+	content, err := os.Create(filepath.Join(t.TempDir(), "content"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	const size = 10 * transferPiece
+	if err := content.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	d := &deadlines{ResponseWriter: httptest.NewRecorder()}
+	before := time.Now().Add(stallTimeout)
+	c := fileContent{file{FileID: testUUID(), Name: "a.txt", Size: size}, content, func() {}}
+	c.send(&requestState{ResponseWriter: d, request: httptest.NewRequest("GET", "/", nil)})
+	if d.write.Before(before) || d.write.After(time.Now().Add(stallTimeout)) {
+		t.Errorf("write deadline: got %v, want %v from now", d.write, stallTimeout)
+	}
+	if d.writes < 10 {
+		t.Errorf("the deadline moved %d times for 10 pieces", d.writes)
 	}
 }
 

@@ -373,13 +373,13 @@ func (s *server) routes() []route {
 }
 
 // handler returns the steps that every request takes, in the order of the specification.
-func (s *server) handler() http.Handler {
-	h := s.serveRoutes(s.routes()) // 6. authentication, permission, input, output
-	h = s.checkOrigin(h)           // 5. CORS and cross-site writes
-	h = s.limitByAddress(h)        // 4. the limits by client address
-	h = s.setRequestContext(h)     // 3. request id, client address
-	h = s.setSecurityHeaders(h)    // 2.
-	h = s.logRequests(h)           // 1. begins first and ends last
+func (s *server) handler(routes []route) http.Handler {
+	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
+	h = s.checkOrigin(h)        // 5. CORS and cross-site writes
+	h = s.limitByAddress(h)     // 4. the limits by client address
+	h = s.setRequestContext(h)  // 3. request id, client address
+	h = s.setSecurityHeaders(h) // 2.
+	h = s.logRequests(h)        // 1. begins first and ends last
 	return h
 }
 
@@ -475,7 +475,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 // the pipeline too.
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
-		Handler:                      s.handler(),
+		Handler:                      s.handler(s.routes()),
 		ReadHeaderTimeout:            headerTimeout,
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,

@@ -264,7 +264,7 @@ func serveRoutes(t testing.TB, routes func(*server) []route, overrides ...map[st
 		t.Fatal(err)
 	}
 	s := newServer(cfg, nil, srv.log)
-	web := httptest.NewServer(s.pipeline(routes(s)))
+	web := httptest.NewServer(s.handler(routes(s)))
 	t.Cleanup(web.Close)
 	srv.addr, srv.base = web.Listener.Addr().String(), web.URL
 	if domain := srv.env["COOKIE_DOMAIN"]; domain != "" {
@@ -278,7 +278,7 @@ func TestUnknownAccessDenies(t *testing.T) {
 	t.Parallel()
 	srv := serveRoutes(t, func(*server) []route {
 		return []route{{"GET", "/x", "sesion", nil, 204, nil,
-			endpoint(func(*exchange, nothing) (nothing, error) { return nothing{}, nil })}}
+			endpoint(nil, func(*requestState, nothing) (nothing, error) { return nothing{}, nil })}}
 	})
 	wantProblem(t, srv.client(t).do("GET", "/x", nil), 401, "unauthenticated")
 }
@@ -286,7 +286,7 @@ func TestUnknownAccessDenies(t *testing.T) {
 // Access that is forgotten must deny, and a role without a session is a mistake too.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
-	serve := endpoint(func(*exchange, nothing) (nothing, error) { return nothing{}, nil })
+	serve := endpoint(nil, func(*requestState, nothing) (nothing, error) { return nothing{}, nil })
 	for name, test := range map[string]struct {
 		route route
 		panic bool
@@ -303,7 +303,7 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 					t.Errorf("panic: %v", fault)
 				}
 			}()
-			newServer(config{env: envLocal}, nil, io.Discard).register([]route{test.route})
+			newServer(config{env: envLocal}, nil, io.Discard).serveRoutes([]route{test.route})
 		})
 	}
 }
@@ -323,8 +323,8 @@ const panicSecret = "a-secret-in-the-stack"
 
 type halfAnswer struct{}
 
-func (halfAnswer) check() bool { return true }
-func (halfAnswer) send(x *exchange) {
+func (halfAnswer) validate() error { return nil }
+func (halfAnswer) send(x *requestState) {
 	x.Write([]byte("half"))
 	http.NewResponseController(x).Flush()
 	panic(panicSecret)
@@ -332,14 +332,16 @@ func (halfAnswer) send(x *exchange) {
 
 type standardFailure struct{}
 
-func (standardFailure) check() bool      { return true }
-func (standardFailure) send(x *exchange) { http.Error(x, panicSecret, http.StatusInternalServerError) }
+func (standardFailure) validate() error { return nil }
+func (standardFailure) send(x *requestState) {
+	http.Error(x, panicSecret, http.StatusInternalServerError)
+}
 
 type badAnswer struct {
 	Secret string `json:"secret"`
 }
 
-func (badAnswer) check() bool { return false }
+func (badAnswer) validate() error { return errors.New("secret") }
 
 // G3, I5: panics, unknown errors and outputs that break their contract are a 500 that
 // says nothing; the log says it, under the same id. Nothing of the failed answer stays.
@@ -348,17 +350,17 @@ func TestFailuresInside(t *testing.T) {
 	add := func(path string, c contract) route { return route{"GET", path, public, nil, 200, nil, c} }
 	srv := serveRoutes(t, func(*server) []route {
 		return []route{
-			add("/panic", endpoint(func(*exchange, nothing) (nothing, error) { panic(panicSecret) })),
-			add("/half", endpoint(func(*exchange, nothing) (halfAnswer, error) { return halfAnswer{}, nil })),
-			add("/late", endpoint(func(x *exchange, _ nothing) (nothing, error) {
+			add("/panic", endpoint(nil, func(*requestState, nothing) (nothing, error) { panic(panicSecret) })),
+			add("/half", endpoint(nil, func(*requestState, nothing) (halfAnswer, error) { return halfAnswer{}, nil })),
+			add("/late", endpoint(nil, func(x *requestState, _ nothing) (nothing, error) {
 				x.Write([]byte("half"))
 				http.NewResponseController(x).Flush()
 				return nothing{}, errors.New(panicSecret)
 			})),
 			// As http.ServeContent answers when it can't read a file.
-			add("/standard", endpoint(func(*exchange, nothing) (standardFailure, error) { return standardFailure{}, nil })),
-			add("/contract", endpoint(func(*exchange, nothing) (badAnswer, error) { return badAnswer{panicSecret}, nil })),
-			add("/error", endpoint(func(x *exchange, _ nothing) (nothing, error) {
+			add("/standard", endpoint(nil, func(*requestState, nothing) (standardFailure, error) { return standardFailure{}, nil })),
+			add("/contract", endpoint(nil, func(*requestState, nothing) (badAnswer, error) { return badAnswer{panicSecret}, nil })),
+			add("/error", endpoint(nil, func(x *requestState, _ nothing) (nothing, error) {
 				for _, name := range []string{"Set-Cookie", "ETag", "Location", "Content-Disposition", "Last-Modified", "Accept-Ranges"} {
 					x.Header().Set(name, panicSecret)
 				}
@@ -439,7 +441,6 @@ func TestOutputsAreChecked(t *testing.T) {
 		"codeLength":       func(v *codeAnswer) { v.CodeLength = 5 },
 		"expiresInSeconds": func(v *codeAnswer) { v.ExpiresInSeconds = 0 },
 	})
-	checkEach(t, health{"ok"}, change[health]{"status": func(v *health) { v.Status = "" }})
 	goodHub := hub{exampleID, strings.Repeat("é", 100), strings.Repeat("é", 2000), "archived", now, now}
 	badHub := change[hub]{
 		"id":               func(v *hub) { v.HubID = strings.ToUpper(exampleID) },
@@ -482,18 +483,18 @@ func TestOutputsAreChecked(t *testing.T) {
 	for what, spoil := range badFile {
 		contents[what] = func(v *fileContent) { spoil(&v.file) }
 	}
-	checkEach(t, fileContent{goodFile, content}, contents)
+	checkEach(t, fileContent{goodFile, content, nil}, contents)
 }
 
 // checkEach: a good output passes, and with any of the changes it does not.
 func checkEach[T output](t *testing.T, good T, changes map[string]func(*T)) {
 	t.Helper()
-	if !good.check() {
-		t.Errorf("%T: a good one is refused", good)
+	if err := good.validate(); err != nil {
+		t.Errorf("%T: a good one is refused: %v", good, err)
 	}
 	for what, spoil := range changes {
 		bad := good
-		if spoil(&bad); bad.check() {
+		if spoil(&bad); bad.validate() == nil {
 			t.Errorf("%T: taken in spite of its %s", good, what)
 		}
 	}
@@ -1188,7 +1189,7 @@ func FuzzRequestID(f *testing.F) {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)
 		got := w.Header().Values("X-Request-Id")
-		if w.Code != 404 || len(got) != 1 || !requestIDForm.MatchString(got[0]) || requestIDForm.MatchString(id) && got[0] != id {
+		if w.Code != 404 || len(got) != 1 || !requestIDPattern.MatchString(got[0]) || requestIDPattern.MatchString(id) && got[0] != id {
 			t.Errorf("%q: %d, %q", id, w.Code, got)
 		}
 	})
@@ -1197,7 +1198,7 @@ func FuzzRequestID(f *testing.F) {
 // fuzzHandler is the pipeline without its limit, which would end the fuzzing.
 func fuzzHandler(t testing.TB, routes func(*server) []route) http.Handler {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
-	return s.logRequests(before(s.setSecurityHeaders, before(s.setContext, before(s.checkOrigin, s.register(routes(s))))))
+	return s.logRequests(s.setSecurityHeaders(s.setRequestContext(s.checkOrigin(s.serveRoutes(routes(s))))))
 }
 
 // Whatever a body holds: a 4xx or an input that keeps its rules, and that reads the
@@ -1209,7 +1210,7 @@ func FuzzJSONBody(f *testing.F) {
 	}
 	var got *newHub
 	handler := fuzzHandler(f, func(*server) []route {
-		return []route{{"POST", "/x", public, nil, 200, nil, endpoint(func(_ *exchange, in newHub) (nothing, error) {
+		return []route{{"POST", "/x", public, nil, 200, nil, endpoint(parseNewHub, func(_ *requestState, in newHub) (nothing, error) {
 			got = &in
 			return nothing{}, nil
 		})}}
@@ -1230,7 +1231,7 @@ func FuzzJSONBody(f *testing.F) {
 			}
 			return
 		}
-		if !(hub{exampleID, in.name, in.description, in.status, time.Now(), time.Now()}).check() {
+		if (hub{exampleID, in.name, in.description, in.status, time.Now(), time.Now()}).validate() != nil {
 			t.Fatalf("%q was taken, and breaks its contract: %+v", body, in)
 		}
 		first := *in
@@ -1252,7 +1253,7 @@ func FuzzQuery(f *testing.F) {
 	}
 	var got *hubQuery
 	handler := fuzzHandler(f, func(*server) []route {
-		return []route{{"GET", "/x", public, nil, 200, nil, endpoint(func(_ *exchange, in hubQuery) (nothing, error) {
+		return []route{{"GET", "/x", public, nil, 200, nil, endpoint(parseHubQuery, func(_ *requestState, in hubQuery) (nothing, error) {
 			got = &in
 			return nothing{}, nil
 		})}}

@@ -231,7 +231,7 @@ func possible(r route) (codes []string) {
 	write, upload := r.method != "GET", r.path == "/files/upload"
 	_, noInput := r.contract.input.(nothing)
 	_, terms := r.contract.input.(acceptance)
-	_, proof := r.contract.input.(codeProof)
+	_, proof := r.contract.input.(guess)
 	_, isFile := r.contract.output.(fileContent)
 	_, fixed := r.contract.output.(document)
 	for code, is := range map[string]bool{
@@ -311,10 +311,10 @@ func (d *apiDocument) make() object {
 				"name", "x-request-id", "in", "header",
 				"description", "Accepted when it has this form, else replaced by a generated one. It stands in the " +
 					"answer, in errors and in the server's log.",
-				"schema", object{"type", "string", "pattern", requestIDPattern}, "example", "web-7f3a.42",
+				"schema", object{"type", "string", "pattern", requestIDForm}, "example", "web-7f3a.42",
 			}},
 			"headers", object{
-				"X-Request-Id", header("The id of this request.", object{"type", "string", "pattern", requestIDPattern}),
+				"X-Request-Id", header("The id of this request.", object{"type", "string", "pattern", requestIDForm}),
 				"Retry-After", header("Seconds after which another attempt makes sense.", object{"type", "integer", "minimum", 1}),
 				"Location", header("Path of what was created.", object{"type", "string", "format", "uri-reference"}),
 				"Set-Cookie", header("The session cookie.", object{"type", "string"}),
@@ -329,7 +329,9 @@ func (d *apiDocument) make() object {
 	}
 }
 
-const requestIDPattern = "^[A-Za-z0-9._-]{1,128}$"
+const requestIDForm = "^[A-Za-z0-9._-]{1,128}$"
+
+var requestIDPattern = regexp.MustCompile(requestIDForm)
 
 func header(text string, schema object) object {
 	return object{"description", text, "schema", schema}
@@ -427,9 +429,9 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 		}}})
 	case !noInput && r.method == "GET":
 		var parameters []object
-		for _, rule := range rulesOf(r.contract.input) {
+		for _, rule := range rulesOf(r.contract) {
 			schema, doc := d.ruleSchema(typeName(r.contract.input), rule)
-			parameters = append(parameters, object{"name", rule.name, "in", "query", "required", rule.isRequired(),
+			parameters = append(parameters, object{"name", rule.name, "in", "query", "required", rule.required,
 				"description", doc.text, "schema", schema, "example", doc.example})
 		}
 		o = append(o, "parameters", parameters)
@@ -446,10 +448,10 @@ func (d *apiDocument) inputSchema(r route) object {
 	name := typeName(r.contract.input)
 	var required []string
 	var properties object
-	for _, rule := range rulesOf(r.contract.input) {
+	for _, rule := range rulesOf(r.contract) {
 		schema, doc := d.ruleSchema(name, rule)
 		properties = append(properties, rule.name, append(schema, "description", doc.text, "examples", []any{doc.example}))
-		if rule.isRequired() {
+		if rule.required {
 			required = append(required, rule.name)
 		}
 	}
@@ -464,29 +466,10 @@ func (d *apiDocument) inputSchema(r route) object {
 }
 
 // rulesOf is what an input asks for, in the order in which it asks.
-func rulesOf(input any) []rule {
-	f := &fields{}
-	switch in := input.(type) {
-	case codeRequest:
-		in.read(f)
-	case codeProof:
-		in.read(f)
-	case acceptance:
-		in.read(f)
-	case newHub:
-		in.read(f)
-	case hubChange:
-		in.read(f)
-	case hubQuery:
-		in.read(f)
-	default:
-		panic(fmt.Sprintf("%T is not listed here", input))
-	}
-	return f.rules
+func rulesOf(c contract) (rules []rule) {
+	c.parse(&fields{onRead: func(r rule) { rules = append(rules, r) }})
+	return rules
 }
-
-// isRequired: a field that is neither optional nor has a fallback that would do.
-func (r rule) isRequired() bool { return !r.optional && r.fault(r.fallback) != "" }
 
 func (d *apiDocument) ruleSchema(owner string, r rule) (object, fieldDoc) {
 	doc := d.fieldDoc(owner, r.name)
@@ -587,7 +570,7 @@ func (d *apiDocument) responses(r route, doc operationDoc) object {
 	if r.status == http.StatusCreated {
 		add("Location")
 	}
-	if _, signsIn := r.contract.input.(codeProof); signsIn || r.path == "/auth/logout" {
+	if _, signsIn := r.contract.input.(guess); signsIn || r.path == "/auth/logout" {
 		add("Set-Cookie")
 	}
 	var content object

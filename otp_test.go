@@ -104,7 +104,7 @@ func TestCodeLifetime(t *testing.T) {
 			codes := newCodes()
 			code := mustIssue(t, codes, "a")
 			time.Sleep(after)
-			if ok := codes.redeem("a", code); ok != good {
+			if _, ok := codes.redeem("a", code); ok != good {
 				t.Errorf("after %v: %v", after, ok)
 			}
 		})
@@ -127,10 +127,10 @@ func TestCodeResend(t *testing.T) {
 		mustIssue(t, codes, "b") // another mailbox is another matter
 		time.Sleep(time.Nanosecond)
 		second := mustIssue(t, codes, "a")
-		if ok := codes.redeem("a", first); ok && first != second {
+		if _, ok := codes.redeem("a", first); ok && first != second {
 			t.Error("the replaced code works")
 		}
-		if ok := codes.redeem("a", second); !ok {
+		if _, ok := codes.redeem("a", second); !ok {
 			t.Error("the new code does not work")
 		}
 	})
@@ -140,7 +140,7 @@ func TestCodeResend(t *testing.T) {
 		time.Sleep(time.Minute - 1)
 		codes.issue("a")
 		time.Sleep(9*time.Minute + 1 - 1)
-		if ok := codes.redeem("a", first); !ok {
+		if _, ok := codes.redeem("a", first); !ok {
 			t.Error("a refused request for a new code took the old one away")
 		}
 		mustIssue(t, codes, "a") // a used code is not a live one: no minute to wait
@@ -154,7 +154,7 @@ func TestCodeWorksOnce(t *testing.T) {
 	code := mustIssue(t, codes, "a")
 	for _, attempt := range [][2]string{{"a", otherCode(code, 1)}, {"a", ""}, {"a", code + "0"}, {"a", code[:5]},
 		{"b", code}, {"", code}, {"b", ""}, {"", ""}} {
-		if ok := codes.redeem(attempt[0], attempt[1]); ok {
+		if _, ok := codes.redeem(attempt[0], attempt[1]); ok {
 			t.Errorf("%q redeemed", attempt)
 		}
 	}
@@ -162,7 +162,7 @@ func TestCodeWorksOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 100 {
 		all.Go(func() {
-			if ok := codes.redeem("a", code); ok {
+			if _, ok := codes.redeem("a", code); ok {
 				won.Add(1)
 			}
 		})
@@ -184,11 +184,11 @@ func TestCodeWithdrawn(t *testing.T) {
 		t.Error("a code was withdrawn on behalf of another")
 	}
 	codes.withdraw("a", code)
-	if ok := codes.redeem("a", code); ok {
+	if _, ok := codes.redeem("a", code); ok {
 		t.Error("the withdrawn code works")
 	}
 	mustIssue(t, codes, "a")
-	if ok := codes.redeem("b", other); !ok {
+	if _, ok := codes.redeem("b", other); !ok {
 		t.Error("another mailbox's code is gone")
 	}
 }
@@ -208,7 +208,7 @@ func TestExpiredCodesAreSwept(t *testing.T) {
 		if mustIssue(t, codes, "new"); len(codes.byEmail) != 2 {
 			t.Errorf("%d codes, 2 of them live", len(codes.byEmail))
 		}
-		if ok := codes.redeem("young", young); !ok {
+		if _, ok := codes.redeem("young", young); !ok {
 			t.Error("a live code was swept")
 		}
 	})

@@ -258,7 +258,7 @@ func TestIdleKeysAreForgotten(t *testing.T) {
 			time.Sleep(time.Minute)
 			l.take("later")
 		}
-		if n := keysHeld(l); n != 1 || l.swept != 2*time.Minute {
+		if n := keysHeld(l); n != 1 || l.sweptAt != 2*time.Minute {
 			t.Errorf("%d keys, want 1", n)
 		}
 	})
@@ -280,7 +280,7 @@ func newOffice(t testing.TB) office {
 		t.Fatal(err)
 	}
 	s := newServer(cfg, nil, io.Discard)
-	return office{s, s.pipeline(s.routes())}
+	return office{s, s.handler(s.routes())}
 }
 
 // call sends one request to the handler itself, from an address.

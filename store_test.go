@@ -162,6 +162,12 @@ func TestSchemaConstraints(t *testing.T) {
 // to try again.
 func TestReachable(t *testing.T) {
 	t.Parallel()
+	idle, err := openStore(newDatabase(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.db.Close()
+	classify := idle.classifyDBError
 	isUnavailable := func(err error) bool {
 		p, ok := errors.AsType[*problem](err)
 		return ok && p.Status == 503 && p.retryAfter > 0
@@ -178,21 +184,21 @@ func TestReachable(t *testing.T) {
 		"22021": false, "23505": false, "23514": false, "42601": false, "42P01": false, "40001": false, "XX000": false,
 	} {
 		err := &pq.Error{Code: code}
-		if got := reachable(fmt.Errorf("within: %w", err)); isUnavailable(got) != want || !want && !errors.Is(got, err) {
+		if got := classify(fmt.Errorf("within: %w", err)); isUnavailable(got) != want || !want && !errors.Is(got, err) {
 			t.Errorf("%s: %v", code, got)
 		}
 	}
 	for _, code := range []pqerror.Code{"28000", "28P01", "3D000", "55000"} {
-		if !isUnavailable(reachable(&pq.Error{Code: code, Severity: "FATAL"})) {
+		if !isUnavailable(classify(&pq.Error{Code: code, Severity: "FATAL"})) {
 			t.Errorf("a connection refused with %s counts as a faulty statement", code)
 		}
 	}
 	for _, err := range []error{io.EOF, net.ErrClosed, os.ErrDeadlineExceeded, sql.ErrConnDone} {
-		if !isUnavailable(reachable(err)) {
+		if !isUnavailable(classify(err)) {
 			t.Errorf("%v counts as a faulty statement", err)
 		}
 	}
-	if reachable(nil) != nil {
+	if classify(nil) != nil {
 		t.Error("an outcome counts as an error")
 	}
 
@@ -205,7 +211,7 @@ func TestReachable(t *testing.T) {
 	var n int
 	for query, want := range map[string]bool{"select pg_sleep(300)": true, "select 1/0": false, "select 'x'": false, "selec": false, "select no_such_thing": false} {
 		start := time.Now()
-		if err := st.row(query, nil, &n); err == nil || isUnavailable(err) != want || time.Since(start) > dbWait {
+		if err := readOnce(st, query, nil, &n); err == nil || isUnavailable(err) != want || time.Since(start) > dbWait {
 			t.Errorf("%s: %v after %v", query, err, time.Since(start))
 		}
 	}
@@ -214,12 +220,18 @@ func TestReachable(t *testing.T) {
 		return queryValue[int](t, database, `select count(*) from pg_stat_activity
 			where datname = current_database() and state = 'active' and pid <> pg_backend_pid()`) == 0
 	})
-	if err := st.row("select 1 where false", nil, &n); err != sql.ErrNoRows {
-		t.Error(err)
+	if found, err := st.readRow("select 1 where false", nil, &n); found || err != nil {
+		t.Errorf("a statement without a row: found %v, %v", found, err)
 	}
-	if err := st.row("select 1", nil, &n); err != nil {
+	if err := readOnce(st, "select 1", nil, &n); err != nil {
 		t.Error("no service after the errors: ", err)
 	}
+}
+
+// readOnce is readRow without the word whether there was a row.
+func readOnce(st *store, text string, args []any, dest ...any) error {
+	_, err := st.readRow(text, args, dest...)
+	return err
 }
 
 // A statement whose rows can't be read gives its connection back, and its slot, whatever
@@ -233,14 +245,14 @@ func TestConnectionsComeBack(t *testing.T) {
 	defer st.db.Close()
 	var n int
 	for what, run := range map[string]func() error{
-		"a row of another type": func() error { return st.row("select 'x' from generate_series(1, 10000)", nil, &n) },
-		"too many columns":      func() error { return st.row("select 1, 2 from generate_series(1, 10000)", nil, &n) },
-		"a fault while running": func() error { return st.row("select 1 / (n - 5000) from generate_series(1, 10000) n", nil, &n) },
-		"a faulty statement":    func() error { return st.row("selec", nil, &n) },
-		"a wrong argument":      func() error { return st.row("select $1::int", []any{"x"}, &n) },
+		"a row of another type": func() error { return readOnce(st, "select 'x' from generate_series(1, 10000)", nil, &n) },
+		"too many columns":      func() error { return readOnce(st, "select 1, 2 from generate_series(1, 10000)", nil, &n) },
+		"a fault while running": func() error { return readOnce(st, "select 1 / (n - 5000) from generate_series(1, 10000) n", nil, &n) },
+		"a faulty statement":    func() error { return readOnce(st, "selec", nil, &n) },
+		"a wrong argument":      func() error { return readOnce(st, "select $1::int", []any{"x"}, &n) },
 		"a panic": func() (err error) {
 			defer func() { err = fmt.Errorf("%v", recover()) }()
-			return st.rows("select 1 from generate_series(1, 10000)", nil, func(*sql.Rows) error { panic("in scan") })
+			return st.rows(query{text: "select 1 from generate_series(1, 10000)"}, func(*sql.Rows) error { panic("in scan") })
 		},
 	} {
 		for range 2 * poolSize {
@@ -252,7 +264,7 @@ func TestConnectionsComeBack(t *testing.T) {
 			t.Errorf("%s: %d connections and %d slots are still taken", what, pool.InUse, len(st.slots))
 		}
 	}
-	if err := st.row("select 1", nil, &n); err != nil {
+	if err := readOnce(st, "select 1", nil, &n); err != nil {
 		t.Error("no service after the errors: ", err)
 	}
 }
@@ -276,7 +288,7 @@ func TestBoundsOverrideTheURL(t *testing.T) {
 	defer st.db.Close()
 	for setting, want := range map[string]string{"statement_timeout": "2s", "timezone": "UTC", "plan_cache_mode": "force_generic_plan"} {
 		var got string
-		if err := st.row("select current_setting($1)", []any{setting}, &got); err != nil || got != want {
+		if err := readOnce(st, "select current_setting($1)", []any{setting}, &got); err != nil || got != want {
 			t.Errorf("%s: %q, want %q, %v", setting, got, want, err)
 		}
 	}
@@ -324,11 +336,11 @@ func TestOneStatementIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.db.Close()
-	const query = "select 4711 + $1::int"
+	const text = "select 4711 + $1::int"
 	proxy.hang()
 	var all sync.WaitGroup
 	for range poolSize {
-		all.Go(func() { st.row(query, []any{1}, new(int)) }) // on a machine too slow it may fail: no matter
+		all.Go(func() { readOnce(st, text, []any{1}, new(int)) }) // on a machine too slow it may fail: no matter
 	}
 	waitUntil(t, "all of them at it", func() bool { return len(st.slots) == poolSize })
 	proxy.resume()
@@ -340,7 +352,7 @@ func TestOneStatementIsKept(t *testing.T) {
 		}
 		defer conn.Close()
 		var n int
-		if err := conn.QueryRowContext(t.Context(), "select count(*) from pg_prepared_statements where statement = $1", query).Scan(&n); err != nil || n > 1 {
+		if err := conn.QueryRowContext(t.Context(), "select count(*) from pg_prepared_statements where statement = $1", text).Scan(&n); err != nil || n > 1 {
 			t.Errorf("a connection holds the statement %d times, %v", n, err)
 		}
 	}
@@ -622,7 +634,7 @@ func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 	for _, statement := range []string{"no statement", "select 1/(select count(*) from users)"} {
 		release := make(chan struct{})
 		holds <- release
-		if err := st.row(statement, nil, new(int)); err == nil {
+		if err := readOnce(st, statement, nil, new(int)); err == nil {
 			t.Errorf("%s: no error", statement)
 		}
 		if len(holds) > 0 {
@@ -631,7 +643,7 @@ func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 		close(release)
 		for n := range 3 * poolSize {
 			var got int
-			if err := st.row(fmt.Sprintf("select %d", n), nil, &got); err != nil || got != n {
+			if err := readOnce(st, fmt.Sprintf("select %d", n), nil, &got); err != nil || got != n {
 				t.Errorf("%s, then select %d: %d, %v", statement, n, got, err)
 			}
 		}
