@@ -56,10 +56,10 @@ const (
 // loadUser reads a user. found is false if there is none.
 func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
 	u = &user{}
-	found, err = s.store.readRow(`select u.user_id, u.email, u.permission, u.suspended,
+	found, err = s.store.row(statement{text: `select u.user_id, u.email, u.permission, u.suspended,
 		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
-		where `+condition, []any{key, TERMS_VERSION},
+		where ` + condition, args: []any{key, TERMS_VERSION}},
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
 	return u, found, err
 }
@@ -107,11 +107,8 @@ type codeAnswer struct {
 	ExpiresInSeconds int `json:"expiresInSeconds"`
 }
 
-func (a codeAnswer) validate() error {
-	if a.CodeLength != codeLength || a.ExpiresInSeconds <= 0 {
-		return errors.New("codeLength or expiresInSeconds")
-	}
-	return nil
+func (a codeAnswer) isValid() bool {
+	return a.CodeLength == codeLength && a.ExpiresInSeconds > 0
 }
 
 // requestCode puts the address on the queue and answers. A worker does the rest: sendCodes
@@ -159,14 +156,11 @@ type termsView struct {
 	Accepted bool   `json:"accepted"`
 }
 
-func (v sessionView) validate() error {
-	if !isUUID(v.User.UserID) || !emailForm.MatchString(v.User.Email) {
-		return errors.New("userId or email")
-	}
-	if !slices.Contains(roles, v.User.Permission) || v.ExpiresAt.IsZero() {
-		return errors.New("permission or expiresAt")
-	}
-	return nil
+func (v sessionView) isValid() bool {
+	return isUUID(v.User.UserID) &&
+		emailForm.MatchString(v.User.Email) &&
+		slices.Contains(roles, v.User.Permission) &&
+		!v.ExpiresAt.IsZero()
 }
 
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
@@ -284,9 +278,11 @@ func isUUID(text string) bool {
 		return false
 	}
 	for i, c := range []byte(text) {
-		isHyphenPlace := i == 8 || i == 13 || i == 18 || i == 23
-		isHex := '0' <= c && c <= '9' || 'a' <= c && c <= 'f'
-		if isHyphenPlace != (c == '-') || !isHyphenPlace && !isHex {
+		allowed := "0123456789abcdef"
+		if i == 8 || i == 13 || i == 18 || i == 23 {
+			allowed = "-"
+		}
+		if strings.IndexByte(allowed, c) < 0 {
 			return false
 		}
 	}
@@ -405,11 +401,8 @@ type acceptanceView struct {
 	AcceptedAt time.Time `json:"acceptedAt"`
 }
 
-func (v acceptanceView) validate() error {
-	if v.Version == "" || v.AcceptedAt.IsZero() {
-		return errors.New("version or acceptedAt")
-	}
-	return nil
+func (v acceptanceView) isValid() bool {
+	return v.Version != "" && !v.AcceptedAt.IsZero()
 }
 
 // acceptTerms records the acceptance. A second one keeps the first time: its update changes
@@ -419,10 +412,10 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 		return acceptanceView{}, newProblem(409, "conflict", "The current terms version is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
-	_, err := s.store.writeRow(`insert into terms_acceptances (user_id, version) values ($1, $2)
+	_, err := s.store.row(statement{writes: true, text: `insert into terms_acceptances (user_id, version) values ($1, $2)
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
-		[]any{state.user.UserID, in.version}, &v.Version, &v.AcceptedAt)
+		args: []any{state.user.UserID, in.version}}, &v.Version, &v.AcceptedAt)
 	return v, err
 }
 
@@ -436,142 +429,99 @@ func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	return nothing{}, nil
 }
 
-// userArguments is how many arguments each "user …" command takes after its flags.
-var userArguments = map[string]int{
-	"add": 1, "role": 2, "suspend": 1, "activate": 1, "signout": 1, "list": 0, "show": 1,
+// userCommands has the commands "user …": the number of their arguments, the statement, and
+// what is printed when it is done.
+var userCommands = map[string]struct {
+	arguments  int
+	text, done string
+}{
+	"add":      {1, "insert into users (email, permission) values ($1, $2) on conflict do nothing", "added"},
+	"role":     {2, "update users set permission = $2" + ofEmail, "has the new role from the next request on"},
+	"suspend":  {1, "update users set suspended = true" + ofEmail, "suspended from the next request on"},
+	"activate": {1, "update users set suspended = false" + ofEmail, "active from the next request on"},
+	"signout":  {1, "update users set signed_out_at = clock_timestamp()" + ofEmail, "signed out everywhere"},
+	"list":     {0, "select " + userLine + " from users order by lower(email)", ""},
+	"show":     {1, "select " + userLine + userDetails + " from users" + ofEmail, ""},
 }
+
+const (
+	ofEmail = ` where lower(email) = lower($1 collate "C")`
+
+	userLine = `email || '  ' || permission || '  ' || case when suspended then 'suspended' else 'active' end
+		|| to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
+
+	userDetails = ` || coalesce(to_char(signed_out_at, E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '')
+		|| coalesce((select string_agg(E'\n  accepted terms ' || version ||
+			to_char(accepted_at, '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '' order by accepted_at)
+			from terms_acceptances t where t.user_id = users.user_id), '')`
+)
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	if len(args) == 0 {
-		return usageError("user needs one of: add, role, suspend, activate, signout, list, show\n\n" + usage)
+	name := ""
+	if len(args) > 0 {
+		name = args[0]
 	}
-	command := args[0]
-	count, known := userArguments[command]
+	command, known := userCommands[name]
 	if !known {
-		return usageError(fmt.Sprintf("there is no command \"user %s\"\n\n%s", command, usage))
+		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
-	flags := flag.NewFlagSet("user "+command, flag.ContinueOnError)
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	role := roleMember
-	if command == "add" {
+	if name == "add" {
 		flags.StringVar(&role, "role", roleMember, "")
 	}
 	if err := flags.Parse(args[1:]); err != nil {
-		return usageError(fmt.Sprintf("user %s: %v\n\n%s", command, err, usage))
+		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
-	if flags.NArg() != count {
-		return usageError(fmt.Sprintf("user %s takes %d arguments, not %d\n\n%s", command, count, flags.NArg(), usage))
+	if flags.NArg() != command.arguments {
+		return usageError(fmt.Sprintf("user %s takes %d arguments, not %d\n\n%s",
+			name, command.arguments, flags.NArg(), usage))
 	}
-	if command == "role" {
+	if name == "role" {
 		role = flags.Arg(1)
 	}
-	return runUserCommand(command, flags.Arg(0), role, databaseURL, out)
-}
-
-func runUserCommand(command, email, role, databaseURL string, out io.Writer) error {
 	if !slices.Contains(roles, role) {
 		return usageError(fmt.Sprintf("there is no role %q; the roles are %s", role, strings.Join(roles, " and ")))
 	}
-	if command != "list" && (len(email) > 254 || !emailForm.MatchString(email)) {
-		return usageError(fmt.Sprintf("%q is no e-mail address that this server takes", email))
+	email := flags.Arg(0)
+	if command.arguments > 0 && (len(email) > 254 || !emailForm.MatchString(email)) {
+		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
+	// Each statement has the first parameters of these two, or none.
+	parameters := []any{email, role}[:strings.Count(command.text, "$")]
+	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
+}
+
+func runUserCommand(name string, command statement, databaseURL string, out io.Writer) error {
 	st, err := openStore(databaseURL)
 	if err != nil {
 		return err
 	}
 	defer st.db.Close()
-	switch command {
-	case "list":
-		return listUsers(st, out)
-	case "show":
-		return showUser(st, email, out)
-	default:
-		return changeUser(st, command, email, role, out)
+	done := userCommands[name].done
+	if done != "" {
+		command.text += " returning email || ': " + done + "'"
+		command.writes = true
 	}
-}
-
-var errNoUser = errors.New("there is no user with this address; \"hubs user list\" shows all")
-
-// ofEmail ends the statements about one account. They return the address as it is stored.
-const ofEmail = ` where lower(email) = lower($1 collate "C") `
-
-// changeUser changes one account and prints what it did. To activate an account does not
-// bring back sessions that were signed out.
-func changeUser(st *store, command, email, role string, out io.Writer) error {
-	args := []any{email}
-	var statement, done string
-	switch command {
-	case "add":
-		statement = "insert into users (email, permission) values ($1, $2) on conflict do nothing returning email"
-		args = append(args, role)
-		done = "added as " + role
-	case "role":
-		statement = "update users set permission = $2" + ofEmail + "returning email"
-		args = append(args, role)
-		done = "is " + role + " from the next request on"
-	case "suspend":
-		statement = "update users set suspended = true" + ofEmail + "returning email"
-		done = "suspended; refused from the next request on"
-	case "activate":
-		statement = "update users set suspended = false" + ofEmail + "returning email"
-		done = "active"
-	case "signout":
-		statement = "update users set signed_out_at = clock_timestamp()" + ofEmail + "returning email"
-		done = "signed out everywhere"
-	}
-	var stored string
-	found, err := st.writeRow(statement, args, &stored)
-	if err != nil {
-		return err
-	}
-	if !found && command == "add" {
-		return errors.New("there is a user with this address already; nothing was changed")
-	}
-	if !found {
-		return errNoUser
-	}
-	_, err = fmt.Fprintf(out, "%s: %s\n", stored, done)
-	return err
-}
-
-const userColumns = "email, permission, case when suspended then 'suspended' else 'active' end, created_at"
-
-// listUsers prints a line for each user: address, role, state, when made.
-func listUsers(st *store, out io.Writer) error {
-	list := query{text: "select " + userColumns + " from users order by lower(email)"}
-	return st.rows(list, func(rows *sql.Rows) error {
-		var email, role, state string
-		var createdAt time.Time
-		if err := rows.Scan(&email, &role, &state, &createdAt); err != nil {
+	found := false
+	err = st.rows(command, func(rows *sql.Rows) error {
+		found = true
+		var line string
+		if err := rows.Scan(&line); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(out, "%s  %s  %s  %s\n", email, role, state, createdAt.UTC().Format(time.RFC3339))
+		_, err := fmt.Fprintln(out, line)
 		return err
 	})
-}
-
-// showUser prints what the list has, the accepted terms and the last sign-out everywhere.
-func showUser(st *store, email string, out io.Writer) error {
-	var stored, role, state, terms string
-	var createdAt time.Time
-	var signedOutAt sql.Null[time.Time]
-	found, err := st.readRow("select "+userColumns+`, signed_out_at,
-		coalesce((select string_agg(version || ' at ' || to_char(accepted_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), ', '
-			order by accepted_at) from terms_acceptances t where t.user_id = users.user_id), 'none')
-		from users`+ofEmail, []any{email}, &stored, &role, &state, &createdAt, &signedOutAt, &terms)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case !found && name == "add":
+		return errors.New("there is a user with this address already; nothing was changed")
+	case !found && name != "list":
+		return errors.New("there is no user with this address; \"hubs user list\" shows all")
 	}
-	if !found {
-		return errNoUser
-	}
-	signedOut := "never"
-	if signedOutAt.Valid {
-		signedOut = signedOutAt.V.UTC().Format(time.RFC3339)
-	}
-	_, err = fmt.Fprintf(out, "email            %s\nrole             %s\nstate            %s\nadded            %s\n"+
-		"accepted terms   %s\nlast signed out  %s\n",
-		stored, role, state, createdAt.UTC().Format(time.RFC3339), terms, signedOut)
-	return err
+	return nil
 }

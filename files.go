@@ -17,8 +17,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
-	"context"
 	"crypto/rand"
 	"database/sql"
 	"errors"
@@ -31,6 +29,7 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -63,14 +62,9 @@ type file struct {
 	CreatedAt   time.Time `json:"createdAt"`
 }
 
-func (f file) validate() error {
-	if !isUUID(f.FileID) || !isFileName(f.Name) {
-		return errors.New("fileId or name")
-	}
-	if f.ContentType == "" || f.Size < 0 || f.CreatedAt.IsZero() {
-		return errors.New("contentType, size or createdAt")
-	}
-	return nil
+func (f file) isValid() bool {
+	return isUUID(f.FileID) && isFileName(f.Name) && f.ContentType != "" && f.Size >= 0 &&
+		!f.CreatedAt.IsZero()
 }
 
 // isFileName keeps out what a path or a header could trip over.
@@ -108,18 +102,14 @@ func (s *server) openFiles() error {
 	return s.sweepOnce()
 }
 
-// sweepUploads sweeps every sweepInterval until ctx ends.
-func (s *server) sweepUploads(ctx context.Context) {
-	ticker := time.NewTicker(sweepInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			if err := s.sweepOnce(); err != nil {
-				s.log.Error("the sweep of unfinished uploads failed", "error", err)
-			}
-		case <-ctx.Done():
+// sweepUploads sweeps every sweepInterval until the server stops.
+func (s *server) sweepUploads() {
+	for range time.Tick(sweepInterval) {
+		if s.stopping.Load() {
 			return
+		}
+		if err := s.sweepOnce(); err != nil {
+			s.log.Error("the sweep of unfinished uploads failed", "error", err)
 		}
 	}
 }
@@ -161,17 +151,15 @@ func (s *server) sweepUpload(name string) error {
 		return nil
 	}
 	s.log.Info("sweeping an unfinished upload", "fileId", id)
-	if undo {
-		return s.rollbackUpload(id, name, true)
-	}
-	found, err := s.store.readRow("select file_id from files where file_id = $1", []any{id}, new(string))
+	row := statement{text: "select file_id from files where file_id = $1", args: []any{id}}
+	hasRow, err := s.store.row(row, new(string))
 	if err != nil {
 		return err
 	}
-	if found { // the bytes are needed
+	if hasRow && !undo { // the bytes are needed
 		return s.files.RemoveAll(path.Join(unfinished, name))
 	}
-	return s.rollbackUpload(id, name, false)
+	return s.rollbackUpload(id, name, hasRow)
 }
 
 // lockFile takes the lock on a working file, or fails if an upload holds it. The kernel
@@ -184,8 +172,8 @@ func lockFile(working *os.File) error {
 // working name. The working name goes last, so that the sweep finds what is left here.
 func (s *server) rollbackUpload(id, workingName string, rowMayExist bool) error {
 	if rowMayExist {
-		_, err := s.store.writeRow("delete from files where file_id = $1 returning file_id", []any{id}, new(string))
-		if err != nil {
+		row := statement{text: "delete from files where file_id = $1", args: []any{id}, writes: true}
+		if _, err := s.store.row(row); err != nil {
 			return err
 		}
 	}
@@ -260,9 +248,12 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	}
 	f = file{FileID: id, Name: form.name, ContentType: contentType, Size: size, Path: filePath(id, form.name)}
 	rowMayExist = true // from here on, also if the statement fails
-	_, err = s.store.writeRow(`insert into files (file_id, user_id, name, content_type, size)
-		values ($1, $2, $3, $4, $5) returning created_at`,
-		[]any{f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt)
+	_, err = s.store.row(statement{
+		text: `insert into files (file_id, user_id, name, content_type, size)
+			values ($1, $2, $3, $4, $5) returning created_at`,
+		args:   []any{f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size},
+		writes: true,
+	}, &f.CreatedAt)
 	if err != nil {
 		return file{}, err
 	}
@@ -365,12 +356,8 @@ func uploadTimeout(received int64) time.Duration {
 
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
 // the form; what follows the form counts as part of it.
-func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error) {
-	head, err := io.ReadAll(io.LimitReader(f.file, sniffLength))
-	if err != nil {
-		return "", 0, bodyProblem(err)
-	}
-	size, err = io.Copy(out, io.MultiReader(bytes.NewReader(head), f.file))
+func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
+	size, err = io.Copy(out, f.file)
 	if err != nil {
 		return "", 0, bodyProblem(err)
 	}
@@ -390,6 +377,10 @@ func (f *uploadForm) receive(out io.Writer) (kind string, size int64, err error)
 	}
 	if f.received > f.limit {
 		return "", 0, errTooLarge
+	}
+	head := make([]byte, min(size, sniffLength))
+	if _, err := out.ReadAt(head, 0); err != nil {
+		return "", 0, err
 	}
 	return contentType(head), size, nil
 }
@@ -431,16 +422,10 @@ type fileContent struct {
 	end     func() // of the transfer
 }
 
-// validate compares the bytes on disk with the row.
-func (c fileContent) validate() error {
+// isValid compares the bytes on disk with the row.
+func (c fileContent) isValid() bool {
 	info, err := c.content.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() || info.Size() != c.Size {
-		return errors.New("the bytes on disk are not those of the row")
-	}
-	return c.file.validate()
+	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.isValid()
 }
 
 // Close is called by endpoint when the answer has been sent, or refused.
@@ -456,10 +441,10 @@ func (c fileContent) Close() error {
 func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	var c fileContent
 	name := state.request.PathValue("name")
-	found, err := s.store.readRow(
-		"select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
-		[]any{state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}},
-		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	found, err := s.store.row(statement{
+		text: "select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
+		args: []any{state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}},
+	}, &c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
 	if err != nil {
 		return fileContent{}, err
 	}
@@ -478,14 +463,10 @@ func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	return c, nil
 }
 
-// dispositions has the types that a browser may show in place. All others are offered for
-// saving. nosniff and a sandbox hold in either case.
-var dispositions = map[string]string{
-	"image/png":                 "inline",
-	"image/jpeg":                "inline",
-	"image/gif":                 "inline",
-	"image/webp":                "inline",
-	"text/plain; charset=utf-8": "inline",
+// inlineTypes may be shown in place by a browser. All others are offered for saving. nosniff
+// and a sandbox hold in either case.
+var inlineTypes = []string{
+	"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain; charset=utf-8",
 }
 
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
@@ -495,7 +476,10 @@ var dispositions = map[string]string{
 // is an attachment, and sandboxed. H7: a Range header with many ranges is ignored (RFC 9110
 // 14.2 permits that); each would cost a part of its own.
 func (c fileContent) send(state *requestState) {
-	disposition := cmp.Or(dispositions[c.ContentType], "attachment")
+	disposition := "attachment"
+	if slices.Contains(inlineTypes, c.ContentType) {
+		disposition = "inline"
+	}
 	header := state.Header()
 	header.Set("Content-Type", c.ContentType)
 	header.Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))

@@ -5,7 +5,6 @@ package main
 
 import (
 	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -32,18 +31,13 @@ func (h *hub) scanTargets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt, &h.UpdatedAt}
 }
 
-func (h hub) validate() error {
+func (h hub) isValid() bool {
 	nameLength := utf8.RuneCountInString(h.Name)
-	if !isUUID(h.HubID) || nameLength < 1 || nameLength > 100 {
-		return errors.New("hubId or name")
-	}
-	if utf8.RuneCountInString(h.Description) > 2000 || !slices.Contains(hubStatuses, h.Status) {
-		return errors.New("description or status")
-	}
-	if h.CreatedAt.IsZero() || h.UpdatedAt.IsZero() {
-		return errors.New("createdAt or updatedAt")
-	}
-	return nil
+	return isUUID(h.HubID) &&
+		nameLength >= 1 && nameLength <= 100 &&
+		utf8.RuneCountInString(h.Description) <= 2000 &&
+		slices.Contains(hubStatuses, h.Status) &&
+		!h.CreatedAt.IsZero() && !h.UpdatedAt.IsZero()
 }
 
 var (
@@ -118,22 +112,19 @@ type hubPage struct {
 	HasMore bool  `json:"hasMore"`
 }
 
-func (p hubPage) validate() error {
-	if p.Items == nil || len(p.Items) > p.Limit {
-		return errors.New("items")
-	}
+func (p hubPage) isValid() bool {
 	for _, h := range p.Items {
-		if err := h.validate(); err != nil {
-			return err
+		if !h.isValid() {
+			return false
 		}
 	}
-	return nil
+	return p.Items != nil && len(p.Items) <= p.Limit
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	statement, args := q.statement()
-	err := s.store.rows(query{text: statement, args: args, expensive: q.name != nil || q.offset > 100}, func(rows *sql.Rows) error {
+	text, args := q.statement()
+	err := s.store.rows(statement{text: text, args: args, expensive: q.name != nil || q.offset > 100}, func(rows *sql.Rows) error {
 		var h hub
 		err := rows.Scan(h.scanTargets()...)
 		page.Items = append(page.Items, h)
@@ -177,8 +168,10 @@ union all
 
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	var h hub
-	found, err := s.store.readRow("select "+hubColumns+" from hubs where hub_id = $1",
-		[]any{state.pathID("hubId")}, h.scanTargets()...)
+	found, err := s.store.row(statement{
+		text: "select " + hubColumns + " from hubs where hub_id = $1",
+		args: []any{state.pathID("hubId")},
+	}, h.scanTargets()...)
 	return h, orNotFound(found, err)
 }
 
@@ -192,9 +185,11 @@ func orNotFound(found bool, err error) error {
 
 func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	var h hub
-	_, err := s.store.writeRow(
-		"insert into hubs (name, description, status) values ($1, $2, $3) returning "+hubColumns,
-		[]any{in.name, in.description, in.status}, h.scanTargets()...)
+	_, err := s.store.row(statement{
+		text:   "insert into hubs (name, description, status) values ($1, $2, $3) returning " + hubColumns,
+		args:   []any{in.name, in.description, in.status},
+		writes: true,
+	}, h.scanTargets()...)
 	if err != nil {
 		return hub{}, err
 	}
@@ -205,15 +200,20 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 // changeHub sets what the input has. nil becomes null, for which the old value stays.
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
-	found, err := s.store.writeRow(`update hubs set name = coalesce($2, name),
-		description = coalesce($3, description), status = coalesce($4, status), updated_at = now()
-		where hub_id = $1 returning `+hubColumns,
-		[]any{state.pathID("hubId"), in.name, in.description, in.status}, h.scanTargets()...)
+	found, err := s.store.row(statement{
+		text: `update hubs set name = coalesce($2, name), description = coalesce($3, description),
+			status = coalesce($4, status), updated_at = now() where hub_id = $1 returning ` + hubColumns,
+		args:   []any{state.pathID("hubId"), in.name, in.description, in.status},
+		writes: true,
+	}, h.scanTargets()...)
 	return h, orNotFound(found, err)
 }
 
 func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
-	found, err := s.store.writeRow("delete from hubs where hub_id = $1 returning hub_id",
-		[]any{state.pathID("hubId")}, new(string))
+	found, err := s.store.row(statement{
+		text:   "delete from hubs where hub_id = $1 returning hub_id",
+		args:   []any{state.pathID("hubId")},
+		writes: true,
+	}, new(string))
 	return nothing{}, orNotFound(found, err)
 }

@@ -26,10 +26,8 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -115,17 +113,19 @@ func loadConfig(getenv func(string) string) (config, error) {
 	known := slices.Contains([]string{envLocal, envStaging, envProduction}, s.env)
 	s.require(known, "APP_ENV: must be local, staging or production")
 
-	cfg := config{env: s.env}
-	cfg.addr = s.address()
-	cfg.databaseURL = s.databaseURL()
-	cfg.filesDir = cmp.Or(getenv("FILES_DIR"), "data/files")
-	cfg.maxUploadBytes = s.maxUploadBytes()
-	cfg.sessionKeys = s.sessionKeys()
-	cfg.cookieName = s.cookieName()
-	cfg.cookieDomain = s.cookieDomain()
-	cfg.allowedOrigins = s.allowedOrigins()
-	cfg.originDomain = s.originDomain(cfg.cookieDomain)
-	cfg.trustedProxies = s.trustedProxies()
+	cfg := config{
+		env:            s.env,
+		addr:           s.address(),
+		databaseURL:    s.databaseURL(),
+		filesDir:       cmp.Or(getenv("FILES_DIR"), "data/files"),
+		maxUploadBytes: s.maxUploadBytes(),
+		sessionKeys:    s.sessionKeys(),
+		cookieName:     s.cookieName(),
+		cookieDomain:   s.cookieDomain(),
+		allowedOrigins: s.allowedOrigins(),
+		originDomain:   s.originDomain(),
+		trustedProxies: s.trustedProxies(),
+	}
 	cfg.smtpURL, cfg.mailFrom = s.mailServer()
 	return cfg, errors.Join(s.errors...)
 }
@@ -199,12 +199,12 @@ func isSharedDomain(domain string) bool {
 }
 
 func (s *settings) cookieDomain() string {
-	domain := s.getenv("COOKIE_DOMAIN")
+	domain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
 	if s.env == envLocal {
 		s.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
-		return ""
+	} else {
+		s.require(isSharedDomain(domain), "COOKIE_DOMAIN: must be a domain of two labels or more, no address")
 	}
-	s.require(isSharedDomain(domain), "COOKIE_DOMAIN: must be a domain of two labels or more, no address")
 	return domain
 }
 
@@ -238,8 +238,9 @@ func isPort(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-func (s *settings) originDomain(cookieDomain string) string {
+func (s *settings) originDomain() string {
 	domain := strings.ToLower(s.getenv("ALLOWED_ORIGIN_DOMAIN"))
+	cookieDomain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
 	if s.env != envProduction {
 		s.require(domain == "", "ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
@@ -247,9 +248,8 @@ func (s *settings) originDomain(cookieDomain string) string {
 	s.require(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
 	// A cookie of an unrelated domain would reach hosts that no allowed page belongs to.
-	related := domain == strings.ToLower(cookieDomain) ||
-		strings.HasSuffix(domain, "."+strings.ToLower(cookieDomain)) ||
-		strings.HasSuffix(strings.ToLower(cookieDomain), "."+domain)
+	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
+		strings.HasSuffix("."+cookieDomain, "."+domain)
 	s.require(related, "COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
 	return domain
 }
@@ -305,7 +305,7 @@ func (c *config) allowsOrigin(origin string) bool {
 type server struct {
 	cfg        config
 	log        *slog.Logger // events; every text is masked
-	requestLog *slog.Logger // one line a request
+	requestLog *slog.Logger // one line a request, without a mask: logRequest writes only what is safe
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
 	stopping   atomic.Bool // every answer closes its connection
@@ -316,10 +316,10 @@ type server struct {
 	// linkFile is files.Link. A test puts a link in its place that is made, but reported
 	// as failed: nothing outside the process can cause that.
 
-	codes      oneTimeCodes
-	codeJobs   chan codeJob   // requests for a code that wait for a worker
-	codeSlots  chan struct{}  // bounds all requests for a code that are not done
-	unfinished sync.WaitGroup // the same requests
+	codes     oneTimeCodes
+	codeSlots chan struct{}  // one for each request for a code that is not done
+	mailSlots chan struct{}  // one for each of these that is being worked on
+	codeJobs  sync.WaitGroup // the same requests as codeSlots
 
 	// The limits by client address. All limits are kept in this process alone.
 	globalLimit, fileLimit *limiter
@@ -327,16 +327,15 @@ type server struct {
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
-	events, requests := newLogs(out)
 	return &server{
 		cfg:         cfg,
-		log:         events,
-		requestLog:  requests,
+		log:         slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
+		requestLog:  slog.New(slog.NewJSONHandler(out, nil)),
 		out:         out,
 		store:       st,
 		codes:       oneTimeCodes{byEmail: map[string]oneTimeCode{}},
-		codeJobs:    make(chan codeJob, mailQueue),
 		codeSlots:   make(chan struct{}, mailQueue),
+		mailSlots:   make(chan struct{}, mailWorkers),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
 		transfers:   newTransfers(),
@@ -402,7 +401,7 @@ const pagePolicy = "frame-ancestors 'none'"
 type document struct{ contentType, policy, text string }
 
 func (d document) get(*requestState, nothing) (document, error) { return d, nil }
-func (d document) validate() error                              { return nil }
+func (d document) isValid() bool                                { return true }
 
 func (d document) send(state *requestState) {
 	state.Header().Set("Content-Type", d.contentType)
@@ -414,11 +413,11 @@ type health struct {
 	Status string `json:"status"`
 }
 
-func (h health) validate() error { return nil }
+func (h health) isValid() bool { return h.Status == "ok" }
 
 // getHealth says whether the database answers. If it does not, the store's error is a 503.
 func (s *server) getHealth(*requestState, nothing) (health, error) {
-	_, err := s.store.readRow("select 1", nil, new(int))
+	_, err := s.store.row(statement{text: "select 1"}, new(int))
 	return health{"ok"}, err
 }
 
@@ -453,12 +452,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	}
 	s.warnOfPowerfulRole()
 
-	background, end := context.WithCancel(context.Background())
-	defer end()
-	go s.sweepUploads(background)
-	for range mailWorkers {
-		go s.sendCodes(background)
-	}
+	go s.sweepUploads()
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
 	ended := make(chan error, 1)
@@ -484,31 +478,17 @@ func (s *server) newHTTPServer() *http.Server {
 		DisableGeneralOptionsHandler: true,
 		ConnContext:                  keepConnection,
 		ConnState:                    trackConnection,
-		ErrorLog:                     log.New(netHTTPLog{s.log}, "", 0),
+		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
 
-// netHTTPLog takes the lines that net/http itself logs.
-type netHTTPLog struct{ log *slog.Logger }
-
-func (l netHTTPLog) Write(line []byte) (int, error) {
-	l.log.Warn("net/http", "error", string(line))
-	return len(line), nil
-}
-
-// listen opens ADDR, or takes the socket that systemd hands over (socket activation):
-// then no connection is refused while the server restarts.
+// listen opens ADDR, or takes the socket that systemd hands over (socket activation): then
+// no connection is refused while the server restarts.
 func listen(addr string, getenv func(string) string) (net.Listener, error) {
-	const firstSocket = 3 // sd_listen_fds(3)
 	var listener net.Listener
 	var err error
-	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
-		if getenv("LISTEN_FDS") != "1" {
-			return nil, usageError("LISTEN_FDS: the server takes exactly one socket")
-		}
-		socket := os.NewFile(firstSocket, "LISTEN_FDS")
-		listener, err = net.FileListener(socket)
-		socket.Close() // FileListener has made a copy
+	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) && getenv("LISTEN_FDS") == "1" {
+		listener, err = net.FileListener(os.NewFile(3, "LISTEN_FDS")) // 3 is the first: sd_listen_fds(3)
 	} else {
 		listener, err = net.Listen("tcp", addr)
 	}
@@ -531,7 +511,8 @@ func (s *server) warnOfPowerfulRole() {
 		return
 	}
 	var mayWrite bool
-	_, err := s.store.readRow("select has_table_privilege('users', 'insert, update, delete')", nil, &mayWrite)
+	question := statement{text: "select has_table_privilege('users', 'insert, update, delete')"}
+	_, err := s.store.row(question, &mayWrite)
 	if err != nil || mayWrite {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
 	}
@@ -555,7 +536,7 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	s.unfinished.Wait()
+	s.codeJobs.Wait()
 	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
 	if cutOff != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
@@ -589,20 +570,12 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(stderr, maskError(err))
-	if _, ok := errors.AsType[usageError](err); ok {
+	if _, ok := errors.AsType[usageError](err); ok { // our own words, with no secret
+		fmt.Fprintln(stderr, err)
 		return 2
 	}
+	fmt.Fprintln(stderr, maskText(err.Error()))
 	return 1
-}
-
-// maskError masks an error for the operator's terminal. A usageError is our own words, and
-// may be longer than what a log takes.
-func maskError(err error) string {
-	if _, ok := errors.AsType[usageError](err); ok {
-		return err.Error()
-	}
-	return maskText(err.Error())
 }
 
 func runCommand(ctx context.Context, args []string, getenv func(string) string, out io.Writer) error {
@@ -614,10 +587,8 @@ func runCommand(ctx context.Context, args []string, getenv func(string) string, 
 	if command == "user" {
 		return userCommand(args, getenv("DATABASE_URL"), out)
 	}
-	flags := flag.NewFlagSet(command, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
-		return usageError(fmt.Sprintf("%s takes no flags and no arguments\n\n%s", command, usage))
+	if len(args) > 0 {
+		return usageError(command + " takes no flags and no arguments\n\n" + usage)
 	}
 	switch command {
 	case "serve":
@@ -632,7 +603,7 @@ func runCommand(ctx context.Context, args []string, getenv func(string) string, 
 		_, err := io.WriteString(out, usage)
 		return err
 	default:
-		return usageError(fmt.Sprintf("there is no command %q\n\n%s", command, usage))
+		return usageError("there is no command " + strconv.Quote(command) + "\n\n" + usage)
 	}
 }
 
@@ -661,11 +632,6 @@ func printVersion(out io.Writer) error {
 	if !ok {
 		return errors.New("this binary was built without module information")
 	}
-	_, err := fmt.Fprintf(out, "hubs %s, %s\n", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion)
-	for _, setting := range info.Settings {
-		if strings.HasPrefix(setting.Key, "vcs.") {
-			_, err = fmt.Fprintf(out, "%s %s\n", setting.Key, setting.Value)
-		}
-	}
+	_, err := fmt.Fprintln(out, "hubs", info.Main.Version, info.GoVersion)
 	return err
 }

@@ -116,9 +116,6 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return errTooLarge
-	}
 	p := newProblem(500, "internal", "The server failed; its log says why.")
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		p = newProblem(507, "insufficient_storage", "There is no room for the file.")
@@ -148,10 +145,9 @@ type requestState struct {
 	id     string     // step 3: the request id, in the log and in every error
 	client netip.Addr // step 3: the client's address
 
-	user         *user        // step 6: loaded once, where the route needs or begins a session
-	session      sessionToken // step 6: with user
-	loggedQuery  string       // step 6: what the log shows of the query
-	allowsOrigin bool         // step 2: the Origin header is on the allow-list
+	user        *user        // step 6: loaded once, where the route needs or begins a session
+	session     sessionToken // step 6: with user
+	loggedInput string       // step 6: what the log may show of the input
 
 	status       int   // as sent; 0: nothing has been sent
 	bytes        int64 // of the body, as sent
@@ -180,7 +176,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // G3: one error format, for the router's own answers too.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		state.fail(standardError(status))
+		state.fail(cmp.Or(standardErrors[status], error(errNotFound)))
 		return
 	}
 	if state.status == 0 {
@@ -189,19 +185,12 @@ func (state *requestState) WriteHeader(status int) {
 	}
 }
 
-func standardError(status int) error {
-	switch status {
-	case http.StatusMethodNotAllowed:
-		return errMethod
-	case http.StatusPreconditionFailed:
-		return errPrecondition
-	case http.StatusRequestedRangeNotSatisfiable:
-		return errRange
-	case http.StatusInternalServerError: // http.ServeContent could not read the file
-		return errors.New("net/http answered 500")
-	default:
-		return errNotFound
-	}
+// standardErrors has the errors that net/http's own code answers with.
+var standardErrors = map[int]error{
+	http.StatusMethodNotAllowed:             errMethod,
+	http.StatusPreconditionFailed:           errPrecondition,
+	http.StatusRequestedRangeNotSatisfiable: errRange,
+	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
 }
 
 func (state *requestState) Write(b []byte) (int, error) {
@@ -298,11 +287,10 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 // fields hands out the members of a JSON object, or the parameters of a query, by name.
 // Each is checked against its rule. What is left over at the end is unknown, and refused.
 type fields struct {
-	values  url.Values
-	isQuery bool
-	logged  []string // what the log shows of a query
-	errors  []fieldError
-	onRead  func(rule) // set only by the test that writes openapi.json
+	values url.Values
+	logged []string // what the log may show of the values
+	errors []fieldError
+	onRead func(rule) // set only by the test that writes openapi.json
 }
 
 // A rule is what a field must satisfy. Every value of this API is sent as a string.
@@ -335,9 +323,12 @@ func readFields(state *requestState) (*fields, error) {
 	if kind != "application/json" || len(params) > 0 {
 		return nil, errMediaType
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(state.ResponseWriter, r.Body, maxJSONBody))
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSONBody+1))
 	if err != nil {
 		return nil, bodyProblem(err)
+	}
+	if len(body) > maxJSONBody {
+		return nil, errTooLarge
 	}
 	return readJSON(body)
 }
@@ -350,7 +341,7 @@ func readQuery(query string) (*fields, error) {
 	if err != nil {
 		return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
 	}
-	return &fields{values: values, isQuery: true}, nil
+	return &fields{values: values}, nil
 }
 
 // readJSON parses one flat JSON object of strings. encoding/json alone accepts duplicate
@@ -445,23 +436,17 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	if complaint != "" {
 		f.refuse(r.name, complaint)
 	}
-	if f.isQuery {
-		f.logged = append(f.logged, r.name+"="+r.forLog(value, complaint))
-	}
+	f.logged = append(f.logged, r.name+"="+r.forLog(value))
 	return value, true
 }
 
-// forLog returns what the log shows of a query parameter: numbers and choices that passed
-// their rule, and only the length of a text.
-func (r rule) forLog(value, complaint string) string {
-	switch {
-	case complaint != "":
-		return "(refused)"
-	case r.number || r.oneOf != nil:
+// forLog returns what the log shows of a valid value: numbers and choices, and of a text
+// only its length.
+func (r rule) forLog(value string) string {
+	if r.number || r.oneOf != nil {
 		return value
-	default:
-		return fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
 	}
+	return fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
 }
 
 // validate says what is wrong with a value; "" means nothing. A lone surrogate of JSON
@@ -536,8 +521,8 @@ type contract struct {
 	serve         func(*server, route, *requestState) error
 }
 
-// An output validates itself before it is sent.
-type output interface{ validate() error }
+// An output checks itself against its contract before it is sent.
+type output interface{ isValid() bool }
 
 // A counted input gives the key by which the route's own limit counts the request.
 type counted interface{ limitKey(*requestState) string }
@@ -549,7 +534,7 @@ type sender interface{ send(*requestState) }
 // itself as upload does, and the output of one that answers 204.
 type nothing struct{}
 
-func (nothing) validate() error          { return nil }
+func (nothing) isValid() bool            { return true }
 func (nothing) send(state *requestState) { state.WriteHeader(http.StatusNoContent) }
 
 // endpoint makes the contract of a handler. parse fills the input and checks it; nil means
@@ -575,9 +560,17 @@ func endpoint[In any, Out output](
 		if err := s.authorize(state, route.access, route.roles); err != nil {
 			return err
 		}
-		in, err := readInput(state, parse)
-		if err != nil {
-			return err
+		var in In
+		if parse != nil {
+			f, err := readFields(state)
+			if err != nil {
+				return err
+			}
+			in = parse(f)
+			if err := f.finish(); err != nil {
+				return err
+			}
+			state.loggedInput = strings.Join(f.logged, "&")
 		}
 		if in, ok := any(in).(counted); ok {
 			if err := route.limit.take(in.limitKey(state)); err != nil {
@@ -596,29 +589,12 @@ func endpoint[In any, Out output](
 	return c
 }
 
-func readInput[In any](state *requestState, parse func(*fields) In) (In, error) {
-	var none In
-	if parse == nil {
-		return none, nil
-	}
-	f, err := readFields(state)
-	if err != nil {
-		return none, err
-	}
-	in := parse(f)
-	state.loggedQuery = strings.Join(f.logged, "&")
-	if err := f.finish(); err != nil {
-		return none, err
-	}
-	return in, nil
-}
-
-// send validates an output and writes it.
+// send checks an output and writes it.
 //
 // I5: an output that breaks its contract is a 500, and nothing of it is sent.
 func (r route) send(state *requestState, out output) error {
-	if err := out.validate(); err != nil {
-		return fmt.Errorf("the output of %s %s breaks its contract: %w", r.method, r.path, err)
+	if !out.isValid() {
+		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
 	}
 	if out, ok := out.(sender); ok {
 		out.send(state)
@@ -726,7 +702,6 @@ func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 		header.Set("Vary", "Origin")
 		origin := r.Header.Get("Origin")
 		if s.cfg.allowsOrigin(origin) {
-			stateOf(w).allowsOrigin = true
 			header.Set("Access-Control-Allow-Origin", origin)
 			header.Set("Access-Control-Allow-Credentials", "true")
 			header.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
@@ -778,23 +753,23 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
+		allowed := s.cfg.allowsOrigin(r.Header.Get("Origin"))
+		isWrite := protection.Check(r) != nil // by a page of another origin
 		isPreflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
-		if !state.allowsOrigin && protection.Check(r) != nil {
+		if !allowed && (isWrite || isPreflight) {
 			s.logRefusedOrigin(state)
+		}
+		switch {
+		case !allowed && isWrite:
 			state.fail(errCrossOrigin)
-			return
-		}
-		if !state.allowsOrigin && isPreflight {
-			s.logRefusedOrigin(state)
-		}
-		if state.allowsOrigin && isPreflight {
+		case allowed && isPreflight:
 			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
 			w.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
 			w.Header().Set("Access-Control-Max-Age", "7200")
 			w.WriteHeader(http.StatusNoContent)
-			return
+		default:
+			next.ServeHTTP(w, r)
 		}
-		next.ServeHTTP(w, r)
 	})
 }
 
@@ -806,14 +781,7 @@ func (s *server) logRefusedOrigin(state *requestState) {
 		setting = "ALLOWED_ORIGIN_DOMAIN"
 	}
 	state.log().Info("origin refused: "+setting+" does not allow it",
-		"origin", s.originForLog(state.request), "method", methodForLog(state.request.Method))
-}
-
-// newLogs returns the logger for events, which masks every text, and the logger for the
-// one line a request, which needs no mask: logRequest takes all of it from an allow-list.
-func newLogs(out io.Writer) (events, requests *slog.Logger) {
-	events = slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr}))
-	return events, slog.New(slog.NewJSONHandler(out, nil))
+		"origin", s.originForLog(state.request), "method", cleanText(state.request.Method))
 }
 
 // logRequest writes the line of one request. Every value is the server's own, a checked
@@ -831,7 +799,7 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 	}
 	add("requestId", state.id)
 	add("client", state.client.String())
-	add("method", methodForLog(r.Method))
+	add("method", cleanText(r.Method))
 	add("route", routeOf(r))
 	if r.Pattern == "" {
 		add("path", cleanText(r.URL.Path))
@@ -841,13 +809,18 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 			add(name, id)
 		}
 	}
-	add("query", state.loggedQuery)
+	if r.URL.RawQuery != "" {
+		add("query", state.loggedInput)
+	}
 	attrs = append(attrs, slog.Int("status", state.status), slog.Int64("bytes", state.bytes),
 		slog.Duration("duration", duration))
 	if state.user != nil {
 		add("userId", state.user.UserID)
 	}
-	add("contentType", contentTypeForLog(r.Header))
+	if r.Header["Content-Type"] != nil {
+		kind, _ := mediaType(r.Header)
+		add("contentType", cmp.Or(cleanText(kind), "(refused)"))
+	}
 	add("origin", s.originForLog(r))
 	add("userAgent", cleanText(r.Header.Get("User-Agent")))
 	for _, name := range []string{"Cookie", "Authorization"} {
@@ -862,25 +835,6 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 func routeOf(r *http.Request) string {
 	_, path, _ := strings.Cut(r.Pattern, " ")
 	return path
-}
-
-// methodForLog shows the methods that HTTP clients really send.
-func methodForLog(method string) string {
-	switch method {
-	case "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT":
-		return method
-	default:
-		return "other"
-	}
-}
-
-// contentTypeForLog drops the parameters and everything that is not a plain media type.
-func contentTypeForLog(header http.Header) string {
-	kind, _ := mediaType(header)
-	if kind == "" && header["Content-Type"] != nil {
-		return "(refused)"
-	}
-	return cleanText(kind)
 }
 
 // originForLog shows an allowed origin, and of any other only how long its host is.
@@ -899,58 +853,46 @@ const (
 )
 
 // cleanText returns what the log may show of a text that a client wrote: its first 100
-// bytes, of these only letters, digits and ./_-;:(),+ and the space. Six digits in a row,
-// which could be a one-time code, become ***, and so does a word that could be a token or
-// an address.
+// bytes, up to where a token begins. A word that could be a secret becomes ***.
 func cleanText(text string) string {
 	text = text[:min(len(text), maxLoggedText)]
-	var clean strings.Builder
-	for i, word := range strings.Split(text, " ") {
-		if i > 0 {
-			clean.WriteByte(' ')
-		}
+	if token := strings.Index(text, "eyJ"); token >= 0 {
+		text = text[:token] + "***"
+	}
+	words := strings.Split(text, " ")
+	for i, word := range words {
 		if looksSecret(word) {
-			clean.WriteString("***")
-			continue
-		}
-		for _, c := range []byte(word) {
-			if isLetterOrDigit(c) || strings.IndexByte("./_-;:(),+", c) >= 0 {
-				clean.WriteByte(c)
-			}
+			words[i] = "***"
 		}
 	}
-	return clean.String()
+	return strings.Join(words, " ")
 }
 
-// looksSecret reports whether a word has an @ or its escape, the beginning of a token, six
-// digits (also with other characters of a code's usual spelling between them: 482-913),
-// or more letters and digits in a row than names have.
+// looksSecret reports whether a word has a character besides letters, digits and
+// ./_-;:(),+ (an address has an @ or its escape), six digits in a row (a one-time code, also
+// spelled 482-913 or 482_913), or more letters and digits in a row than words have.
 func looksSecret(word string) bool {
 	digits := 0
 	run := 0
 	for _, c := range []byte(word) {
 		switch {
-		case c == '@' || c == '%' || c == '\\' || c > '~':
-			return true
 		case '0' <= c && c <= '9':
 			digits++
 			run++
-		case isLetterOrDigit(c):
+		case 'a' <= c|0x20 && c|0x20 <= 'z': // a letter: 0x20 makes it a small one
 			digits = 0
 			run++
-		case c != '-' && c != '_':
+		case strings.IndexByte("./;:(),+", c) >= 0:
 			digits = 0
 			run = 0
+		case c != '-' && c != '_':
+			return true
 		}
 		if digits >= 6 || run > 24 {
 			return true
 		}
 	}
-	return strings.Contains(word, "eyJ")
-}
-
-func isLetterOrDigit(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+	return false
 }
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every
@@ -991,21 +933,11 @@ var maskRules = []struct {
 		regexp.MustCompile(`[\w+/=-]{40,}`), "***"},
 }
 
-// maskText cuts a text to maxLoggedError bytes, then applies the rules. It looks for the
-// characters that a rule needs before it applies any, because most texts have none.
+// maskText cuts a text to maxLoggedError bytes, then applies the rules.
 func maskText(text string) string {
-	if len(text) > maxLoggedError {
-		text = text[:maxLoggedError] + " …"
-	}
-	if len(text) < 40 && !strings.ContainsFunc(text, isTelling) && !strings.Contains(text, "eyJ") {
-		return text
-	}
+	text = text[:min(len(text), maxLoggedError)]
 	for _, rule := range maskRules {
 		text = rule.pattern.ReplaceAllString(text, rule.replacement)
 	}
 	return text
-}
-
-func isTelling(c rune) bool {
-	return c < ' ' || c > '~' || '0' <= c && c <= '9' || strings.ContainsRune(`@%=\`, c)
 }

@@ -6,7 +6,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
@@ -30,7 +29,7 @@ const (
 	codeResend = time.Minute // a younger code is not replaced: no one can flood a mailbox
 
 	mailQueue   = 1000                   // requests for a code that are not done
-	mailWorkers = 8                      // one hung connection does not hold up the rest
+	mailWorkers = 8                      // of these, worked on at a time: one that hangs holds up no other
 	mailMaxWait = time.Minute            // a request that waited longer is dropped
 	mailTimeout = 10 * time.Second       // of one conversation with the mail server
 	mailDelay   = 500 * time.Millisecond // at most, before the work on a request begins
@@ -105,15 +104,7 @@ func (c *oneTimeCodes) withdraw(email, code string) {
 	}
 }
 
-// A codeJob is a request for a code on its way to a worker.
-type codeJob struct {
-	email    string // in lower case, as the client sent it: only for the look-up
-	queuedAt time.Time
-	log      *slog.Logger
-}
-
-// queueCode hands a request for a code to the workers, after a random delay. ok is false if
-// mailQueue requests are not done.
+// queueCode has a worker send a code, after a random delay. ok is false if the queue is full.
 //
 // O10: without the delay, the work for a known address would compete for the CPU with the
 // client's next request and show in its time. The delay holds up no worker.
@@ -123,83 +114,74 @@ func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	default:
 		return false
 	}
-	s.unfinished.Add(1)
-	job := codeJob{email: email, queuedAt: time.Now(), log: log.With("email", email)}
+	s.codeJobs.Add(1)
+	queuedAt := time.Now()
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
-		s.codeJobs <- job // never blocks: it has room for as many jobs as there are slots
+		s.mailSlots <- struct{}{} // waits for one of mailWorkers, first come, first served
+		s.sendCode(email, queuedAt, log.With("email", email))
+		<-s.mailSlots
+		<-s.codeSlots
+		s.codeJobs.Done()
 	})
 	return true
 }
 
-// sendCodes is a worker. It ends with ctx.
-func (s *server) sendCodes(ctx context.Context) {
-	for {
-		select {
-		case job := <-s.codeJobs:
-			s.sendCode(job)
-			<-s.codeSlots
-			s.unfinished.Done()
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// sendCode mails a code if the address is an active user's, and logs what became of the
-// request. The client has had its answer.
+// sendCode is a worker's job: it mails a code if the address is an active user's, and logs
+// what became of the request. The client has had its answer.
 //
 // D3: a mail server that refuses or hangs changes no answer. The mail goes to the address
-// as it is stored, never to the text that a client sent.
-func (s *server) sendCode(job codeJob) {
-	if time.Since(job.queuedAt) > mailMaxWait {
-		job.log.Warn("code not sent: waited too long")
+// as it is stored, never to the text that a client sent, which serves only to look it up.
+func (s *server) sendCode(email string, queuedAt time.Time, log *slog.Logger) {
+	if time.Since(queuedAt) > mailMaxWait {
+		log.Warn("code not sent: waited too long")
 		return
 	}
-	u, found, err := s.loadUser(byEmail, job.email)
+	u, found, err := s.loadUser(byEmail, email)
 	if err != nil {
-		job.log.Error("code not sent", "error", err)
+		log.Error("code not sent", "error", err)
 		return
 	}
 	if !found || u.suspended {
-		job.log.Info("code not sent: no active user")
+		log.Info("code not sent: no active user")
 		return
 	}
-	code, ok := s.codes.issue(job.email)
+	code, ok := s.codes.issue(email)
 	if !ok {
-		job.log.Info("code not sent: the last one is too young")
+		log.Info("code not sent: the last one is too young")
 		return
 	}
-	if s.cfg.smtpURL == nil {
-		fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", u.Email, code)
-	} else if err := s.mail(u.Email, code); err != nil {
-		s.codes.withdraw(job.email, code)
-		job.log.Error("code not sent", "error", err)
+	if err := s.mail(u.Email, code); err != nil {
+		s.codes.withdraw(email, code)
+		log.Error("code not sent", "error", err)
 		return
 	}
-	job.log.Info("code sent")
+	log.Info("code sent")
 }
 
 // smtpPorts has the default port of each scheme: with STARTTLS, and encrypted from the
 // first byte on.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// mail delivers a code. The whole conversation ends within mailTimeout; net/smtp has no
+// mail delivers a code. Connection and conversation end within mailTimeout; net/smtp has no
 // time limits of its own.
 func (s *server) mail(to, code string) error {
 	server := s.cfg.smtpURL
+	if server == nil {
+		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code)
+		return err
+	}
 	host := server.Hostname()
 	port := cmp.Or(server.Port(), smtpPorts[server.Scheme])
 	deadline := time.Now().Add(mailTimeout)
-	dialer := &net.Dialer{Deadline: deadline}
-	conn, err := dialer.Dial("tcp", net.JoinHostPort(host, port))
+	conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, port), mailTimeout)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	conn.SetDeadline(deadline)
 	if server.Scheme == "smtps" {
-		conn = tls.Client(conn, &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
+		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
@@ -237,6 +219,10 @@ func (s *server) deliver(client *smtp.Client, to, code string) error {
 	return nil
 }
 
+func tlsConfig(host string) *tls.Config {
+	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
+}
+
 // secureMail encrypts the conversation and signs in.
 //
 // D4: STARTTLS is required of every host but a loopback one, even if the server does not
@@ -248,7 +234,7 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 	offered, _ := client.Extension("STARTTLS")
 	_, encrypted := client.TLSConnectionState()
 	if !encrypted && (offered || !isLoopback) {
-		if err := client.StartTLS(&tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}); err != nil {
+		if err := client.StartTLS(tlsConfig(host)); err != nil {
 			return err
 		}
 	}

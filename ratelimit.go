@@ -61,10 +61,7 @@ func newLimiter(burst int, period time.Duration, what string) *limiter {
 
 // String is the limit in words: "5 per 15m by e-mail and client address".
 func (l *limiter) String() string {
-	period := strings.TrimSuffix(l.period.String(), "0s") // 15m0s
-	if l.period < time.Minute {
-		period = l.period.String()
-	}
+	period := strings.Replace(l.period.String(), "m0s", "m", 1)
 	return fmt.Sprintf("%d per %s %s", l.burst, period, l.what)
 }
 
@@ -81,13 +78,15 @@ func (l *limiter) take(key string) error {
 	l.sweep(now)
 	spent, known := l.spent[hash]
 	spent = l.stillSpent(spent, now)
-	if len(spent) == l.burst {
-		return rateLimited(l.String(), l.firstTokenBack(spent)-now)
+	var wait time.Duration
+	switch {
+	case len(spent) == l.burst:
+		wait = l.firstTokenBack(spent) - now
+	case !known && len(l.spent) >= maxKeys:
+		wait = l.makeRoom(now)
 	}
-	if !known && len(l.spent) >= maxKeys {
-		if wait := l.makeRoom(now); wait > 0 {
-			return rateLimited(l.String(), wait)
-		}
+	if wait > 0 {
+		return rateLimited(l.String(), wait)
 	}
 	l.spent[hash] = append(spent, now)
 	return nil
@@ -185,35 +184,26 @@ func (s *server) addressLimit(method, path string) *limiter {
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
-	lines := r.Header.Values("X-Forwarded-For")
-	for _, line := range slices.Backward(lines) {
-		for more := true; more; {
-			if !slices.ContainsFunc(trusted, isTrusted) {
-				return client
-			}
-			comma := strings.LastIndexByte(line, ',')
-			hop := parseAddress(strings.TrimSpace(line[comma+1:]))
-			if !hop.IsValid() {
-				return client
-			}
-			client = hop
-			more = comma >= 0
-			line = line[:max(comma, 0)]
+	rest := strings.Join(r.Header.Values("X-Forwarded-For"), ",")
+	for rest != "" && slices.ContainsFunc(trusted, isTrusted) {
+		comma := strings.LastIndexByte(rest, ',')
+		hop := parseAddress(strings.TrimSpace(rest[comma+1:]))
+		if !hop.IsValid() {
+			break
 		}
+		client = hop
+		rest = rest[:max(comma, 0)]
 	}
 	return client
 }
 
-// parseAddress reads 1.2.3.4, 1.2.3.4:80, 2001:db8::1, [2001:db8::1] and [2001:db8::1]:80.
-// The result is not valid if text is none of these.
+// parseAddress reads 1.2.3.4, 1.2.3.4:80, 2001:db8::1 and [2001:db8::1]:80. The result is not
+// valid if text is none of these.
 func parseAddress(text string) netip.Addr {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
 		withPort, _ := netip.ParseAddrPort(text)
 		addr = withPort.Addr()
-	}
-	if inner, ok := strings.CutPrefix(text, "["); err != nil && !addr.IsValid() && ok {
-		addr, _ = netip.ParseAddr(strings.TrimSuffix(inner, "]"))
 	}
 	return addr.Unmap().WithZone("")
 }
@@ -249,9 +239,7 @@ func newTransfers() transfers {
 
 func maxDescriptors() int {
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return 256 // what every Unix system gives
-	}
+	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail; the limit would be 0
 	return int(min(limit.Cur, 1<<20))
 }
 

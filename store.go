@@ -39,12 +39,12 @@ type store struct {
 	statements sync.Map      // text → *sql.Stmt, prepared at first use and kept
 }
 
-// A query is a statement that only reads. An expensive one may hold at most slowSize
-// connections, so that a session check always finds one.
-type query struct {
+// A statement is what the store runs.
+type statement struct {
 	text      string
 	args      []any
-	expensive bool
+	writes    bool // never sent a second time
+	expensive bool // holds at most slowSize connections, so that a session check finds one
 }
 
 // openStore connects and checks that the tables are there.
@@ -70,7 +70,8 @@ func openStore(databaseURL string) (*store, error) {
 		slowSlots: make(chan struct{}, slowSize),
 	}
 	st.db.SetMaxIdleConns(poolSize) // the default of 2 would open and close connections all the time
-	_, err = st.readRow("select count(*) from users, terms_acceptances, files, hubs where false", nil, new(int))
+	tables := statement{text: "select count(*) from users, terms_acceptances, files, hubs where false"}
+	_, err = st.row(tables, new(int))
 	if err != nil {
 		st.db.Close()
 		return nil, fmt.Errorf("the database does not answer, or it lacks the tables (run: hubs migrate): %w", err)
@@ -112,40 +113,23 @@ func migrate(databaseURL string, out io.Writer) error {
 	return err
 }
 
-// readRow runs a statement that only reads, and scans its row. found is false if there is
-// no row; dest is then as it was.
-func (st *store) readRow(text string, args []any, dest ...any) (found bool, err error) {
-	err = st.rows(query{text: text, args: args}, func(rows *sql.Rows) error {
+// row runs a statement and scans its row. found is false if there is none; dest is then as
+// it was.
+func (st *store) row(q statement, dest ...any) (found bool, err error) {
+	err = st.rows(q, func(rows *sql.Rows) error {
 		found = true
 		return rows.Scan(dest...)
 	})
 	return found && err == nil, err
 }
 
-// writeRow runs a statement that writes, and scans the row that it returns. found is false
-// if there is none. An error may mean "done" as well as "not done": the connection may have
-// broken after the statement.
+// rows runs a statement and calls scan for each row. The error of one that writes may mean
+// "done" as well as "not done": the connection may have broken after the statement.
 //
-// D1: a write is never sent twice.
-func (st *store) writeRow(text string, args []any, dest ...any) (found bool, err error) {
-	free, err := take(st.slots)
-	if err != nil {
-		return false, err
-	}
-	defer free()
-	err = st.run(text, args, func(rows *sql.Rows) error {
-		found = true
-		return rows.Scan(dest...)
-	})
-	return found && err == nil, st.classifyDBError(err)
-}
-
-// rows runs a statement that only reads, and calls scan for each row.
-//
-// D5: if its connection turns out to be dead, it is tried once more on a new one, unless
-// scan has had a row already. So after a crash of the database that is over no read fails.
-// H6: expensive statements never take all connections.
-func (st *store) rows(q query, scan func(*sql.Rows) error) error {
+// D1: a write is never sent twice. D5: a read whose connection turns out to be dead is tried
+// once more on a new one, unless scan has had a row already. So no read fails after a crash
+// of the database that is over. H6: expensive statements never take all connections.
+func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
 		free, err := take(st.slowSlots)
 		if err != nil {
@@ -163,10 +147,10 @@ func (st *store) rows(q query, scan func(*sql.Rows) error) error {
 		scanned = true
 		return scan(rows)
 	}
-	err = st.run(q.text, q.args, scanAndNote)
-	if isConnectionGone(err) && !scanned {
+	err = st.run(q, scanAndNote)
+	if isConnectionGone(err) && !scanned && !q.writes {
 		st.dropIdle()
-		err = st.run(q.text, q.args, scanAndNote)
+		err = st.run(q, scanAndNote)
 	}
 	return st.classifyDBError(err)
 }
@@ -187,12 +171,12 @@ func take(slots chan struct{}) (free func(), err error) {
 var errScan = errors.New("scan")
 
 // run runs a statement once.
-func (st *store) run(text string, args []any, scan func(*sql.Rows) error) error {
-	statement, err := st.prepare(text)
+func (st *store) run(q statement, scan func(*sql.Rows) error) error {
+	prepared, err := st.prepare(q.text)
 	if err != nil {
 		return err
 	}
-	rows, err := statement.Query(args...)
+	rows, err := prepared.Query(q.args...)
 	if err != nil {
 		return err
 	}
@@ -210,13 +194,13 @@ func (st *store) prepare(text string) (*sql.Stmt, error) {
 	if kept, ok := st.statements.Load(text); ok {
 		return kept.(*sql.Stmt), nil
 	}
-	statement, err := st.db.Prepare(text)
+	prepared, err := st.db.Prepare(text)
 	if err != nil {
 		return nil, err
 	}
-	kept, loaded := st.statements.LoadOrStore(text, statement)
+	kept, loaded := st.statements.LoadOrStore(text, prepared)
 	if loaded {
-		statement.Close() // another request was first
+		prepared.Close() // another request was first
 	}
 	return kept.(*sql.Stmt), nil
 }
