@@ -56,10 +56,10 @@ const (
 // loadUser reads a user. found is false if there is none.
 func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
 	u = &user{}
-	found, err = s.store.row(statement{text: `select u.user_id, u.email, u.permission, u.suspended,
+	found, err = s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
 		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
-		where ` + condition, args: []any{key, TERMS_VERSION}},
+		where `+condition, key, TERMS_VERSION),
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
 	return u, found, err
 }
@@ -94,7 +94,7 @@ func parseEmail(f *fields) string {
 type codeRequest struct{ email string }
 
 func parseCodeRequest(f *fields) codeRequest {
-	return codeRequest{email: parseEmail(f)}
+	return codeRequest{parseEmail(f)}
 }
 
 func (in codeRequest) limitKey(state *requestState) string {
@@ -120,7 +120,7 @@ func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, e
 	if !s.queueCode(in.email, state.log()) {
 		return codeAnswer{}, unavailable(errors.New("the mail queue is full"))
 	}
-	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
+	return codeAnswer{codeLength, int(codeTTL.Seconds())}, nil
 }
 
 // A guess is the input of POST /auth/otp/validate: an address, and a code for it that may
@@ -133,7 +133,7 @@ var codeRule = rule{
 }
 
 func parseGuess(f *fields) guess {
-	return guess{email: parseEmail(f), code: f.text(codeRule)}
+	return guess{parseEmail(f), f.text(codeRule)}
 }
 
 // limitKey leaves the client's address out.
@@ -382,7 +382,7 @@ func (s *server) checkSession(token sessionToken) (*user, error) {
 func (s *server) getSession(state *requestState, _ nothing) (sessionView, error) {
 	return sessionView{
 		User:      state.user,
-		Terms:     termsView{Version: TERMS_VERSION, Accepted: state.user.termsAccepted},
+		Terms:     termsView{TERMS_VERSION, state.user.termsAccepted},
 		ExpiresAt: state.session.expiresAt,
 	}, nil
 }
@@ -393,7 +393,7 @@ type acceptance struct{ version string }
 var versionRule = rule{name: "version", min: 1, max: 100, required: true}
 
 func parseAcceptance(f *fields) acceptance {
-	return acceptance{version: f.text(versionRule)}
+	return acceptance{f.text(versionRule)}
 }
 
 type acceptanceView struct {
@@ -412,10 +412,10 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 		return acceptanceView{}, newProblem(409, "conflict", "The current terms version is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
-	_, err := s.store.row(statement{writes: true, text: `insert into terms_acceptances (user_id, version) values ($1, $2)
+	_, err := s.store.row(write(`insert into terms_acceptances (user_id, version) values ($1, $2)
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
-		args: []any{state.user.UserID, in.version}}, &v.Version, &v.AcceptedAt)
+		state.user.UserID, in.version), &v.Version, &v.AcceptedAt)
 	return v, err
 }
 

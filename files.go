@@ -17,10 +17,8 @@ package main
 
 import (
 	"bytes"
-	"crypto/rand"
 	"database/sql"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"mime"
@@ -73,10 +71,6 @@ func isFileName(name string) bool {
 		return false
 	}
 	return !strings.ContainsAny(name, `/\`) && !strings.ContainsFunc(name, unicode.IsControl)
-}
-
-func filePath(id, name string) string {
-	return "/files/" + id + "/" + url.PathEscape(name)
 }
 
 // openFiles opens FILES_DIR and sweeps it once.
@@ -151,8 +145,7 @@ func (s *server) sweepUpload(name string) error {
 		return nil
 	}
 	s.log.Info("sweeping an unfinished upload", "fileId", id)
-	row := statement{text: "select file_id from files where file_id = $1", args: []any{id}}
-	hasRow, err := s.store.row(row, new(string))
+	hasRow, err := s.store.row(read("select file_id from files where file_id = $1", id), new(string))
 	if err != nil {
 		return err
 	}
@@ -172,8 +165,7 @@ func lockFile(working *os.File) error {
 // working name. The working name goes last, so that the sweep finds what is left here.
 func (s *server) rollbackUpload(id, workingName string, rowMayExist bool) error {
 	if rowMayExist {
-		row := statement{text: "delete from files where file_id = $1", args: []any{id}, writes: true}
-		if _, err := s.store.row(row); err != nil {
+		if _, err := s.store.row(write("delete from files where file_id = $1", id)); err != nil {
 			return err
 		}
 	}
@@ -214,7 +206,10 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 // name's own folder is not synced: a power cut may cost that name, and then leave bytes that
 // no row names and no sweep finds.
 func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err error) {
-	id := newUUID()
+	var id string
+	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
+		return file{}, err
+	}
 	working, err := s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return file{}, err
@@ -246,14 +241,17 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err := s.authorize(state, termsAccepted, nil); err != nil {
 		return file{}, err
 	}
-	f = file{FileID: id, Name: form.name, ContentType: contentType, Size: size, Path: filePath(id, form.name)}
+	f = file{
+		FileID:      id,
+		Name:        form.name,
+		ContentType: contentType,
+		Size:        size,
+		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
+	}
 	rowMayExist = true // from here on, also if the statement fails
-	_, err = s.store.row(statement{
-		text: `insert into files (file_id, user_id, name, content_type, size)
-			values ($1, $2, $3, $4, $5) returning created_at`,
-		args:   []any{f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size},
-		writes: true,
-	}, &f.CreatedAt)
+	_, err = s.store.row(write(`insert into files (file_id, user_id, name, content_type, size)
+		values ($1, $2, $3, $4, $5) returning created_at`,
+		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
 	if err != nil {
 		return file{}, err
 	}
@@ -272,15 +270,6 @@ func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool)
 		err = errors.Join(err, s.files.Rename(workingName, workingName+undoSuffix))
 	}
 	state.log().Warn("a failed upload is left to the sweep", "fileId", id, "error", err)
-}
-
-// newUUID returns a random UUID (RFC 9562, version 4).
-func newUUID() string {
-	var b [16]byte
-	rand.Read(b[:])
-	b[6] = b[6]&0x0f | 0x40
-	b[8] = b[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // An uploadForm reads the multipart form that a file comes in. It gives an upload time as
@@ -441,10 +430,10 @@ func (c fileContent) Close() error {
 func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	var c fileContent
 	name := state.request.PathValue("name")
-	found, err := s.store.row(statement{
-		text: "select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
-		args: []any{state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}},
-	}, &c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
+	found, err := s.store.row(
+		read("select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
+			state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}),
+		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
 	if err != nil {
 		return fileContent{}, err
 	}

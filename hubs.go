@@ -50,11 +50,7 @@ var (
 type newHub struct{ name, description, status string }
 
 func parseNewHub(f *fields) newHub {
-	return newHub{
-		name:        f.text(hubNameRule),
-		description: f.text(hubDescriptionRule),
-		status:      f.text(hubStatusRule),
-	}
+	return newHub{f.text(hubNameRule), f.text(hubDescriptionRule), f.text(hubStatusRule)}
 }
 
 // A hubChange is the input of PATCH /hubs/{hubId}. nil leaves a field as it is.
@@ -62,9 +58,9 @@ type hubChange struct{ name, description, status *string }
 
 func parseHubChange(f *fields) hubChange {
 	change := hubChange{
-		name:        f.optional(hubNameRule),
-		description: f.optional(hubDescriptionRule),
-		status:      f.optional(hubStatusRule),
+		f.optional(hubNameRule),
+		f.optional(hubDescriptionRule),
+		f.optional(hubStatusRule),
 	}
 	if change == (hubChange{}) {
 		f.refuse("body", "must have at least one of name, description, status")
@@ -168,10 +164,9 @@ union all
 
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	var h hub
-	found, err := s.store.row(statement{
-		text: "select " + hubColumns + " from hubs where hub_id = $1",
-		args: []any{state.pathID("hubId")},
-	}, h.scanTargets()...)
+	found, err := s.store.row(
+		read("select "+hubColumns+" from hubs where hub_id = $1", state.pathID("hubId")),
+		h.scanTargets()...)
 	return h, orNotFound(found, err)
 }
 
@@ -185,11 +180,10 @@ func orNotFound(found bool, err error) error {
 
 func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	var h hub
-	_, err := s.store.row(statement{
-		text:   "insert into hubs (name, description, status) values ($1, $2, $3) returning " + hubColumns,
-		args:   []any{in.name, in.description, in.status},
-		writes: true,
-	}, h.scanTargets()...)
+	_, err := s.store.row(
+		write("insert into hubs (name, description, status) values ($1, $2, $3) returning "+hubColumns,
+			in.name, in.description, in.status),
+		h.scanTargets()...)
 	if err != nil {
 		return hub{}, err
 	}
@@ -200,20 +194,17 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 // changeHub sets what the input has. nil becomes null, for which the old value stays.
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
-	found, err := s.store.row(statement{
-		text: `update hubs set name = coalesce($2, name), description = coalesce($3, description),
-			status = coalesce($4, status), updated_at = now() where hub_id = $1 returning ` + hubColumns,
-		args:   []any{state.pathID("hubId"), in.name, in.description, in.status},
-		writes: true,
-	}, h.scanTargets()...)
+	found, err := s.store.row(
+		write(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
+			status = coalesce($4, status), updated_at = now() where hub_id = $1 returning `+hubColumns,
+			state.pathID("hubId"), in.name, in.description, in.status),
+		h.scanTargets()...)
 	return h, orNotFound(found, err)
 }
 
 func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
-	found, err := s.store.row(statement{
-		text:   "delete from hubs where hub_id = $1 returning hub_id",
-		args:   []any{state.pathID("hubId")},
-		writes: true,
-	}, new(string))
+	found, err := s.store.row(
+		write("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")),
+		new(string))
 	return nothing{}, orNotFound(found, err)
 }

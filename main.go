@@ -316,10 +316,10 @@ type server struct {
 	// linkFile is files.Link. A test puts a link in its place that is made, but reported
 	// as failed: nothing outside the process can cause that.
 
-	codes     oneTimeCodes
-	codeSlots chan struct{}  // one for each request for a code that is not done
-	mailSlots chan struct{}  // one for each of these that is being worked on
-	codeJobs  sync.WaitGroup // the same requests as codeSlots
+	codes         oneTimeCodes
+	codeJobs      chan codeJob   // requests for a code that wait for a worker
+	codeSlots     chan struct{}  // one for each request for a code that is not done
+	codesUnderWay sync.WaitGroup // the same requests
 
 	// The limits by client address. All limits are kept in this process alone.
 	globalLimit, fileLimit *limiter
@@ -334,8 +334,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		out:         out,
 		store:       st,
 		codes:       oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+		codeJobs:    make(chan codeJob, mailQueue),
 		codeSlots:   make(chan struct{}, mailQueue),
-		mailSlots:   make(chan struct{}, mailWorkers),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
 		transfers:   newTransfers(),
@@ -417,7 +417,7 @@ func (h health) isValid() bool { return h.Status == "ok" }
 
 // getHealth says whether the database answers. If it does not, the store's error is a 503.
 func (s *server) getHealth(*requestState, nothing) (health, error) {
-	_, err := s.store.row(statement{text: "select 1"}, new(int))
+	_, err := s.store.row(read("select 1"), new(int))
 	return health{"ok"}, err
 }
 
@@ -453,6 +453,11 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	s.warnOfPowerfulRole()
 
 	go s.sweepUploads()
+	workers, endWorkers := context.WithCancel(context.Background())
+	defer endWorkers()
+	for range mailWorkers {
+		go s.sendCodes(workers)
+	}
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
 	ended := make(chan error, 1)
@@ -511,8 +516,7 @@ func (s *server) warnOfPowerfulRole() {
 		return
 	}
 	var mayWrite bool
-	question := statement{text: "select has_table_privilege('users', 'insert, update, delete')"}
-	_, err := s.store.row(question, &mayWrite)
+	_, err := s.store.row(read("select has_table_privilege('users', 'insert, update, delete')"), &mayWrite)
 	if err != nil || mayWrite {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
 	}
@@ -536,7 +540,7 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	s.codeJobs.Wait()
+	s.codesUnderWay.Wait()
 	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
 	if cutOff != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
@@ -616,9 +620,6 @@ func printRoutes(out io.Writer) error {
 		limit := s.addressLimit(r.method, r.path).String()
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
-		}
-		if strings.HasPrefix(r.path, "/files/") {
-			limit += "; " + transferLimit
 		}
 		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
 		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)

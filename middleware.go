@@ -622,12 +622,8 @@ func (r route) validate() {
 		panic("no access rule: " + name)
 	case !r.access.needsSession() && r.roles != nil:
 		panic("a role without a session: " + name)
-	case r.contract.serve == nil:
-		panic("no endpoint: " + name)
-	case r.contract.counted && r.limit == nil:
-		panic("a counted input without a limit: " + name)
-	case !r.contract.counted && r.limit != nil:
-		panic("a limit without a key to count by: " + name)
+	case r.contract.counted != (r.limit != nil):
+		panic("a counted input without a limit, or a limit without a key to count by: " + name)
 	}
 }
 
@@ -642,11 +638,7 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 		}
 		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := stateOf(w)
-			err := route.contract.serve(s, route, state)
-			if err == nil && state.status == 0 {
-				err = errors.New("an endpoint that wrote nothing")
-			}
-			if err != nil {
+			if err := route.contract.serve(s, route, state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -757,7 +749,9 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 		isWrite := protection.Check(r) != nil // by a page of another origin
 		isPreflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
 		if !allowed && (isWrite || isPreflight) {
-			s.logRefusedOrigin(state)
+			// The browser tells the page nothing that a developer could look up.
+			state.log().Info("origin refused: ALLOWED_ORIGINS (in production ALLOWED_ORIGIN_DOMAIN) lacks it",
+				"origin", s.originForLog(r), "method", cleanText(r.Method))
 		}
 		switch {
 		case !allowed && isWrite:
@@ -771,17 +765,6 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 		}
 	})
-}
-
-// logRefusedOrigin names the setting that would allow the origin: the browser tells the
-// page nothing that a developer could look up.
-func (s *server) logRefusedOrigin(state *requestState) {
-	setting := "ALLOWED_ORIGINS"
-	if s.cfg.env == envProduction {
-		setting = "ALLOWED_ORIGIN_DOMAIN"
-	}
-	state.log().Info("origin refused: "+setting+" does not allow it",
-		"origin", s.originForLog(state.request), "method", cleanText(state.request.Method))
 }
 
 // logRequest writes the line of one request. Every value is the server's own, a checked

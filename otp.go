@@ -6,6 +6,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
@@ -29,7 +30,7 @@ const (
 	codeResend = time.Minute // a younger code is not replaced: no one can flood a mailbox
 
 	mailQueue   = 1000                   // requests for a code that are not done
-	mailWorkers = 8                      // of these, worked on at a time: one that hangs holds up no other
+	mailWorkers = 8                      // one hung connection does not hold up the rest
 	mailMaxWait = time.Minute            // a request that waited longer is dropped
 	mailTimeout = 10 * time.Second       // of one conversation with the mail server
 	mailDelay   = 500 * time.Millisecond // at most, before the work on a request begins
@@ -62,7 +63,7 @@ func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	}
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // crypto/rand ends the process rather than fail
 	code = fmt.Sprintf("%0*d", codeLength, n)
-	c.byEmail[email] = oneTimeCode{code: code, issuedAt: time.Now()}
+	c.byEmail[email] = oneTimeCode{code, time.Now()}
 	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) }) // frees the memory only; redeem checks the age
 	return code, true
 }
@@ -104,7 +105,15 @@ func (c *oneTimeCodes) withdraw(email, code string) {
 	}
 }
 
-// queueCode has a worker send a code, after a random delay. ok is false if the queue is full.
+// A codeJob is a request for a code on its way to a worker.
+type codeJob struct {
+	email    string // in lower case, as the client sent it: only for the look-up
+	queuedAt time.Time
+	log      *slog.Logger
+}
+
+// queueCode hands a request for a code to the workers, after a random delay. ok is false if
+// the queue is full.
 //
 // O10: without the delay, the work for a known address would compete for the CPU with the
 // client's next request and show in its time. The delay holds up no worker.
@@ -114,49 +123,59 @@ func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	default:
 		return false
 	}
-	s.codeJobs.Add(1)
-	queuedAt := time.Now()
+	s.codesUnderWay.Add(1)
+	job := codeJob{email, time.Now(), log.With("email", email)}
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
-		s.mailSlots <- struct{}{} // waits for one of mailWorkers, first come, first served
-		s.sendCode(email, queuedAt, log.With("email", email))
-		<-s.mailSlots
-		<-s.codeSlots
-		s.codeJobs.Done()
+		s.codeJobs <- job // never blocks: it has room for as many jobs as there are slots
 	})
 	return true
 }
 
-// sendCode is a worker's job: it mails a code if the address is an active user's, and logs
-// what became of the request. The client has had its answer.
+// sendCodes is a worker. It ends with ctx.
+func (s *server) sendCodes(ctx context.Context) {
+	for {
+		select {
+		case job := <-s.codeJobs:
+			s.sendCode(job)
+			<-s.codeSlots
+			s.codesUnderWay.Done()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sendCode mails a code if the address is an active user's, and logs what became of the
+// request. The client has had its answer.
 //
 // D3: a mail server that refuses or hangs changes no answer. The mail goes to the address
-// as it is stored, never to the text that a client sent, which serves only to look it up.
-func (s *server) sendCode(email string, queuedAt time.Time, log *slog.Logger) {
-	if time.Since(queuedAt) > mailMaxWait {
-		log.Warn("code not sent: waited too long")
+// as it is stored, never to the text that a client sent.
+func (s *server) sendCode(job codeJob) {
+	if time.Since(job.queuedAt) > mailMaxWait {
+		job.log.Warn("code not sent: waited too long")
 		return
 	}
-	u, found, err := s.loadUser(byEmail, email)
+	u, found, err := s.loadUser(byEmail, job.email)
 	if err != nil {
-		log.Error("code not sent", "error", err)
+		job.log.Error("code not sent", "error", err)
 		return
 	}
 	if !found || u.suspended {
-		log.Info("code not sent: no active user")
+		job.log.Info("code not sent: no active user")
 		return
 	}
-	code, ok := s.codes.issue(email)
+	code, ok := s.codes.issue(job.email)
 	if !ok {
-		log.Info("code not sent: the last one is too young")
+		job.log.Info("code not sent: the last one is too young")
 		return
 	}
 	if err := s.mail(u.Email, code); err != nil {
-		s.codes.withdraw(email, code)
-		log.Error("code not sent", "error", err)
+		s.codes.withdraw(job.email, code)
+		job.log.Error("code not sent", "error", err)
 		return
 	}
-	log.Info("code sent")
+	job.log.Info("code sent")
 }
 
 // smtpPorts has the default port of each scheme: with STARTTLS, and encrypted from the

@@ -47,6 +47,12 @@ type statement struct {
 	expensive bool // holds at most slowSize connections, so that a session check finds one
 }
 
+func read(text string, args ...any) statement { return statement{text: text, args: args} }
+
+func write(text string, args ...any) statement {
+	return statement{text: text, args: args, writes: true}
+}
+
 // openStore connects and checks that the tables are there.
 func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
@@ -70,8 +76,7 @@ func openStore(databaseURL string) (*store, error) {
 		slowSlots: make(chan struct{}, slowSize),
 	}
 	st.db.SetMaxIdleConns(poolSize) // the default of 2 would open and close connections all the time
-	tables := statement{text: "select count(*) from users, terms_acceptances, files, hubs where false"}
-	_, err = st.row(tables, new(int))
+	_, err = st.row(read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
 	if err != nil {
 		st.db.Close()
 		return nil, fmt.Errorf("the database does not answer, or it lacks the tables (run: hubs migrate): %w", err)
