@@ -184,7 +184,12 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if u.suspended {
 		return sessionView{}, errSuspended
 	}
-	token := sessionToken{email: u.Email, userID: u.UserID, issuedAt: u.now, expiresAt: u.now.Add(sessionTTL)}
+	token := sessionToken{
+		email:     u.Email,
+		userID:    u.UserID,
+		issuedAt:  u.now,
+		expiresAt: u.now.Add(sessionTTL),
+	}
 	state.user = u
 	state.session = token
 	state.log().Info("signed in")
@@ -260,8 +265,10 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	lacksTimes := c.IssuedAt <= 0 || c.ExpiresAt <= 0
 	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
 	notYetValid := fromSeconds(c.NotBefore).After(now)
-	livesTooLong := c.ExpiresAt-c.IssuedAt > (sessionTTL + time.Second).Seconds() // a second for rounding
-	if critical || lacksTimes || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
+	const rounding = time.Second
+	livesTooLong := c.ExpiresAt-c.IssuedAt > (sessionTTL + rounding).Seconds()
+	outOfTime := lacksTimes || issuedInFuture || notYetValid || livesTooLong
+	if critical || outOfTime || !isUUID(c.UserID) {
 		return sessionToken{}, errForged
 	}
 	return token, nil
@@ -312,7 +319,7 @@ type access string
 
 const (
 	public        access = "-"              // everyone
-	local         access = "local"          // everyone, but the route exists only if APP_ENV is local
+	local         access = "local"          // everyone; the route exists only in the local environment
 	signedIn      access = "session"        // a session whose account is not suspended
 	termsAccepted access = "session, terms" // the same, with the current terms accepted
 )
@@ -409,10 +416,12 @@ func (v acceptanceView) isValid() bool {
 // nothing, and is there so that the row is returned.
 func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
 	if in.version != TERMS_VERSION {
-		return acceptanceView{}, newProblem(409, "conflict", "The current terms version is "+TERMS_VERSION+".")
+		return acceptanceView{}, newProblem(409, "conflict",
+			"The current terms version is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
-	_, err := s.store.row(write(`insert into terms_acceptances (user_id, version) values ($1, $2)
+	_, err := s.store.row(write(`
+		insert into terms_acceptances (user_id, version) values ($1, $2)
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
 		state.user.UserID, in.version), &v.Version, &v.AcceptedAt)
@@ -435,23 +444,31 @@ var userCommands = map[string]struct {
 	arguments  int
 	text, done string
 }{
-	"add":      {1, "insert into users (email, permission) values ($1, $2) on conflict do nothing", "added"},
-	"role":     {2, "update users set permission = $2" + ofEmail, "has the new role from the next request on"},
-	"suspend":  {1, "update users set suspended = true" + ofEmail, "suspended from the next request on"},
-	"activate": {1, "update users set suspended = false" + ofEmail, "active from the next request on"},
-	"signout":  {1, "update users set signed_out_at = clock_timestamp()" + ofEmail, "signed out everywhere"},
-	"list":     {0, "select " + userLine + " from users order by lower(email)", ""},
-	"show":     {1, "select " + userLine + userDetails + " from users" + ofEmail, ""},
+	"add": {1, "insert into users (email, permission) values ($1, $2) on conflict do nothing",
+		"added"},
+	"role": {2, "update users set permission = $2" + ofEmail,
+		"has the new role from the next request on"},
+	"suspend": {1, "update users set suspended = true" + ofEmail,
+		"suspended from the next request on"},
+	"activate": {1, "update users set suspended = false" + ofEmail,
+		"active from the next request on"},
+	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofEmail,
+		"signed out everywhere"},
+	"list": {0, "select " + userLine + " from users order by lower(email)", ""},
+	"show": {1, "select " + userLine + userDetails + " from users" + ofEmail, ""},
 }
 
 const (
 	ofEmail = ` where lower(email) = lower($1 collate "C")`
 
-	userLine = `email || '  ' || permission || '  ' || case when suspended then 'suspended' else 'active' end
-		|| to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
+	userLine = `email || '  ' || permission ||
+		case when suspended then '  suspended' else '  active' end ||
+		to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
 
-	userDetails = ` || coalesce(to_char(signed_out_at, E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '')
-		|| coalesce((select string_agg(E'\n  accepted terms ' || version ||
+	userDetails = ` ||
+		coalesce(to_char(signed_out_at,
+			E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '') ||
+		coalesce((select string_agg(E'\n  accepted terms ' || version ||
 			to_char(accepted_at, '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '' order by accepted_at)
 			from terms_acceptances t where t.user_id = users.user_id), '')`
 )
@@ -483,7 +500,8 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 		role = flags.Arg(1)
 	}
 	if !slices.Contains(roles, role) {
-		return usageError(fmt.Sprintf("there is no role %q; the roles are %s", role, strings.Join(roles, " and ")))
+		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
+			role, strings.Join(roles, " and ")))
 	}
 	email := flags.Arg(0)
 	if command.arguments > 0 && (len(email) > 254 || !emailForm.MatchString(email)) {

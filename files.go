@@ -210,7 +210,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
 		return file{}, err
 	}
-	working, err := s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	working, err := s.files.OpenFile(
+		path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return file{}, err
 	}
@@ -228,13 +229,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err != nil {
 		return file{}, err
 	}
-	if err := working.Sync(); err != nil {
-		return file{}, err
-	}
-	if err := s.linkFile(path.Join(unfinished, id), id); err != nil {
-		return file{}, err
-	}
-	if err := s.folder.Sync(); err != nil { // else a power cut could lose the name
+	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
 	}
 	// The account may have changed while the file arrived.
@@ -257,6 +252,18 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	}
 	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
 	return f, nil
+}
+
+// makeDurable gives the bytes of an upload their name for good. Bytes and name then survive a
+// power cut.
+func (s *server) makeDurable(working *os.File, id string) error {
+	if err := working.Sync(); err != nil {
+		return err
+	}
+	if err := s.linkFile(path.Join(unfinished, id), id); err != nil {
+		return err
+	}
+	return s.folder.Sync()
 }
 
 // abandonUpload removes a failed upload, or leaves it to the sweep if it can't.
@@ -431,7 +438,8 @@ func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	var c fileContent
 	name := state.request.PathValue("name")
 	found, err := s.store.row(
-		read("select file_id, name, content_type, size, created_at from files where file_id = $1 and name = $2",
+		read(`select file_id, name, content_type, size, created_at
+			from files where file_id = $1 and name = $2`,
 			state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}),
 		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
 	if err != nil {
@@ -471,7 +479,8 @@ func (c fileContent) send(state *requestState) {
 	}
 	header := state.Header()
 	header.Set("Content-Type", c.ContentType)
-	header.Set("Content-Disposition", mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
+	header.Set("Content-Disposition",
+		mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
 	header.Set("Content-Security-Policy", contentPolicy+"; sandbox")
 	header.Set("Cache-Control", "private, no-cache")
 	header.Set("ETag", `"`+c.FileID+`"`)

@@ -76,12 +76,16 @@ type hubQuery struct {
 }
 
 var (
-	limitRule          = rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}
-	offsetRule         = rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}
-	orderByRule        = rule{name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name"}
-	orderDirectionRule = rule{name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc"}
-	nameFilterRule     = rule{name: "filters[name]", min: 1, max: 100}
-	statusFilterRule   = rule{name: "filters[status]", oneOf: hubStatuses}
+	limitRule   = rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}
+	offsetRule  = rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}
+	orderByRule = rule{
+		name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name",
+	}
+	orderDirectionRule = rule{
+		name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc",
+	}
+	nameFilterRule   = rule{name: "filters[name]", min: 1, max: 100}
+	statusFilterRule = rule{name: "filters[status]", oneOf: hubStatuses}
 )
 
 func parseHubQuery(f *fields) hubQuery {
@@ -97,7 +101,11 @@ func parseHubQuery(f *fields) hubQuery {
 
 // hubOrders has the columns that a list can be ordered by. The name of a column can't be a
 // parameter of a statement: only what stands here gets into the text of one.
-var hubOrders = map[string]string{"name": "name", "createdAt": "created_at", "updatedAt": "updated_at"}
+var hubOrders = map[string]string{
+	"name":      "name",
+	"createdAt": "created_at",
+	"updatedAt": "updated_at",
+}
 
 // A hubPage is one page of a list. It has no total: to count costs more as the table grows,
 // hasMore costs one row.
@@ -181,7 +189,8 @@ func orNotFound(found bool, err error) error {
 func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	var h hub
 	_, err := s.store.row(
-		write("insert into hubs (name, description, status) values ($1, $2, $3) returning "+hubColumns,
+		write(`insert into hubs (name, description, status) values ($1, $2, $3)
+			returning `+hubColumns,
 			in.name, in.description, in.status),
 		h.scanTargets()...)
 	if err != nil {

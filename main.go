@@ -133,7 +133,8 @@ func loadConfig(getenv func(string) string) (config, error) {
 func (s *settings) address() string {
 	addr := cmp.Or(s.getenv("ADDR"), "127.0.0.1:8080")
 	_, err := net.ResolveTCPAddr("tcp", addr)
-	s.require(err == nil, "ADDR: must be host:port, the port at most 65535")
+	s.require(err == nil,
+		"ADDR: must be host:port, the port at most 65535")
 	return addr
 }
 
@@ -147,7 +148,8 @@ func (s *settings) databaseURL() string {
 
 func (s *settings) maxUploadBytes() int64 {
 	size, err := strconv.ParseInt(cmp.Or(s.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	s.require(err == nil && size > 0 && size <= 1<<40, "MAX_UPLOAD_BYTES: must be 1 to 2^40")
+	s.require(err == nil && size > 0 && size <= 1<<40,
+		"MAX_UPLOAD_BYTES: must be 1 to 2^40")
 	return size
 }
 
@@ -163,11 +165,14 @@ func (s *settings) sessionKeys() jwt.VerificationKeySet {
 		for _, b := range []byte(key) {
 			different[b] = true
 		}
-		s.require(len(key) >= 32, "SESSION_SECRET: each key needs at least 32 bytes")
+		s.require(len(key) >= 32,
+			"SESSION_SECRET: each key needs at least 32 bytes")
 		s.require(len(different) >= 10, "SESSION_SECRET: each key needs at least 10 different bytes")
-		s.require(key != placeholderKey, "SESSION_SECRET: is the placeholder; make a key of your own")
+		s.require(key != placeholderKey,
+			"SESSION_SECRET: is the placeholder; make a key of your own")
 		// A space after a comma would make another key of it, and sign everyone out.
-		s.require(strings.TrimSpace(key) == key, "SESSION_SECRET: no spaces around a key")
+		s.require(strings.TrimSpace(key) == key,
+			"SESSION_SECRET: no spaces around a key")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
 	return keys
@@ -184,10 +189,12 @@ func (s *settings) cookieName() string {
 	}
 	prefix = cmp.Or(s.getenv("COOKIE_PREFIX"), prefix)
 	lower := strings.ToLower(prefix)
-	s.require(cookiePrefixForm.MatchString(prefix), "COOKIE_PREFIX: must be letters, digits, - and _")
+	s.require(cookiePrefixForm.MatchString(prefix),
+		"COOKIE_PREFIX: must be letters, digits, - and _")
 	s.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	needsHTTPS := strings.HasPrefix(lower, "__secure-")
-	s.require(!needsHTTPS || s.env != envLocal, "COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
+	s.require(!needsHTTPS || s.env != envLocal,
+		"COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
 	return prefix + "_auth_" + s.env
 }
 
@@ -203,7 +210,8 @@ func (s *settings) cookieDomain() string {
 	if s.env == envLocal {
 		s.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
-		s.require(isSharedDomain(domain), "COOKIE_DOMAIN: must be a domain of two labels or more, no address")
+		s.require(isSharedDomain(domain),
+			"COOKIE_DOMAIN: must be a domain of two labels or more, no address")
 	}
 	return domain
 }
@@ -221,13 +229,15 @@ func (s *settings) allowedOrigins() []string {
 	}
 	origins := s.list("ALLOWED_ORIGINS", fallback)
 	if s.env == envProduction {
-		s.require(len(origins) == 0, "ALLOWED_ORIGINS: must be unset in production")
+		s.require(len(origins) == 0,
+			"ALLOWED_ORIGINS: must be unset in production")
 		return nil
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
 		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
-		s.require(valid, "ALLOWED_ORIGINS: must be origins such as https://app.example.com")
+		s.require(valid,
+			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
 	return origins
 }
@@ -242,7 +252,8 @@ func (s *settings) originDomain() string {
 	domain := strings.ToLower(s.getenv("ALLOWED_ORIGIN_DOMAIN"))
 	cookieDomain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
 	if s.env != envProduction {
-		s.require(domain == "", "ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
+		s.require(domain == "",
+			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
 	}
 	s.require(isSharedDomain(domain),
@@ -250,7 +261,8 @@ func (s *settings) originDomain() string {
 	// A cookie of an unrelated domain would reach hosts that no allowed page belongs to.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
-	s.require(related, "COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
+	s.require(related,
+		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
 	return domain
 }
 
@@ -277,9 +289,11 @@ func (s *settings) mailServer() (*url.URL, *mail.Address) {
 	}
 	server, err := url.Parse(text)
 	valid := err == nil && smtpForm.MatchString(text) && isPort(server.Port())
-	s.require(valid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
+	s.require(valid,
+		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
 	from, err := mail.ParseAddress(s.getenv("MAIL_FROM"))
-	s.require(err == nil && emailForm.MatchString(from.Address), "MAIL_FROM: must be an e-mail address")
+	s.require(err == nil && emailForm.MatchString(from.Address),
+		"MAIL_FROM: must be an e-mail address")
 	return server, from
 }
 
@@ -305,7 +319,7 @@ func (c *config) allowsOrigin(origin string) bool {
 type server struct {
 	cfg        config
 	log        *slog.Logger // events; every text is masked
-	requestLog *slog.Logger // one line a request, without a mask: logRequest writes only what is safe
+	requestLog *slog.Logger // one line a request; it needs no mask (logRequest)
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
 	stopping   atomic.Bool // every answer closes its connection
@@ -327,9 +341,10 @@ type server struct {
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
+	masked := &slog.HandlerOptions{ReplaceAttr: maskAttr}
 	return &server{
 		cfg:         cfg,
-		log:         slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr})),
+		log:         slog.New(slog.NewJSONHandler(out, masked)),
 		requestLog:  slog.New(slog.NewJSONHandler(out, nil)),
 		out:         out,
 		store:       st,
@@ -387,7 +402,7 @@ var openAPI string
 
 // openAPI returns the contract with the name of the cookie that this server sets.
 func (s *server) openAPI() string {
-	return strings.ReplaceAll(openAPI, `"name": "hubs_auth_local"`, `"name": "`+s.cfg.cookieName+`"`)
+	return strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 }
 
 //go:embed index.html
@@ -427,7 +442,7 @@ const (
 	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
 	idleTimeout   = 2 * time.Minute
 	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
-	stopTimeout   = 12 * time.Second       // at a stop, for requests under way; then again for queued mail
+	stopTimeout   = 12 * time.Second       // at a stop, for requests under way, then for queued mail
 )
 
 // serve runs the server until ctx ends, then stops it.
@@ -493,7 +508,8 @@ func listen(addr string, getenv func(string) string) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) && getenv("LISTEN_FDS") == "1" {
-		listener, err = net.FileListener(os.NewFile(3, "LISTEN_FDS")) // 3 is the first: sd_listen_fds(3)
+		const firstSocket = 3 // sd_listen_fds(3)
+		listener, err = net.FileListener(os.NewFile(firstSocket, "LISTEN_FDS"))
 	} else {
 		listener, err = net.Listen("tcp", addr)
 	}
@@ -516,7 +532,8 @@ func (s *server) warnOfPowerfulRole() {
 		return
 	}
 	var mayWrite bool
-	_, err := s.store.row(read("select has_table_privilege('users', 'insert, update, delete')"), &mayWrite)
+	question := read("select has_table_privilege('users', 'insert, update, delete')")
+	_, err := s.store.row(question, &mayWrite)
 	if err != nil || mayWrite {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
 	}
@@ -569,7 +586,9 @@ user need DATABASE_URL only.
 
 // run runs a command and returns the exit status: 0; 2 for a mistake in usage or
 // configuration; 1 for everything else.
-func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+func run(
+	ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer,
+) int {
 	err := runCommand(ctx, args, getenv, stdout)
 	if err == nil {
 		return 0
@@ -582,7 +601,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	return 1
 }
 
-func runCommand(ctx context.Context, args []string, getenv func(string) string, out io.Writer) error {
+func runCommand(
+	ctx context.Context, args []string, getenv func(string) string, out io.Writer,
+) error {
 	command := "serve"
 	if len(args) > 0 {
 		command = args[0]

@@ -66,17 +66,28 @@ func newProblem(status int, code, detail string) *problem {
 
 // The problems that are the same for every request. The others are made where they arise.
 var (
-	errInvalidCode  = newProblem(401, "invalid_code", "The code is wrong, used or expired.")
-	errSuspended    = newProblem(403, "account_suspended", "This account is suspended.")
-	errForbidden    = newProblem(403, "forbidden", "Your role does not permit this.")
-	errTermsMissing = newProblem(403, "terms_not_accepted", "Accept the terms first: POST /terms/acceptance.")
-	errCrossOrigin  = newProblem(403, "cross_origin", "Pages of this origin may not write here.")
-	errNotFound     = newProblem(404, "not_found", "There is nothing at this address.")
-	errMethod       = newProblem(405, "method_not_allowed", "The Allow header lists the methods of this address.")
-	errPrecondition = newProblem(412, "precondition_failed", "A condition in the request's headers does not hold.")
-	errTooLarge     = newProblem(413, "too_large", "The body is larger than this endpoint takes.")
-	errMediaType    = newProblem(415, "unsupported_media_type", "This Content-Type or Content-Encoding is not taken.")
-	errRange        = newProblem(416, "range_not_satisfiable", "The file has no such range.")
+	errInvalidCode = newProblem(401, "invalid_code",
+		"The code is wrong, used or expired.")
+	errSuspended = newProblem(403, "account_suspended",
+		"This account is suspended.")
+	errForbidden = newProblem(403, "forbidden",
+		"Your role does not permit this.")
+	errTermsMissing = newProblem(403, "terms_not_accepted",
+		"Accept the terms first: POST /terms/acceptance.")
+	errCrossOrigin = newProblem(403, "cross_origin",
+		"Pages of this origin may not write here.")
+	errNotFound = newProblem(404, "not_found",
+		"There is nothing at this address.")
+	errMethod = newProblem(405, "method_not_allowed",
+		"The Allow header lists the methods of this address.")
+	errPrecondition = newProblem(412, "precondition_failed",
+		"A condition in the request's headers does not hold.")
+	errTooLarge = newProblem(413, "too_large",
+		"The body is larger than this endpoint takes.")
+	errMediaType = newProblem(415, "unsupported_media_type",
+		"This Content-Type or Content-Encoding is not taken.")
+	errRange = newProblem(416, "range_not_satisfiable",
+		"The file has no such range.")
 )
 
 // unauthenticated returns the 401 of a session. The client's answer is the same for
@@ -230,6 +241,11 @@ func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
 	return sent, nil
 }
 
+var headersOfSuccess = []string{
+	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
+	"Content-Length",
+}
+
 // fail answers the request with err. It is the only function that writes an error. It
 // removes what a handler has prepared for a success, such as a cookie or caching headers.
 // Once a status has been sent, all that is left is to cut the connection.
@@ -243,8 +259,7 @@ func (state *requestState) fail(err error) {
 		panic(http.ErrAbortHandler)
 	}
 	header := state.Header()
-	for _, name := range []string{"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location",
-		"Content-Disposition", "Content-Length"} {
+	for _, name := range headersOfSuccess {
 		header.Del(name)
 	}
 	header.Set("Content-Security-Policy", contentPolicy)
@@ -271,7 +286,8 @@ func (state *requestState) logProblem(p *problem) {
 	case p.Status >= 500:
 		state.log().Error("failed", "error", p.Error())
 	case p.reason != "":
-		state.log().Info("refused", "code", p.Code, "reason", p.reason, "route", routeOf(state.request))
+		state.log().Info("refused", "code", p.Code, "reason", p.reason,
+			"route", routeOf(state.request))
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		state.log().Info("refused", "code", p.Code, "route", routeOf(state.request))
 	}
@@ -747,10 +763,12 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 		state := stateOf(w)
 		allowed := s.cfg.allowsOrigin(r.Header.Get("Origin"))
 		isWrite := protection.Check(r) != nil // by a page of another origin
-		isPreflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+		isPreflight := r.Method == http.MethodOptions &&
+			r.Header.Get("Access-Control-Request-Method") != ""
 		if !allowed && (isWrite || isPreflight) {
 			// The browser tells the page nothing that a developer could look up.
-			state.log().Info("origin refused: ALLOWED_ORIGINS (in production ALLOWED_ORIGIN_DOMAIN) lacks it",
+			state.log().Info(
+				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 				"origin", s.originForLog(r), "method", cleanText(r.Method))
 		}
 		switch {
@@ -859,7 +877,7 @@ func looksSecret(word string) bool {
 	run := 0
 	for _, c := range []byte(word) {
 		switch {
-		case '0' <= c && c <= '9':
+		case strings.IndexByte("0123456789", c) >= 0:
 			digits++
 			run++
 		case 'a' <= c|0x20 && c|0x20 <= 'z': // a letter: 0x20 makes it a small one
@@ -892,28 +910,35 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// maskRules are applied to the text of an error one after the other, in this order.
+// maskRules are applied to a text one after the other, in this order.
 var maskRules = []struct {
-	example     string
 	pattern     *regexp.Regexp
 	replacement string
 }{
-	{"control, invisible and direction characters, which hide the text around them",
-		regexp.MustCompile(`[\x{0}-\x{1f}\x{7f}-\x{9f}\x{ad}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}\x{feff}\x{fffd}]+`), " "},
-	{"smtps://user:password@mail.example.com",
-		regexp.MustCompile(`://[^/\s]*@`), "://***@"},
-	{"jane.roe@example.com, jane.roe%40example.com, jane.roe\\u0040example.com",
-		regexp.MustCompile("([A-Za-z0-9!#$&'*+/=?^_`{|}~-])[A-Za-z0-9!#$&'*+/=?^_`{|}~.-]*(@|%(?:25)*40|\\\\u0040)"), "$1***$2"},
-	{"eyJhbGciOiJIUzI1NiJ9.eyJlbWFpbCI6ImEi.c2lnbmF0dXJl, also broken by blanks",
-		regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*`), "***"},
-	{"password=hunter2, and everything after it",
-		regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`), "***"},
-	{"an escape that another escape may hide in, and everything after it",
-		regexp.MustCompile(`(?s)%[0-9A-Fa-f]{2}.*`), "***"},
-	{"482913, 482-913, 4 8 2 9 1 3",
-		regexp.MustCompile(`[0-9]([-_ ]?[0-9]){5,}`), "***"},
-	{"forty or more letters and digits in a row: a key, or a piece of a token",
-		regexp.MustCompile(`[\w+/=-]{40,}`), "***"},
+	// Control, invisible and direction characters, which could hide what follows.
+	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]+`),
+		" "},
+	// smtps://user:password@mail.example.com
+	{regexp.MustCompile(`://[^/\s]*@`),
+		"://***@"},
+	// jane.roe@example.com, jane.roe%40example.com, jane.roe\u0040example.com
+	{regexp.MustCompile(`([\w!#$&'*+/=?^{|}~-])[\w!#$&'*+/=?^{|}~.-]*(@|%(?:25)*40|\\u0040)`),
+		"$1***$2"},
+	// A token, also one that is broken by blanks.
+	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*`),
+		"***"},
+	// password=hunter2, and everything after it.
+	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`),
+		"***"},
+	// An escape, in which another could hide, and everything after it.
+	{regexp.MustCompile(`(?s)%[0-9A-Fa-f]{2}.*`),
+		"***"},
+	// A one-time code: 482913, 482-913, 4 8 2 9 1 3.
+	{regexp.MustCompile(`[0-9]([-_ ]?[0-9]){5,}`),
+		"***"},
+	// A key or a piece of a token: more letters and digits in a row than an id has.
+	{regexp.MustCompile(`[\w+/=-]{40,}`),
+		"***"},
 }
 
 // maskText cuts a text to maxLoggedError bytes, then applies the rules.

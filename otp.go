@@ -61,10 +61,12 @@ func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	if exists && time.Since(last.issuedAt) < codeResend {
 		return "", false
 	}
-	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // crypto/rand ends the process rather than fail
+	// crypto/rand ends the process rather than fail.
+	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	code = fmt.Sprintf("%0*d", codeLength, n)
 	c.byEmail[email] = oneTimeCode{code, time.Now()}
-	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) }) // frees the memory only; redeem checks the age
+	// This frees the memory, and no more: redeem checks the age.
+	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) })
 	return code, true
 }
 

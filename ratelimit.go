@@ -253,7 +253,8 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 		return nil, rateLimited(transferLimit, time.Second)
 	}
 	if t.all >= t.max {
-		return nil, rateLimited(fmt.Sprintf("%d transfers at a time by all users", t.max), time.Second)
+		limit := fmt.Sprintf("%d transfers at a time by all users", t.max)
+		return nil, rateLimited(limit, time.Second)
 	}
 	t.byUser[userID]++
 	t.all++

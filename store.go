@@ -26,7 +26,7 @@ var schema string
 const (
 	poolSize  = 8               // connections, all kept open
 	slowSize  = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout = 2 * time.Second // a statement; a read or write on its socket; the wait for a connection
+	dbTimeout = 2 * time.Second // of a statement, of a read or write on its socket, of the wait for a slot
 )
 
 // A store runs statements. Its methods take no context: a statement ends by dbTimeout
@@ -75,11 +75,14 @@ func openStore(databaseURL string) (*store, error) {
 		slots:     make(chan struct{}, poolSize),
 		slowSlots: make(chan struct{}, slowSize),
 	}
-	st.db.SetMaxIdleConns(poolSize) // the default of 2 would open and close connections all the time
-	_, err = st.row(read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
+	// The default of 2 would open and close connections all the time.
+	st.db.SetMaxIdleConns(poolSize)
+	tables := read("select count(*) from users, terms_acceptances, files, hubs where false")
+	_, err = st.row(tables, new(int))
 	if err != nil {
 		st.db.Close()
-		return nil, fmt.Errorf("the database does not answer, or it lacks the tables (run: hubs migrate): %w", err)
+		return nil, fmt.Errorf(
+			"the database does not answer, or it lacks the tables (run: hubs migrate): %w", err)
 	}
 	return st, nil
 }
@@ -238,7 +241,8 @@ func (st *store) classifyDBError(err error) error {
 	if isAnswer && answer.Code == "23503" { // foreign key: the user was deleted meanwhile
 		return unauthenticated("ended")
 	}
-	if isAnswer && !answer.Fatal() && !strings.Contains("08 25 53 57 58", string(answer.Code.Class())) {
+	isOutOfReach := isAnswer && strings.Contains("08 25 53 57 58", string(answer.Code.Class()))
+	if isAnswer && !answer.Fatal() && !isOutOfReach {
 		return err
 	}
 	st.dropIdle()
@@ -280,7 +284,7 @@ func (c deadlineConn) Read(b []byte) (int, error) {
 		c.Close()
 	}
 	if errors.Is(err, io.EOF) {
-		err = &net.OpError{Op: "read", Net: "tcp", Err: errors.New("the database closed the connection")}
+		err = &net.OpError{Op: "read", Net: "tcp", Err: errors.New("closed by the database")}
 	}
 	return n, err
 }
