@@ -562,48 +562,6 @@ func serverFiles(t *testing.T) map[string]string {
 	return files
 }
 
-// The server fits one sitting: so many lines of code in all and in each file (without
-// comments and blank lines), no function longer than a screen; and the README says the
-// number that is true.
-func TestServerFitsOneSitting(t *testing.T) {
-	t.Parallel()
-	most := map[string]int{"main.go": 300, "middleware.go": 450, "auth.go": 300, "otp.go": 300, "ratelimit.go": 300,
-		"store.go": 300, "hubs.go": 300, "files.go": 300}
-	all := 0
-	for name, text := range serverFiles(t) {
-		lines, function := 0, 0
-		for i, line := range strings.Split(text, "\n") {
-			if code := strings.TrimSpace(line); code == "" || strings.HasPrefix(code, "//") {
-				continue
-			}
-			lines++
-			if strings.HasPrefix(line, "func ") {
-				function = 0
-			}
-			if function++; function > 60 && line == "}" {
-				t.Errorf("%s:%d ends a function of %d lines", name, i+1, function)
-			}
-			if utf8.RuneCountInString(line) > 120 {
-				t.Errorf("%s:%d is too long", name, i+1)
-			}
-		}
-		if lines > most[name] {
-			t.Errorf("%s has %d lines, at most %d (0: there is no such file)", name, lines, most[name])
-		}
-		all += lines
-	}
-	if all > 1700 {
-		t.Errorf("%d lines in all", all)
-	}
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	said := fmt.Sprintf("The server has %d,%03d lines of code", all/1000, all%1000)
-	if !strings.Contains(string(readme), said) {
-		t.Errorf("the README does not say: %s", said)
-	}
-}
 
 // H1: a client that does not read its answers is given up when the time of an answer is
 // over.

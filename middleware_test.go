@@ -1357,28 +1357,3 @@ func TestErrorsEndAtTwenty(t *testing.T) {
 		t.Errorf("%d errors named: %v", len(named), r)
 	}
 }
-
-// The README's table of error codes is that of the source.
-func TestErrorCodesInReadme(t *testing.T) {
-	t.Parallel()
-	var source, readme []string
-	for _, text := range serverFiles(t) {
-		for _, found := range regexp.MustCompile(`(?:newProblem\(|Status: )(\d{3}), (?:Code: )?"(\w+)"`).FindAllStringSubmatch(text, -1) {
-			source = append(source, found[1]+" "+found[2])
-		}
-	}
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, table, _ := strings.Cut(string(text), "<!-- codes -->\n")
-	table, _, _ = strings.Cut(table, "<!-- /codes -->")
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\d{3}) \\|").FindAllStringSubmatch(table, -1) {
-		readme = append(readme, row[2]+" "+row[1])
-	}
-	slices.Sort(source)
-	slices.Sort(readme)
-	if len(source) < 15 || !slices.Equal(slices.Compact(source), readme) {
-		t.Errorf("the source has %q,\nREADME.md %q", source, readme)
-	}
-}
