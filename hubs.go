@@ -154,15 +154,17 @@ func (q hubQuery) statement() (text string, args []any) {
 		status = fmt.Sprintf("status = $%d", len(args))
 	}
 	column := hubOrders[q.orderBy]
-	order := fmt.Sprintf("%s %s, hub_id %s", column, q.orderDirection, q.orderDirection)
-	fill := strings.NewReplacer("{columns}", hubColumns, "{status}", status, "{column}", column, "{order}", order)
-	return fill.Replace(text), args
+	order := column + " " + q.orderDirection + ", hub_id " + q.orderDirection
+	text = strings.ReplaceAll(text, "{status}", status)
+	text = strings.ReplaceAll(text, "{column}", column)
+	text = strings.ReplaceAll(text, "{order}", order)
+	return text, args
 }
 
-const hubsFirstPages = `select {columns} from hubs where {status} order by {order} limit $1 offset $2`
+const hubsFirstPages = "select " + hubColumns + ` from hubs where {status} order by {order} limit $1 offset $2`
 
 // hubsDeepPage finds the page in an index alone, and reads only the rows of the page.
-const hubsDeepPage = `select {columns} from hubs where hub_id = any (array(
+const hubsDeepPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 	select hub_id from hubs where {status} order by {order} limit $1 offset $2)) order by {order}`
 
 // hubsByName takes one of two ways, which find the same hubs (see schema.sql): a walk in
@@ -195,7 +197,7 @@ gathered as (
 	select hub_id from hubs_gathered_by_name($3)
 	where (select not frequent from sample) and (select count(*) < $1 from tried) and {status}
 	order by {order} limit $1 offset $2)
-select {columns} from hubs where hub_id = any (array(
+select ` + hubColumns + ` from hubs where hub_id = any (array(
 	select hub_id from tried union all select hub_id from walked union all select hub_id from gathered))
 order by {order}`
 
