@@ -126,49 +126,109 @@ func (p hubPage) isValid() bool {
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
-	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	text, args := q.statement()
-	err := s.store.rows(statement{text: text, args: args, expensive: q.name != nil || q.offset > 100}, func(rows *sql.Rows) error {
-		var h hub
-		err := rows.Scan(h.scanTargets()...)
-		page.Items = append(page.Items, h)
-		return err
+	items := make([]hub, 0, q.limit+1)
+	var row hub // every row is scanned into it, then copied
+	targets := row.scanTargets()
+	err := s.store.rows(q.statement(), func(rows *sql.Rows) error {
+		if err := rows.Scan(targets...); err != nil {
+			return err
+		}
+		items = append(items, row)
+		return nil
 	})
-	page.HasMore = len(page.Items) > q.limit
-	page.Items = page.Items[:min(len(page.Items), q.limit)]
-	return page, err
+	if err != nil {
+		return hubPage{}, err
+	}
+	hasMore := len(items) > q.limit
+	if hasMore {
+		items = items[:q.limit]
+	}
+	return hubPage{Items: items, Limit: q.limit, Offset: q.offset, HasMore: hasMore}, nil
 }
 
-// statement gives each shape of the query a text of its own, so that each is
-// prepared once, and planned for the index that serves it.
-func (q hubQuery) statement() (text string, args []any) {
-	text, args = hubsPage, []any{q.limit + 1, q.offset}
-	if q.name != nil {
-		text, args = hubsByName, append(args, *q.name)
+// plainOffset is the last offset at which reading the rows in order and dropping the
+// first ones is the fastest way.
+const plainOffset = 100
+
+// statement returns the SQL of the list and its arguments: $1 is the number of rows, $2
+// the offset, then come the name and the status, if the query has them. Each shape of the
+// query has its own text, so that it is prepared once and planned for the index that
+// serves it. For example, active hubs with "har" in the name, newest first, on a first page:
+//
+//	with sample as materialized (select candidates, matches from hub_name_sample($3)),
+//	...
+//	where (select ...) and status = $4 order by created_at desc, hub_id desc
+//	...
+//
+//	$1 = 21, $2 = 0, $3 = 'har', $4 = 'active'
+//
+// I1: only the texts in this file and hubOrders get into it; all values are parameters.
+func (q hubQuery) statement() statement {
+	var text string
+	args := []any{q.limit + 1, q.offset}
+	switch {
+	case q.name != nil:
+		text = hubsByName
+		args = append(args, *q.name)
+	case q.offset > plainOffset:
+		text = hubsDeepPage
+	default:
+		text = hubsFirstPages
 	}
 	status := "true"
 	if q.status != nil {
 		args = append(args, *q.status)
 		status = fmt.Sprintf("status = $%d", len(args))
 	}
-	order := fmt.Sprintf("%s %s, hub_id %[2]s", hubOrders[q.orderBy], q.orderDirection)
-	return strings.ReplaceAll(strings.ReplaceAll(text, "{status}", status), "{order}", order), args
+	column := hubOrders[q.orderBy]
+	order := column + " " + q.orderDirection + ", hub_id " + q.orderDirection
+	text = strings.ReplaceAll(text, "{status}", status)
+	text = strings.ReplaceAll(text, "{column}", column)
+	text = strings.ReplaceAll(text, "{order}", order)
+	// These may take many times as long as a first page.
+	expensive := q.name != nil || q.offset > plainOffset
+	return statement{text: text, args: args, expensive: expensive}
 }
 
-// hubsPage finds the page in an index alone, and reads the rows of the page only.
-const hubsPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
+const hubsFirstPages = "select " + hubColumns + ` from hubs where {status} order by {order} limit $1 offset $2`
+
+// hubsDeepPage finds the page in an index alone, and reads only the rows of the page.
+const hubsDeepPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 	select hub_id from hubs where {status} order by {order} limit $1 offset $2)) order by {order}`
 
-// hubsByName has two ways, and a sample to choose by (schema.sql has all three): a walk
-// in the list's order, and the index of the names' pieces, whose finds are then sorted.
-// Both find the same; PostgreSQL runs only the one.
-const hubsByName = `with frequent as materialized (select yes from hub_name_is_frequent($3, $1::bigint + $2::bigint))
+// hubsByName takes one of two ways, which find the same hubs (see schema.sql): a walk in
+// the list's order, and gathering the matches by the index of pieces. A sample of a
+// thousand hubs decides:
+//
+//   - More than 20 candidates: "walked" reads entries until the page is full, all of them
+//     if need be. That is no slower than gathering over 2 % of the hubs.
+//   - Otherwise, if a full page is to be expected within 20,000 entries, "tried" reads up to
+//     40,000. The budget is for matches that come late in the order.
+//   - If "tried" did not fill the page, or was not worth it, "gathered" reads all
+//     candidates, about 2 % of the hubs at most.
+//
+// What "tried" found of a page that it did not fill, "gathered" finds again; an id that is
+// there twice does no harm. PostgreSQL skips a part whose condition on the sample is false.
+const hubsByName = `with sample as materialized (
+	select candidates > 20 as frequent, matches * 20 >= $1::bigint + $2::bigint as worth_a_try from hub_name_sample($3)),
+tried as materialized (
+	select hub_id from (
+		select hub_id, name_lower, name_mask, {column} from hubs
+		where (select worth_a_try and not frequent from sample) and {status}
+		order by {order} limit 40000) entries
+	where hub_name_contains(name_lower, name_mask, (select hub_name_key($3)), (select hub_name_mask(hub_name_key($3))))
+	order by {order} limit $1 offset $2),
+walked as (
+	select hub_id from hubs_walked_by_name($3)
+	where (select frequent from sample) and {status}
+	order by {order} limit $1 offset $2),
+gathered as (
+	select hub_id from hubs_gathered_by_name($3)
+	where (select not frequent from sample) and (select count(*) < $1 from tried) and {status}
+	order by {order} limit $1 offset $2)
 select ` + hubColumns + ` from hubs where hub_id = any (array(
-	(select hub_id from hubs_walked_by_name($3) where (select yes from frequent) and {status}
-	order by {order} limit $1::bigint offset $2::bigint)
-union all
-	(select hub_id from hubs_gathered_by_name($3) where not (select yes from frequent) and {status}
-	order by {order} limit $1::bigint offset $2::bigint))) order by {order}`
+	select hub_id from tried union all select hub_id from walked union all select hub_id from gathered))
+order by {order}`
 
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	var h hub
