@@ -58,38 +58,50 @@ func tryServe(t testing.TB, env map[string]string) (code int, stdout, stderr str
 func TestConfiguration(t *testing.T) {
 	t.Parallel()
 	const all = "local staging production"
-	key := strings.Repeat("k", 32)
+	const key = "kkkkkkkkkkkkkkkkkkkkkkk012345678" // 32 bytes, 10 of them different
 	for _, test := range []struct {
 		variable     string
 		environments string
 		good, bad    []string // "": unset
 	}{
 		{"APP_ENV", envLocal, nil, []string{"", "prod", "Local", "local "}},
-		{"ADDR", all, []string{"", ":0", "0.0.0.0:80", "[::1]:8080", "localhost:8080"}, []string{"8080", "localhost", "::1", "1.2.3.4"}},
-		{"DATABASE_URL", all, []string{"postgres://u:p@h/d", "host=h user=u password=p"}, []string{"", "postgres://u:secret-1@[h/d", "mysql://u:secret-1@h/d"}},
-		{"SESSION_SECRET", all, []string{key, key + "," + key, strings.Repeat("é", 16)},
+		{"ADDR", all, []string{"", ":0", "0.0.0.0:80", "[::1]:8080", "localhost:8080"}, []string{"8080", "localhost", "::1", "1.2.3.4",
+			"127.0.0.1:65536", ":99999", "127.0.0.1:-1", "127.0.0.1:x"}},
+		{"DATABASE_URL", all, []string{"postgres://u:p@h/d", "host=h user=u password=p"}, []string{"", "postgres://u:secret-1@[h/d", "mysql://u:secret-1@h/d",
+			"postgres://u:secret-1@h:65536/d", "postgres://u:secret-1@h:x/d", "host=h user=u password=secret-1 port=99999"}},
+		{"SESSION_SECRET", all, []string{key, key + "," + key, "éèêëàâäùûüôöîïçÿ"},
 			[]string{"", "short-secret-1", key[1:], key + ",", "," + key, key + ",secret-1," + key,
-				key + ", " + key, key + " ", "\t" + key, key + "\n," + key}},
+				key + ", " + key, key + " ", "\t" + key, key + "\n," + key,
+				strings.Repeat("k", 64), strings.Repeat("secret-1", 8), strings.Repeat("012345678", 9), key + "," + strings.Repeat("é", 16),
+				key[:24] + "01234567", "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48",
+				key + ",REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"}},
 		{"COOKIE_PREFIX", envLocal, []string{"", "app", "a-b_1"}, []string{"__Host-app", "__host-app", "__Secure-app", "__secure-app", "a b", "a;", "a=b", "é"}},
 		{"COOKIE_PREFIX", "staging production", []string{"", "app", "__Secure-app"}, []string{"__Host-app", "__HOST-app", "a b", "a,b"}},
 		{"COOKIE_DOMAIN", envLocal, []string{""}, []string{"example.com", "localhost"}},
-		{"COOKIE_DOMAIN", "staging production", []string{"example.com", "a.b-c.example"}, []string{"", ".example.com", "example.com:80",
+		{"COOKIE_DOMAIN", envStaging, []string{"a.b-c.example", "b.example"}, nil},
+		{"COOKIE_DOMAIN", "staging production", []string{"example.com", "Example.com"}, []string{"", ".example.com", "example.com:80",
 			"https://example.com", "example.com/", "a b", "-a.example", "a;b", "example.com; Path=/x",
-			strings.Repeat("a", 64) + ".example"}},
+			strings.Repeat("a", 64) + ".example", "com", "localhost", "10.0.0.1", "127.0.0.1", "::1", "[::1]", "2001:db8::1"}},
+		// A parent or a child of ALLOWED_ORIGIN_DOMAIN, which is example.com.
+		{"COOKIE_DOMAIN", envProduction, []string{"api.example.com", "a.b.example.com"},
+			[]string{"example.org", "evil-example.com", "example.com.evil", "xample.com", "pple.com"}},
 		{"ALLOWED_ORIGINS", "local staging", []string{"", "https://a.example", "http://localhost:3000,https://b.example:8443"},
 			[]string{"*", "null", "a.example", "https://a.example/", "https://a.example/x", "https://*.example", "ftp://a.example",
-				"https://a.example,x", "https://u@a.example", "HTTPS://a.example", "https://A.example", "https://"}},
+				"https://a.example,x", "https://u@a.example", "HTTPS://a.example", "https://A.example", "https://",
+				"http://localhost:65536", "http://localhost:99999", "http://localhost:0", "http://localhost:3000,http://localhost:70000"}},
 		{"ALLOWED_ORIGINS", envProduction, []string{""}, []string{"https://a.example"}},
 		{"ALLOWED_ORIGIN_DOMAIN", "local staging", []string{""}, []string{"example.com"}},
 		{"ALLOWED_ORIGIN_DOMAIN", envProduction, []string{"example.com", "app.example.com", "Example.com"}, []string{"", ".example.com", "*.example.com",
-			"https://example.com", "example.com:443", "example.com/"}},
+			"https://example.com", "example.com:443", "example.com/", "com", "localhost", "10.0.0.1", "::1", "example.org", "le.com"}},
+		{"ALLOWED_ORIGIN_DOMAIN", envProduction, []string{"a.b.example.com", "EXAMPLE.COM"}, nil},
 		{"TRUSTED_PROXIES", all, []string{"", "10.0.0.0/8", "10.0.0.0/8,fd00::/8", "10.0.0.0/8, 192.0.2.1/32"},
 			[]string{"10.0.0.1", "10.0.0.0/33", "x", "10.0.0.0/8,proxy.example", "10.0.0.0-10.1.0.0",
-				"::ffff:10.0.0.0/104"}}, // an IPv4 address is compared as such: this would match none
+				"::ffff:10.0.0.0/104", // an IPv4 address is compared as such: this would match none
+				"0.0.0.0/0", "::/0", "10.0.0.0/0", "10.0.0.0/8,0.0.0.0/0", "10.0.0.0/8, ::/0"}},
 		{"SMTP_URL", all, []string{"smtp://h:587", "smtps://u:p@h", "smtp://127.0.0.1:25", "smtp://[::1]:25", "smtps://u%40x:p%2F@mail.example:465/",
 			"smtp://ada@example.com:p@ss@mail.example:587"},
 			[]string{"http://u:secret-1@h", "h:25", "smtp://", "smtp://u:secret-1@[h", "smtp://u:secret-1@h:x", "smtp://u:secret-1@",
-				"smtp://h:0", "smtp://h:999999", "smtp://h/path", "smtp://h?starttls=no", "smtp://h#x", "smtp://u:secret-1@h h"}},
+				"smtp://h:0", "smtp://h:999999", "smtp://h:65536", "smtps://u:secret-1@h:65536", "smtp://h/path", "smtp://h?starttls=no", "smtp://h#x", "smtp://u:secret-1@h h"}},
 		{"SMTP_URL", "staging production", nil, []string{""}},
 		{"MAIL_FROM", "staging production", []string{"a@b.example", "Hubs <a@b.example>"}, []string{"", "a", "a@b@c", "a@b.example, c@d.example",
 			"<a@b.example>\r\nBcc: x@y.example", "ä@b.example"}},
@@ -102,20 +114,24 @@ func TestConfiguration(t *testing.T) {
 				env["MAIL_FROM"] = "hubs@example.com"
 			}
 			for _, value := range test.good {
-				if _, err := loadConfig(lookup(merged(env, test.variable, value))); err != nil {
-					t.Errorf("%s: %s=%q: %v", environment, test.variable, value, err)
-				}
+				t.Run(fmt.Sprintf("%s/good %s=%q", environment, test.variable, value), func(t *testing.T) {
+					if _, err := loadConfig(lookup(merged(env, test.variable, value))); err != nil {
+						t.Errorf("got %v, want no error", err)
+					}
+				})
 			}
 			for _, value := range test.bad {
-				code, out, errOut := tryServe(t, merged(env, test.variable, value))
-				if code != 2 || !strings.Contains(errOut, test.variable) || out != "" {
-					t.Errorf("%s: %s=%q: exit %d, %s%s", environment, test.variable, value, code, out, errOut)
-				}
-				for _, secret := range []string{"secret-1", "session-secret", "password", key[1:]} {
-					if strings.Contains(errOut, secret) {
-						t.Errorf("%s=%q: it prints a secret: %s", test.variable, value, errOut)
+				t.Run(fmt.Sprintf("%s/bad %s=%q", environment, test.variable, value), func(t *testing.T) {
+					code, out, errOut := tryServe(t, merged(env, test.variable, value))
+					if code != 2 || out != "" || !strings.Contains(errOut, test.variable) {
+						t.Errorf("got exit %d, output %q, errors %q; want exit 2 and a word of the setting", code, out, errOut)
 					}
-				}
+					for _, secret := range []string{"secret-1", "session-secret", "password@", key[1:], placeholderKey} {
+						if strings.Contains(errOut, secret) {
+							t.Errorf("it prints a secret: %s", errOut)
+						}
+					}
+				})
 			}
 		}
 	}

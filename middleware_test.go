@@ -273,17 +273,8 @@ func serveRoutes(t testing.TB, routes func(*server) []route, overrides ...map[st
 	return srv
 }
 
-// Access that nobody has defined is the strictest, not the least strict.
-func TestUnknownAccessDenies(t *testing.T) {
-	t.Parallel()
-	srv := serveRoutes(t, func(*server) []route {
-		return []route{{"GET", "/x", "sesion", nil, 204, nil,
-			endpoint(nil, func(*requestState, nothing) (nothing, error) { return nothing{}, nil })}}
-	})
-	wantProblem(t, srv.client(t).do("GET", "/x", nil), 401, "unauthenticated")
-}
-
-// Access that is forgotten must deny, and a role without a session is a mistake too.
+// Z1: a forgotten or misspelled access rule does not start, and neither does a role without
+// a session, nor a route without an endpoint.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
 	serve := endpoint(nil, func(*requestState, nothing) (nothing, error) { return nothing{}, nil })
@@ -292,19 +283,64 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 		panic bool
 	}{
 		"none":             {route{"GET", "/x", "", nil, 204, nil, serve}, true},
+		"misspelled":       {route{"GET", "/x", "sesion", nil, 204, nil, serve}, true},
+		"capital":          {route{"GET", "/x", "Session", nil, 204, nil, serve}, true},
+		"two in one":       {route{"GET", "/x", "session,terms", nil, 204, nil, serve}, true},
 		"role, public":     {route{"GET", "/x", public, []string{roleAdmin}, 204, nil, serve}, true},
 		"role, local":      {route{"GET", "/x", local, []string{roleAdmin}, 204, nil, serve}, true},
+		"no endpoint":      {route{"GET", "/x", public, nil, 204, nil, contract{}}, true},
 		"public":           {route{"GET", "/x", public, nil, 204, nil, serve}, false},
 		"role and session": {route{"GET", "/x", signedIn, []string{roleAdmin}, 204, nil, serve}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if fault := recover(); (fault != nil) != test.panic {
-					t.Errorf("panic: %v", fault)
-				}
-			}()
-			newServer(config{env: envLocal}, nil, io.Discard).serveRoutes([]route{test.route})
+			if fault := startRoutes([]route{test.route}); (fault != nil) != test.panic {
+				t.Errorf("got panic %v, want a panic: %v", fault, test.panic)
+			}
 		})
+	}
+}
+
+// startRoutes makes the handler of these routes, and returns the panic that keeps the server
+// from starting; nil: it starts.
+func startRoutes(routes []route) (fault any) {
+	defer func() { fault = recover() }()
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	s.handler(routes)
+	return nil
+}
+
+// Z1: each route of the table does not start if its access rule is taken away or misspelled,
+// if its limit is taken away, or if it gets a limit that it has no key for.
+func TestEachRouteFailsClosed(t *testing.T) {
+	t.Parallel()
+	table := newServer(config{env: envLocal}, nil, io.Discard).routes()
+	if fault := startRoutes(table); fault != nil {
+		t.Fatalf("the table itself does not start: %v", fault)
+	}
+	limited := 0
+	for i, r := range table {
+		t.Run(r.method+" "+r.path, func(t *testing.T) {
+			wantNoStart := func(what string, change func(*route)) {
+				t.Helper()
+				changed := slices.Clone(table)
+				change(&changed[i])
+				fault := startRoutes(changed)
+				if text, ok := fault.(string); !ok || !strings.HasSuffix(text, r.method+" "+r.path) {
+					t.Errorf("%s: got panic %v, want one that names the route", what, fault)
+				}
+			}
+			wantNoStart("no access rule", func(r *route) { r.access = "" })
+			wantNoStart("unknown access rule", func(r *route) { r.access += "x" })
+			if r.limit != nil {
+				limited++
+				wantNoStart("limit taken away", func(r *route) { r.limit = nil })
+				return
+			}
+			wantNoStart("limit without a key", func(r *route) { r.limit = newLimiter(1, time.Hour, "") })
+		})
+	}
+	if limited != 2 {
+		t.Errorf("got %d routes with a limit of their own, want 2", limited)
 	}
 }
 
