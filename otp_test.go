@@ -676,7 +676,8 @@ func awayOffice(t *testing.T) (office, *logBuffer) {
 	db.Close() // out of reach at once, without a network
 	s.store = &store{db: db, slots: make(chan struct{}, poolSize), slowSlots: make(chan struct{}, slowSize)}
 	log := &logBuffer{}
-	s.log, s.requestLog = newLogs(log)
+	logging := newServer(config{}, nil, log)
+	s.log, s.requestLog = logging.log, logging.requestLog
 	return s, log
 }
 
@@ -694,7 +695,7 @@ func TestOldRequestsAreDropped(t *testing.T) {
 				time.Sleep(wait) // all workers are busy
 				ctx, end := context.WithCancel(t.Context())
 				go s.sendCodes(ctx)
-				s.unfinished.Wait()
+				s.codesUnderWay.Wait()
 				end()
 				got := log.count(`"msg":"code not sent: waited too long"`, `"level":"WARN"`, `"requestId":"asked"`, `"email":"a***@example.com"`)
 				tried := log.count(`"msg":"code not sent"`, `"level":"ERROR"`)
@@ -732,7 +733,7 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 		if n := done(); n < mailQueue*4/10 || n > mailQueue*6/10 { // half of them, give or take 16
 			t.Errorf("%d of %d were worked on after half of the longest delay", n, mailQueue)
 		}
-		s.unfinished.Wait()
+		s.codesUnderWay.Wait()
 		if took := time.Since(start); took > mailDelay {
 			t.Errorf("the queue took %v, want at most %v", took, mailDelay)
 		}
