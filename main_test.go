@@ -231,7 +231,7 @@ func TestHelpAndVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := exec.Command(path, "version").Output()
-	if err != nil || !regexp.MustCompile(`^hubs \S+, go1\.\d+`).Match(out) {
+	if err != nil || !regexp.MustCompile(`^hubs \S+ go1\.\d+`).Match(out) {
 		t.Errorf("version: got %q, %v; want the version and Go's", out, err)
 	}
 }

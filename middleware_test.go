@@ -1074,7 +1074,7 @@ func TestNothingSecretInTheLog(t *testing.T) {
 	}
 	srv.log.waitAfter(t, mark, `"cookie":"***"`)
 	srv.log.waitAfter(t, mark, `"authorization":"***"`)
-	srv.log.waitAfter(t, mark, "o***@u")
+	srv.log.waitFor(t, `"msg":"code sent"`, "o***@u")
 }
 
 // G4: one line for each sign-in, refusal and sign-out, in every environment, under the
