@@ -372,7 +372,7 @@ func TestIdentifierForm(t *testing.T) {
 func TestSessionKeys(t *testing.T) {
 	t.Parallel()
 	database := newDatabase(t)
-	older, newer := strings.Repeat("old-", 8), strings.Repeat("new-", 8)
+	older, newer := "the-older-key-of-thirty-two-bytes", "the-newer-key-of-thirty-two-bytes"
 	start := func(secret string) *testServer {
 		return startServer(t, map[string]string{"DATABASE_URL": database, "SESSION_SECRET": secret})
 	}
@@ -400,16 +400,16 @@ func TestSessionKeys(t *testing.T) {
 		"T8 staging on production":  {production, tokenStaging, 401},
 		"T8 staging's cookie there": {production, "", 401},
 	} {
-		client := c.srv.client(t)
-		var headers []string
-		if c.token != "" {
-			client.setToken(c.token)
-		} else {
-			headers = []string{"Cookie", staging.cookieName() + "=" + tokenStaging}
-		}
-		if r := client.do("GET", "/auth/session", nil, headers...); r.status != c.status {
-			t.Errorf("%s: want %d, got %v", name, c.status, r)
-		}
+		t.Run(name, func(t *testing.T) {
+			client := c.srv.client(t)
+			var headers []string
+			if c.token != "" {
+				client.setToken(c.token)
+			} else {
+				headers = []string{"Cookie", staging.cookieName() + "=" + tokenStaging}
+			}
+			client.do("GET", "/auth/session", nil, headers...).want(t, c.status)
+		})
 	}
 }
 
@@ -436,6 +436,25 @@ func TestSessionFollowsAccount(t *testing.T) {
 		}
 		operator("activate", email)
 		c.do("GET", "/hubs", nil).want(t, 200)
+	})
+	t.Run("activated after being signed out", func(t *testing.T) { // that brings no session back
+		c, email := srv.member(t, "member")
+		operator("suspend", email)
+		operator("signout", email)
+		operator("activate", email)
+		wantProblem(t, c.do("GET", "/auth/session", nil), 401, rejected)
+		other := srv.client(t)
+		operator("activate", email) // nor does it once more
+		wantProblem(t, c.do("GET", "/hubs", nil), 401, rejected)
+		execSQL(t, database, "update users set signed_out_at = now() where email = $1", email)
+		at := queryValue[time.Time](t, database, "select signed_out_at from users where email = $1", email)
+		operator("suspend", email)
+		operator("activate", email)
+		if got := queryValue[time.Time](t, database, "select signed_out_at from users where email = $1", email); !got.Equal(at) {
+			t.Errorf("the time of the last sign-out: got %v, want %v", got, at)
+		}
+		other.setToken(c.token())
+		wantProblem(t, other.do("GET", "/auth/session", nil), 401, rejected)
 	})
 	t.Run("suspended and signed out", func(t *testing.T) { // an ended session is not told of the suspension
 		c, email := srv.member(t, "member")
@@ -753,9 +772,13 @@ func TestDatabaseAway(t *testing.T) {
 			if guest.token() != "" {
 				t.Fatal("signed in while the database was away")
 			}
-			// The code was used up by the attempt; a new one is to be had at once.
-			wantProblem(t, presentCode(guest, email, code), 401, "invalid_code")
-			guest.signIn(email)
+			// The attempt used nothing up: the code is still good, once. But it was counted, as
+			// the wrong one was: eight of the ten attempts are left.
+			for range 7 {
+				wantProblem(t, presentCode(guest, email, otherCode(code, 1)), 401, "invalid_code")
+			}
+			presentCode(guest, email, code).want(t, 200)
+			wantProblem(t, presentCode(guest, email, code), 429, "rate_limited")
 		})
 	}
 }

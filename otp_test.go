@@ -4,7 +4,9 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
+	"database/sql"
 	"fmt"
 	"io"
 	"maps"
@@ -246,8 +248,11 @@ func plainEmail(text string) string {
 	return string(bytes.ToLower([]byte(text))) // ASCII by now
 }
 
-// queued returns the address that a request for a code put on the queue, or "".
+// queued waits for the random delay of a request, and returns the address that it put on the
+// queue, or "". It belongs in a bubble of synctest, where the wait takes no time.
 func queued(s office) string {
+	time.Sleep(mailDelay)
+	synctest.Wait()
 	select {
 	case job := <-s.codeJobs:
 		return job.email
@@ -316,22 +321,26 @@ var emailForms = map[string]string{
 
 func TestEmailForms(t *testing.T) {
 	t.Parallel()
-	s := newOffice(t)
 	for text, want := range emailForms {
-		if got := plainEmail(text); got != want {
-			t.Errorf("%q: the test's own rule says %q, want %q", text, got, want)
-		}
-		r := call(t, s, one(len(text)), "POST", "/auth/otp/request", jsonOf("email", text))
-		if got := queued(s); got != want {
-			t.Errorf("%q: %q is on the queue, want %q", text, got, want)
-		}
-		if want == "" {
-			wantProblem(t, r, 400, "invalid_request", "email")
-			wantProblem(t, call(t, s, one(len(text)), "POST", "/auth/otp/validate", jsonOf("email", text, "code", "123456")),
-				400, "invalid_request", "email")
-		} else {
-			r.want(t, 200)
-		}
+		t.Run(text, func(t *testing.T) {
+			if got := plainEmail(text); got != want {
+				t.Errorf("the test's own rule says %q, want %q", got, want)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				s := newOffice(t)
+				r := call(t, s, one(0), "POST", "/auth/otp/request", jsonOf("email", text))
+				if got := queued(s); got != want {
+					t.Errorf("got %q on the queue, want %q", got, want)
+				}
+				if want == "" {
+					wantProblem(t, r, 400, "invalid_request", "email")
+					wantProblem(t, call(t, s, one(0), "POST", "/auth/otp/validate", jsonOf("email", text, "code", "123456")),
+						400, "invalid_request", "email")
+				} else {
+					r.want(t, 200)
+				}
+			})
+		})
 	}
 }
 
@@ -376,13 +385,18 @@ func FuzzEmail(f *testing.F) {
 		f.Add(text)
 	}
 	f.Add("a\xff@example.com")
-	s, n := newOffice(f), 0
 	f.Fuzz(func(t *testing.T, text string) {
-		if n++; len(text) > 8<<10 {
+		if len(text) > 8<<10 {
 			return // a body of it could be over the limit for bodies
 		}
-		r := call(t, s, one(n&0xfffff), "POST", "/auth/otp/request", jsonOf("email", text))
-		got, want := queued(s), plainEmail(text)
+		var r *testResponse
+		var got string
+		synctest.Test(t, func(t *testing.T) {
+			s := newOffice(t)
+			r = call(t, s, one(0), "POST", "/auth/otp/request", jsonOf("email", text))
+			got = queued(s)
+		})
+		want := plainEmail(text)
 		if got != want || r.status != map[bool]int{true: 200, false: 400}[want != ""] {
 			t.Fatalf("%q: %q is on the queue, want %q: %v", text, got, want, r)
 		}
@@ -609,28 +623,121 @@ func TestHungMailServer(t *testing.T) {
 // That a request asks no database goes without saying: this server has none.
 func TestFullQueue(t *testing.T) {
 	t.Parallel()
-	s := newOffice(t)
-	n := 0
-	ask := func() *testResponse {
-		n++
-		return call(t, s, one(n), "POST", "/auth/otp/request", emailBody(fmt.Sprintf("a%d@example.com", n)), "X-Request-Id", "x")
-	}
-	r := ask()
-	for ; r.status == 200 && n <= 100_000; r = ask() {
-	}
-	wantProblem(t, r, 503, "unavailable")
-	if n < 100 {
-		t.Errorf("the queue is full after %d", n)
-	}
-	for range 3 {
-		if again := ask(); again.status != 503 || string(again.body) != string(r.body) || !maps.EqualFunc(again.header, r.header, slices.Equal) {
-			t.Errorf("one address: %v\nanother: %v", r, again)
+	synctest.Test(t, func(t *testing.T) {
+		s := newOffice(t)
+		n := 0
+		ask := func() *testResponse {
+			n++
+			return call(t, s, one(n), "POST", "/auth/otp/request", emailBody(fmt.Sprintf("a%d@example.com", n)), "X-Request-Id", "x")
 		}
+		r := ask()
+		for ; r.status == 200 && n <= 100_000; r = ask() {
+		}
+		wantProblem(t, r, 503, "unavailable")
+		if n != mailQueue+1 {
+			t.Errorf("the queue is full after %d, want %d", n-1, mailQueue)
+		}
+		wantSame := func() {
+			t.Helper()
+			again := ask()
+			if again.status != 503 || string(again.body) != string(r.body) || !maps.EqualFunc(again.header, r.header, slices.Equal) {
+				t.Errorf("one address: %v\nanother: %v", r, again)
+			}
+		}
+		for range 3 {
+			wantSame()
+		}
+		// The requests come out in an order of their own, each of them once. One that a
+		// worker has taken still counts until it is done.
+		left := map[string]bool{}
+		for range mailQueue {
+			left[queued(s)] = true
+		}
+		if len(left) != mailQueue || !left["a1@example.com"] || !left[fmt.Sprintf("a%d@example.com", mailQueue)] {
+			t.Errorf("got %d addresses from the queue, want %d", len(left), mailQueue)
+		}
+		wantSame()
+		<-s.codeSlots // as a worker does when it is done
+		ask().want(t, 200)
+		wantSame()
+	})
+}
+
+// awayOffice is an office with a database that is out of reach, so that workers can try: each
+// request for a code ends with a line in the log.
+func awayOffice(t *testing.T) (office, *logBuffer) {
+	t.Helper()
+	s := newOffice(t)
+	connector, err := newConnector("postgres://nobody@127.0.0.1:1/none", nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if queued(s) != "a1@example.com" {
-		t.Error("the first in is not the first out")
+	db := sql.OpenDB(connector)
+	db.Close() // out of reach at once, without a network
+	s.store = &store{db: db, slots: make(chan struct{}, poolSize), slowSlots: make(chan struct{}, slowSize)}
+	log := &logBuffer{}
+	logging := newServer(config{}, nil, log)
+	s.log, s.requestLog = logging.log, logging.requestLog
+	return s, log
+}
+
+// A request that has waited longer than a minute is dropped: nobody waits for that code any
+// more. The log says so; a request that has waited a minute is still worked on.
+func TestOldRequestsAreDropped(t *testing.T) {
+	t.Parallel()
+	for wait, dropped := range map[time.Duration]bool{
+		mailDelay: false, time.Minute: false, time.Minute + 1: true, time.Hour: true,
+	} {
+		t.Run(wait.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, log := awayOffice(t)
+				call(t, s, one(1), "POST", "/auth/otp/request", emailBody("ada@example.com"), "X-Request-Id", "asked").want(t, 200)
+				time.Sleep(wait) // all workers are busy
+				ctx, end := context.WithCancel(t.Context())
+				go s.sendCodes(ctx)
+				s.codesUnderWay.Wait()
+				end()
+				got := log.count(`"msg":"code not sent: waited too long"`, `"level":"WARN"`, `"requestId":"asked"`, `"email":"a***@example.com"`)
+				tried := log.count(`"msg":"code not sent"`, `"level":"ERROR"`)
+				if (got == 1) != dropped || (tried == 1) == dropped || len(s.codeSlots) != 0 {
+					t.Errorf("got dropped %d, tried %d, %d still counted; want dropped: %v\n%s", got, tried, len(s.codeSlots), dropped, log)
+				}
+			})
+		})
 	}
-	ask().want(t, 200)
+}
+
+// O10: the work on a request begins after a random delay of up to mailDelay, and the delays
+// hold up neither workers nor each other: a full queue is worked off within mailDelay.
+func TestDelayHoldsUpNoQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, log := awayOffice(t)
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		for range mailWorkers {
+			go s.sendCodes(ctx)
+		}
+		start := time.Now()
+		for n := range mailQueue {
+			call(t, s, one(n), "POST", "/auth/otp/request", emailBody(fmt.Sprintf("a%d@example.com", n))).want(t, 200)
+		}
+		done := func() int {
+			synctest.Wait()
+			return log.count(`"msg":"code not sent"`)
+		}
+		if n := done(); n > mailQueue/10 {
+			t.Errorf("%d of %d were worked on without a delay", n, mailQueue)
+		}
+		time.Sleep(mailDelay / 2)
+		if n := done(); n < mailQueue*4/10 || n > mailQueue*6/10 { // half of them, give or take 16
+			t.Errorf("%d of %d were worked on after half of the longest delay", n, mailQueue)
+		}
+		s.codesUnderWay.Wait()
+		if took := time.Since(start); took > mailDelay {
+			t.Errorf("the queue took %v, want at most %v", took, mailDelay)
+		}
+	})
 }
 
 // O7: fifty addresses, all at once, and one mail in the mailbox.
@@ -648,8 +755,8 @@ func TestOneMailForManyRequests(t *testing.T) {
 	waitUntil(t, "all of them worked off", func() bool {
 		return srv.log.count(`"code sent"`)+srv.log.count("code not sent", "too young") == 50
 	})
-	if n := srv.log.count(codeLinePrefix + maskedEmail(email)); n != 1 {
-		t.Errorf("%d codes sent", n)
+	if n := srv.log.count(codeLinePrefix + email + ": "); n != 1 {
+		t.Errorf("got %d codes sent, want 1", n)
 	}
 	presentCode(srv.client(t), email, srv.code(t, email)).want(t, 200)
 }

@@ -516,14 +516,30 @@ func TestClientAddress(t *testing.T) {
 		// What is no address ends the walk at the last one that a proxy vouches for.
 		{"10.0.0.1:80", []string{"203.0.113.1, unknown"}, "10.0.0.1"},
 		{"10.0.0.1:80", []string{"203.0.113.1, unknown, 10.0.0.2"}, "10.0.0.2"},
-		{"10.0.0.1:80", []string{"203.0.113.1:4711"}, "10.0.0.1"},
+		// An element may have a port.
+		{"10.0.0.1:80", []string{"203.0.113.1:4711"}, "203.0.113.1"},
+		{"10.0.0.1:80", []string{"::ffff:203.0.113.1"}, "203.0.113.1"},
+		{"10.0.0.1:80", []string{"[::ffff:203.0.113.1]:80"}, "203.0.113.1"},
+		{"10.0.0.1:80", []string{"[2001:db8::1]:80"}, "2001:db8::1"},
+		{"10.0.0.1:80", []string{"[2001:db8::1]"}, "10.0.0.1"},
+		{"10.0.0.1:80", []string{"[2001:db8::1:80"}, "10.0.0.1"},
+		{"10.0.0.1:80", []string{"[2001:db8::1%eth0]:80"}, "2001:db8::1"},
+		{"10.0.0.1:80", []string{"203.0.113.1:4711, 10.0.0.9:80, [2001:db8:ffff::1]:443"}, "203.0.113.1"},
+		{"10.0.0.1:80", []string{"203.0.113.7, 203.0.113.1:4711"}, "203.0.113.1"},
+		{"10.0.0.1:80", []string{"203.0.113.1:65536"}, "10.0.0.1"},
+		{"10.0.0.1:80", []string{"203.0.113.1:x"}, "10.0.0.1"},
+		{"10.0.0.1:80", []string{"203.0.113.1:"}, "10.0.0.1"},
+		{"10.0.0.1:80", []string{":80"}, "10.0.0.1"},
+		{"10.0.0.1:80", []string{"[]:80"}, "10.0.0.1"},
 		{"10.0.0.1:80", []string{"203.0.113.1,"}, "10.0.0.1"},
 		{"10.0.0.1:80", []string{"010.0.0.1"}, "10.0.0.1"},
 	} {
-		r := &http.Request{RemoteAddr: c.peer, Header: http.Header{"X-Forwarded-For": c.forwarded}}
-		if got := clientAddress(r, trusted).String(); got != c.want {
-			t.Errorf("%s by %q: %s, want %s", c.peer, c.forwarded, got, c.want)
-		}
+		t.Run(fmt.Sprintf("%s %q", c.peer, c.forwarded), func(t *testing.T) {
+			r := &http.Request{RemoteAddr: c.peer, Header: http.Header{"X-Forwarded-For": c.forwarded}}
+			if got := clientAddress(r, trusted).String(); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
 	}
 }
 

@@ -220,7 +220,7 @@ func TestReachable(t *testing.T) {
 		return queryValue[int](t, database, `select count(*) from pg_stat_activity
 			where datname = current_database() and state = 'active' and pid <> pg_backend_pid()`) == 0
 	})
-	if found, err := st.readRow("select 1 where false", nil, &n); found || err != nil {
+	if found, err := st.row(read("select 1 where false"), &n); found || err != nil {
 		t.Errorf("a statement without a row: found %v, %v", found, err)
 	}
 	if err := readOnce(st, "select 1", nil, &n); err != nil {
@@ -228,9 +228,9 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// readOnce is readRow without the word whether there was a row.
+// readOnce is row without the word whether there was a row.
 func readOnce(st *store, text string, args []any, dest ...any) error {
-	_, err := st.readRow(text, args, dest...)
+	_, err := st.row(read(text, args...), dest...)
 	return err
 }
 
@@ -252,7 +252,7 @@ func TestConnectionsComeBack(t *testing.T) {
 		"a wrong argument":      func() error { return readOnce(st, "select $1::int", []any{"x"}, &n) },
 		"a panic": func() (err error) {
 			defer func() { err = fmt.Errorf("%v", recover()) }()
-			return st.rows(query{text: "select 1 from generate_series(1, 10000)"}, func(*sql.Rows) error { panic("in scan") })
+			return st.rows(read("select 1 from generate_series(1, 10000)"), func(*sql.Rows) error { panic("in scan") })
 		},
 	} {
 		for range 2 * poolSize {
