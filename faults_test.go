@@ -303,7 +303,7 @@ func TestClientGoneMidUpload(t *testing.T) {
 			}
 			fmt.Fprintf(conn, "POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\n%s%s",
 				s.cookieName(), c.token(), formType, length, half)
-			waitUntil(t, "a temporary file", func() bool { return s.tempFiles(t) == 1 })
+			waitUntil(t, "a temporary file", func() bool { return len(s.workingFiles(t)) == 1 })
 			if reset {
 				conn.(*net.TCPConn).SetLinger(0)
 			}
@@ -335,7 +335,7 @@ func TestKilledMidUpload(t *testing.T) {
 	if r := <-upload.answer; r.status != 0 {
 		t.Errorf("answered: %v", r)
 	}
-	if n := p.tempFiles(t); n != 1 {
+	if n := len(p.workingFiles(t)); n != 1 {
 		t.Errorf("%d temporary files: the test shows nothing", n)
 	}
 	again := startProcess(t, p.env)
@@ -471,7 +471,7 @@ func TestFloodOfConnections(t *testing.T) {
 		wg.Go(func() { pending[i] = c.beginUpload(fmt.Sprintf("%d.txt", i)) })
 	}
 	wg.Wait()
-	waitUntil(t, "all uploads on disk", func() bool { return p.tempFiles(t) == uploads })
+	waitUntil(t, "all uploads on disk", func() bool { return len(p.workingFiles(t)) == uploads })
 	served(fmt.Sprintf("%d uploads", uploads))
 
 	dial := func(n int, then func(net.Conn) error) {

@@ -23,8 +23,8 @@ import (
 	"time"
 )
 
-// startInside is startServer for what can't be brought about from outside: change
-// gets at the server before its first request.
+// startInside is startServer for what can't be caused from outside: change gets the server
+// before its first request.
 func startInside(t testing.TB, change func(*server, *httptest.Server), overrides ...map[string]string) *testServer {
 	t.Helper()
 	ts := newTestServer(serverEnv(t, overrides...))
@@ -60,7 +60,7 @@ func startInside(t testing.TB, change func(*server, *httptest.Server), overrides
 	return ts
 }
 
-// elsewhere is the same session from another address: the limits are other ones.
+// elsewhere returns the same session at another address, whose limits are unused.
 func (c *testClient) elsewhere() *testClient {
 	moved, n := *c, serial.Add(1)
 	moved.ip = fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
@@ -69,7 +69,7 @@ func (c *testClient) elsewhere() *testClient {
 
 const formType = "multipart/form-data; boundary=edge"
 
-// form is a form of parts as given: header lines and content in turn.
+// form makes a multipart form. parts are header lines and content in turn.
 func form(parts ...string) string {
 	var b strings.Builder
 	for pair := range slices.Chunk(parts, 2) {
@@ -78,12 +78,12 @@ func form(parts ...string) string {
 	return b.String() + "--edge--\r\n"
 }
 
-// filePart is the header of the part with the file; the name stands in it as given.
+// filePart returns the header of the part with the file. The name is not escaped.
 func filePart(name string) string {
 	return `Content-Disposition: form-data; name="file"; filename="` + name + `"`
 }
 
-// sendForm sends a form from an address of its own; with chunked its length is not told.
+// sendForm sends a form from a new address. If chunked, it sends no Content-Length.
 func (c *testClient) sendForm(body string, chunked bool, headers ...string) *testResponse {
 	c.t.Helper()
 	var reader io.Reader = strings.NewReader(body)
@@ -93,7 +93,7 @@ func (c *testClient) sendForm(body string, chunked bool, headers ...string) *tes
 	return c.elsewhere().do("POST", "/files/upload", reader, append([]string{"Content-Type", formType}, headers...)...)
 }
 
-// stored checks an upload's answer to the last member.
+// stored checks every member of an upload's answer.
 func (r *testResponse) stored(t testing.TB) (f file) {
 	t.Helper()
 	r.want(t, 201)
@@ -104,13 +104,13 @@ func (r *testResponse) stored(t testing.TB) (f file) {
 	}
 	if !isUUID(f.FileID) || f.Path != "/files/"+f.FileID+"/"+url.PathEscape(f.Name) || r.header.Get("Location") != f.Path ||
 		f.CreatedAt.IsZero() || f.CreatedAt.Location() != time.UTC {
-		t.Errorf("not a whole file: %v", r)
+		t.Errorf("got %v, want a whole file with its path as Location", r)
 	}
 	return f
 }
 
-// filesIn lists what lies in a server's FILES_DIR, but for the lock, then what lies in
-// the folder of unfinished uploads, as unfinished/name.
+// filesIn lists the entries of a server's FILES_DIR, then those of the folder of unfinished
+// uploads, as unfinished/name.
 func (s *testServer) filesIn(t testing.TB) (names []string) {
 	t.Helper()
 	for _, folder := range []string{"", unfinished + "/"} {
@@ -119,7 +119,7 @@ func (s *testServer) filesIn(t testing.TB) (names []string) {
 			t.Fatal(err)
 		}
 		for _, entry := range entries {
-			if entry.Name() != ".lock" && entry.Name() != unfinished {
+			if entry.Name() != unfinished {
 				names = append(names, folder+entry.Name())
 			}
 		}
@@ -127,38 +127,54 @@ func (s *testServer) filesIn(t testing.TB) (names []string) {
 	return names
 }
 
-// wantStored: there are n files, and the folder has them and nothing else. So no
-// temporary file is left, no bytes without a row, no row without bytes.
+// wantStored checks that there are n files, and that the folder has these and nothing else:
+// no working name, no bytes without a row, no row without bytes.
 func (s *testServer) wantStored(t testing.TB, n int) {
 	t.Helper()
 	ids := queryValue[string](t, s.env["DATABASE_URL"],
 		`select coalesce(string_agg(file_id::text, ' ' order by file_id::text collate "C"), '') from files`)
 	if names := s.filesIn(t); len(names) != n || strings.Join(names, " ") != ids {
-		t.Errorf("want %d files, have %q on disk, rows of %q", n, names, ids)
+		t.Errorf("got %q on disk and rows of %q, want %d files with a row each", names, ids, n)
 	}
 }
 
-// uploading is an upload that has got as far as the disk and waits there for the rest.
-type uploading struct {
-	rest   *io.PipeWriter
-	answer chan *testResponse // one; status 0: the connection broke
+// ageUnfinished makes all working names older than sweepAge, so that the next sweep looks
+// at them.
+func (s *testServer) ageUnfinished(t testing.TB) {
+	t.Helper()
+	old := time.Now().Add(-2 * sweepAge)
+	for _, name := range s.filesIn(t) {
+		if !strings.HasPrefix(name, unfinished) {
+			continue
+		}
+		if err := os.Chtimes(filepath.Join(s.env["FILES_DIR"], name), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
-// startUpload sends half of a form. It returns when the server has begun to write.
+// An uploading is an upload of which the server has the first half.
+type uploading struct {
+	rest   *io.PipeWriter
+	answer chan *testResponse // gets one; status 0 means that the connection broke
+}
+
+// startUpload sends half of a form. It returns when the server has begun to write the file.
 func (c *testClient) startUpload(name string) *uploading {
 	c.t.Helper()
-	before := c.srv.tempFiles(c.t)
+	before := len(c.srv.workingFiles(c.t))
 	u := c.beginUpload(name)
-	waitUntil(c.t, "a temporary file", func() bool { return c.srv.tempFiles(c.t) > before })
+	waitUntil(c.t, "a working file with content", func() bool { return len(c.srv.workingFiles(c.t)) > before })
 	return u
 }
 
+// beginUpload sends half of a form, and does not wait for the server.
 func (c *testClient) beginUpload(name string) *uploading {
 	reader, writer := io.Pipe()
 	u := &uploading{writer, make(chan *testResponse, 1)}
 	go func() {
 		r, err := c.elsewhere().try("POST", "/files/upload", reader, "Content-Type", formType)
-		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // frees a writer whom nobody reads any more
+		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // else a write to the pipe would hang
 		u.answer <- r
 	}()
 	half, _, _ := strings.Cut(form(filePart(name), uploadingContent), "|")
@@ -166,7 +182,7 @@ func (c *testClient) beginUpload(name string) *uploading {
 	return u
 }
 
-// uploadingContent is the file of an uploading; it stops at the bar.
+// uploadingContent is the file of an uploading. The first half ends at the bar.
 var uploadingContent = strings.Repeat("first half ", 8000) + "|" + strings.Repeat("second half", 8000)
 
 // finish sends the rest and returns the answer.
@@ -177,36 +193,39 @@ func (u *uploading) finish() *testResponse {
 	return <-u.answer
 }
 
-// tempFiles counts the uploads that are being written.
-func (s *testServer) tempFiles(t testing.TB) (n int) {
+// workingFiles returns the paths of the uploads that are being written.
+func (s *testServer) workingFiles(t testing.TB) (paths []string) {
 	t.Helper()
 	for _, name := range s.filesIn(t) {
-		if info, err := os.Stat(filepath.Join(s.env["FILES_DIR"], name)); err == nil && info.Size() > 0 && strings.HasPrefix(name, unfinished) {
-			n++
+		path := filepath.Join(s.env["FILES_DIR"], name)
+		info, err := os.Stat(path)
+		if err == nil && info.Size() > 0 && strings.HasPrefix(name, unfinished) {
+			paths = append(paths, path)
 		}
 	}
-	return n
+	return paths
 }
 
-// wantFile fetches a file and holds everything that the answer says against it.
+// wantFile fetches a file and checks the content and every header about it.
 func (c *testClient) wantFile(t testing.TB, f file, content string) {
 	t.Helper()
 	for _, method := range []string{"GET", "HEAD"} {
 		r := c.elsewhere().do(method, f.Path, nil).want(t, 200)
 		if method == "GET" && string(r.body) != content || method == "HEAD" && len(r.body) != 0 {
-			t.Errorf("%s: %d bytes came back of %d", f.Path, len(r.body), len(content))
+			t.Errorf("%s %s: got %d bytes, want the %d of the file", method, f.Path, len(r.body), len(content))
 		}
 		_, params, err := mime.ParseMediaType(r.header.Get("Content-Disposition"))
-		for name, got := range map[string]string{
+		for name, want := range map[string]string{
 			"Content-Length": fmt.Sprint(len(content)), "Content-Type": f.ContentType, "ETag": `"` + f.FileID + `"`,
 			"Content-Security-Policy": strictCSP + "; sandbox", "Cache-Control": "private, no-cache", "Accept-Ranges": "bytes",
 		} {
-			if r.header.Get(name) != got {
-				t.Errorf("%s %s: %s: %q, want %q", method, f.Path, name, r.header.Get(name), got)
+			if r.header.Get(name) != want {
+				t.Errorf("%s %s: %s: got %q, want %q", method, f.Path, name, r.header.Get(name), want)
 			}
 		}
 		if err != nil || params["filename"] != f.Name {
-			t.Errorf("%s: Content-Disposition %q: %v", f.Path, r.header.Get("Content-Disposition"), err)
+			t.Errorf("%s %s: Content-Disposition: got %q, %v, want the file name %q",
+				method, f.Path, r.header.Get("Content-Disposition"), err, f.Name)
 		}
 	}
 }
@@ -216,8 +235,7 @@ func TestUploadedFileComesBack(t *testing.T) {
 	s := startServer(t)
 	c, _ := s.member(t, "member")
 	big := strings.Repeat("0123456789abcdef", 1<<16) // 1 MiB
-	n := 0
-	for _, test := range []struct{ sent, name, content string }{
+	tests := []struct{ sent, name, content string }{
 		{"empty.txt", "empty.txt", ""},
 		{"one.bin", "one.bin", "\x00"},
 		{"big.txt", "big.txt", big},
@@ -238,24 +256,26 @@ func TestUploadedFileComesBack(t *testing.T) {
 		{strings.Repeat("é", 127) + "n", strings.Repeat("é", 127) + "n", "x"},
 		{"<script>.html", "<script>.html", "x"},
 		{"U+202E \u202Egnp.exe", "U+202E \u202Egnp.exe", "x"},
-	} {
-		f := c.sendForm(form(filePart(test.sent), test.content), n%2 == 0).stored(t)
-		n++
-		if f.Name != test.name || f.Size != int64(len(test.content)) {
-			t.Errorf("%q: stored as %q, %d bytes", test.sent, f.Name, f.Size)
-		}
-		c.wantFile(t, f, test.content)
 	}
-	s.wantStored(t, n)
+	for i, test := range tests {
+		t.Run(test.name[:min(len(test.name), 30)], func(t *testing.T) {
+			f := c.sendForm(form(filePart(test.sent), test.content), i%2 == 0).stored(t)
+			if f.Name != test.name || f.Size != int64(len(test.content)) {
+				t.Errorf("%q: got %q, %d bytes, want %q, %d bytes", test.sent, f.Name, f.Size, test.name, len(test.content))
+			}
+			c.wantFile(t, f, test.content)
+		})
+	}
+	s.wantStored(t, len(tests))
 
-	// Content-Disposition as RFC 5987 has it, which some clients send.
+	// Some clients write the name as RFC 5987 says.
 	f := c.sendForm(form(`Content-Disposition: form-data; name="file"; filename*=UTF-8''na%C3%AFve.txt`, "x"), false).stored(t)
 	if f.Name != "naïve.txt" {
-		t.Errorf("stored as %q", f.Name)
+		t.Errorf("got the name %q, want %q", f.Name, "naïve.txt")
 	}
 }
 
-// Any signed-in user who knows the path may read, and nobody else.
+// Any signed-in user who knows the path of a file may read it. Nobody else may.
 func TestFileIsReadByItsPath(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -273,11 +293,14 @@ func TestFileIsReadByItsPath(t *testing.T) {
 		"/files/" + strings.ToUpper(f.FileID) + "/a.txt", "/files/" + testUUID() + "/a.txt", "/files/{" + f.FileID + "}/a.txt",
 		f.Path + "/", "/files//" + f.FileID + "/a.txt", "/files/",
 	} {
-		wantProblem(t, other.do("GET", path, nil), 404, "not_found")
+		t.Run(path, func(t *testing.T) {
+			wantProblem(t, other.do("GET", path, nil), 404, "not_found")
+		})
 	}
 }
 
-// F2: what a browser could run is never shown in place, whatever the client called it.
+// F2: the server finds the type of a file itself. What a browser could run is always an
+// attachment, whatever the client called it.
 func TestFileTypeIsTheServersOwnFinding(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -312,19 +335,22 @@ func TestFileTypeIsTheServersOwnFinding(t *testing.T) {
 		"bmp":                {"BM\x00\x00", "image/bmp", "attachment"},
 		"mp4":                {"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "video/mp4", "attachment"},
 	} {
-		header := filePart("photo.png") + "\r\nContent-Type: image/png"
-		if test.disposition == "inline" {
-			header = filePart("page.html") + "\r\nContent-Type: text/html"
-		}
-		f := c.sendForm(form(header, test.content), false).stored(t)
-		if f.ContentType != test.kind {
-			t.Errorf("%s: %q, want %q", name, f.ContentType, test.kind)
-		}
-		c.wantFile(t, f, test.content) // nosniff and the sandbox among others
-		r := c.elsewhere().do("GET", f.Path, nil)
-		if kind, _, _ := mime.ParseMediaType(r.header.Get("Content-Disposition")); kind != test.disposition {
-			t.Errorf("%s: %q, want %q", name, kind, test.disposition)
-		}
+		t.Run(name, func(t *testing.T) {
+			header := filePart("photo.png") + "\r\nContent-Type: image/png"
+			if test.disposition == "inline" {
+				header = filePart("page.html") + "\r\nContent-Type: text/html"
+			}
+			f := c.sendForm(form(header, test.content), false).stored(t)
+			if f.ContentType != test.kind {
+				t.Errorf("type: got %q, want %q", f.ContentType, test.kind)
+			}
+			c.wantFile(t, f, test.content) // nosniff and the sandbox among others
+			r := c.elsewhere().do("GET", f.Path, nil)
+			kind, _, _ := mime.ParseMediaType(r.header.Get("Content-Disposition"))
+			if kind != test.disposition {
+				t.Errorf("disposition: got %q, want %q", kind, test.disposition)
+			}
+		})
 	}
 }
 
@@ -362,23 +388,29 @@ func TestFileRangesAndConditions(t *testing.T) {
 		{[]string{"If-Unmodified-Since", date(-time.Hour)}, 412, "", ""},
 	} {
 		for _, method := range []string{"GET", "HEAD"} {
-			r := c.do(method, f.Path, nil, test.headers...)
-			switch test.status {
-			case 412:
-				wantProblem(t, r, 412, "precondition_failed")
-			case 416:
-				wantProblem(t, r, 416, "range_not_satisfiable")
-			default:
-				if r.status != test.status || method == "GET" && string(r.body) != test.body {
-					t.Errorf("%s %q: %v", method, test.headers, r)
+			t.Run(method+" "+strings.Join(test.headers, " "), func(t *testing.T) {
+				r := c.do(method, f.Path, nil, test.headers...)
+				switch test.status {
+				case 412:
+					wantProblem(t, r, 412, "precondition_failed")
+				case 416:
+					wantProblem(t, r, 416, "range_not_satisfiable")
+				default:
+					if r.status != test.status || method == "GET" && string(r.body) != test.body {
+						t.Errorf("got %v, want %d with the body %q", r, test.status, test.body)
+					}
 				}
-			}
-			if got := r.header.Get("Content-Range"); got != test.contentRange {
-				t.Errorf("%s %q: Content-Range %q, want %q", method, test.headers, got, test.contentRange)
-			}
-			if wantTag := map[bool]string{true: etag}[test.status < 400]; r.header.Get("ETag") != wantTag {
-				t.Errorf("%s %q: ETag %q", method, test.headers, r.header.Get("ETag"))
-			}
+				if got := r.header.Get("Content-Range"); got != test.contentRange {
+					t.Errorf("Content-Range: got %q, want %q", got, test.contentRange)
+				}
+				wantTag := ""
+				if test.status < 400 {
+					wantTag = etag
+				}
+				if got := r.header.Get("ETag"); got != wantTag {
+					t.Errorf("ETag: got %q, want %q", got, wantTag)
+				}
+			})
 		}
 	}
 
@@ -390,63 +422,113 @@ func TestFileRangesAndConditions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err, r)
 		}
-		if got, _ := io.ReadAll(part); string(got) != want || part.Header.Get("Content-Type") != f.ContentType {
-			t.Errorf("part %q as %v, want %q", got, part.Header, want)
+		got, _ := io.ReadAll(part)
+		if string(got) != want || part.Header.Get("Content-Type") != f.ContentType {
+			t.Errorf("got the part %q as %v, want %q as %s", got, part.Header, want, f.ContentType)
 		}
 	}
 }
 
-// F3: the limit holds to the byte, whether or not the length is told beforehand.
+// F3: the limits hold to the byte, whether or not the client sends a Content-Length.
 func TestUploadLimits(t *testing.T) {
 	t.Parallel()
 	const limit = 100_000
 	s := startServer(t, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
 	c, _ := s.member(t, "member")
-	frame := len(form(filePart("a.bin")+"\r\nX-Padding: ", ""))
-	n := 0
+	frame := len(form(filePart("a.bin"), ""))
+	stored := 0
 	for _, test := range []struct{ content, around, status int }{
 		{limit, frame, 201}, {limit + 1, frame, 413}, {2 * limit, frame, 413}, {20 * limit, frame, 413},
 		{limit, maxFormBytes, 201}, {limit, maxFormBytes + 1, 413}, {10, maxFormBytes, 201}, {10, maxFormBytes + 1, 413},
 		{0, maxFormBytes, 201}, {0, maxFormBytes + 1, 413}, {0, 2 * limit, 413},
 	} {
 		for _, chunked := range []bool{false, true} {
-			padding := strings.Repeat("p", test.around-frame)
-			r := c.sendForm(form(filePart("a.bin")+"\r\nX-Padding: "+padding, strings.Repeat("c", test.content)), chunked)
-			if test.status == 413 {
-				wantProblem(t, r, 413, "too_large")
-			} else if f := r.stored(t); f.Size != int64(test.content) {
-				t.Errorf("%d bytes of %d", f.Size, test.content)
-			} else {
-				n++
-			}
-			s.wantStored(t, n)
+			t.Run(fmt.Sprintf("%d bytes, %d around them, chunked %v", test.content, test.around, chunked), func(t *testing.T) {
+				// What follows the form counts as part of it.
+				body := form(filePart("a.bin"), strings.Repeat("c", test.content)) + strings.Repeat("e", test.around-frame)
+				r := c.sendForm(body, chunked)
+				if test.status == 413 {
+					wantProblem(t, r, 413, "too_large")
+				} else {
+					stored++
+					if f := r.stored(t); f.Size != int64(test.content) {
+						t.Errorf("got %d bytes, want %d", f.Size, test.content)
+					}
+				}
+				s.wantStored(t, stored)
+			})
 		}
 	}
-	for _, more := range []int{0, 1} { // after the form
-		body := form(filePart("a.bin"), "content")
-		r := c.sendForm(body+strings.Repeat("e", maxFormBytes+len("content")-len(body)+more), true)
-		if more == 0 {
-			r.stored(t)
-			n++
-		} else {
-			wantProblem(t, r, 413, "too_large")
-		}
-		s.wantStored(t, n)
-	}
-	// What never comes to an end is not read to its end.
-	endless := struct{ io.Reader }{repeat("no boundary\r\n")}
-	wantProblem(t, c.elsewhere().do("POST", "/files/upload", endless, "Content-Type", formType), 413, "too_large")
-	s.wantStored(t, n)
-	// Told too large: refused before a byte of it is sent. (To a client that does not
-	// wait for the word to go on, net/http answers only once it has the body.)
-	raw := fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\n"+
-		"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n",
-		s.cookieName(), c.token(), formType, limit+maxFormBytes+1)
-	wantProblem(t, s.raw(t, raw), 413, "too_large")
-	s.wantStored(t, n)
+	t.Run("endless form without a boundary", func(t *testing.T) {
+		endless := struct{ io.Reader }{repeat("no boundary\r\n")}
+		wantProblem(t, c.elsewhere().do("POST", "/files/upload", endless, "Content-Type", formType), 413, "too_large")
+		s.wantStored(t, stored)
+	})
+	// A client that waits for "100 Continue" is refused before it sends a byte of the body.
+	// (To one that does not wait, net/http answers only once it has the body.)
+	t.Run("announced as too large", func(t *testing.T) {
+		raw := c.uploadHead(formType, limit+maxFormBytes+1, "Expect: 100-continue\r\n")
+		wantProblem(t, s.raw(t, raw), 413, "too_large")
+		s.wantStored(t, stored)
+	})
 }
 
-// repeat is a reader of that text again and again, without an end.
+// H1: what a form has before its file is held in memory, so it is bounded: the part's
+// headers, and a preamble.
+func TestUploadPartHeaderLimit(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	oneHeader := func(length int) string {
+		before := len("--edge\r\n" + filePart("a.bin") + "\r\nX-Padding: " + "\r\n\r\n")
+		return form(filePart("a.bin")+"\r\nX-Padding: "+strings.Repeat("p", length-before), "content")
+	}
+	manyHeaders := func(length int) string {
+		headers := filePart("a.bin")
+		for len("--edge\r\n"+headers+"\r\n\r\n") < length {
+			headers += "\r\nX: y"
+		}
+		return form(headers, "content")
+	}
+	preamble := func(length int) string {
+		before := len("--edge\r\n" + filePart("a.bin") + "\r\n\r\n")
+		return strings.Repeat("p", length-before-2) + "\r\n" + form(filePart("a.bin"), "content")
+	}
+	stored := 0
+	for _, test := range []struct {
+		name    string
+		body    string
+		refused bool
+	}{
+		// The server reads one byte more than its limit, no more.
+		{"longest header", oneHeader(maxPartHeaders), false},
+		{"longer header", oneHeader(maxPartHeaders + 2), true},
+		{"header of 1 MiB", oneHeader(1 << 20), true},
+		{"most headers", manyHeaders(maxPartHeaders - 6), false},
+		{"more headers", manyHeaders(maxPartHeaders + 2), true},
+		{"100,000 headers", manyHeaders(600_000), true},
+		{"longest preamble", preamble(maxPartHeaders), false},
+		{"longer preamble", preamble(maxPartHeaders + 2), true},
+	} {
+		for _, chunked := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, chunked %v", test.name, chunked), func(t *testing.T) {
+				r := c.sendForm(test.body, chunked)
+				switch {
+				case !test.refused:
+					stored++
+					c.wantFile(t, r.stored(t), "content")
+				case r.status == 400: // cut by the limit within the end of the headers
+					wantProblem(t, r, 400, "invalid_request", "body")
+				default:
+					wantProblem(t, r, 413, "too_large")
+				}
+				s.wantStored(t, stored)
+			})
+		}
+	}
+}
+
+// repeat is a reader of a text again and again, without an end.
 type repeat string
 
 func (r repeat) Read(p []byte) (n int, err error) {
@@ -455,50 +537,63 @@ func (r repeat) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// A client that sends its upload to the end before it reads has its answer, whatever was
-// wrong with it, and the connection goes on: the rest of a refused upload is read.
+// uploadHead returns the head of an upload request, up to its blank line. More header lines
+// may follow the length.
+func (c *testClient) uploadHead(contentType string, length int, headers ...string) string {
+	return fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s\r\n",
+		c.srv.cookieName(), c.token(), contentType, length, strings.Join(headers, ""))
+}
+
+// otherPart is the header of a part that the server refuses.
+const otherPart = `Content-Disposition: form-data; name="other"; filename="a.txt"`
+
+// A client that sends its whole upload before it reads gets its answer, whatever was wrong,
+// and can go on using the connection: the server reads the rest of a refused upload.
 func TestRefusedUploadIsAnswered(t *testing.T) {
 	t.Parallel()
 	const limit = 4 << 20 // far more than the 256 KiB of a body that net/http itself reads off
 	s := startServer(t, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
 	c, _ := s.member(t, "member")
 	content := strings.Repeat("c", limit)
-	for name, test := range map[string]struct {
-		body, contentType string
-		status            int
-	}{
-		"wrong type":      {form(filePart("a.txt"), content), "text/plain", 415},
-		"no boundary":     {form(filePart("a.txt"), content), "multipart/form-data", 400},
-		"wrong field":     {form(`Content-Disposition: form-data; name="other"; filename="a.txt"`, content), formType, 400},
-		"two files":       {form(filePart("a.txt"), "x", filePart("b.txt"), content), formType, 400},
-		"told too large":  {form(filePart("a.txt"), content+strings.Repeat("c", maxFormBytes)), formType, 413},
-		"found too large": {form(filePart("a.txt"), content+"c"), formType, 413},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			client, err := dialRaw(s.addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer client.conn.Close()
-			client.conn.SetDeadline(time.Now().Add(patience))
-			if err := client.send(fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n",
-				s.cookieName(), c.token(), test.contentType, len(test.body)) + test.body); err != nil {
-				t.Error("not read to its end: ", err)
-			}
-			if status, closes, err := client.receive(); status != test.status || closes || err != nil {
-				t.Fatalf("%d, closes %v, %v, want %d", status, closes, err, test.status)
-			}
-			client.send("GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
-			if status, _, err := client.receive(); status != 200 || err != nil {
-				t.Errorf("the next request on the connection: %d, %v", status, err)
-			}
-		})
-	}
+	t.Run("refused", func(t *testing.T) { // so that all of these end before wantStored
+		for name, test := range map[string]struct {
+			body, contentType string
+			status            int
+		}{
+			"wrong type":             {form(filePart("a.txt"), content), "text/plain", 415},
+			"no boundary":            {form(filePart("a.txt"), content), "multipart/form-data", 400},
+			"wrong field":            {form(otherPart, content), formType, 400},
+			"two files":              {form(filePart("a.txt"), "x", filePart("b.txt"), content), formType, 400},
+			"announced as too large": {form(filePart("a.txt"), content+strings.Repeat("c", maxFormBytes)), formType, 413},
+			"found too large":        {form(filePart("a.txt"), content+"c"), formType, 413},
+			"headers too long":       {form(filePart("a.txt")+"\r\nX: "+strings.Repeat("h", maxPartHeaders), content[1<<20:]), formType, 413},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				client, err := dialRaw(s.addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer client.conn.Close()
+				client.conn.SetDeadline(time.Now().Add(patience))
+				if err := client.send(c.uploadHead(test.contentType, len(test.body)) + test.body); err != nil {
+					t.Error("not read to its end: ", err)
+				}
+				status, closes, err := client.receive()
+				if status != test.status || closes || err != nil {
+					t.Fatalf("got %d, closes %v, %v, want %d on a connection that stays open", status, closes, err, test.status)
+				}
+				client.send("GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+				if status, _, err := client.receive(); status != 200 || err != nil {
+					t.Errorf("next request on the connection: got %d, %v, want 200", status, err)
+				}
+			})
+		}
+	})
 	s.wantStored(t, 0)
 }
 
-// H1: no more of a refused upload is read than an upload may have, however long it goes on.
+// H1: the server reads no more of a refused upload than an upload may have.
 func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	t.Parallel()
 	const limit = 100_000
@@ -510,9 +605,9 @@ func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	before := taken.Load()
 	endless := struct{ io.Reader }{repeat("no form\r\n")}
 	wantProblem(t, c.elsewhere().do("POST", "/files/upload", endless, "Content-Type", "text/plain"), 415, "unsupported_media_type")
-	// Besides it, what net/http reads off by itself, the frame of chunks, and buffers.
+	// On top come what net/http reads off by itself, the frames of the chunks, and buffers.
 	if n := taken.Load() - before; n < limit || n > limit+1<<20 {
-		t.Errorf("%d bytes of an endless upload were read, limit %d", n, limit)
+		t.Errorf("got %d bytes of an endless upload read, want %d to %d", n, limit, limit+1<<20)
 	}
 }
 
@@ -541,7 +636,7 @@ func (c countingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// H1: a refused upload that stops halfway is not waited for as long as a good one.
+// H1: the server waits a few seconds only for the rest of a refused upload.
 func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -551,28 +646,26 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.conn.Close()
-	half, _, _ := strings.Cut(form(`Content-Disposition: form-data; name="other"; filename="a.txt"`, uploadingContent), "|")
-	if err := client.send(fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: 200000\r\n\r\n%s",
-		s.cookieName(), c.token(), formType, half)); err != nil {
+	half, _, _ := strings.Cut(form(otherPart, uploadingContent), "|")
+	if err := client.send(c.uploadHead(formType, 200_000) + half); err != nil {
 		t.Fatal(err)
 	}
-	client.conn.SetDeadline(time.Now().Add(4 * refusedTimeout)) // an upload that is not refused has a minute at least
+	client.conn.SetDeadline(time.Now().Add(4 * refusedTimeout)) // a good upload has a minute at least
 	if status, _, err := client.receive(); status != 400 || err != nil {
-		t.Errorf("%d, %v", status, err)
+		t.Errorf("got %d, %v, want 400", status, err)
 	}
 }
 
-// A client that has asked whether to send (Expect) is told no before it does, and nothing
-// is waited for.
+// A client that waits for "100 Continue" gets a refusal instead, and at once.
 func TestRefusedUploadIsNotAskedFor(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c, _ := s.member(t, "member")
-	wantProblem(t, s.raw(t, fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: text/plain\r\n"+
-		"Content-Length: 1000000\r\nExpect: 100-continue\r\n\r\n", s.cookieName(), c.token())), 415, "unsupported_media_type")
+	r := s.raw(t, c.uploadHead("text/plain", 1_000_000, "Expect: 100-continue\r\n"))
+	wantProblem(t, r, 415, "unsupported_media_type")
 }
 
-// openIn is what a process has open in a folder.
+// openIn lists what a process has open in a folder.
 func (p *testProcess) openIn(t testing.TB, dir string) (names []string) {
 	t.Helper()
 	links := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
@@ -588,8 +681,8 @@ func (p *testProcess) openIn(t testing.TB, dir string) (names []string) {
 	return names
 }
 
-// H1: every upload and every download, however it ends, closes its file at once. In a
-// process of its own without garbage collection, which would hide what it was to clean up.
+// H1: every upload and every download, however it ends, closes its file at once. The server
+// is a process of its own without garbage collection, which would close a lost file, too.
 func TestFilesAreClosed(t *testing.T) {
 	t.Parallel()
 	const limit = 100_000
@@ -599,7 +692,7 @@ func TestFilesAreClosed(t *testing.T) {
 	dir := p.env["FILES_DIR"]
 	idle := p.openIn(t, dir)
 	if len(idle) == 0 || len(idle) > 5 {
-		t.Fatalf("at rest %q is open: the test shows nothing, or leaks already", idle)
+		t.Fatalf("at rest: got %q open, want 1 to 5 entries", idle)
 	}
 	closed := func(after string) {
 		t.Helper()
@@ -613,14 +706,16 @@ func TestFilesAreClosed(t *testing.T) {
 		"no end":        strings.TrimSuffix(form(filePart("a.txt"), "x"), "--edge--\r\n"),
 		"long epilogue": form(filePart("a.txt"), "x") + strings.Repeat("e", maxFormBytes),
 	} {
-		if r := c.sendForm(body, true); r.status < 400 {
-			t.Errorf("%s: %v", name, r)
-		}
-		closed("an upload: " + name)
+		t.Run(name, func(t *testing.T) {
+			if r := c.sendForm(body, true); r.status < 400 {
+				t.Errorf("got %v, want a refusal", r)
+			}
+			closed("an upload: " + name)
+		})
 	}
 	upload := c.startUpload("c.txt")
 	if n := len(p.openIn(t, dir)); n != len(idle)+1 {
-		t.Errorf("%d files open during an upload, %d at rest", n, len(idle))
+		t.Errorf("during an upload: got %d files open, want %d", n, len(idle)+1)
 	}
 	upload.rest.CloseWithError(io.ErrUnexpectedEOF)
 	<-upload.answer
@@ -630,17 +725,19 @@ func TestFilesAreClosed(t *testing.T) {
 		"not modified": {"If-None-Match", `"` + f.FileID + `"`}, "other version": {"If-Match", `"x"`},
 	} {
 		for _, method := range []string{"GET", "HEAD"} {
-			if r := c.elsewhere().do(method, f.Path, nil, headers...); r.status == 500 {
-				t.Error(r)
-			}
-			closed(method + ", " + name)
+			t.Run(method+" "+name, func(t *testing.T) {
+				if r := c.elsewhere().do(method, f.Path, nil, headers...); r.status == 500 {
+					t.Errorf("got %v, want no failure", r)
+				}
+				closed(method + ", " + name)
+			})
 		}
 	}
 	p.wantStored(t, 2)
 }
 
-// F3: an upload that is not one whole form with one file is refused by name, and
-// leaves nothing.
+// F3: an upload that is not one whole form with one file leaves nothing. The refusal names
+// what is wrong.
 func TestUploadRefusals(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -690,24 +787,24 @@ func TestUploadRefusals(t *testing.T) {
 		"encoded slash only":   {part("name=\"file\"; filename*=UTF-8''a%2F"), formType, 400, "file"},
 	} {
 		for _, chunked := range []bool{false, true} {
-			r := c.sendForm(test.body, chunked, "Content-Type", test.contentType)
-			if test.status == 415 {
-				wantProblem(t, r, 415, "unsupported_media_type")
-			} else {
-				wantProblem(t, r, 400, "invalid_request", test.field)
-			}
-			if t.Failed() {
-				t.Fatalf("%s, chunked %v", name, chunked)
-			}
+			t.Run(fmt.Sprintf("%s, chunked %v", name, chunked), func(t *testing.T) {
+				r := c.sendForm(test.body, chunked, "Content-Type", test.contentType)
+				if test.status == 415 {
+					wantProblem(t, r, 415, "unsupported_media_type")
+				} else {
+					wantProblem(t, r, 400, "invalid_request", test.field)
+				}
+			})
 		}
 	}
 	wantProblem(t, c.sendForm(good, false, "Content-Encoding", "gzip"), 415, "unsupported_media_type")
 	s.wantStored(t, 0)
-	c.sendForm(good, false).stored(t) // so it was no fault of theirs
+	c.sendForm(good, false).stored(t) // so the client and its session were not the reason
 	s.wantStored(t, 1)
 }
 
-// F1: no path leads out of the table files, and no entry of the folder out of it.
+// F1: no path leads to anything but a file with a row, and no entry of the folder leads out
+// of the folder.
 func TestFilePathsLeadNowhereElse(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -725,7 +822,7 @@ func TestFilePathsLeadNowhereElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{
-		"/files/.lock/.lock", "/files/./a.txt", "/files/%2e/a.txt", "/files/../a.txt", "/files/%2e%2e/a.txt",
+		"/files/.lock/.lock", "/files/./a.txt", "/files/unfinished/unfinished", "/files/%2e/a.txt", "/files/../a.txt", "/files/%2e%2e/a.txt",
 		"/files/..%2f..%2fetc%2fpasswd/x", "/files/..%5c..%5cx/x", "/files/%00/x", "/files/%ff/x", "/files/" + f.FileID + "%00/a.txt",
 		"/files/" + f.FileID + "/..", "/files/" + f.FileID + "/%2e%2e", "/files/" + f.FileID + "/..%2f" + f.FileID,
 		"/files/" + f.FileID + "/%00", "/files/" + f.FileID + "/a.txt%00", "/files/" + f.FileID + "/%ff", "/files/" + f.FileID + "/%c3",
@@ -734,10 +831,12 @@ func TestFilePathsLeadNowhereElse(t *testing.T) {
 		"/files/" + link + "/secret", "/files/" + folder + "/" + folder, "/files/%2fetc%2fpasswd/passwd",
 		"//files/" + f.FileID + "/a.txt", "/files/" + f.FileID + "//a.txt", "/files/x/../" + f.FileID + "/a.txt",
 	} {
-		raw := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\n\r\n", path, s.cookieName(), c.token())
-		wantProblem(t, s.raw(t, raw), 404, "not_found")
+		t.Run(path[:min(len(path), 80)], func(t *testing.T) {
+			raw := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\n\r\n", path, s.cookieName(), c.token())
+			wantProblem(t, s.raw(t, raw), 404, "not_found")
+		})
 	}
-	// Even with a row: such entries are none of the server's making.
+	// A row makes no difference: the server has not made these entries.
 	s.allowErrors("breaks its contract", "path escapes from parent")
 	for id, size := range map[string]int64{link: 7, folder: dirSize(t, filepath.Join(dir, folder))} {
 		execSQL(t, s.env["DATABASE_URL"], "insert into files (file_id, name, content_type, size) values ($1, 'a', 'text/plain', $2)", id, size)
@@ -754,33 +853,35 @@ func dirSize(t testing.TB, path string) int64 {
 	return info.Size()
 }
 
-// A file whose bytes are not those of its row is not served in part.
+// A file whose length on disk is not that of its row is not served, not even in part.
 func TestFileThatLostItsBytes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c, _ := s.member(t, "member")
-	for _, damage := range []func(string) error{
-		os.Remove,
-		func(path string) error { return os.Truncate(path, 3) },
-		func(path string) error { return os.Truncate(path, 30) },
+	for name, damage := range map[string]func(path string) error{
+		"removed":  os.Remove,
+		"cut":      func(path string) error { return os.Truncate(path, 3) },
+		"extended": func(path string) error { return os.Truncate(path, 30) },
 	} {
-		f := c.upload("a.txt", []byte("content")).stored(t)
-		if err := damage(filepath.Join(s.env["FILES_DIR"], f.FileID)); err != nil {
-			t.Fatal(err)
-		}
-		s.allowErrors("breaks its contract", "no such file or directory")
-		for _, method := range []string{"GET", "HEAD"} {
-			r := c.do(method, f.Path, nil)
-			wantProblem(t, r, 500, "internal")
-			if r.header.Get("ETag")+r.header.Get("Content-Disposition") != "" || strings.Contains(string(r.body), "con") {
-				t.Errorf("something of the file in %v", r)
+		t.Run(name, func(t *testing.T) {
+			f := c.upload("a.txt", []byte("content")).stored(t)
+			if err := damage(filepath.Join(s.env["FILES_DIR"], f.FileID)); err != nil {
+				t.Fatal(err)
 			}
-		}
+			s.allowErrors("breaks its contract", "no such file or directory")
+			for _, method := range []string{"GET", "HEAD"} {
+				r := c.do(method, f.Path, nil)
+				wantProblem(t, r, 500, "internal")
+				if r.header.Get("ETag")+r.header.Get("Content-Disposition") != "" || strings.Contains(string(r.body), "con") {
+					t.Errorf("got something of the file: %v", r)
+				}
+			}
+		})
 	}
 }
 
-// A download goes from the file to the socket in the kernel: the connection itself
-// is asked to read from the file, through every wrapper on the way.
+// A download goes from the file to the socket in the kernel (sendfile): every wrapper around
+// the connection hands the file on to it.
 func TestDownloadKeepsSendfile(t *testing.T) {
 	t.Parallel()
 	var fromFile atomic.Int64
@@ -792,12 +893,12 @@ func TestDownloadKeepsSendfile(t *testing.T) {
 	f := c.upload("a.txt", []byte(content)).stored(t)
 	c.wantFile(t, f, content)
 	c.do("GET", f.Path, nil, "Range", "bytes=6-").want(t, 206)
-	// net/http may write the first 512 bytes along with the headers; and the server
-	// counts a little later than the client has it all.
+	// net/http may write the first 512 bytes with the headers. The server counts a little
+	// later than the client has it all.
 	want := int64(2*len(content) - 6)
 	waitUntil(t, "nearly all bytes by sendfile", func() bool { return fromFile.Load() >= want-1024 })
 	if n := fromFile.Load(); n > want {
-		t.Errorf("%d bytes of %d went by sendfile", n, want)
+		t.Errorf("got %d bytes by sendfile, want at most %d", n, want)
 	}
 }
 
@@ -814,7 +915,7 @@ func (l sendfileListener) Accept() (net.Conn, error) {
 	return sendfileConn{conn, l.fromFile}, nil
 }
 
-// sendfileConn counts what it is given straight from a file.
+// sendfileConn counts the bytes that come straight from a file.
 type sendfileConn struct {
 	net.Conn
 	fromFile *atomic.Int64
@@ -831,8 +932,8 @@ func (c sendfileConn) ReadFrom(src io.Reader) (int64, error) {
 	return n, err
 }
 
-// F4, the row for real: PostgreSQL goes away before the statement reaches it, or
-// after it has done it and before it could say so.
+// F4, the step of the row: PostgreSQL goes away before the statement reaches it, or after it
+// has done the statement and before it could say so.
 func TestUploadRowFails(t *testing.T) {
 	t.Parallel()
 	database := newDatabase(t)
@@ -845,72 +946,110 @@ func TestUploadRowFails(t *testing.T) {
 	rows := func(name string) int {
 		return queryValue[int](t, database, "select count(*) from files where name = $1", name)
 	}
-
-	// Broken off while the database is away: nothing needs it, and nothing is left.
-	upload := c.startUpload("broken.txt")
-	proxy.cut()
-	upload.rest.CloseWithError(io.ErrUnexpectedEOF)
-	<-upload.answer
-	waitUntil(t, "nothing of the broken upload", func() bool { return len(s.filesIn(t)) == 1 })
-	proxy.resume()
-	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
-
-	// Not done, and the deletion can't be either: the bytes wait for the next sweep.
-	proxy.when("not-done.txt", proxy.cut)
-	wantProblem(t, c.upload("not-done.txt", []byte("content")), 503, "unavailable")
-	if rows("not-done.txt") != 0 {
-		t.Error("a row in spite of the cut")
+	wantRows := func(t *testing.T, name string, want int) {
+		t.Helper()
+		if got := rows(name); got != want {
+			t.Errorf("rows of %s: got %d, want %d", name, got, want)
+		}
 	}
-	s.log.waitFor(t, `"level":"WARN"`, "failed upload left for the next sweep", `"fileId":"`)
-	proxy.resume()
-	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+	undoable := func() (names []string) {
+		for _, name := range s.filesIn(t) {
+			if strings.HasSuffix(name, undoSuffix) {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	serviceAgain := func() {
+		waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+	}
 
-	// Done, the answer lost, and the database soon there again: taken back.
-	proxy.when("done.txt", proxy.dropReplies)
-	answer := make(chan *testResponse, 1)
-	go func() { answer <- c.upload("done.txt", []byte("content")) }()
-	waitUntil(t, "the row", func() bool { return rows("done.txt") == 1 })
-	proxy.resume()
-	wantProblem(t, <-answer, 503, "unavailable")
-	if rows("done.txt") != 0 {
-		t.Error("the row of a refused upload is still there")
-	}
-	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
-
-	// Done, and no answer any more, neither to it nor to the deletion: the bytes stay,
-	// a row without them would be half a file.
-	proxy.when("silent.txt", proxy.dropReplies)
-	start := time.Now()
-	wantProblem(t, c.upload("silent.txt", []byte("content")), 503, "unavailable")
-	if wait := time.Since(start); wait > dbWait {
-		t.Errorf("a 503 after %v", wait)
-	} else {
-		t.Logf("an upload whose row hangs: 503 after %v", wait.Round(time.Millisecond))
-	}
-	if rows("silent.txt") != 1 {
-		t.Error("the row was not done: the test shows nothing")
-	}
-	proxy.cut()
-	proxy.resume()
-	waitUntil(t, "service again", func() bool { return c.elsewhere().do("GET", "/hubs", nil).status == 200 })
+	t.Run("broken off while the database is away", func(t *testing.T) { // undoing it needs no database
+		upload := c.startUpload("broken.txt")
+		proxy.cut()
+		upload.rest.CloseWithError(io.ErrUnexpectedEOF)
+		<-upload.answer
+		waitUntil(t, "nothing of the broken upload", func() bool { return len(s.filesIn(t)) == 1 })
+		proxy.resume()
+		serviceAgain()
+	})
+	t.Run("not done, database away", func(t *testing.T) {
+		proxy.when("not-done.txt", proxy.cut)
+		wantProblem(t, c.upload("not-done.txt", []byte("content")), 503, "unavailable")
+		wantRows(t, "not-done.txt", 0)
+		s.log.waitFor(t, `"level":"WARN"`, "a failed upload is left to the sweep", `"fileId":"`)
+		if names := undoable(); len(names) != 1 {
+			t.Errorf("left to undo: got %q, want one", names)
+		}
+		proxy.resume()
+		serviceAgain()
+	})
+	t.Run("done, answer lost", func(t *testing.T) {
+		proxy.when("done.txt", proxy.dropReplies)
+		answer := make(chan *testResponse, 1)
+		go func() { answer <- c.upload("done.txt", []byte("content")) }()
+		waitUntil(t, "the row", func() bool { return rows("done.txt") == 1 })
+		proxy.resume()
+		wantProblem(t, <-answer, 503, "unavailable")
+		wantRows(t, "done.txt", 0) // undone at once: the database was there again
+		serviceAgain()
+	})
+	t.Run("done, database away", func(t *testing.T) {
+		proxy.when("silent.txt", proxy.dropReplies)
+		start := time.Now()
+		wantProblem(t, c.upload("silent.txt", []byte("content")), 503, "unavailable")
+		if wait := time.Since(start); wait > dbWait {
+			t.Errorf("503 after %v, want at most %v", wait, dbWait)
+		} else {
+			t.Logf("503 after %v", wait.Round(time.Millisecond))
+		}
+		wantRows(t, "silent.txt", 1) // else this test shows nothing
+		// The bytes stay while the row does: a row without them would be half a file.
+		names := undoable()
+		if len(names) != 2 {
+			t.Errorf("left to undo: got %q, want two", names)
+		}
+		for _, name := range names {
+			id := strings.TrimSuffix(filepath.Base(name), undoSuffix)
+			content, err := os.ReadFile(filepath.Join(s.env["FILES_DIR"], id))
+			if err != nil || string(content) != "content" {
+				t.Errorf("bytes of a row that is left: got %q, %v, want %q", content, err, "content")
+			}
+		}
+		proxy.cut()
+		proxy.resume()
+		serviceAgain()
+	})
 
 	f := c.upload("last.txt", []byte("content")).stored(t)
 	s.stop(t)
+	s.ageUnfinished(t)
 	s = startServer(t, s.env)
-	s.wantStored(t, 3)
+	wantRows(t, "silent.txt", 0) // what was refused never comes back
+	s.wantStored(t, 2)
 	again := s.client(t)
 	again.setToken(c.token())
 	again.wantFile(t, f, "content")
 }
 
-// What a killed server left goes at the next start, and nothing else does.
+// wantLeft checks what a sweep has left.
+func (s *testServer) wantLeft(t testing.TB, want []string) {
+	t.Helper()
+	got := s.filesIn(t)
+	slices.Sort(got)
+	if !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+		t.Errorf("%d left: got %.40q, want %q", len(got), got, want)
+	}
+}
+
+// F3: what a killed server has left goes at the next start, and nothing else does.
 func TestSweepAtStart(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c, _ := s.member(t, "member")
 	f := c.upload("a.txt", []byte("content")).stored(t)
 	if code := s.stop(t); code != 0 {
-		t.Fatal(code)
+		t.Fatalf("stop: got exit status %d, want 0", code)
 	}
 	dir := s.env["FILES_DIR"]
 	write := func(name string) string {
@@ -919,95 +1058,177 @@ func TestSweepAtStart(t *testing.T) {
 		}
 		return name
 	}
+	insert := func(id string) {
+		execSQL(t, s.env["DATABASE_URL"],
+			"insert into files (file_id, name, content_type, size) values ($1, 'refused.txt', 'text/plain', 1)", id)
+	}
 	for range 500 {
 		write(unfinished + "/" + testUUID()) // ended before it was whole
 		id := testUUID()                     // ended before its row
 		write(id)
 		write(unfinished + "/" + id)
 	}
-	write(unfinished + "/" + f.FileID)
-	// A whole file without a row is of another database, or of one that was restored.
-	kept := []string{f.FileID, write(testUUID()), write("notes.txt"), write("notes.tmp"), write(unfinished + "/notes"), write(strings.ToUpper(testUUID())),
-		write(testUUID() + ".bak"), write("x" + testUUID()), write(testUUID() + "\n"), "folder"}
+	for range 20 {
+		refused := testUUID() // its row may exist, and does
+		insert(refused)
+		write(refused)
+		write(unfinished + "/" + refused + undoSuffix)
+		refused = testUUID() // its row may exist, and does not
+		write(refused)
+		write(unfinished + "/" + refused + undoSuffix)
+		refused = testUUID() // the sweep that undid it was killed after the row
+		write(unfinished + "/" + refused + undoSuffix)
+	}
+	write(unfinished + "/" + f.FileID) // ended after its row
+	kept := []string{
+		f.FileID,
+		write(testUUID()), // without a row, and of another database or of one that was restored
+		write("notes.txt"), write("notes.tmp"), write(unfinished + "/notes"), write(unfinished + "/notes" + undoSuffix),
+		write(unfinished + "/" + strings.ToUpper(testUUID())), write(unfinished + "/" + testUUID() + undoSuffix + undoSuffix),
+		write(strings.ToUpper(testUUID())), write(testUUID() + ".bak"), write("x" + testUUID()), write(testUUID() + "\n"),
+		write(testUUID() + undoSuffix), "folder",
+	}
 	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody else of this machine may read them.
+	s.ageUnfinished(t)
+	young := testUUID() // so young that another server's upload may be about to lock it
+	kept = append(kept, write(young), write(unfinished+"/"+young))
+	young = testUUID()
+	insert(young)
+	kept = append(kept, write(young), write(unfinished+"/"+young+undoSuffix))
+
+	// No other user of this machine may read them.
 	for name, want := range map[string]os.FileMode{f.FileID: 0o600, unfinished: 0o700 | os.ModeDir} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != want {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			t.Errorf("mode of %s: got %v, %v, want %v", name, info.Mode(), err, want)
 		}
 	}
 	s = startServer(t, s.env)
-	s.log.waitFor(t, `"msg":"sweeping"`, `"fileId":"`+f.FileID)
-	slices.Sort(kept)
-	got := s.filesIn(t)
-	if slices.Sort(got); !slices.Equal(got, kept) {
-		t.Errorf("%d left: %.20q, want %q", len(got), got, kept)
+	s.log.waitFor(t, `"msg":"sweeping an unfinished upload"`, `"fileId":"`+f.FileID)
+	s.wantLeft(t, kept)
+	if rows := queryValue[int](t, s.env["DATABASE_URL"], "select count(*) from files"); rows != 2 {
+		t.Errorf("rows: got %d, want 2, those of the upload and of the young one", rows)
 	}
 	again := s.client(t)
 	again.setToken(c.token())
 	again.wantFile(t, f, "content")
 }
 
-// A second server on the same folder sweeps nothing of the first one's.
+// F3: a sweep spares what an upload of any server holds, however old it looks, and takes
+// what nobody holds, although other servers use the folder.
 func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	c, _ := s.member(t, "member")
-	orphan := filepath.Join(s.env["FILES_DIR"], unfinished, testUUID())
-	if err := os.WriteFile(orphan, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
+	var own *server // sweeps when the test says so
+	first := startInside(t, func(s *server, _ *httptest.Server) { own = s })
+	c, _ := first.member(t, "member")
+	orphan := func() {
+		t.Helper()
+		path := filepath.Join(first.env["FILES_DIR"], unfinished, testUUID())
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantWorking := func(when string, want int) {
+		t.Helper()
+		if got := first.workingFiles(t); len(got) != want {
+			t.Errorf("%s: got the working files %q, want %d", when, got, want)
+		}
 	}
 	upload := c.startUpload("a.txt")
-	second := startServer(t, s.env)
-	if n := s.tempFiles(t); n != 2 {
-		t.Errorf("%d temporary files after the second start", n)
+	orphan()
+	wantWorking("before any sweep", 2)
+	if err := own.sweepOnce(); err != nil {
+		t.Fatal(err)
 	}
+	wantWorking("after a sweep while both are young", 2)
+	first.ageUnfinished(t)
+	second := startServer(t, first.env)
+	wantWorking("after the start of a second server", 1)
+	first.ageUnfinished(t)
+	if err := own.sweepOnce(); err != nil {
+		t.Fatal(err)
+	}
+	wantWorking("after a sweep of the upload's own server", 1)
 	f := upload.finish().stored(t)
 	other := second.client(t)
 	other.setToken(c.token())
 	other.wantFile(t, f, uploadingContent)
 
-	// The first is gone, the second has the folder still.
-	s.stop(t)
+	// The same the other way round: the upload runs in the server that started last.
 	upload = other.startUpload("b.txt")
-	third := startServer(t, s.env)
-	if n := third.tempFiles(t); n != 2 {
-		t.Errorf("%d temporary files after the third start", n)
+	orphan()
+	first.ageUnfinished(t)
+	if err := own.sweepOnce(); err != nil {
+		t.Fatal(err)
 	}
-	upload.finish().stored(t)
-	second.stop(t)
-	third.stop(t)
-	startServer(t, s.env).wantStored(t, 2)
+	wantWorking("after a sweep of the other server", 1)
+	f = upload.finish().stored(t)
+	c.wantFile(t, f, uploadingContent)
+	first.ageUnfinished(t)
+	if err := own.sweepOnce(); err != nil {
+		t.Fatal(err)
+	}
+	first.wantStored(t, 2)
 }
 
-// A sweep that can't ask what is needed ends the start, and takes nothing: not when the
-// database goes away as it asks, and not when only the first of its questions fails.
+// F3: a running server sweeps by itself, once a minute.
+func TestSweepWhileServing(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	orphan := testUUID()
+	for _, path := range []string{orphan, unfinished + "/" + orphan} {
+		if err := os.WriteFile(filepath.Join(s.env["FILES_DIR"], path), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.ageUnfinished(t)
+	// The server has just swept: this wait takes most of a minute, longer than any other.
+	for end := time.Now().Add(sweepInterval + patience); len(s.filesIn(t)) != 1 && time.Now().Before(end); {
+		time.Sleep(100 * time.Millisecond)
+	}
+	s.wantLeft(t, []string{f.FileID})
+	c.wantFile(t, f, "content")
+}
+
+// A sweep that can't ask the database ends the start. It removes nothing that it could not
+// ask about: neither if the database goes away, nor if one of its questions fails, twice.
 func TestSweepFails(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(p *tcpProxy, first string){
-		"database away":   func(p *tcpProxy, first string) { p.when("select file_id from files where file_id", p.cut) },
-		"only a question": func(p *tcpProxy, first string) { p.when(first, func() { p.cut(); p.resume() }) },
+		"database away": func(p *tcpProxy, _ string) {
+			p.when("select file_id from files where file_id", p.cut)
+		},
+		"only a question": func(p *tcpProxy, first string) {
+			cut := func() { p.cut(); p.resume() }
+			p.when(first, func() {
+				p.when(first, cut) // a read is tried once more
+				cut()
+			})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proxy, through := proxyURL(t, newDatabase(t))
-			env := serverEnv(t, map[string]string{"DATABASE_URL": through})
-			folder := filepath.Join(env["FILES_DIR"], unfinished)
-			if err := os.Mkdir(folder, 0o700); err != nil {
+			s := newTestServer(serverEnv(t, map[string]string{"DATABASE_URL": through}))
+			dir := s.env["FILES_DIR"]
+			if err := os.Mkdir(filepath.Join(dir, unfinished), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			ids := []string{testUUID(), testUUID(), testUUID()}
 			slices.Sort(ids) // the order in which they are swept
 			for _, id := range ids {
-				if err := errors.Join(os.WriteFile(filepath.Join(env["FILES_DIR"], id), []byte("x"), 0o600),
-					os.WriteFile(filepath.Join(folder, id), []byte("x"), 0o600)); err != nil {
-					t.Fatal(err)
+				for _, name := range []string{id, unfinished + "/" + id} {
+					if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
+			s.ageUnfinished(t)
 			fail(proxy, ids[0])
-			// In a process of its own: its end frees the lock on the folder.
+			// In a process of its own, which is gone with all that it holds when it ends.
 			path, err := testBinary()
 			if err != nil {
 				t.Fatal(err)
@@ -1015,47 +1236,44 @@ func TestSweepFails(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, path)
-			for name, value := range env {
+			for name, value := range s.env {
 				cmd.Env = append(cmd.Env, name+"="+value)
 			}
 			out, err := cmd.CombinedOutput()
 			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "\nFILES_DIR: ") || strings.Contains(string(out), `"listening"`) {
-				t.Errorf("%v, %s", err, out)
+				t.Errorf("got %v, %s, want exit status 1 and the name of the setting", err, out)
 			}
-			if _, err := os.Stat(filepath.Join(folder, ids[0])); err != nil {
-				t.Error("swept unasked: ", err)
-			}
-			if _, err := os.Stat(filepath.Join(env["FILES_DIR"], ids[0])); err != nil {
-				t.Error("swept unasked: ", err)
+			left := s.filesIn(t)
+			for _, name := range []string{ids[0], unfinished + "/" + ids[0]} {
+				if !slices.Contains(left, name) {
+					t.Errorf("removed without an answer of the database: %s", name)
+				}
 			}
 			proxy.resume()
-			if left := startServer(t, env).filesIn(t); len(left) != 0 {
-				t.Errorf("left by the next start: %q", left)
-			}
+			startServer(t, s.env).wantLeft(t, nil)
 		})
 	}
 }
 
-// A folder of unfinished uploads that can't be read is no empty one.
+// A folder of unfinished uploads that can't be read is an error, not an empty folder.
 func TestSweepOfNoFolderFails(t *testing.T) {
 	t.Parallel()
 	var s *server
 	startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
-	folder := filepath.Join(s.cfg.filesDir, unfinished)
 	if err := s.sweepOnce(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(folder); err != nil {
+	if err := os.Remove(filepath.Join(s.cfg.filesDir, unfinished)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.sweepOnce(); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a sweep of no folder: %v", err)
+		t.Errorf("sweep without the folder: got %v, want %v", err, os.ErrNotExist)
 	}
 }
 
-// The working name goes last: while the bytes can't be taken back, the next sweep must
-// still find them. (The id leads out of the folder, and unfinished/id does not: so the
-// first removal fails, and the second would not.)
+// The working name goes last: while the bytes can't be removed, the next sweep must still
+// find them. (The id leads out of the folder, and unfinished/id does not: so the first
+// removal fails, and the second would succeed.)
 func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
 	var s *server
@@ -1065,14 +1283,14 @@ func TestWorkingNameGoesLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.rollbackUpload("../x", "x", false); err == nil {
-		t.Error("taken back, it says")
+		t.Error("rollback of bytes that can't be removed: got no error")
 	}
 	if _, err := os.Stat(working); err != nil {
 		t.Error("the working name went first: ", err)
 	}
 }
 
-// FILES_DIR that can't be used ends the start, with a word of which setting it is.
+// A FILES_DIR that can't be used ends the start, and the message names the setting.
 func TestFilesDirUnusable(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "token=secret-1")
@@ -1082,13 +1300,13 @@ func TestFilesDirUnusable(t *testing.T) {
 	for _, dir := range []string{path, filepath.Join(path, "within")} {
 		code, _, stderr := runCLI(serverEnv(t, map[string]string{"FILES_DIR": dir}), "serve")
 		if code != 1 || !strings.Contains(stderr, "FILES_DIR") || strings.Contains(stderr, "secret-1") {
-			t.Errorf("%s: exit %d, %q", dir, code, stderr)
+			t.Errorf("%s: got exit status %d, %q, want 1 and the name of the setting", dir, code, stderr)
 		}
 	}
 }
 
-// Whatever file name a form holds: it is refused, or it comes back as it is by the
-// path that the server gives out, in a header that has one line.
+// A file name in a form is refused, or the path that the server gives out leads back to
+// exactly this name, and the Content-Disposition has one line.
 func FuzzFileName(f *testing.F) {
 	for _, seed := range []string{"a.txt", `"`, `\`, "a/b", "%", "%2f", "..", ";", "é", "\xff", "\x00", "a\r\nb", "{x}", "$", "?#", "\u2028",
 		"a'b", "UTF-8''x", "=?utf-8?q?x?=", " ", "a ", strings.Repeat("n", 255), strings.Repeat("n", 256), "\u202e", "*", "[]", "|"} {
@@ -1123,12 +1341,14 @@ func FuzzFileName(f *testing.F) {
 		if strings.ContainsAny(name, "/\\\r\n\x00") || name == "" || name == "." || name == ".." || len(name) > 255 {
 			t.Fatalf("%q gives the file name %q", sent, name)
 		}
-		if !strings.HasSuffix(strings.NewReplacer("\r", "%0D", "\n", "%0A").Replace(sent), name) { // so mime/multipart sends line breaks
-			t.Errorf("%q was given the file name %q", sent, name)
+		asSent := strings.NewReplacer("\r", "%0D", "\n", "%0A").Replace(sent) // by mime/multipart
+		if !strings.HasSuffix(asSent, name) {
+			t.Errorf("got the file name %q, want the end of %q", name, asSent)
 		}
 		got = ""
-		if mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/files/"+testUUID()+"/"+url.PathEscape(name), nil)); got != name {
-			t.Errorf("%q comes back as %q", name, got)
+		mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/files/"+testUUID()+"/"+url.PathEscape(name), nil))
+		if got != name {
+			t.Errorf("by its path: got the name %q, want %q", got, name)
 		}
 		disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})
 		if _, params, err := mime.ParseMediaType(disposition); err != nil || params["filename"] != name || strings.ContainsAny(disposition, "\r\n") {
@@ -1137,7 +1357,7 @@ func FuzzFileName(f *testing.F) {
 	})
 }
 
-// deadlines notes the last ones that were set.
+// deadlines is an http.ResponseWriter that notes the deadlines set last.
 type deadlines struct {
 	http.ResponseWriter
 	read, write time.Time
@@ -1147,18 +1367,18 @@ type deadlines struct {
 func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil }
 func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; d.writes++; return nil }
 
-// H1: a minute, and a second more for each 16 KiB.
-func TestTransferTime(t *testing.T) {
+// H1: an upload may take a minute, and a second more for each 16 KiB.
+func TestUploadTimeout(t *testing.T) {
 	t.Parallel()
 	for size, want := range map[int64]time.Duration{0: time.Minute, 16383: time.Minute, 16384: 61 * time.Second, 25 << 20: 1660 * time.Second} {
 		if got := uploadTimeout(size); got != want {
-			t.Errorf("%d bytes: %v, want %v", size, got, want)
+			t.Errorf("%d bytes: got %v, want %v", size, got, want)
 		}
 	}
 }
 
-// H1: an upload has a second more for each 16 KiB that have come, and the answer after it
-// has its own time.
+// H1: each 16 KiB that have arrived give an upload a second more. The answer has its own time
+// after that.
 func TestUploadDeadlinesFollowItsPace(t *testing.T) {
 	t.Parallel()
 	d := &deadlines{}
@@ -1170,7 +1390,7 @@ func TestUploadDeadlinesFollowItsPace(t *testing.T) {
 	}
 	io.Copy(io.Discard, f)
 	if want := f.started.Add(uploadStart + 10*time.Second); !d.read.Equal(want) || !d.write.Equal(want.Add(answerTimeout)) {
-		t.Errorf("read %v, write %v, want %v", d.read, d.write, want)
+		t.Errorf("deadlines: got read %v, write %v, want %v and %v", d.read, d.write, want, want.Add(answerTimeout))
 	}
 }
 
@@ -1194,44 +1414,58 @@ func TestDownloadDeadlineFollowsItsProgress(t *testing.T) {
 		t.Errorf("write deadline: got %v, want %v from now", d.write, stallTimeout)
 	}
 	if d.writes < 10 {
-		t.Errorf("the deadline moved %d times for 10 pieces", d.writes)
+		t.Errorf("write deadlines for 10 pieces: got %d, want at least 10", d.writes)
 	}
 }
 
-// The user who is deleted while his upload runs is told that his session is over, and
-// nothing of it is left.
-func TestUploadOfDeletedUser(t *testing.T) {
+// The account is checked again before the row of an upload is written. An upload of a user
+// who has lost the right while it ran is refused, and nothing of it is left.
+func TestUploadOutlivesItsSession(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	c, email := s.member(t, "member")
-	upload := c.startUpload("a.txt")
-	execSQL(t, s.env["DATABASE_URL"], "delete from users where email = $1", email)
-	wantProblem(t, upload.finish(), 401, "unauthenticated")
-	s.wantStored(t, 0)
+	for name, test := range map[string]struct {
+		change string // SQL
+		status int
+		code   string
+	}{
+		"suspended":     {"update users set suspended = true where email = $1", 403, "account_suspended"},
+		"deleted":       {"delete from users where email = $1", 401, "unauthenticated"},
+		"signed out":    {"update users set signed_out_at = clock_timestamp() where email = $1", 401, "unauthenticated"},
+		"other address": {"update users set email = 'new-' || email where email = $1", 401, "unauthenticated"},
+		"terms withdrawn": {"delete from terms_acceptances where user_id = (select user_id from users where email = $1)",
+			403, "terms_not_accepted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, email := s.member(t, "member")
+			upload := c.startUpload("a.txt")
+			execSQL(t, s.env["DATABASE_URL"], test.change, email)
+			wantProblem(t, upload.finish(), test.status, test.code)
+			s.wantStored(t, 0)
+		})
+	}
 }
 
-// A client that was told to send (100 Continue) and is refused then has its answer like
-// any other: what it was told to send is read.
+// A client that was told to send (100 Continue) and is refused then gets its answer: the
+// server reads what it asked for.
 func TestRefusedUploadThatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c, _ := s.member(t, "member")
-	body := form(`Content-Disposition: form-data; name="other"; filename="a.txt"`, strings.Repeat("c", 8<<20))
+	body := form(otherPart, strings.Repeat("c", 8<<20))
 	client, err := dialRaw(s.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.conn.Close()
 	client.conn.SetDeadline(time.Now().Add(patience))
-	client.send(fmt.Sprintf("POST /files/upload HTTP/1.1\r\nHost: x\r\nCookie: %s=%s\r\nContent-Type: %s\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n",
-		s.cookieName(), c.token(), formType, len(body)))
+	client.send(c.uploadHead(formType, len(body), "Expect: 100-continue\r\n"))
 	if status, _, err := client.receive(); status != 100 || err != nil {
-		t.Fatalf("%d, %v", status, err)
+		t.Fatalf("got %d, %v, want 100", status, err)
 	}
 	if err := client.send(body); err != nil {
 		t.Error("not read to its end: ", err)
 	}
 	if status, _, err := client.receive(); status != 400 || err != nil {
-		t.Errorf("%d, %v", status, err)
+		t.Errorf("got %d, %v, want 400", status, err)
 	}
 }
