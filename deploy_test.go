@@ -252,6 +252,7 @@ func nginxConfig(t testing.TB, dir, https, server string) string {
 		"        listen [::]:443 ssl http2 ipv6only=on;\n", "",
 		"/etc/hubs/tls.pem", dir + "/tls.pem",
 		"/run/nginx.pid", dir + "/nginx.pid",
+		"/var/log/nginx/hubs-faults.log", dir + "/faults.log",
 		"127.0.0.1:8080", server,
 		"http {\n", "http {\n",
 	}
@@ -591,6 +592,154 @@ func TestProxyFraming(t *testing.T) {
 			}
 		})
 	}
+}
+
+// No log of a proxy holds anything that a client wrote: neither when the server is down nor
+// when its answer is broken, which is when nginx would quote the request.
+func TestProxyLogs(t *testing.T) {
+	t.Parallel()
+	secrets := []string{"jane.roe", "mailbox.example", "482913", "eyJhbGciOiJIUzI1NiJ9"}
+	const (
+		path   = "/files/jane.roe@mailbox.example/482913/eyJhbGciOiJIUzI1NiJ9?email=jane.roe%40mailbox.example&code=482913"
+		body   = `{"email":"jane.roe@mailbox.example","code":"482913"}`
+		head   = "Host: 482913.mailbox.example\r\nReferer: https://mailbox.example/482913\r\nUser-Agent: jane.roe 482913\r\nConnection: close\r\n"
+		cookie = "Cookie: __Secure-hubs_auth_production=eyJhbGciOiJIUzI1NiJ9.e30.x; x482913=jane.roe\r\n"
+	)
+	length := fmt.Sprintf("Content-Length: %d\r\n", len(body))
+	requests := map[string]struct{ text, status string }{
+		"with a body":      {"POST " + path + " HTTP/1.1\r\n" + head + cookie + length + "\r\n" + body, "50[23]"},
+		"without a body":   {"GET " + path + " HTTP/1.1\r\n" + head + cookie + "\r\n", "50[23]"},
+		"odd method":       {"M482913 " + path + " HTTP/1.1\r\n" + head + "\r\n", "400|50[23]"},
+		"odd version":      {"GET " + path + " HTTP/1.482913\r\n" + head + "\r\n", "400|505"},
+		"odd header":       {"GET " + path + " HTTP/1.1\r\n" + head + "482913 jane.roe@mailbox.example\r\n\r\n", "400|50[23]"},
+		"no request":       {"482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n", "400"},
+		"too many headers": {"GET " + path + " HTTP/1.1\r\n" + head + "X: " + strings.Repeat("482913", 12000) + "\r\n\r\n", "4[0-9][0-9]"},
+		"body too short":   {"POST " + path + " HTTP/1.1\r\n" + head + length + "\r\n" + body[:9], "-1|400|50[23]"},
+		"two lengths":      {"POST " + path + " HTTP/1.1\r\n" + head + length + "Content-Length: 482913\r\n\r\n", "400"},
+	}
+	backends := map[string]string{ // what the server answers
+		"down":   "down",
+		"silent": "",
+		"broken": "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n",
+	}
+	for _, engine := range []string{haproxy, nginx} {
+		for state, answer := range backends {
+			t.Run(engine+"/"+state, func(t *testing.T) {
+				t.Parallel()
+				p := startProxy(t, engine, newBrokenServer(t, answer))
+				wait := func(what, pattern string) {
+					t.Helper()
+					line := regexp.MustCompile(pattern)
+					waitUntil(t, what+" in the log", func() bool { return slices.ContainsFunc(p.logged(t), line.MatchString) })
+				}
+				for name, request := range requests {
+					address := newAddress()
+					conn := p.dial(t, address)
+					io.WriteString(conn, request.text)
+					if name == "body too short" {
+						conn.CloseWrite()
+					}
+					io.Copy(io.Discard, conn)
+					conn.Close()
+					// The line that says that something failed, and for whom.
+					wait(name, regexp.QuoteMeta(address)+`:.*[ =](`+request.status+`) `)
+				}
+				for name, text := range map[string]string{
+					"plain HTTP": "GET " + path + " HTTP/1.1\r\n" + head + cookie + "\r\n",
+					"no TLS":     "jane.roe@mailbox.example 482913",
+				} {
+					conn, err := net.Dial("tcp", p.addr)
+					if err != nil {
+						t.Fatal(err)
+					}
+					conn.SetDeadline(time.Now().Add(patience))
+					io.WriteString(conn, text)
+					if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("%s: %v", name, err)
+					}
+					conn.Close()
+				}
+				odd := clientTLS()
+				odd.ServerName = "482913.mailbox.example"
+				if conn, err := tls.Dial("tcp", p.addr, odd); err == nil {
+					t.Error("the certificate is not for this name")
+					conn.Close()
+				}
+				// HTTP/2 has no request line; nginx makes one.
+				c := p.client(t, &testServer{base: "https://api.example.com"}, newAddress())
+				r, err := c.try("POST", path, body, "Cookie", "x=eyJhbGciOiJIUzI1NiJ9", "Referer", "https://mailbox.example/482913")
+				if err != nil || r.status < 500 {
+					t.Errorf("HTTP/2: %v %v", err, r)
+				}
+				last := newAddress() // its line comes after all the others
+				conn := p.dial(t, last)
+				io.WriteString(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n")
+				io.Copy(io.Discard, conn)
+				wait("the last request", regexp.QuoteMeta(last)+`:.*[ =](50[23]) `)
+				for _, line := range p.logged(t) {
+					for _, secret := range secrets {
+						if strings.Contains(strings.ToLower(line), strings.ToLower(secret)) {
+							t.Errorf("%q in the log: %s", secret, line)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// logged is all that the proxy has logged so far.
+func (p *tlsProxy) logged(t testing.TB) []string {
+	t.Helper()
+	lines := p.log.all()
+	faults, err := os.ReadFile(p.dir + "/faults.log") // nginx only
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return append(lines, strings.Split(string(faults), "\n")...)
+}
+
+// newBrokenServer is a server that gives each request this answer, closes the connection,
+// and is well by its health check. If the answer is "down", nothing listens.
+func newBrokenServer(t testing.TB, answer string) (addr string) {
+	t.Helper()
+	addr, file := listenFile(t)
+	if answer == "down" {
+		// Bound, so that nothing else takes the port, and not listening any more.
+		if err := syscall.Shutdown(int(file.Fd()), syscall.SHUT_RD); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { file.Close() })
+		return addr
+	}
+	ln, err := net.FileListener(file)
+	file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(patience))
+				r, err := http.ReadRequest(bufio.NewReader(conn))
+				switch {
+				case err != nil:
+				case r.URL.Path == "/healthz":
+					io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+				default:
+					io.Copy(io.Discard, r.Body)
+					io.WriteString(conn, answer)
+				}
+			}()
+		}
+	}()
+	return addr
 }
 
 // A recorder is a server that keeps the head of each request as it came, and reads
