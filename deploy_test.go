@@ -229,6 +229,7 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
 		"/etc/hubs/tls.pem", dir + "/tls.pem",
 		"/run/haproxy/admin.sock", dir + "/admin.sock",
+		"abns@hubs-requests", "abns@" + filepath.Base(dir), // the kernel has one namespace for all
 	}
 	if os.Getuid() != 0 { // then it is nobody's to give up
 		replace = append(replace, "    user haproxy\n", "", "    group haproxy\n", "", "    chroot /var/lib/haproxy\n", "")
@@ -688,6 +689,44 @@ func TestProxyLogs(t *testing.T) {
 	}
 }
 
+// A server that dies after it has taken a request may have done it. The proxy sends the
+// request to no other server, and does not make the client send it again.
+func TestProxySendsOnce(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{haproxy, nginx} {
+		for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+			t.Run(engine+" "+protocol, func(t *testing.T) {
+				t.Parallel()
+				backend := newRecorder(t)
+				p := startProxy(t, engine, backend.addr)
+				c := p.client(t, &testServer{base: "https://api.example.com"}, newAddress())
+				transport := c.http.Transport.(*http.Transport)
+				transport.ForceAttemptHTTP2 = protocol == "HTTP/2.0"
+				for i := range 3 { // the first request of a connection, and others
+					r, err := c.try("POST", "/ok", "{}")
+					if err != nil || r.status != 200 {
+						t.Fatalf("%v %v", err, r)
+					}
+					path := fmt.Sprintf("/dies/%d", i)
+					r, err = c.try("POST", path, "{}")
+					if err != nil || r.status != 502 && r.status != 503 {
+						t.Errorf("%v %v", err, r)
+					}
+					count := 0
+					for _, head := range backend.heads() {
+						if strings.HasPrefix(head, "POST "+path+" ") {
+							count++
+						}
+					}
+					if count != 1 {
+						t.Errorf("%s reached the server %d times", path, count)
+					}
+				}
+			})
+		}
+	}
+}
+
 // logged is all that the proxy has logged so far.
 func (p *tlsProxy) logged(t testing.TB) []string {
 	t.Helper()
@@ -789,6 +828,9 @@ func (b *recorder) serve(conn net.Conn) {
 			return
 		}
 		io.Copy(io.Discard, r.Body)
+		if strings.HasPrefix(r.URL.Path, "/dies/") {
+			return
+		}
 		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 	}
 }
