@@ -1226,31 +1226,54 @@ func testClusterKilled(t *testing.T, c *cluster) {
 	}
 }
 
-// The role that serve is meant to have: enough for every endpoint, and for no more.
+// hubs_server, the role of a running server, has enough for every endpoint, and no more.
 func TestLeastPrivilegeRole(t *testing.T) {
 	t.Parallel()
-	pg, err := startShared()
-	if err != nil {
-		t.Fatal("no PostgreSQL: ", err)
+	pg := newPostgres(t) // roles.sql changes the rights in all databases
+	for _, role := range []string{"hubs_owner", "stranger"} {
+		execSQL(t, pg.url, "create role "+role+" login password 'p'")
+		execSQL(t, pg.url, "create database "+role+" owner "+role)
 	}
-	// Roles are the cluster's, so these have names of their own; hubs_server is shipped.
-	owner := fmt.Sprintf("owner_%d", serial.Add(1))
-	execSQL(t, pg.url, "create role "+owner+" login password 'p'")
-	execSQL(t, pg.url, "create database "+owner+" owner "+owner)
-	t.Cleanup(func() {
-		execSQL(t, pg.url, "drop database "+owner+" with (force)")
-		execSQL(t, pg.url, "drop role "+owner)
-	})
-	database := withDatabase(pg.url, owner)
-	ownerURL, serverURL := withUser(t, database, owner), withUser(t, database, "hubs_server")
-	if err := applySchema(ownerURL); err != nil {
-		t.Fatal(err)
-	}
+	database := withDatabase(pg.url, "hubs_owner")
+	ownerURL, serverURL := withUser(t, database, "hubs_owner"), withUser(t, database, "hubs_server")
 	for range 2 { // after each migrate, so more than once
+		if err := applySchema(ownerURL); err != nil {
+			t.Fatal(err)
+		}
 		execSQL(t, database, shipped(t, "roles.sql"))
 	}
 	execSQL(t, database, "alter role hubs_server password 'p'")
 
+	t.Run("server works", func(t *testing.T) { testServerRoleWorks(t, ownerURL, serverURL) })
+	t.Run("server warns", func(t *testing.T) {
+		for databaseURL, want := range map[string]bool{serverURL: false, ownerURL: true} {
+			s := startServer(t, shippedProduction(t), map[string]string{"DATABASE_URL": databaseURL})
+			s.client(t).do("GET", "/healthz", nil).want(t, 200)
+			if got := s.log.count(`"level":"WARN"`, "users") > 0; got != want {
+				t.Errorf("warning of a role that may write users: got %v, want %v\n%s", got, want, s.log)
+			}
+		}
+	})
+	t.Run("refused", func(t *testing.T) { testServerRoleRefused(t, serverURL) })
+	t.Run("other databases", func(t *testing.T) {
+		for _, name := range []string{"postgres", "template1", "stranger"} {
+			if err := expectRefused(testDB(t, withDatabase(serverURL, name)), "select 1"); err != nil {
+				t.Errorf("hubs_server in %s: %v", name, err)
+			}
+			execSQL(t, withUser(t, withDatabase(pg.url, name), "stranger"), "select 1") // as before
+		}
+		if err := expectRefused(testDB(t, withUser(t, database, "stranger")), "select 1"); err != nil {
+			t.Errorf("stranger in the server's database: %v", err)
+		}
+	})
+	t.Run("owner", func(t *testing.T) { // keeps what migrate and a dump need
+		for _, statement := range []string{"select pg_advisory_xact_lock(1)", "select lo_unlink(lo_create(0))"} {
+			execSQL(t, ownerURL, statement)
+		}
+	})
+}
+
+func testServerRoleWorks(t *testing.T, ownerURL, serverURL string) {
 	s := startServer(t, map[string]string{"DATABASE_URL": serverURL})
 	c, email := s.client(t), newEmail()
 	ownerEnv := map[string]string{"DATABASE_URL": ownerURL}
@@ -1272,9 +1295,18 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	c.do("GET", "/healthz", nil).want(t, 200)
 	// A second start sweeps, which reads the table of files.
 	startServer(t, s.env)
+	execSQL(t, serverURL, "delete from files") // a failed upload is undone
 
+	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "migrate"); code != 1 {
+		t.Errorf("migrate: exit %d %s", code, errOut)
+	}
+	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "user", "role", email, "admin"); code != 1 {
+		t.Errorf("user role: exit %d %s", code, errOut)
+	}
+}
+
+func testServerRoleRefused(t *testing.T, serverURL string) {
 	db := testDB(t, serverURL)
-	execSQL(t, serverURL, "delete from files") // what takes back a failed upload
 	for _, refused := range []string{
 		"create table t ()", "create temporary table t ()", "create schema s", "create extension pgcrypto",
 		"create function f() returns int language sql as 'select 1'", "create index on hubs (description)",
@@ -1282,18 +1314,21 @@ func TestLeastPrivilegeRole(t *testing.T) {
 		"drop index users_email", "truncate hubs", "comment on table hubs is 'x'",
 		"insert into users (email) values ('x@y.example')", "update users set permission = 'admin'",
 		"update users set suspended = false, signed_out_at = null", "delete from users",
-		"delete from terms_acceptances", "update files set name = 'x'", "alter role hubs_server createdb",
-		"create role r", "create database d", "set role " + owner, "copy hubs to '/tmp/hubs'", "copy hubs to program 'true'",
+		"select from users for update", "do $$ begin lock table users in share mode; end $$",
+		"delete from terms_acceptances", "update terms_acceptances set accepted_at = now()",
+		"update terms_acceptances set user_id = gen_random_uuid()", "update terms_acceptances set version = '1', accepted_at = now()",
+		"update files set name = 'x'", "alter role hubs_server createdb",
+		"create role r", "create database d", "set role hubs_owner", "copy hubs to '/tmp/hubs'", "copy hubs to program 'true'",
+		"select lo_create(0)", "select lo_creat(-1)", "select lo_from_bytea(0, 'x')", "select lo_open(1, 131072)",
+		"select lo_put(1, 0, 'x')", "select lowrite(0, 'x')", "select lo_import('/etc/passwd')", "select lo_export(1, '/tmp/x')",
+		"select pg_advisory_lock(7239104561)", "select pg_advisory_xact_lock(7239104561)", "select pg_advisory_lock_shared(1, 2)",
+		"select pg_try_advisory_lock(7239104561)", "select pg_try_advisory_xact_lock(7239104561)",
 	} {
-		if err := expectRefused(db, refused); err != nil {
-			t.Errorf("%s: %v", refused, err)
-		}
-	}
-	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "migrate"); code != 1 {
-		t.Errorf("migrate: exit %d %s", code, errOut)
-	}
-	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "user", "role", email, "admin"); code != 1 {
-		t.Errorf("user role: exit %d %s", code, errOut)
+		t.Run(refused, func(t *testing.T) {
+			if err := expectRefused(db, refused); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -1391,9 +1426,11 @@ func TestEnvironmentFiles(t *testing.T) {
 		asked[name] = true
 		return ""
 	})
+	// What stands in the files for a secret is refused, or is no value at all.
+	const placeholder = "replace-this-with-the-output-of-openssl-rand-base64-48"
 	secrets := map[string]string{
 		"DATABASE_URL":   "postgres://hubs_server:p@db.example.com/hubs?sslmode=verify-full",
-		"SESSION_SECRET": strings.Repeat("s", 32),
+		"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
 		"SMTP_URL":       "smtps://u:p@mail.example.com:465",
 	}
 	for _, env := range []string{envStaging, envProduction} {
@@ -1422,11 +1459,20 @@ func TestEnvironmentFiles(t *testing.T) {
 		if err != nil || cfg.env != env || len(cfg.trustedProxies) != 1 || !cfg.trustedProxies[0].IsSingleIP() {
 			t.Errorf("%s: %v, trusted: %v", path, err, cfg.trustedProxies)
 		}
+		if !strings.Contains(string(text), "\n#SESSION_SECRET="+placeholder+"\n") {
+			t.Errorf("%s has another placeholder for SESSION_SECRET than the server refuses", path)
+		}
+		for _, keys := range []string{placeholder, placeholder + "," + secrets["SESSION_SECRET"], secrets["SESSION_SECRET"] + "," + placeholder} {
+			values["SESSION_SECRET"] = keys
+			if _, err := loadConfig(lookup(values)); err == nil || !strings.Contains(err.Error(), "SESSION_SECRET") {
+				t.Errorf("%s: the placeholder of SESSION_SECRET is no error: %v", path, err)
+			}
+		}
 	}
 }
 
-// The unit as systemd itself rates it.
-func TestSystemdUnit(t *testing.T) {
+// The units as systemd itself rates and reads them.
+func TestSystemdUnits(t *testing.T) {
 	t.Parallel()
 	path := lookProgram(t, "systemd-analyze")
 	out, err := exec.Command(path, "security", "--offline=yes", "--no-pager", "deploy/hubs.service").CombinedOutput()
@@ -1434,11 +1480,20 @@ func TestSystemdUnit(t *testing.T) {
 	if err != nil || rating == nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// It takes each line, and finds the program where the lines say.
+	// It takes each line of both, finds the program where the lines say, and each unit the other.
 	dir := t.TempDir()
-	unit := dir + "/hubs.service"
-	writeFile(t, unit, shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true "))
-	if out, err := exec.Command(path, "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	writeFile(t, dir+"/hubs.service", shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true "))
+	writeFile(t, dir+"/hubs.socket", shipped(t, "hubs.socket"))
+	for _, unit := range []string{"hubs.service", "hubs.socket"} {
+		verify := exec.Command(path, "verify", "--man=no", dir+"/"+unit)
+		verify.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
+		if out, err := verify.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("systemd-analyze verify %s: %v\n%s", unit, err, out)
+		}
+	}
+	// The socket is where the server would listen without it.
+	listen := regexp.MustCompile(`(?m)^ListenStream=(.*)$`).FindAllStringSubmatch(shipped(t, "hubs.socket"), -1)
+	if len(listen) != 1 || listen[0][1] != readEnv(t, "deploy/production.env")["ADDR"] {
+		t.Errorf("hubs.socket listens on %q, not once on production.env's ADDR", listen)
 	}
 }
