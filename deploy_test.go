@@ -1497,3 +1497,40 @@ func TestSystemdUnits(t *testing.T) {
 		t.Errorf("hubs.socket listens on %q, not once on production.env's ADDR", listen)
 	}
 }
+
+// systemd-socket-activate hands the socket down as systemd does: it listens, and runs the
+// server at the first connection, which waits for it.
+func TestSystemdSocket(t *testing.T) {
+	t.Parallel()
+	path, err := testBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := newAddress() + ":8080"
+	args := []string{"--listen=" + addr}
+	for name, value := range serverEnv(t, map[string]string{"ADDR": "127.0.0.1:0"}) {
+		args = append(args, "--setenv="+name+"="+value)
+	}
+	cmd := exec.Command(lookProgram(t, "systemd-socket-activate"), append(args, path, "serve")...)
+	log := &logBuffer{}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill() })
+	log.waitFor(t, "Listening on "+addr)
+	client := http.Client{Timeout: patience}
+	answer, err := client.Get("http://" + addr + "/healthz")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log)
+	}
+	answer.Body.Close()
+	client.CloseIdleConnections()
+	if answer.StatusCode != 200 || log.count(`"msg":"listening"`, `"addr":"`+addr+`"`) != 1 {
+		t.Errorf("%s\n%s", answer.Status, log)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, log)
+	}
+}
