@@ -1426,8 +1426,6 @@ func TestEnvironmentFiles(t *testing.T) {
 		asked[name] = true
 		return ""
 	})
-	// What stands in the files for a secret is refused, or is no value at all.
-	const placeholder = "replace-this-with-the-output-of-openssl-rand-base64-48"
 	secrets := map[string]string{
 		"DATABASE_URL":   "postgres://hubs_server:p@db.example.com/hubs?sslmode=verify-full",
 		"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
@@ -1459,10 +1457,10 @@ func TestEnvironmentFiles(t *testing.T) {
 		if err != nil || cfg.env != env || len(cfg.trustedProxies) != 1 || !cfg.trustedProxies[0].IsSingleIP() {
 			t.Errorf("%s: %v, trusted: %v", path, err, cfg.trustedProxies)
 		}
-		if !strings.Contains(string(text), "\n#SESSION_SECRET="+placeholder+"\n") {
+		if !strings.Contains(string(text), "\n#SESSION_SECRET="+placeholderKey+"\n") {
 			t.Errorf("%s has another placeholder for SESSION_SECRET than the server refuses", path)
 		}
-		for _, keys := range []string{placeholder, placeholder + "," + secrets["SESSION_SECRET"], secrets["SESSION_SECRET"] + "," + placeholder} {
+		for _, keys := range []string{placeholderKey, placeholderKey + "," + secrets["SESSION_SECRET"], secrets["SESSION_SECRET"] + "," + placeholderKey} {
 			values["SESSION_SECRET"] = keys
 			if _, err := loadConfig(lookup(values)); err == nil || !strings.Contains(err.Error(), "SESSION_SECRET") {
 				t.Errorf("%s: the placeholder of SESSION_SECRET is no error: %v", path, err)
