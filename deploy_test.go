@@ -727,6 +727,113 @@ func TestProxySendsOnce(t *testing.T) {
 	}
 }
 
+// Clients that read nothing, or send nothing more, hold the server's descriptors for a
+// bounded time, also where a proxy stands between; and no more of them than the bound on the
+// transfers of a user allows. Others are served meanwhile. (H5)
+func TestStalledTransfersBehindProxy(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{haproxy, nginx} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			s := startProcess(t, shippedProduction(t))
+			p := startProxy(t, engine, s.addr)
+			greedy, other := p.member(t, s.testServer, roleMember), p.member(t, s.testServer, roleMember)
+			content := make([]byte, 20<<20) // more than all buffers on the way take
+			rand.Read(content)
+			path := greedy.upload("large.bin", content).want(t, 201).field(t, "path").(string)
+
+			head := "Host: api.example.com\r\nCookie: " + s.cookieName() + "=" + greedy.token() + "\r\n"
+			var downloads []*tls.Conn
+			for i := range maxUserTransfers - 1 {
+				conn := p.dialUnread(t)
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\n%s\r\n", path, head)
+				downloads = append(downloads, conn)
+				waitUntil(t, fmt.Sprintf("%d downloads", i+1), func() bool { return s.openFiles(t) == i+1 })
+			}
+			upload := p.dialUnread(t)
+			fmt.Fprintf(upload, "POST /files/upload HTTP/1.1\r\n%sContent-Length: 1000000\r\n"+
+				"Content-Type: multipart/form-data; boundary=x\r\n\r\n"+
+				"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n%s", head, content[:1<<16])
+			waitUntil(t, "an upload", func() bool { return s.openFiles(t) == maxUserTransfers })
+			started := time.Now()
+
+			wantProblem(t, greedy.do("GET", path, nil), 429, "rate_limited")
+			wantProblem(t, greedy.upload("a.txt", []byte("a")), 429, "rate_limited")
+			if r := other.do("GET", path, nil).want(t, 200); !bytes.Equal(r.body, content) {
+				t.Error("another user got another content")
+			}
+			other.upload("a.txt", []byte("a")).want(t, 201)
+			if n := s.openFiles(t); n != maxUserTransfers {
+				t.Errorf("%d transfers are open, want %d: the test shows nothing", n, maxUserTransfers)
+			}
+
+			for s.openFiles(t) > 0 { // stallTimeout, which is as long as patience
+				if time.Since(started) > stallTimeout+patience {
+					t.Fatalf("%v later %d transfers still hold a file", time.Since(started), s.openFiles(t))
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			t.Logf("the server let all go after %v", time.Since(started).Round(time.Second))
+			waitUntil(t, "room for a transfer again", func() bool { // its handlers return a moment later
+				return greedy.do("GET", path, nil).status == 200
+			})
+			taken := int64(0)
+			for _, conn := range downloads {
+				conn.SetDeadline(time.Now().Add(patience))
+				n, err := io.Copy(io.Discard, conn)
+				if errors.Is(err, os.ErrDeadlineExceeded) || n >= int64(len(content)) {
+					t.Errorf("a download that stalled: %d bytes, %v, want its connection cut", n, err)
+				}
+				taken = max(taken, n)
+			}
+			t.Logf("all buffers on the way took at most %d kB of an unread download", taken>>10)
+		})
+	}
+}
+
+// dialUnread is dial from an address of its own, with a small buffer for what nobody reads.
+func (p *tlsProxy) dialUnread(t testing.TB) *tls.Conn {
+	t.Helper()
+	dialer := net.Dialer{
+		LocalAddr: &net.TCPAddr{IP: net.ParseIP(newAddress())},
+		Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			return errors.Join(raw.Control(func(fd uintptr) {
+				err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 8<<10)
+			}), err)
+		},
+	}
+	config := clientTLS()
+	config.ServerName = "api.example.com"
+	conn, err := tls.DialWithDialer(&dialer, "tcp", p.addr, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// openFiles is how many uploaded or unfinished files the process has open.
+func (p *testProcess) openFiles(t testing.TB) (open int) {
+	t.Helper()
+	descriptors := fmt.Sprintf("/proc/%d/fd/", p.cmd.Process.Pid)
+	entries, err := os.ReadDir(descriptors)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder, err := filepath.EvalSymlinks(p.env["FILES_DIR"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		// One that was closed meanwhile has no target.
+		target, _ := os.Readlink(descriptors + entry.Name())
+		if isUUID(filepath.Base(target)) && strings.HasPrefix(target, folder+"/") {
+			open++
+		}
+	}
+	return open
+}
+
 // logged is all that the proxy has logged so far.
 func (p *tlsProxy) logged(t testing.TB) []string {
 	t.Helper()
