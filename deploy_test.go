@@ -1538,6 +1538,15 @@ func TestEnvironmentFiles(t *testing.T) {
 		"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
 		"SMTP_URL":       "smtps://u:p@mail.example.com:465",
 	}
+	docs, err := os.ReadFile("docs/deploy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range asked {
+		if !bytes.Contains(docs, []byte("\n| `"+name+"` | ")) {
+			t.Errorf("docs/deploy.md does not explain %s", name)
+		}
+	}
 	for _, env := range []string{envStaging, envProduction} {
 		path := "deploy/" + env + ".env"
 		text, err := os.ReadFile(path)
