@@ -30,27 +30,26 @@ revoke all on schema public from public, hubs_server;
 grant usage on schema public to hubs_server;
 grant all on schema public to pg_database_owner; -- the default from PostgreSQL 15 on
 
--- No other database of the cluster. A right that PUBLIC has can't be taken from one role:
--- so the roles that exist now get it by name, and PUBLIC loses it. Grant CONNECT by name to
--- roles that are made later.
+-- No other database of the cluster, unless this file was run there too. A right that PUBLIC
+-- has can't be taken from one role: so the roles that exist now get it by name, and PUBLIC
+-- loses it. Grant CONNECT by name to roles that are made later.
 do $$
 declare
     other name;
     role_name name;
 begin
     for other in select datname from pg_database
-                 where datname <> current_database() and has_database_privilege('hubs_server', oid, 'connect') loop
+                 where datname <> current_database() and has_database_privilege('public', oid, 'connect') loop
         for role_name in select rolname from pg_roles
-                      where rolname <> 'hubs_server' and rolname !~ '^pg_' and not rolsuper
-                      and has_database_privilege(oid, other, 'connect') loop
+                         where rolname <> 'hubs_server' and rolname !~ '^pg_' and not rolsuper loop
             execute format('grant connect on database %I to %I', other, role_name);
         end loop;
-        execute format('revoke connect on database %I from public, hubs_server', other);
+        execute format('revoke connect on database %I from public', other);
     end loop;
 end $$;
 
--- No large objects, which any role could fill the disk with, and no advisory locks, by
--- which it could hold up `hubs migrate`. The owner of the database keeps both.
+-- No large objects, which could fill the disk, and no advisory locks, which could hold up
+-- `hubs migrate`. The owner of the database keeps both.
 do $$
 declare
     f regprocedure;
@@ -58,8 +57,7 @@ begin
     for f in select oid from pg_proc
              where pronamespace = 'pg_catalog'::regnamespace
              and proname ~ '^(lo_.*|loread|lowrite|pg_(try_)?advisory_.*)$'
-             -- These are for superusers from the start.
-             and proname not in ('lo_import', 'lo_export') loop
+             and proname not in ('lo_import', 'lo_export') /* for superusers only, always */ loop
         execute format('revoke execute on function %s from public, hubs_server', f);
         execute format('grant execute on function %s to pg_database_owner', f);
     end loop;
