@@ -229,6 +229,7 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
 		"/etc/hubs/tls.pem", dir + "/tls.pem",
 		"/run/haproxy/admin.sock", dir + "/admin.sock",
+		"abns@hubs-requests", "abns@" + filepath.Base(dir), // the kernel has one namespace for all
 	}
 	if os.Getuid() != 0 { // then it is nobody's to give up
 		replace = append(replace, "    user haproxy\n", "", "    group haproxy\n", "", "    chroot /var/lib/haproxy\n", "")
@@ -252,6 +253,7 @@ func nginxConfig(t testing.TB, dir, https, server string) string {
 		"        listen [::]:443 ssl http2 ipv6only=on;\n", "",
 		"/etc/hubs/tls.pem", dir + "/tls.pem",
 		"/run/nginx.pid", dir + "/nginx.pid",
+		"/var/log/nginx/hubs-faults.log", dir + "/faults.log",
 		"127.0.0.1:8080", server,
 		"http {\n", "http {\n",
 	}
@@ -593,6 +595,299 @@ func TestProxyFraming(t *testing.T) {
 	}
 }
 
+// No log of a proxy holds anything that a client wrote: neither when the server is down nor
+// when its answer is broken, which is when nginx would quote the request.
+func TestProxyLogs(t *testing.T) {
+	t.Parallel()
+	secrets := []string{"jane.roe", "mailbox.example", "482913", "eyJhbGciOiJIUzI1NiJ9"}
+	const (
+		path   = "/files/jane.roe@mailbox.example/482913/eyJhbGciOiJIUzI1NiJ9?email=jane.roe%40mailbox.example&code=482913"
+		body   = `{"email":"jane.roe@mailbox.example","code":"482913"}`
+		head   = "Host: 482913.mailbox.example\r\nReferer: https://mailbox.example/482913\r\nUser-Agent: jane.roe 482913\r\nConnection: close\r\n"
+		cookie = "Cookie: __Secure-hubs_auth_production=eyJhbGciOiJIUzI1NiJ9.e30.x; x482913=jane.roe\r\n"
+	)
+	length := fmt.Sprintf("Content-Length: %d\r\n", len(body))
+	requests := map[string]struct{ text, status string }{
+		"with a body":      {"POST " + path + " HTTP/1.1\r\n" + head + cookie + length + "\r\n" + body, "50[23]"},
+		"without a body":   {"GET " + path + " HTTP/1.1\r\n" + head + cookie + "\r\n", "50[23]"},
+		"odd method":       {"M482913 " + path + " HTTP/1.1\r\n" + head + "\r\n", "400|50[23]"},
+		"odd version":      {"GET " + path + " HTTP/1.482913\r\n" + head + "\r\n", "400|505"},
+		"odd header":       {"GET " + path + " HTTP/1.1\r\n" + head + "482913 jane.roe@mailbox.example\r\n\r\n", "400|50[23]"},
+		"no request":       {"482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n", "400"},
+		"too many headers": {"GET " + path + " HTTP/1.1\r\n" + head + "X: " + strings.Repeat("482913", 12000) + "\r\n\r\n", "4[0-9][0-9]"},
+		"body too short":   {"POST " + path + " HTTP/1.1\r\n" + head + length + "\r\n" + body[:9], "-1|400|50[23]"},
+		"two lengths":      {"POST " + path + " HTTP/1.1\r\n" + head + length + "Content-Length: 482913\r\n\r\n", "400"},
+	}
+	backends := map[string]string{ // what the server answers
+		"down":   "down",
+		"silent": "",
+		"broken": "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n",
+	}
+	for _, engine := range []string{haproxy, nginx} {
+		for state, answer := range backends {
+			t.Run(engine+"/"+state, func(t *testing.T) {
+				t.Parallel()
+				p := startProxy(t, engine, newBrokenServer(t, answer))
+				wait := func(what, pattern string) {
+					t.Helper()
+					line := regexp.MustCompile(pattern)
+					waitUntil(t, what+" in the log", func() bool { return slices.ContainsFunc(p.logged(t), line.MatchString) })
+				}
+				for name, request := range requests {
+					address := newAddress()
+					conn := p.dial(t, address)
+					io.WriteString(conn, request.text)
+					if name == "body too short" {
+						conn.CloseWrite()
+					}
+					io.Copy(io.Discard, conn)
+					conn.Close()
+					// The line that says that something failed, and for whom.
+					wait(name, regexp.QuoteMeta(address)+`:.*[ =](`+request.status+`) `)
+				}
+				for name, text := range map[string]string{
+					"plain HTTP": "GET " + path + " HTTP/1.1\r\n" + head + cookie + "\r\n",
+					"no TLS":     "jane.roe@mailbox.example 482913",
+				} {
+					conn, err := net.Dial("tcp", p.addr)
+					if err != nil {
+						t.Fatal(err)
+					}
+					conn.SetDeadline(time.Now().Add(patience))
+					io.WriteString(conn, text)
+					if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("%s: %v", name, err)
+					}
+					conn.Close()
+				}
+				odd := clientTLS()
+				odd.ServerName = "482913.mailbox.example"
+				if conn, err := tls.Dial("tcp", p.addr, odd); err == nil {
+					t.Error("the certificate is not for this name")
+					conn.Close()
+				}
+				// HTTP/2 has no request line; nginx makes one.
+				c := p.client(t, &testServer{base: "https://api.example.com"}, newAddress())
+				r, err := c.try("POST", path, body, "Cookie", "x=eyJhbGciOiJIUzI1NiJ9", "Referer", "https://mailbox.example/482913")
+				if err != nil || r.status < 500 {
+					t.Errorf("HTTP/2: %v %v", err, r)
+				}
+				last := newAddress() // its line comes after all the others
+				conn := p.dial(t, last)
+				io.WriteString(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n")
+				io.Copy(io.Discard, conn)
+				wait("the last request", regexp.QuoteMeta(last)+`:.*[ =](50[23]) `)
+				for _, line := range p.logged(t) {
+					for _, secret := range secrets {
+						if strings.Contains(strings.ToLower(line), strings.ToLower(secret)) {
+							t.Errorf("%q in the log: %s", secret, line)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// A server that dies after it has taken a request may have done it. The proxy sends the
+// request to no other server, and does not make the client send it again.
+func TestProxySendsOnce(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{haproxy, nginx} {
+		for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+			t.Run(engine+" "+protocol, func(t *testing.T) {
+				t.Parallel()
+				backend := newRecorder(t)
+				p := startProxy(t, engine, backend.addr)
+				c := p.client(t, &testServer{base: "https://api.example.com"}, newAddress())
+				transport := c.http.Transport.(*http.Transport)
+				transport.ForceAttemptHTTP2 = protocol == "HTTP/2.0"
+				for i := range 3 { // the first request of a connection, and others
+					r, err := c.try("POST", "/ok", "{}")
+					if err != nil || r.status != 200 {
+						t.Fatalf("%v %v", err, r)
+					}
+					path := fmt.Sprintf("/dies/%d", i)
+					r, err = c.try("POST", path, "{}")
+					if err != nil || r.status != 502 && r.status != 503 {
+						t.Errorf("%v %v", err, r)
+					}
+					count := 0
+					for _, head := range backend.heads() {
+						if strings.HasPrefix(head, "POST "+path+" ") {
+							count++
+						}
+					}
+					if count != 1 {
+						t.Errorf("%s reached the server %d times", path, count)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Clients that read nothing, or send nothing more, hold the server's descriptors for a
+// bounded time, also where a proxy stands between; and no more of them than the bound on the
+// transfers of a user allows. Others are served meanwhile. (H5)
+func TestStalledTransfersBehindProxy(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{haproxy, nginx} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			s := startProcess(t, shippedProduction(t))
+			p := startProxy(t, engine, s.addr)
+			greedy, other := p.member(t, s.testServer, roleMember), p.member(t, s.testServer, roleMember)
+			content := make([]byte, 20<<20) // more than all buffers on the way take
+			rand.Read(content)
+			path := greedy.upload("large.bin", content).want(t, 201).field(t, "path").(string)
+
+			head := "Host: api.example.com\r\nCookie: " + s.cookieName() + "=" + greedy.token() + "\r\n"
+			var downloads []*tls.Conn
+			for i := range maxUserTransfers - 1 {
+				conn := p.dialUnread(t)
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\n%s\r\n", path, head)
+				downloads = append(downloads, conn)
+				waitUntil(t, fmt.Sprintf("%d downloads", i+1), func() bool { return s.openFiles(t) == i+1 })
+			}
+			upload := p.dialUnread(t)
+			fmt.Fprintf(upload, "POST /files/upload HTTP/1.1\r\n%sContent-Length: 1000000\r\n"+
+				"Content-Type: multipart/form-data; boundary=x\r\n\r\n"+
+				"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n%s", head, content[:1<<16])
+			waitUntil(t, "an upload", func() bool { return s.openFiles(t) == maxUserTransfers })
+			started := time.Now()
+
+			wantProblem(t, greedy.do("GET", path, nil), 429, "rate_limited")
+			wantProblem(t, greedy.upload("a.txt", []byte("a")), 429, "rate_limited")
+			if r := other.do("GET", path, nil).want(t, 200); !bytes.Equal(r.body, content) {
+				t.Error("another user got another content")
+			}
+			other.upload("a.txt", []byte("a")).want(t, 201)
+			if n := s.openFiles(t); n != maxUserTransfers {
+				t.Errorf("%d transfers are open, want %d: the test shows nothing", n, maxUserTransfers)
+			}
+
+			for s.openFiles(t) > 0 { // stallTimeout, which is as long as patience
+				if time.Since(started) > stallTimeout+patience {
+					t.Fatalf("%v later %d transfers still hold a file", time.Since(started), s.openFiles(t))
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			t.Logf("the server let all go after %v", time.Since(started).Round(time.Second))
+			waitUntil(t, "room for a transfer again", func() bool { // its handlers return a moment later
+				return greedy.do("GET", path, nil).status == 200
+			})
+			taken := int64(0)
+			for _, conn := range downloads {
+				conn.SetDeadline(time.Now().Add(patience))
+				n, err := io.Copy(io.Discard, conn)
+				if errors.Is(err, os.ErrDeadlineExceeded) || n >= int64(len(content)) {
+					t.Errorf("a download that stalled: %d bytes, %v, want its connection cut", n, err)
+				}
+				taken = max(taken, n)
+			}
+			t.Logf("all buffers on the way took at most %d kB of an unread download", taken>>10)
+		})
+	}
+}
+
+// dialUnread is dial from an address of its own, with a small buffer for what nobody reads.
+func (p *tlsProxy) dialUnread(t testing.TB) *tls.Conn {
+	t.Helper()
+	dialer := net.Dialer{
+		LocalAddr: &net.TCPAddr{IP: net.ParseIP(newAddress())},
+		Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			return errors.Join(raw.Control(func(fd uintptr) {
+				err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 8<<10)
+			}), err)
+		},
+	}
+	config := clientTLS()
+	config.ServerName = "api.example.com"
+	conn, err := tls.DialWithDialer(&dialer, "tcp", p.addr, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// openFiles is how many uploaded or unfinished files the process has open.
+func (p *testProcess) openFiles(t testing.TB) (open int) {
+	t.Helper()
+	descriptors := fmt.Sprintf("/proc/%d/fd/", p.cmd.Process.Pid)
+	entries, err := os.ReadDir(descriptors)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder, err := filepath.EvalSymlinks(p.env["FILES_DIR"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		// One that was closed meanwhile has no target.
+		target, _ := os.Readlink(descriptors + entry.Name())
+		if isUUID(filepath.Base(target)) && strings.HasPrefix(target, folder+"/") {
+			open++
+		}
+	}
+	return open
+}
+
+// logged is all that the proxy has logged so far.
+func (p *tlsProxy) logged(t testing.TB) []string {
+	t.Helper()
+	lines := p.log.all()
+	faults, err := os.ReadFile(p.dir + "/faults.log") // nginx only
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return append(lines, strings.Split(string(faults), "\n")...)
+}
+
+// newBrokenServer is a server that gives each request this answer, closes the connection,
+// and is well by its health check. If the answer is "down", nothing listens.
+func newBrokenServer(t testing.TB, answer string) (addr string) {
+	t.Helper()
+	addr, file := listenFile(t)
+	if answer == "down" {
+		// Bound, so that nothing else takes the port, and not listening any more.
+		if err := syscall.Shutdown(int(file.Fd()), syscall.SHUT_RD); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { file.Close() })
+		return addr
+	}
+	ln, err := net.FileListener(file)
+	file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(patience))
+				r, err := http.ReadRequest(bufio.NewReader(conn))
+				switch {
+				case err != nil:
+				case r.URL.Path == "/healthz":
+					io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+				default:
+					io.Copy(io.Discard, r.Body)
+					io.WriteString(conn, answer)
+				}
+			}()
+		}
+	}()
+	return addr
+}
+
 // A recorder is a server that keeps the head of each request as it came, and reads
 // bodies as net/http does.
 type recorder struct {
@@ -640,6 +935,9 @@ func (b *recorder) serve(conn net.Conn) {
 			return
 		}
 		io.Copy(io.Discard, r.Body)
+		if strings.HasPrefix(r.URL.Path, "/dies/") {
+			return
+		}
 		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 	}
 }
@@ -1035,31 +1333,54 @@ func testClusterKilled(t *testing.T, c *cluster) {
 	}
 }
 
-// The role that serve is meant to have: enough for every endpoint, and for no more.
+// hubs_server, the role of a running server, has enough for every endpoint, and no more.
 func TestLeastPrivilegeRole(t *testing.T) {
 	t.Parallel()
-	pg, err := startShared()
-	if err != nil {
-		t.Fatal("no PostgreSQL: ", err)
+	pg := newPostgres(t) // roles.sql changes the rights in all databases
+	for _, role := range []string{"hubs_owner", "stranger"} {
+		execSQL(t, pg.url, "create role "+role+" login password 'p'")
+		execSQL(t, pg.url, "create database "+role+" owner "+role)
 	}
-	// Roles are the cluster's, so these have names of their own; hubs_server is shipped.
-	owner := fmt.Sprintf("owner_%d", serial.Add(1))
-	execSQL(t, pg.url, "create role "+owner+" login password 'p'")
-	execSQL(t, pg.url, "create database "+owner+" owner "+owner)
-	t.Cleanup(func() {
-		execSQL(t, pg.url, "drop database "+owner+" with (force)")
-		execSQL(t, pg.url, "drop role "+owner)
-	})
-	database := withDatabase(pg.url, owner)
-	ownerURL, serverURL := withUser(t, database, owner), withUser(t, database, "hubs_server")
-	if err := applySchema(ownerURL); err != nil {
-		t.Fatal(err)
-	}
+	database := withDatabase(pg.url, "hubs_owner")
+	ownerURL, serverURL := withUser(t, database, "hubs_owner"), withUser(t, database, "hubs_server")
 	for range 2 { // after each migrate, so more than once
+		if err := applySchema(ownerURL); err != nil {
+			t.Fatal(err)
+		}
 		execSQL(t, database, shipped(t, "roles.sql"))
 	}
 	execSQL(t, database, "alter role hubs_server password 'p'")
 
+	t.Run("server works", func(t *testing.T) { testServerRoleWorks(t, ownerURL, serverURL) })
+	t.Run("server warns", func(t *testing.T) {
+		for databaseURL, want := range map[string]bool{serverURL: false, ownerURL: true} {
+			s := startServer(t, shippedProduction(t), map[string]string{"DATABASE_URL": databaseURL})
+			s.client(t).do("GET", "/healthz", nil).want(t, 200)
+			if got := s.log.count(`"level":"WARN"`, "users") > 0; got != want {
+				t.Errorf("warning of a role that may write users: got %v, want %v\n%s", got, want, s.log)
+			}
+		}
+	})
+	t.Run("refused", func(t *testing.T) { testServerRoleRefused(t, serverURL) })
+	t.Run("other databases", func(t *testing.T) {
+		for _, name := range []string{"postgres", "template1", "stranger"} {
+			if err := expectRefused(testDB(t, withDatabase(serverURL, name)), "select 1"); err != nil {
+				t.Errorf("hubs_server in %s: %v", name, err)
+			}
+			execSQL(t, withUser(t, withDatabase(pg.url, name), "stranger"), "select 1") // as before
+		}
+		if err := expectRefused(testDB(t, withUser(t, database, "stranger")), "select 1"); err != nil {
+			t.Errorf("stranger in the server's database: %v", err)
+		}
+	})
+	t.Run("owner", func(t *testing.T) { // keeps what migrate and a dump need
+		for _, statement := range []string{"select pg_advisory_xact_lock(1)", "select lo_unlink(lo_create(0))"} {
+			execSQL(t, ownerURL, statement)
+		}
+	})
+}
+
+func testServerRoleWorks(t *testing.T, ownerURL, serverURL string) {
 	s := startServer(t, map[string]string{"DATABASE_URL": serverURL})
 	c, email := s.client(t), newEmail()
 	ownerEnv := map[string]string{"DATABASE_URL": ownerURL}
@@ -1081,9 +1402,18 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	c.do("GET", "/healthz", nil).want(t, 200)
 	// A second start sweeps, which reads the table of files.
 	startServer(t, s.env)
+	execSQL(t, serverURL, "delete from files") // a failed upload is undone
 
+	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "migrate"); code != 1 {
+		t.Errorf("migrate: exit %d %s", code, errOut)
+	}
+	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "user", "role", email, "admin"); code != 1 {
+		t.Errorf("user role: exit %d %s", code, errOut)
+	}
+}
+
+func testServerRoleRefused(t *testing.T, serverURL string) {
 	db := testDB(t, serverURL)
-	execSQL(t, serverURL, "delete from files") // what takes back a failed upload
 	for _, refused := range []string{
 		"create table t ()", "create temporary table t ()", "create schema s", "create extension pgcrypto",
 		"create function f() returns int language sql as 'select 1'", "create index on hubs (description)",
@@ -1091,18 +1421,21 @@ func TestLeastPrivilegeRole(t *testing.T) {
 		"drop index users_email", "truncate hubs", "comment on table hubs is 'x'",
 		"insert into users (email) values ('x@y.example')", "update users set permission = 'admin'",
 		"update users set suspended = false, signed_out_at = null", "delete from users",
-		"delete from terms_acceptances", "update files set name = 'x'", "alter role hubs_server createdb",
-		"create role r", "create database d", "set role " + owner, "copy hubs to '/tmp/hubs'", "copy hubs to program 'true'",
+		"select from users for update", "do $$ begin lock table users in share mode; end $$",
+		"delete from terms_acceptances", "update terms_acceptances set accepted_at = now()",
+		"update terms_acceptances set user_id = gen_random_uuid()", "update terms_acceptances set version = '1', accepted_at = now()",
+		"update files set name = 'x'", "alter role hubs_server createdb",
+		"create role r", "create database d", "set role hubs_owner", "copy hubs to '/tmp/hubs'", "copy hubs to program 'true'",
+		"select lo_create(0)", "select lo_creat(-1)", "select lo_from_bytea(0, 'x')", "select lo_open(1, 131072)",
+		"select lo_put(1, 0, 'x')", "select lowrite(0, 'x')", "select lo_import('/etc/passwd')", "select lo_export(1, '/tmp/x')",
+		"select pg_advisory_lock(7239104561)", "select pg_advisory_xact_lock(7239104561)", "select pg_advisory_lock_shared(1, 2)",
+		"select pg_try_advisory_lock(7239104561)", "select pg_try_advisory_xact_lock(7239104561)",
 	} {
-		if err := expectRefused(db, refused); err != nil {
-			t.Errorf("%s: %v", refused, err)
-		}
-	}
-	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "migrate"); code != 1 {
-		t.Errorf("migrate: exit %d %s", code, errOut)
-	}
-	if code, _, errOut := runCLI(map[string]string{"DATABASE_URL": serverURL}, "user", "role", email, "admin"); code != 1 {
-		t.Errorf("user role: exit %d %s", code, errOut)
+		t.Run(refused, func(t *testing.T) {
+			if err := expectRefused(db, refused); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -1202,8 +1535,17 @@ func TestEnvironmentFiles(t *testing.T) {
 	})
 	secrets := map[string]string{
 		"DATABASE_URL":   "postgres://hubs_server:p@db.example.com/hubs?sslmode=verify-full",
-		"SESSION_SECRET": strings.Repeat("s", 32),
+		"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
 		"SMTP_URL":       "smtps://u:p@mail.example.com:465",
+	}
+	docs, err := os.ReadFile("docs/deploy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range asked {
+		if !bytes.Contains(docs, []byte("\n| `"+name+"` | ")) {
+			t.Errorf("docs/deploy.md does not explain %s", name)
+		}
 	}
 	for _, env := range []string{envStaging, envProduction} {
 		path := "deploy/" + env + ".env"
@@ -1231,11 +1573,20 @@ func TestEnvironmentFiles(t *testing.T) {
 		if err != nil || cfg.env != env || len(cfg.trustedProxies) != 1 || !cfg.trustedProxies[0].IsSingleIP() {
 			t.Errorf("%s: %v, trusted: %v", path, err, cfg.trustedProxies)
 		}
+		if !strings.Contains(string(text), "\n#SESSION_SECRET="+placeholderKey+"\n") {
+			t.Errorf("%s has another placeholder for SESSION_SECRET than the server refuses", path)
+		}
+		for _, keys := range []string{placeholderKey, placeholderKey + "," + secrets["SESSION_SECRET"], secrets["SESSION_SECRET"] + "," + placeholderKey} {
+			values["SESSION_SECRET"] = keys
+			if _, err := loadConfig(lookup(values)); err == nil || !strings.Contains(err.Error(), "SESSION_SECRET") {
+				t.Errorf("%s: the placeholder of SESSION_SECRET is no error: %v", path, err)
+			}
+		}
 	}
 }
 
-// The unit as systemd itself rates it.
-func TestSystemdUnit(t *testing.T) {
+// The units as systemd itself rates and reads them.
+func TestSystemdUnits(t *testing.T) {
 	t.Parallel()
 	path := lookProgram(t, "systemd-analyze")
 	out, err := exec.Command(path, "security", "--offline=yes", "--no-pager", "deploy/hubs.service").CombinedOutput()
@@ -1243,11 +1594,57 @@ func TestSystemdUnit(t *testing.T) {
 	if err != nil || rating == nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// It takes each line, and finds the program where the lines say.
+	// It takes each line of both, finds the program where the lines say, and each unit the other.
 	dir := t.TempDir()
-	unit := dir + "/hubs.service"
-	writeFile(t, unit, shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true "))
-	if out, err := exec.Command(path, "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	writeFile(t, dir+"/hubs.service", shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true "))
+	writeFile(t, dir+"/hubs.socket", shipped(t, "hubs.socket"))
+	for _, unit := range []string{"hubs.service", "hubs.socket"} {
+		verify := exec.Command(path, "verify", "--man=no", dir+"/"+unit)
+		verify.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
+		if out, err := verify.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("systemd-analyze verify %s: %v\n%s", unit, err, out)
+		}
+	}
+	// The socket is where the server would listen without it.
+	listen := regexp.MustCompile(`(?m)^ListenStream=(.*)$`).FindAllStringSubmatch(shipped(t, "hubs.socket"), -1)
+	if len(listen) != 1 || listen[0][1] != readEnv(t, "deploy/production.env")["ADDR"] {
+		t.Errorf("hubs.socket listens on %q, not once on production.env's ADDR", listen)
+	}
+}
+
+// systemd-socket-activate hands the socket down as systemd does: it listens, and runs the
+// server at the first connection, which waits for it.
+func TestSystemdSocket(t *testing.T) {
+	t.Parallel()
+	path, err := testBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := newAddress() + ":8080"
+	args := []string{"--listen=" + addr}
+	for name, value := range serverEnv(t, map[string]string{"ADDR": "127.0.0.1:0"}) {
+		args = append(args, "--setenv="+name+"="+value)
+	}
+	cmd := exec.Command(lookProgram(t, "systemd-socket-activate"), append(args, path, "serve")...)
+	log := &logBuffer{}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill() })
+	log.waitFor(t, "Listening on "+addr)
+	client := http.Client{Timeout: patience}
+	answer, err := client.Get("http://" + addr + "/healthz")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log)
+	}
+	answer.Body.Close()
+	client.CloseIdleConnections()
+	if answer.StatusCode != 200 || log.count(`"msg":"listening"`, `"addr":"`+addr+`"`) != 1 {
+		t.Errorf("%s\n%s", answer.Status, log)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, log)
 	}
 }

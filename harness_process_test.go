@@ -190,7 +190,13 @@ func startProcess(t testing.TB, overrides ...map[string]string) *testProcess {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &testProcess{testServer: newTestServer(serverEnv(t, overrides...)), cmd: exec.Command(path, "serve")}
+	return startCommand(t, exec.Command(path, "serve"), overrides...)
+}
+
+// startCommand is startProcess for another way to start the binary.
+func startCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *testProcess {
+	t.Helper()
+	p := &testProcess{testServer: newTestServer(serverEnv(t, overrides...)), cmd: cmd}
 	for _, name := range []string{"PATH", "HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
 		p.cmd.Env = append(p.cmd.Env, name+"="+os.Getenv(name))
 	}

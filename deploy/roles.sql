@@ -1,13 +1,15 @@
--- The least that a running server needs. Run it as a superuser, in the server's
--- database, after each `hubs migrate`:
+-- The least that a running server needs. Run this file as a superuser, in the server's
+-- database, after each `hubs migrate`, after a restore, and after making a database in the
+-- same cluster:
 --
 --     psql -v ON_ERROR_STOP=1 -d hubs -f deploy/roles.sql
 --
--- Two roles. hubs_owner owns the database and its tables; `hubs migrate` and
--- `hubs user …` connect as it. hubs_server is what `hubs serve` connects as: no DDL, and
--- no right to write users, so that not even an SQL injection makes an
--- administrator, wakes a suspended account or brings an ended session back.
--- Neither gets a password here: set one with \password, or use certificates.
+-- There are two roles. hubs_owner owns the database and its tables; `hubs migrate` and
+-- `hubs user …` connect as it. hubs_server is what `hubs serve` connects as. It has no DDL
+-- and can't write users, so that not even an SQL injection makes an administrator, wakes a
+-- suspended account or brings an ended session back. (At its start the server warns in its
+-- log when its role may write users.)
+-- This file sets no password. Set one with \password, or use certificates.
 begin;
 
 do $$ begin
@@ -17,8 +19,8 @@ do $$ begin
 end $$;
 alter role hubs_server nosuperuser nocreatedb nocreaterole noreplication nobypassrls;
 
--- PUBLIC is every role: what it may do, hubs_server may do. (PostgreSQL up to 14 lets
--- everyone create tables in public; all versions let everyone make temporary ones.)
+-- hubs_server may do all that PUBLIC may do. By default PUBLIC may connect to a database
+-- and make temporary tables in it, and up to PostgreSQL 14 create tables in public.
 do $$ begin
     execute format('revoke all on database %I from public', current_database());
     execute format('revoke all on database %I from hubs_server', current_database());
@@ -26,11 +28,45 @@ do $$ begin
 end $$;
 revoke all on schema public from public, hubs_server;
 grant usage on schema public to hubs_server;
-grant all on schema public to pg_database_owner; -- up to PostgreSQL 14 it is not his already
+grant all on schema public to pg_database_owner; -- the default from PostgreSQL 15 on
+
+-- No other database of the cluster, unless this file was run there too. A right that PUBLIC
+-- has can't be taken from one role: so the roles that exist now get it by name, and PUBLIC
+-- loses it. Grant CONNECT by name to roles that are made later.
+do $$
+declare
+    other name;
+    role_name name;
+begin
+    for other in select datname from pg_database
+                 where datname <> current_database() and has_database_privilege('public', oid, 'connect') loop
+        for role_name in select rolname from pg_roles
+                         where rolname <> 'hubs_server' and rolname !~ '^pg_' and not rolsuper loop
+            execute format('grant connect on database %I to %I', other, role_name);
+        end loop;
+        execute format('revoke connect on database %I from public', other);
+    end loop;
+end $$;
+
+-- No large objects, which could fill the disk, and no advisory locks, which could hold up
+-- `hubs migrate`. The owner of the database keeps both.
+do $$
+declare
+    f regprocedure;
+begin
+    for f in select oid from pg_proc
+             where pronamespace = 'pg_catalog'::regnamespace
+             and proname ~ '^(lo_.*|loread|lowrite|pg_(try_)?advisory_.*)$'
+             and proname not in ('lo_import', 'lo_export') /* for superusers only, always */ loop
+        execute format('revoke execute on function %s from public, hubs_server', f);
+        execute format('grant execute on function %s to pg_database_owner', f);
+    end loop;
+end $$;
 
 revoke all on all tables in schema public from public, hubs_server;
 grant select                         on users             to hubs_server;
-grant select, insert, update         on terms_acceptances to hubs_server;
+grant select, insert                 on terms_acceptances to hubs_server;
+grant update (version)               on terms_acceptances to hubs_server; -- on conflict do update
 grant select, insert, update, delete on hubs              to hubs_server;
 grant select, insert, delete         on files             to hubs_server;
 
