@@ -452,10 +452,12 @@ cmd_bench() {
 
 # --- release ---
 
-# Sets sbom_tool. Its checksum stands here, and those of what it requires in its own go.sum,
-# so it needs no line in our go.mod and no checksum database (GONOSUMDB).
-need_sbom_tool() {
-	local module=github.com/CycloneDX/cyclonedx-gomod version=v1.9.0 download dir
+# Builds the tool that lists what is in a binary. Its checksum stands here, and those of what
+# it requires in its own go.sum, so it needs no line in our go.mod and no checksum database
+# (GONOSUMDB).
+sbom_version=v1.9.0
+make_sbom_tool() {
+	local module=github.com/CycloneDX/cyclonedx-gomod version=$sbom_version download dir
 	local sum=h1:DuoKgGcY7gYKga9hjt4+xNjEg2O4ShPQYkVDPfGWAek=
 	download=$(GONOSUMDB=$module go mod download -json "$module@$version") ||
 		die "the SBOM tool could not be fetched: $module@$version"
@@ -464,9 +466,20 @@ need_sbom_tool() {
 	*) die "the SBOM tool has another checksum than $sum" ;;
 	esac
 	dir=$(printf '%s\n' "$download" | sed -n 's/^.*"Dir": "\(.*\)".*$/\1/p')
-	sbom_tool=$tmp/cyclonedx-gomod
-	(cd "$dir" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -mod=readonly -o "$sbom_tool" ./cmd/cyclonedx-gomod) ||
+	(cd "$dir" && go build -trimpath -buildvcs=false -mod=readonly -o "$tmp/cyclonedx-gomod" ./cmd/cyclonedx-gomod) ||
 		die "the SBOM tool could not be fetched: what $module@$version requires"
+}
+
+# sbom FILE writes the CycloneDX SBOM of the folder's program for GOOS and GOARCH. The tool puts
+# in the time at which it runs, and does not know its own version unless it is installed by
+# name: both are replaced by what is the same in every run.
+sbom() {
+	local committed
+	"$tmp/cyclonedx-gomod" app -json -std -licenses -assert-licenses -noserial -output "$tmp/sbom" -main . . \
+		>"$tmp/sbom.log" 2>&1 || { cat "$tmp/sbom.log" >&2; die "no SBOM for $1"; }
+	committed=$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ)
+	sed -e "s/\"timestamp\": \"[^\"]*\"/\"timestamp\": \"$committed\"/" -e "s/\"v0.0.0-unknown\"/\"$sbom_version\"/" \
+		"$tmp/sbom" >"$1"
 }
 
 # A release is made of the commit HEAD, in a clone of its own: nothing that is not committed
@@ -482,7 +495,7 @@ cmd_release() {
 	[ -z "$(git status --porcelain)" ] || say "Not in the release: changes that are not committed"
 	# Settings of this machine that would change the bytes.
 	export GOFLAGS='' GOEXPERIMENT='' GOWORK=off GOAMD64=v1 GOARM64=v8.0 CGO_ENABLED=0
-	need_sbom_tool
+	make_sbom_tool
 	rm -rf "$out"
 	mkdir -p "$out"
 	cd "$tmp/source"
@@ -490,8 +503,7 @@ cmd_release() {
 		export GOOS=${target%/*} GOARCH=${target#*/}
 		name=hubs-$GOOS-$GOARCH
 		go build -trimpath -buildvcs=true -ldflags='-s -w' -o "$out/$name" .
-		"$sbom_tool" app -json -std -licenses -assert-licenses -short-purls -noserial -notimestamp \
-			-output "$out/$name.cdx.json" -main . . >"$tmp/sbom.log" 2>&1 || { cat "$tmp/sbom.log" >&2; die "no SBOM of $name"; }
+		sbom "$out/$name.cdx.json"
 	done
 	cp LICENSE "$out/"
 	cd "$out"
