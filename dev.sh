@@ -15,7 +15,9 @@ usage() {
 		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
 		       ./dev.sh bench [growth]   speed beside net/http and PostgreSQL alone, into bench.txt, within 3 minutes;
 		                                 growth: what lists cost at a million hubs against a thousand
-		       ./dev.sh release          binaries of the commit HEAD, their SBOMs and checksums, into .dev/release
+		       ./dev.sh release [OS/ARCH...]
+		                                 binaries of the commit HEAD, their SBOMs and checksums, into .dev/release;
+		                                 linux and darwin on amd64 and arm64 without arguments
 		       ./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL;
 		                                 HUBS_PG_BIN names the folder of another version's programs
 	END
@@ -488,6 +490,7 @@ sbom() {
 # system; an SBOM also names the checksum of the tool that made it, which differs by system.
 cmd_release() {
 	local out=$project/.dev/release target name
+	[ $# -gt 0 ] || set -- linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 	need_go
 	has git || apt_install git
 	make_tmp
@@ -499,7 +502,7 @@ cmd_release() {
 	rm -rf "$out"
 	mkdir -p "$out"
 	cd "$tmp/source"
-	for target in linux/amd64 linux/arm64 darwin/amd64 darwin/arm64; do
+	for target in "$@"; do
 		export GOOS=${target%/*} GOARCH=${target#*/}
 		name=hubs-$GOOS-$GOARCH
 		go build -trimpath -buildvcs=true -ldflags='-s -w' -o "$out/$name" .
@@ -518,8 +521,8 @@ command=$1
 shift
 case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
-run | tour | release) [ $# = 0 ] || usage; "cmd_$command" ;;
-test | user) "cmd_$command" "$@" ;;
+run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
+test | user | release) "cmd_$command" "$@" ;;
 bench) [ $# = 0 ] || [ "$*" = growth ] || usage; cmd_bench "$@" ;;
 *) usage ;;
 esac
