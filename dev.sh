@@ -15,7 +15,11 @@ usage() {
 		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
 		       ./dev.sh bench [growth]   speed beside net/http and PostgreSQL alone, into bench.txt, within 3 minutes;
 		                                 growth: what lists cost at a million hubs against a thousand
-		       ./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
+		       ./dev.sh release [OS/ARCH...]
+		                                 binaries of the commit HEAD, their SBOMs and checksums, into .dev/release;
+		                                 linux and darwin on amd64 and arm64 without arguments
+		       ./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL;
+		                                 HUBS_PG_BIN names the folder of another version's programs
 	END
 	exit 2
 }
@@ -72,8 +76,20 @@ need_gcc() {
 	apt_install gcc libc6-dev
 }
 
-# The one place that knows where PostgreSQL's programs may be. Sets pg_bin.
+# The one place that knows where PostgreSQL's programs may be. Sets pg_bin, their folder,
+# and psql. HUBS_PG_BIN asks for the servers of one folder (initdb, pg_ctl and postgres)
+# and no others: so the tests run against each version of PostgreSQL.
 find_postgres() {
+	local program
+	if [ -n "${HUBS_PG_BIN:-}" ]; then
+		pg_bin=$(cd "$HUBS_PG_BIN" && pwd -P) || die "HUBS_PG_BIN is no folder: $HUBS_PG_BIN"
+		for program in initdb pg_ctl postgres; do
+			as_pg test -x "$pg_bin/$program" || die "HUBS_PG_BIN: PostgreSQL's user can't run $pg_bin/$program"
+		done
+		psql=$pg_bin/psql
+		[ -x "$psql" ] || psql=psql
+		return 0
+	fi
 	# Word splitting is meant: one folder a word.
 	# shellcheck disable=SC2046
 	for pg_bin in "$(dirname "$(command -v initdb)")" \
@@ -81,7 +97,10 @@ find_postgres() {
 		$(printf '%s\n' {/opt/homebrew,/usr/local,/home/linuxbrew/.linuxbrew}/opt/postgresql*/bin | sort -t@ -k2,2rn) \
 		"$(pg_config --bindir 2>/dev/null)"
 	do
-		if [ -x "$pg_bin/initdb" ] && [ -x "$pg_bin/pg_ctl" ] && [ -x "$pg_bin/psql" ]; then return 0; fi
+		if [ -x "$pg_bin/initdb" ] && [ -x "$pg_bin/pg_ctl" ] && [ -x "$pg_bin/psql" ]; then
+			psql=$pg_bin/psql
+			return 0
+		fi
 	done
 	return 1
 }
@@ -187,7 +206,7 @@ stop_postgres() {
 }
 
 # Passwords go by the environment: other accounts can read a command line.
-sql() { PGPASSWORD=${password:-${PGPASSWORD:-}} "$pg_bin/psql" -qXAt -v ON_ERROR_STOP=1 "$@"; }
+sql() { PGPASSWORD=${password:-${PGPASSWORD:-}} "$psql" -qXAt -v ON_ERROR_STOP=1 "$@"; }
 
 cmd_postgres() {
 	if [ $# = 0 ]; then make_tmp; set -- "$tmp/postgres"; fi
@@ -433,13 +452,77 @@ cmd_bench() {
 	cat bench.txt
 }
 
+# --- release ---
+
+# Builds the tool that lists what is in a binary. Its checksum stands here, and those of what
+# it requires in its own go.sum, so it needs no line in our go.mod and no checksum database
+# (GONOSUMDB).
+sbom_version=v1.9.0
+make_sbom_tool() {
+	local module=github.com/CycloneDX/cyclonedx-gomod version=$sbom_version download dir
+	local sum=h1:DuoKgGcY7gYKga9hjt4+xNjEg2O4ShPQYkVDPfGWAek=
+	download=$(GONOSUMDB=$module go mod download -json "$module@$version") ||
+		die "the SBOM tool could not be fetched: $module@$version"
+	case $download in
+	*"\"Sum\": \"$sum\""*) ;;
+	*) die "the SBOM tool has another checksum than $sum" ;;
+	esac
+	dir=$(printf '%s\n' "$download" | sed -n 's/^.*"Dir": "\(.*\)".*$/\1/p')
+	(cd "$dir" && go build -trimpath -buildvcs=false -mod=readonly -o "$tmp/cyclonedx-gomod" ./cmd/cyclonedx-gomod) ||
+		die "the SBOM tool could not be fetched: what $module@$version requires"
+}
+
+# sbom FILE writes the CycloneDX SBOM of the folder's program for GOOS and GOARCH. The tool puts
+# in the time at which it runs, and does not know its own version unless it is installed by
+# name: both are replaced by what is the same in every run.
+sbom() {
+	local committed
+	"$tmp/cyclonedx-gomod" app -json -std -licenses -assert-licenses -noserial -output "$tmp/sbom" -main . . \
+		>"$tmp/sbom.log" 2>&1 || { cat "$tmp/sbom.log" >&2; die "no SBOM for $1"; }
+	committed=$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ)
+	sed -e "s/\"timestamp\": \"[^\"]*\"/\"timestamp\": \"$committed\"/" -e "s/\"v0.0.0-unknown\"/\"$sbom_version\"/" \
+		"$tmp/sbom" >"$1"
+}
+
+# A release is made of the commit HEAD, in a clone of its own: nothing that is not committed
+# gets in, and each binary can say which commit it is. The same commit built by the same
+# version of Go gives the same bytes, in any folder. That holds for the binaries on every
+# system; an SBOM also names the checksum of the tool that made it, which differs by system.
+cmd_release() {
+	local out=$project/.dev/release target name
+	[ $# -gt 0 ] || set -- linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+	need_go
+	has git || apt_install git
+	make_tmp
+	git clone --quiet --no-hardlinks "$project" "$tmp/source" || die "a release needs a git repository: it is made of a commit"
+	[ -z "$(git status --porcelain)" ] || say "Not in the release: changes that are not committed"
+	# Settings of this machine that would change the bytes.
+	export GOFLAGS='' GOEXPERIMENT='' GOWORK=off GOAMD64=v1 GOARM64=v8.0 CGO_ENABLED=0
+	make_sbom_tool
+	rm -rf "$out"
+	mkdir -p "$out"
+	cd "$tmp/source"
+	for target in "$@"; do
+		export GOOS=${target%/*} GOARCH=${target#*/}
+		name=hubs-$GOOS-$GOARCH
+		go build -trimpath -buildvcs=true -ldflags='-s -w' -o "$out/$name" .
+		sbom "$out/$name.cdx.json"
+	done
+	cp LICENSE "$out/"
+	cd "$out"
+	if has sha256sum; then sha256sum LICENSE hubs-*; else shasum -a 256 LICENSE hubs-*; fi >"$tmp/sums"
+	mv "$tmp/sums" SHA256SUMS
+	say "$(go env GOVERSION) made .dev/release of commit $(git -C "$tmp/source" rev-parse HEAD):"
+	cat SHA256SUMS
+}
+
 [ $# -gt 0 ] || usage
 command=$1
 shift
 case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
-test | user) "cmd_$command" "$@" ;;
+test | user | release) "cmd_$command" "$@" ;;
 bench) [ $# = 0 ] || [ "$*" = growth ] || usage; cmd_bench "$@" ;;
 *) usage ;;
 esac
