@@ -11,6 +11,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/textproto"
@@ -177,8 +178,9 @@ func BenchmarkServer(b *testing.B) {
 	time.Sleep(time.Second)
 	idle := statusKB(b, server.process, "VmRSS")
 	client := server.client
-	client.do("GET", "/hubs", nil).want(b, 200)
+	client.do("GET", "/auth/session", nil).want(b, 200)
 	userText := lastStatement(b, env["DATABASE_URL"], "from users")
+	client.do("GET", "/hubs", nil).want(b, 200)
 	pageText := lastStatement(b, env["DATABASE_URL"], "from hubs")
 	userID := queryValue[string](b, env["DATABASE_URL"], "select user_id from users limit 1")
 	bareAddress := freeAddress(b)
@@ -189,7 +191,7 @@ func BenchmarkServer(b *testing.B) {
 		"BENCH_BARE_PAGE_STATEMENT": pageText,
 		"BENCH_BARE_USER":           userID,
 	}, os.Args[0])
-	awaitAnswer(b, "http://"+bareAddress+"/1")
+	awaitAnswer(b, fmt.Sprintf("http://%s/1?page", bareAddress))
 
 	var loads []*benchLoad
 	wrk := func(name string, process *exec.Cmd, address, path string) *benchLoad {
@@ -426,15 +428,18 @@ func startBench(b *testing.B, env map[string]string, command ...string) *exec.Cm
 }
 
 func awaitAnswer(b *testing.B, address string) {
+	last := ""
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if answer, err := http.Get(address); err == nil {
+			text, _ := io.ReadAll(answer.Body)
 			answer.Body.Close()
 			if answer.StatusCode == 200 {
 				return
 			}
+			last = string(text)
 		}
 		if time.Now().After(end) {
-			b.Fatal("no answer from ", address)
+			b.Fatal("no answer from ", address, last)
 		}
 	}
 }
