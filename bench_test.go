@@ -131,6 +131,13 @@ func (l *benchLoad) median(figure func(benchRun) float64) float64 {
 // medianTimes is the median over the rounds of how many times another load's figure this
 // load's is. Within a round the two are close in time: a shared machine changes its speed.
 func (l *benchLoad) medianTimes(other *benchLoad, figure func(benchRun) float64) float64 {
+	figures := l.ratios(other, figure)
+	return figures[len(figures)/2]
+}
+
+// ratios are how many times another load's figure this load's is, round by round, in order
+// of size; without another load they are the figures themselves.
+func (l *benchLoad) ratios(other *benchLoad, figure func(benchRun) float64) []float64 {
 	var figures []float64
 	for i, r := range l.rounds {
 		figures = append(figures, figure(r))
@@ -139,7 +146,7 @@ func (l *benchLoad) medianTimes(other *benchLoad, figure func(benchRun) float64)
 		}
 	}
 	slices.Sort(figures)
-	return figures[len(figures)/2]
+	return figures
 }
 
 func (l *benchLoad) timesBare() float64 { return l.medianTimes(l.bare, benchRun.serverCPU) }
@@ -641,4 +648,3 @@ func runPgbench(b *testing.B, r *benchRun, d time.Duration, databaseURL, userID,
 	r.requests, _ = strconv.ParseFloat(string(count[1]), 64)
 	r.took = d
 }
-
