@@ -87,7 +87,7 @@ func newRequests(t testing.TB) *requests {
 	now := time.Now().Unix()
 	claims := fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d.123456,"exp":%d.123456}`, email, userID, now-1, now+3600)
 	token := forge(hs256, claims, env["SESSION_SECRET"], sha256.New)
-	r := &requests{t: t, handler: s.pipeline(s.routes()), header: browserHeaders()}
+	r := &requests{t: t, handler: s.handler(s.routes()), header: browserHeaders()}
 	r.header.Set("Cookie", newTestServer(env).cookieName()+"="+token)
 	for n := range 50_000 {
 		r.clients = append(r.clients, fmt.Sprintf("10.0.%d.%d:4711", n>>8, n&255))

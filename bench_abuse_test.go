@@ -246,7 +246,9 @@ func (a *abuse) signIns() {
 func (a *abuse) files() {
 	large := a.fileOf(25_000_000)
 	medium := a.fileOf(1_000_000)
-	ranges := func(n int) string { return "Range: bytes=" + strings.TrimSuffix(strings.Repeat("0-0,", n), ",") + "\r\n" }
+	ranges := func(n int) string {
+		return "Range: bytes=" + strings.TrimSuffix(strings.Repeat("0-0,", n), ",") + "\r\n"
+	}
 	for _, k := range []abuseKind{
 		{name: "file of 10 kB", send: a.get(a.file, "")},
 		{name: "file of 1 MB", send: a.get(medium, "")},
