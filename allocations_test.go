@@ -10,29 +10,40 @@ import (
 	"net/http"
 	"net/url"
 	"runtime"
+	"runtime/debug"
+	"slices"
 	"testing"
 	"time"
 )
 
-// allocationBounds are what a request may allocate between the handler and the socket of
-// PostgreSQL, net/http's own server left out. At commit 586cb05 the session check took
-// SESSION_BASE, the list LIST_BASE.
+// allocationBounds are what a request with a browser's headers may allocate between the
+// handler and the socket of PostgreSQL, without net/http's own server. At commit 586cb05 the
+// session check took 7,740 bytes in 136 allocations, the list of 20 took 32,100 in 518. The
+// list may take 70 % of that.
 var allocationBounds = []struct {
 	path        string
 	bytes       uint64
 	allocations uint64
 }{
-	{"/auth/session", 1 << 40, 1 << 40},
-	{"/hubs", 1 << 40, 1 << 40},
+	{"/auth/session", 7_000, 115},
+	{"/hubs", 22_400, 480},
 }
 
 // Not parallel: the runtime counts the allocations of the whole process. Tests that ask to run
 // in parallel wait until the others have ended.
+//
+// The race detector makes sync.Pool forget at random. Under it the bytes say nothing, and the
+// number of allocations has a margin. .ci/run runs this test without it.
 func TestAllocationsOfARequest(t *testing.T) {
-	request := newRequests(t)
+	requests := newRequests(t)
+	underRace := raceDetectorIsOn()
 	for _, bound := range allocationBounds {
-		bytes, allocations := request.allocated(bound.path)
+		bytes, allocations := requests.allocated(bound.path)
 		t.Logf("GET %s: %d bytes in %d allocations", bound.path, bytes, allocations)
+		if underRace {
+			bytes = 0
+			allocations = allocations * 4 / 5
+		}
 		if bytes > bound.bytes || allocations > bound.allocations {
 			t.Errorf("GET %s: %d bytes in %d allocations, more than %d in %d",
 				bound.path, bytes, allocations, bound.bytes, bound.allocations)
@@ -40,13 +51,19 @@ func TestAllocationsOfARequest(t *testing.T) {
 	}
 }
 
+// raceDetectorIsOn says whether this binary was built with -race.
+func raceDetectorIsOn() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
 // BenchmarkListHubs is the list without the cost of PostgreSQL. BenchmarkSessionCheck has
 // the part of it that every request with a session pays.
 func BenchmarkListHubs(b *testing.B) {
-	request := newRequests(b)
+	requests := newRequests(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		request.send("/hubs")
+		requests.send("/hubs")
 	}
 }
 
@@ -87,7 +104,8 @@ func newRequests(t testing.TB) *requests {
 	now := time.Now().Unix()
 	claims := fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d.123456,"exp":%d.123456}`, email, userID, now-1, now+3600)
 	token := forge(hs256, claims, env["SESSION_SECRET"], sha256.New)
-	r := &requests{t: t, handler: s.handler(s.routes()), header: browserHeaders()}
+	r := &requests{t: t, handler: s.handler(s.routes()), header: browserHeaders(),
+		answer: discardedAnswer{header: http.Header{}}}
 	r.header.Set("Cookie", newTestServer(env).cookieName()+"="+token)
 	for n := range 50_000 {
 		r.clients = append(r.clients, fmt.Sprintf("10.0.%d.%d:4711", n>>8, n&255))
@@ -118,7 +136,7 @@ func browserHeaders() http.Header {
 // send sends one request, from the next of the clients.
 func (r *requests) send(path string) {
 	r.count++
-	clear(r.answer.header())
+	clear(r.answer.header)
 	r.answer.status = http.StatusOK
 	r.handler.ServeHTTP(&r.answer, &http.Request{
 		Method: "GET", URL: &url.URL{Path: path}, RequestURI: path, Header: r.header, Body: http.NoBody,
@@ -147,17 +165,10 @@ func (r *requests) allocated(path string) (bytes, allocations uint64) {
 
 // A discardedAnswer is a ResponseWriter that keeps the status only.
 type discardedAnswer struct {
-	headers http.Header
-	status  int
+	header http.Header
+	status int
 }
 
-func (a *discardedAnswer) header() http.Header {
-	if a.headers == nil {
-		a.headers = http.Header{}
-	}
-	return a.headers
-}
-
-func (a *discardedAnswer) Header() http.Header         { return a.header() }
+func (a *discardedAnswer) Header() http.Header         { return a.header }
 func (a *discardedAnswer) WriteHeader(status int)      { a.status = status }
 func (a *discardedAnswer) Write(b []byte) (int, error) { return len(b), nil }
