@@ -183,11 +183,11 @@ func (c *hostileClient) exchange(request string) int {
 // rounds, since other things go on in the process now and then.
 func (c *hostileClient) cost(request string) time.Duration {
 	c.t.Helper()
-	const rounds, most = 5, 500 * time.Millisecond
+	const rounds, most = 3, 500 * time.Millisecond
 	var costs []time.Duration
 	c.send(request)
 	for started := processCPU(c.t); len(costs) < rounds && processCPU(c.t)-started < most; {
-		const requests = 5
+		const requests = 3
 		before := processCPU(c.t)
 		for range requests {
 			c.send(request)
