@@ -7,14 +7,13 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/textproto"
 	"net/url"
 	"os"
@@ -39,10 +38,10 @@ const (
 	benchUsers       = 10_000
 )
 
-// In a process of its own the test binary is the bare handler: net/http and a body
-// of the size in the path. With ?user it also runs the statement that each request with a
-// session runs, with ?page that of GET /hubs besides, and nothing else: below this no
-// server can get that asks the same of the same modules.
+// In a process of its own, the test binary is the bare handler: net/http and a body of the
+// size in the path. With ?user it also runs the statement that each request with a session
+// runs, with ?page that of GET /hubs as well, and nothing else. No server that asks the same
+// of the same modules can cost less.
 func init() {
 	addr := os.Getenv("BENCH_BARE_ADDR")
 	if addr == "" {
@@ -53,29 +52,20 @@ func init() {
 		panic(err)
 	}
 	st.db.SetMaxOpenConns(poolSize)
-	pageText, pageArgs := defaultPage.statement()
-	userRow, userErr := st.db.Prepare(os.Getenv("BENCH_BARE_STATEMENT"))
-	pageRows, pageErr := st.db.Prepare(pageText)
+	userRow, userErr := st.db.Prepare(os.Getenv("BENCH_BARE_USER_STATEMENT"))
+	pageRows, pageErr := st.db.Prepare(os.Getenv("BENCH_BARE_PAGE_STATEMENT"))
 	if err := errors.Join(userErr, pageErr); err != nil {
 		panic(err)
 	}
-	userArgs := []any{os.Getenv("BENCH_BARE_USER"), TERMS_VERSION}
+	userID := os.Getenv("BENCH_BARE_USER")
 	body := bytes.Repeat([]byte("x"), 1<<20)
 	panic(http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var u user
 		var err error
 		if r.URL.RawQuery != "" {
-			err = userRow.QueryRow(userArgs...).Scan(
-				&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
+			err = readRows(userRow, userID, TERMS_VERSION)
 		}
 		if r.URL.RawQuery == "page" && err == nil {
-			var rows *sql.Rows
-			rows, err = pageRows.Query(pageArgs...)
-			for err == nil && rows.Next() {
-				var h hub
-				err = rows.Scan(h.scanTargets()...)
-			}
-			err = errors.Join(err, rows.Err())
+			err = readRows(pageRows, benchPageLimit, benchPageOffset)
 		}
 		if err != nil {
 			http.Error(w, err.Error(), 500)
@@ -87,8 +77,36 @@ func init() {
 	})))
 }
 
-// defaultPage is GET /hubs without parameters.
-var defaultPage = hubQuery{limit: 20, orderBy: "name", orderDirection: "asc"}
+// The parameters of the statement of GET /hubs without parameters. The server reads one
+// row more than it sends.
+const (
+	benchPageLimit  = 21
+	benchPageOffset = 0
+)
+
+// readRows runs a statement and scans all columns of all rows.
+func readRows(statement *sql.Stmt, args ...any) error {
+	rows, err := statement.Query(args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	columns, err := rows.Columns()
+	if err != nil {
+		return err
+	}
+	for rows.Next() {
+		values := make([]any, len(columns))
+		targets := make([]any, len(columns))
+		for i := range values {
+			targets[i] = &values[i]
+		}
+		if err := rows.Scan(targets...); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
 
 // A benchLoad is a row of the table: what is run, and what came of it in each round.
 type benchLoad struct {
@@ -113,6 +131,13 @@ func (l *benchLoad) median(figure func(benchRun) float64) float64 {
 // medianTimes is the median over the rounds of how many times another load's figure this
 // load's is. Within a round the two are close in time: a shared machine changes its speed.
 func (l *benchLoad) medianTimes(other *benchLoad, figure func(benchRun) float64) float64 {
+	figures := l.ratios(other, figure)
+	return figures[len(figures)/2]
+}
+
+// ratios are how many times another load's figure this load's is, round by round, in order
+// of size; without another load they are the figures themselves.
+func (l *benchLoad) ratios(other *benchLoad, figure func(benchRun) float64) []float64 {
 	var figures []float64
 	for i, r := range l.rounds {
 		figures = append(figures, figure(r))
@@ -121,7 +146,7 @@ func (l *benchLoad) medianTimes(other *benchLoad, figure func(benchRun) float64)
 		}
 	}
 	slices.Sort(figures)
-	return figures[len(figures)/2]
+	return figures
 }
 
 func (l *benchLoad) timesBare() float64 { return l.medianTimes(l.bare, benchRun.serverCPU) }
@@ -141,52 +166,44 @@ func BenchmarkServer(b *testing.B) {
 		b.Fatal(err)
 	}
 	mail := newMailSink(b)
-	env := serverEnv(b, map[string]string{
-		"APP_ENV": "staging", "COOKIE_DOMAIN": "staging.example.com", "ADDR": freeAddress(b),
-		"SMTP_URL": mail.url, "MAIL_FROM": "signin@example.com",
-	})
+	env := benchEnv(b, newDatabase(b), mail)
 	fillHubs(b, env["DATABASE_URL"], benchHubs)
-	cookies := fillUsers(b, env)
-	log, err := os.Create(b.TempDir() + "/log")
-	if err != nil {
-		b.Fatal(err)
-	}
+	fillUsers(b, env["DATABASE_URL"])
 
 	// Four starts to measure, the fifth to stay.
-	var server *exec.Cmd
+	var server *benchServer
 	starts := &benchLoad{}
 	for range 5 {
 		if server != nil {
-			server.Process.Signal(syscall.SIGTERM)
-			server.Wait()
+			server.process.Process.Signal(syscall.SIGTERM)
+			server.process.Wait()
 		}
 		started := time.Now()
-		server = startBench(b, log, env, binary, "serve")
-		awaitAnswer(b, "http://"+env["ADDR"]+"/healthz")
+		server = startBenchServer(b, binary, env)
 		starts.rounds = append(starts.rounds, benchRun{took: time.Since(started)})
 	}
-	bareAddress := freeAddress(b)
-	userID := queryValue[string](b, env["DATABASE_URL"], "select user_id from users limit 1")
-	userText := userStatement(b, env["DATABASE_URL"], userID)
-	bare := startBench(b, log, map[string]string{"BENCH_BARE_ADDR": bareAddress, "BENCH_BARE_DATABASE": env["DATABASE_URL"],
-		"BENCH_BARE_STATEMENT": userText, "BENCH_BARE_USER": userID}, os.Args[0])
-	awaitAnswer(b, "http://"+bareAddress+"/1")
 	time.Sleep(time.Second)
-	idle := statusKB(b, server, "VmRSS")
-
-	harness := newTestServer(env) // for its clients
-	harness.addr, harness.base = env["ADDR"], "https://api."+env["COOKIE_DOMAIN"]
-	client := harness.client(b)
-	client.setToken(strings.SplitN(cookies[0], "=", 2)[1])
-	cookieFile := b.TempDir() + "/cookies"
-	if err := os.WriteFile(cookieFile, []byte(strings.Join(cookies, "\n")), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	idle := statusKB(b, server.process, "VmRSS")
+	client := server.client
+	client.do("GET", "/auth/session", nil).want(b, 200)
+	userText := lastStatement(b, env["DATABASE_URL"], "from users")
+	client.do("GET", "/hubs", nil).want(b, 200)
+	pageText := lastStatement(b, env["DATABASE_URL"], "from hubs")
+	userID := queryValue[string](b, env["DATABASE_URL"], "select user_id from users limit 1")
+	bareAddress := freeAddress(b)
+	bare := startBench(b, map[string]string{
+		"BENCH_BARE_ADDR":           bareAddress,
+		"BENCH_BARE_DATABASE":       env["DATABASE_URL"],
+		"BENCH_BARE_USER_STATEMENT": userText,
+		"BENCH_BARE_PAGE_STATEMENT": pageText,
+		"BENCH_BARE_USER":           userID,
+	}, os.Args[0])
+	awaitAnswer(b, fmt.Sprintf("http://%s/1?page", bareAddress))
 
 	var loads []*benchLoad
 	wrk := func(name string, process *exec.Cmd, address, path string) *benchLoad {
 		l := &benchLoad{name: name, run: func(d time.Duration) benchRun {
-			return measured(b, process, pg, func(r *benchRun) { runWrk(b, r, d, cookieFile, "http://"+address+path) })
+			return measured(b, process, pg, func(r *benchRun) { runWrk(b, r, d, server.cookieFile, "http://"+address+path) })
 		}}
 		loads = append(loads, l)
 		return l
@@ -198,7 +215,7 @@ func BenchmarkServer(b *testing.B) {
 			floor = wrk("and its statements, nothing else", bare, bareAddress, fmt.Sprintf("/%d?%s", size, statements))
 			floor.bare = beside
 		}
-		l = wrk(name, server, env["ADDR"], path)
+		l = wrk(name, server.process, env["ADDR"], path)
 		l.bare = beside
 		return l, floor
 	}
@@ -208,7 +225,7 @@ func BenchmarkServer(b *testing.B) {
 	session, sessionFloor := pair("GET /auth/session", "/auth/session", "user")
 	list, listFloor := pair("GET /hubs", "/hubs", "page")
 	pgbench := &benchLoad{name: "pgbench: both statements of GET /hubs", run: func(d time.Duration) benchRun {
-		return measured(b, nil, pg, func(r *benchRun) { runPgbench(b, r, d, env["DATABASE_URL"], userID, userText) })
+		return measured(b, nil, pg, func(r *benchRun) { runPgbench(b, r, d, env["DATABASE_URL"], userID, userText, pageText) })
 	}}
 	loads = append(loads, pgbench)
 	filters := url.Values{"filters[name]": {someName}, "filters[status]": {"active"}}
@@ -216,7 +233,7 @@ func BenchmarkServer(b *testing.B) {
 	pair("file of 10 kB", fileOf(10_000), "")
 	pair("file of 1 MB", fileOf(1_000_000), "")
 	signIn := &benchLoad{name: "sign-in: code, mail, session", run: func(d time.Duration) benchRun {
-		return measured(b, server, pg, func(r *benchRun) { runSignIns(b, r, d, harness, mail) })
+		return measured(b, server.process, pg, func(r *benchRun) { runSignIns(b, r, d, client.srv, mail) })
 	}}
 	loads = append(loads, signIn)
 
@@ -241,7 +258,7 @@ func BenchmarkServer(b *testing.B) {
 			list.medianTimes(pgbench, benchRun.postgresCPU), 1.15},
 		{"p99 of GET /hubs, times p50", list.median(func(r benchRun) float64 { return float64(r.p99) / float64(r.p50) }), 4},
 		{"memory idle, MB (VmRSS)", idle / 1000, 10},
-		{"memory under load, at most, MB (VmHWM)", statusKB(b, server, "VmHWM") / 1000, 32},
+		{"memory under load, at most, MB (VmHWM)", statusKB(b, server.process, "VmHWM") / 1000, 32},
 		{"start to the first answer, ms", starts.median(func(r benchRun) float64 { return r.took.Seconds() * 1000 }), 40},
 		{"binary, MB (go build -trimpath -ldflags='-s -w')", float64(size.Size()) / 1e6, 9},
 	})
@@ -310,32 +327,79 @@ func machine() string {
 		runtime.Version(), strings.TrimSpace(string(postgres)))
 }
 
-// fillUsers makes the users, who all have accepted the terms, and gives the session
-// cookies of a thousand.
-func fillUsers(b *testing.B, env map[string]string) (cookies []string) {
-	execSQL(b, env["DATABASE_URL"], `
-		insert into users (email) select 'user' || n || '@example.com' from generate_series(1, $1::int) n`, benchUsers)
-	execSQL(b, env["DATABASE_URL"], `
-		insert into terms_acceptances (user_id, version) select user_id, $1 from users`, TERMS_VERSION)
-	execSQL(b, env["DATABASE_URL"], "vacuum analyze")
-	cfg, err := loadConfig(lookup(env))
-	if err != nil {
+// benchEnv is the environment of a server that is measured: staging, so that the request log
+// is on, and an allowed origin, which testdata/bench.lua names.
+func benchEnv(b *testing.B, databaseURL string, mail *mailSink) map[string]string {
+	return serverEnv(b, map[string]string{
+		"APP_ENV": "staging", "COOKIE_DOMAIN": "staging.example.com", "ADDR": freeAddress(b),
+		"ALLOWED_ORIGINS": "https://app.staging.example.com",
+		"SMTP_URL":        mail.url, "MAIL_FROM": "signin@example.com", "DATABASE_URL": databaseURL,
+	})
+}
+
+// A benchServer is a server that is measured, with its clients: one for the harness, and a
+// thousand session cookies for wrk.
+type benchServer struct {
+	process    *exec.Cmd
+	env        map[string]string
+	client     *testClient
+	cookies    []string
+	cookieFile string
+}
+
+// startBenchServer starts the server and waits for its first answer.
+func startBenchServer(b *testing.B, binary string, env map[string]string) *benchServer {
+	process := startBench(b, env, binary, "serve")
+	awaitAnswer(b, "http://"+env["ADDR"]+"/healthz")
+	harness := newTestServer(env) // for its clients
+	harness.addr, harness.base = env["ADDR"], "https://api."+env["COOKIE_DOMAIN"]
+	s := &benchServer{process: process, env: env, client: harness.client(b), cookieFile: b.TempDir() + "/cookies"}
+	s.cookies = benchCookies(b, harness)
+	s.client.setToken(strings.SplitN(s.cookies[0], "=", 2)[1])
+	if err := os.WriteFile(s.cookieFile, []byte(strings.Join(s.cookies, "\n")), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	s := newServer(cfg, nil, io.Discard)
-	rows, err := testDB(b, env["DATABASE_URL"]).Query("select user_id, email, now() from users limit 1000")
+	return s
+}
+
+// fillUsers makes the users, who all have accepted the terms.
+func fillUsers(b testing.TB, databaseURL string) {
+	execSQL(b, databaseURL, `
+		insert into users (email) select 'user' || n || '@example.com' from generate_series(1, $1::int) n`, benchUsers)
+	execSQL(b, databaseURL, `
+		insert into terms_acceptances (user_id, version) select user_id, $1 from users`, TERMS_VERSION)
+	execSQL(b, databaseURL, "vacuum analyze")
+}
+
+// benchCookies gives the session cookies of a thousand users.
+func benchCookies(b testing.TB, s *testServer) (cookies []string) {
+	rows, err := testDB(b, s.env["DATABASE_URL"]).Query("select user_id, email from users order by email limit 1000")
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer rows.Close()
+	now := time.Now().Unix()
 	for rows.Next() {
-		var u user
-		if err := rows.Scan(&u.UserID, &u.Email, &u.now); err != nil {
+		var userID, email string
+		if err := rows.Scan(&userID, &email); err != nil {
 			b.Fatal(err)
 		}
-		cookies = append(cookies, cfg.cookieName+"="+s.signToken(sessionToken{email: u.Email, userID: u.UserID, issuedAt: u.now, expiresAt: u.now.Add(sessionTTL)}))
+		claims := fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d.123456,"exp":%d.123456}`, email, userID, now-1, now+3600)
+		cookies = append(cookies, s.cookieName()+"="+forge(hs256, claims, s.env["SESSION_SECRET"], sha256.New))
+	}
+	if err := rows.Err(); err != nil {
+		b.Fatal(err)
 	}
 	return cookies
+}
+
+// lastStatement is the text of a statement that a server has run last on one of its
+// connections, as PostgreSQL got it.
+func lastStatement(b *testing.B, databaseURL, part string) string {
+	return queryValue[string](b, databaseURL, `
+		select query from pg_stat_activity
+		where datname = current_database() and pid <> pg_backend_pid() and query like '%' || $1 || '%'
+		order by query_start desc limit 1`, part)
 }
 
 func freeAddress(b *testing.B) string {
@@ -347,8 +411,12 @@ func freeAddress(b *testing.B) string {
 	return listener.Addr().String()
 }
 
-// startBench starts a process that ends with this one. Its output is the log.
-func startBench(b *testing.B, log *os.File, env map[string]string, command ...string) *exec.Cmd {
+// startBench starts a process that ends with this one. Its output goes to a file.
+func startBench(b *testing.B, env map[string]string, command ...string) *exec.Cmd {
+	log, err := os.Create(b.TempDir() + "/log")
+	if err != nil {
+		b.Fatal(err)
+	}
 	cmd := exec.Command(command[0], command[1:]...)
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
@@ -361,20 +429,24 @@ func startBench(b *testing.B, log *os.File, env map[string]string, command ...st
 	b.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
+		log.Close()
 	})
 	return cmd
 }
 
 func awaitAnswer(b *testing.B, address string) {
+	last := ""
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if answer, err := http.Get(address); err == nil {
+			text, _ := io.ReadAll(answer.Body)
 			answer.Body.Close()
 			if answer.StatusCode == 200 {
 				return
 			}
+			last = string(text)
 		}
 		if time.Now().After(end) {
-			b.Fatal("no answer from ", address)
+			b.Fatal("no answer from ", address, last)
 		}
 	}
 }
@@ -551,20 +623,20 @@ func (m *mailSink) serve(c *textproto.Conn) {
 
 // runPgbench runs the statements of GET /hubs as the server does, without the server:
 // the account's, then the page's.
-func runPgbench(b *testing.B, r *benchRun, d time.Duration, databaseURL, userID, userText string) {
+func runPgbench(b *testing.B, r *benchRun, d time.Duration, databaseURL, userID, userText, pageText string) {
 	script := b.TempDir() + "/script.sql"
 	named := func(text, first, second string) string { // pgbench's parameters have names
 		return strings.NewReplacer("$1", first, "$2", second, "\n", " ").Replace(text) + ";\n"
 	}
-	page, _ := defaultPage.statement()
-	text := named(userText, ":user_id", ":version") + named(page, ":limit", ":offset")
+	text := named(userText, ":user_id", ":version") + named(pageText, ":limit", ":offset")
 	if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
 		b.Fatal(err)
 	}
 	cmd := exec.Command(os.Getenv("BENCH_PGBENCH"), "-n", "-M", "prepared", fmt.Sprintf("-c%d", poolSize),
 		fmt.Sprintf("-T%.0f", d.Seconds()), "-f", script,
 		"-D", "user_id="+userID,
-		"-D", "version="+TERMS_VERSION, "-D", "limit=21", "-D", "offset=0", databaseURL)
+		"-D", "version="+TERMS_VERSION, "-D", fmt.Sprint("limit=", benchPageLimit),
+		"-D", fmt.Sprint("offset=", benchPageOffset), databaseURL)
 	cmd.Env = append(os.Environ(), "PGOPTIONS=-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c jit=off "+
 		"-c max_parallel_workers_per_gather=0")
 	out, err := cmd.CombinedOutput()
@@ -575,50 +647,4 @@ func runPgbench(b *testing.B, r *benchRun, d time.Duration, databaseURL, userID,
 	}
 	r.requests, _ = strconv.ParseFloat(string(count[1]), 64)
 	r.took = d
-}
-
-// userStatement is the text by which every request with a session loads its user.
-func userStatement(b *testing.B, databaseURL, userID string) (text string) {
-	st, err := openStore(databaseURL)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer st.db.Close()
-	if _, _, err := newServer(config{}, st, io.Discard).loadUser(byID, userID); err != nil {
-		b.Fatal(err)
-	}
-	st.statements.Range(func(key, _ any) bool {
-		text = key.(string)
-		return !strings.Contains(text, byID)
-	})
-	return text
-}
-
-// What the list costs this process, PostgreSQL left out. BenchmarkSessionCheck has
-// the part of it that every request with a session pays.
-func BenchmarkListHubs(b *testing.B) {
-	env := serverEnv(b)
-	execSQL(b, env["DATABASE_URL"], "insert into hubs (name) select 'Hub ' || n from generate_series(1, 100) n")
-	cookies := fillUsers(b, env)
-	cfg, err := loadConfig(lookup(env))
-	if err != nil {
-		b.Fatal(err)
-	}
-	st, err := openStore(env["DATABASE_URL"])
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer st.db.Close()
-	s := newServer(cfg, st, io.Discard)
-	handler := s.handler(s.routes())
-	b.ReportAllocs()
-	for n := 0; b.Loop(); n++ {
-		r := httptest.NewRequest("GET", "/hubs", nil)
-		r.RemoteAddr = fmt.Sprintf("10.0.%d.%d:1", n>>8&255, n&255)
-		r.Header.Set("Cookie", cookies[0])
-		w := httptest.NewRecorder()
-		if handler.ServeHTTP(w, r); w.Code != 200 || !json.Valid(w.Body.Bytes()) {
-			b.Fatal(w.Body)
-		}
-	}
 }

@@ -13,7 +13,9 @@ usage() {
 		       ./dev.sh user ...         the server's own user commands, on the database of the last run
 		       ./dev.sh test [FLAG...]   all tests with the race detector; coverage, at least 90 %, without flags
 		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
-		       ./dev.sh bench [growth]   speed beside net/http and PostgreSQL alone, into bench.txt, within 3 minutes;
+		       ./dev.sh bench [WHAT]     speed beside net/http and PostgreSQL alone, into bench.txt, within 3 minutes;
+		                                 COMMIT: that commit against the working tree, request by request;
+		                                 abuse: the CPU of the most expensive requests;
 		                                 growth: what lists cost at a million hubs against a thousand
 		       ./dev.sh release [OS/ARCH...]
 		                                 binaries of the commit HEAD, their SBOMs and checksums, into .dev/release;
@@ -435,21 +437,40 @@ cmd_tour() {
 
 # --- bench ---
 
-# The measuring itself is in bench_test.go and growth_test.go.
+# The measuring itself is in bench_test.go, bench_commits_test.go, bench_abuse_test.go and
+# growth_test.go.
 cmd_bench() {
-	local go_bench=(go test -run '^$' -benchtime 1x)
+	local what=${1:-server} go_bench=(go test -run '^$' -benchtime 1x)
 	need_go
 	need_postgres
-	if [ "${1:-}" = growth ]; then
+	if [ "$what" = growth ]; then
 		"${go_bench[@]}" -bench '^BenchmarkGrowth$' -timeout 30m .
 		return
 	fi
 	[ "$(uname)" = Linux ] || die "bench reads CPU times in /proc: Linux only"
 	has wrk || apt_install wrk
 	make_tmp
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$tmp/hubs" .
-	BENCH_BINARY=$tmp/hubs BENCH_PGBENCH=$pg_bin/pgbench "${go_bench[@]}" -bench '^BenchmarkServer$' -timeout 3m .
-	cat bench.txt
+	build_server "$project" "$tmp/hubs"
+	export BENCH_BINARY=$tmp/hubs BENCH_PGBENCH=$pg_bin/pgbench BENCH_PSQL=$pg_bin/psql
+	case $what in
+	server)
+		"${go_bench[@]}" -bench '^BenchmarkServer$' -timeout 4m .
+		cat bench.txt
+		;;
+	abuse) "${go_bench[@]}" -bench '^BenchmarkAbuse$' -timeout 15m . ;;
+	*)
+		mkdir "$tmp/commit"
+		git archive "$what" | tar -xf - -C "$tmp/commit" || die "bench $what: no such commit"
+		build_server "$tmp/commit" "$tmp/hubs-commit"
+		BENCH_COMMIT=$(git rev-parse --short "$what") BENCH_COMMIT_BINARY=$tmp/hubs-commit \
+			"${go_bench[@]}" -bench '^BenchmarkCommits$' -timeout 15m .
+		;;
+	esac
+}
+
+# build_server FOLDER BINARY builds as a release is built.
+build_server() {
+	(cd "$1" && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$2" .)
 }
 
 # --- release ---
@@ -523,6 +544,6 @@ case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
 test | user | release) "cmd_$command" "$@" ;;
-bench) [ $# = 0 ] || [ "$*" = growth ] || usage; cmd_bench "$@" ;;
+bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
 *) usage ;;
 esac

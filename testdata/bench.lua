@@ -1,11 +1,25 @@
--- For wrk: each request comes from a client address of its own and in the name of the
--- next user, so that the limits are on, but not met.
+-- For wrk: each request has the headers that a browser sends for a page of an allowed
+-- origin. Each comes from a client address of its own and in the name of the next user, so
+-- that the limits are on, but not met.
 -- wrk ... -s testdata/bench.lua URL -- FILE; in FILE one Cookie header a line.
 
 local cookies, n = {}, 0
 
+local page = "https://app.staging.example.com"
+
 function init(args)
 	for line in io.lines(args[1]) do cookies[#cookies + 1] = line end
+	local headers = wrk.headers
+	headers["User-Agent"] = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 "
+		.. "(KHTML, like Gecko) Chrome/141.0.0.0 Safari/537.36"
+	headers["Accept"] = "application/json, text/plain, */*"
+	headers["Accept-Language"] = "en-GB,en;q=0.9,de;q=0.8"
+	headers["Accept-Encoding"] = "gzip, deflate, br, zstd"
+	headers["Origin"] = page
+	headers["Referer"] = page .. "/"
+	headers["Sec-Fetch-Dest"] = "empty"
+	headers["Sec-Fetch-Mode"] = "cors"
+	headers["Sec-Fetch-Site"] = "same-site"
 end
 
 function request()
