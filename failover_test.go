@@ -166,6 +166,7 @@ func TestReadsOutliveTheirConnections(t *testing.T) {
 	restarts := map[string]func(pg *ownPostgres){
 		"crash":             func(pg *ownPostgres) { pg.crash(syscall.SIGKILL) },
 		"immediate restart": func(pg *ownPostgres) { pg.crash(syscall.SIGQUIT) },
+		"loss":              func(pg *ownPostgres) { pg.lose() },
 		"restart":           func(pg *ownPostgres) { pg.stop() },
 	}
 	for name, end := range restarts {
@@ -193,7 +194,7 @@ func TestReadsOutliveTheirConnections(t *testing.T) {
 		admin, _ := s.member(t, "admin")
 		guests := newGuests(t, s.testServer, pair.primary.url, 5)
 		fillPool(t, pair.primary, admin)
-		pair.primary.crash(syscall.SIGKILL)
+		pair.primary.lose()
 		pair.promote(t)
 		nothingFails(t, s.testServer, admin, guests, "both")
 		admin.do("POST", "/hubs", map[string]string{"name": "after"}).want(t, 201)
@@ -256,7 +257,7 @@ func TestWritesAreNotRepeatedAfterACrash(t *testing.T) {
 	admin, _ := s.member(t, "admin")
 	for range 3 {
 		fillPool(t, pg, admin)
-		pg.crash(syscall.SIGKILL)
+		pg.lose()
 		pg.start()
 		for n := range 2 * poolSize {
 			name := fmt.Sprintf("hub %d", serial.Add(1))
@@ -416,7 +417,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 
 	hubs.wait(t, 201, 100)
 	uploads.wait(t, 201, 20)
-	pair.primary.crash(syscall.SIGKILL)
+	pair.primary.lose()
 	hubs.wait(t, 503, 6)
 	pair.promote(t)
 	promoted := time.Now()

@@ -167,13 +167,32 @@ func (pg *ownPostgres) children(postmaster int) (pids []int) {
 	return pids
 }
 
-// crash ends it by a signal, SIGKILL or SIGQUIT, without a chance to finish its work,
-// and waits until none of its processes is left. The next start recovers the data.
+// crash ends it by a signal to its first process, SIGKILL or SIGQUIT, without a chance to
+// finish its work. The others notice, and some still tell their clients so. The next
+// start recovers the data.
 func (pg *ownPostgres) crash(sig syscall.Signal) {
 	pg.t.Helper()
 	postmaster := pg.postmaster()
 	pids := append(pg.children(postmaster), postmaster)
 	pg.signal(postmaster, sig)
+	pg.waitEnd(pids)
+}
+
+// lose ends all its processes at once, as the loss of its machine would: no client
+// hears a word.
+func (pg *ownPostgres) lose() {
+	pg.t.Helper()
+	pg.pause()
+	pids := pg.paused
+	pg.paused = nil
+	for _, pid := range pids {
+		pg.signal(pid, syscall.SIGKILL)
+	}
+	pg.waitEnd(pids)
+}
+
+func (pg *ownPostgres) waitEnd(pids []int) {
+	pg.t.Helper()
 	waitUntil(pg.t, "the end of PostgreSQL", func() bool {
 		// Ended children may stay as zombies for a moment; they hold nothing.
 		return !slices.ContainsFunc(pids, isRunning)
