@@ -345,6 +345,7 @@ func TestUploadsAreUndoneLater(t *testing.T) {
 	away.resume()
 	silent.resume()
 	running := at(second).startUpload("running.txt")
+	before := 0
 	// As if all of it had happened some minutes ago.
 	old := time.Now().Add(-10 * time.Minute)
 	for _, name := range first.unfinishedFiles(t) {
@@ -352,8 +353,13 @@ func TestUploadsAreUndoneLater(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	waitWithin(t, 3*time.Minute, "all undone but the upload that runs", func() bool {
-		return len(first.unfinishedFiles(t)) == 1
+	waitWithin(t, 100*time.Second, "all undone but the upload that runs", func() bool {
+		left := first.unfinishedFiles(t)
+		if len(left) != before {
+			before = len(left)
+			t.Logf("unfinished: %q", left)
+		}
+		return len(left) == 1
 	})
 	if r := running.finish(); r.status != 201 {
 		t.Errorf("an upload that ran during the sweep: %v", r)
