@@ -345,6 +345,18 @@ func TestUploadsAreUndoneLater(t *testing.T) {
 	away.resume()
 	silent.resume()
 	running := at(second).startUpload("running.txt")
+	enough, moved := make(chan struct{}), make(chan struct{})
+	go func() { // it must move, or it would end as one that stalls
+		defer close(moved)
+		for {
+			select {
+			case <-enough:
+				return
+			case <-time.After(time.Second):
+				io.WriteString(running.rest, "still there")
+			}
+		}
+	}()
 	before := 0
 	// As if all of it had happened some minutes ago.
 	old := time.Now().Add(-10 * time.Minute)
@@ -353,7 +365,7 @@ func TestUploadsAreUndoneLater(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	waitWithin(t, 100*time.Second, "all undone but the upload that runs", func() bool {
+	waitWithin(t, 150*time.Second, "all undone but the upload that runs", func() bool {
 		left := first.unfinishedFiles(t)
 		if len(left) != before {
 			before = len(left)
@@ -361,6 +373,8 @@ func TestUploadsAreUndoneLater(t *testing.T) {
 		}
 		return len(left) == 1
 	})
+	close(enough)
+	<-moved
 	if r := running.finish(); r.status != 201 {
 		t.Errorf("an upload that ran during the sweep: %v", r)
 	}
