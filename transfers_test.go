@@ -273,6 +273,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
+		d.Conn.(*net.TCPConn).SetReadBuffer(1 << 20) // the rest is for speed
 		rest, err := io.ReadAll(io.LimitReader(d.body, int64(len(content)-len(got))))
 		if got = append(got, rest...); !bytes.Equal(got, content) {
 			t.Errorf("a slow download: %d bytes of %d: %v", len(got), len(content), err)
