@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -126,6 +127,18 @@ func (pg *ownPostgres) stop() {
 // accepted by the kernel, and nothing answers.
 func (pg *ownPostgres) pause() {
 	pg.t.Helper()
+	postmaster := pg.postmaster()
+	pg.signal(postmaster, syscall.SIGSTOP) // first: now it can't start others
+	pg.paused = []int{postmaster}
+	for _, child := range pg.children(postmaster) {
+		pg.signal(child, syscall.SIGSTOP)
+		pg.paused = append(pg.paused, child)
+	}
+}
+
+// postmaster is the process id of PostgreSQL's first process.
+func (pg *ownPostgres) postmaster() int {
+	pg.t.Helper()
 	pid, err := os.ReadFile(pg.dir + "/data/postmaster.pid")
 	if err != nil {
 		pg.t.Fatal(err)
@@ -135,8 +148,12 @@ func (pg *ownPostgres) pause() {
 	if err != nil {
 		pg.t.Fatal(err)
 	}
-	pg.signal(postmaster, syscall.SIGSTOP) // first: now it can't start others
-	pg.paused = []int{postmaster}
+	return postmaster
+}
+
+// children are the process ids of the others.
+func (pg *ownPostgres) children(postmaster int) (pids []int) {
+	pg.t.Helper()
 	list, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
 	if err != nil {
 		pg.t.Fatal("ps: ", err)
@@ -144,10 +161,49 @@ func (pg *ownPostgres) pause() {
 	for line := range strings.Lines(string(list)) {
 		var child, parent int
 		if n, _ := fmt.Sscan(line, &child, &parent); n == 2 && parent == postmaster {
-			pg.signal(child, syscall.SIGSTOP)
-			pg.paused = append(pg.paused, child)
+			pids = append(pids, child)
 		}
 	}
+	return pids
+}
+
+// crash ends it by a signal to its first process, SIGKILL or SIGQUIT, without a chance to
+// finish its work. The others notice, and some still tell their clients so. The next
+// start recovers the data.
+func (pg *ownPostgres) crash(sig syscall.Signal) {
+	pg.t.Helper()
+	postmaster := pg.postmaster()
+	pids := append(pg.children(postmaster), postmaster)
+	pg.signal(postmaster, sig)
+	pg.waitEnd(pids)
+}
+
+// lose ends all its processes at once, as the loss of its machine would: no client
+// hears a word.
+func (pg *ownPostgres) lose() {
+	pg.t.Helper()
+	pg.pause()
+	pids := pg.paused
+	pg.paused = nil
+	for _, pid := range pids {
+		pg.signal(pid, syscall.SIGKILL)
+	}
+	pg.waitEnd(pids)
+}
+
+func (pg *ownPostgres) waitEnd(pids []int) {
+	pg.t.Helper()
+	waitUntil(pg.t, "the end of PostgreSQL", func() bool {
+		// Ended children may stay as zombies for a moment; they hold nothing.
+		return !slices.ContainsFunc(pids, isRunning)
+	})
+	pg.stop() // ends the dev.sh that kept it
+}
+
+// isRunning tells whether there is such a process, zombies excepted.
+func isRunning(pid int) bool {
+	state, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
+	return err == nil && !strings.HasPrefix(string(state), "Z")
 }
 
 // resume undoes pause.
@@ -186,11 +242,19 @@ type testProcess struct {
 // startProcess is startServer in a process of its own.
 func startProcess(t testing.TB, overrides ...map[string]string) *testProcess {
 	t.Helper()
+	return startThrough(t, nil, overrides...)
+}
+
+// startThrough is startProcess by way of another command, such as one that sets a
+// limit, which must end in exec of its last arguments.
+func startThrough(t testing.TB, wrapper []string, overrides ...map[string]string) *testProcess {
+	t.Helper()
 	path, err := testBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return startCommand(t, exec.Command(path, "serve"), overrides...)
+	args := append(slices.Clone(wrapper), path, "serve")
+	return startCommand(t, exec.Command(args[0], args[1:]...), overrides...)
 }
 
 // startCommand is startProcess for another way to start the binary.

@@ -711,7 +711,6 @@ func serverFiles(t *testing.T) map[string]string {
 	return files
 }
 
-
 // H1: a client that does not read its answers is given up when the time of an answer is
 // over.
 func TestUnreadAnswersEnd(t *testing.T) {
