@@ -8,13 +8,10 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"image"
 	"image/png"
 	"io"
@@ -22,7 +19,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -30,283 +26,6 @@ import (
 	"testing"
 	"time"
 )
-
-// A browser is one Chromium with an empty profile. What goes wrong ends the test.
-type browser struct {
-	t       testing.TB
-	session string // its address at the driver
-}
-
-// newBrowser starts one that ends with the test. It fails, and does not skip, where
-// there is none: a test that skipped would be green where nothing was tested.
-func newBrowser(t testing.TB, flags ...string) *browser {
-	t.Helper()
-	chromium, err := exec.LookPath("chromium")
-	driver, driverErr := exec.LookPath("chromedriver")
-	if err = cmp.Or(err, driverErr); err != nil {
-		t.Fatalf("no browser to test with: %v (on Debian: apt-get install chromium chromium-driver)", err)
-	}
-	// Not t.TempDir, which fails the test when a process that is ending still writes.
-	dir, err := os.MkdirTemp(testDir, "chromium-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The shell ends the driver when the tests end, however they do; and a Chromium whose
-	// driver is gone ends because it is driven through a pipe.
-	cmd := exec.Command("sh", "-c", `"$0" --port=0 & cat; kill $!; wait`, driver)
-	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, done := &logBuffer{}, make(chan struct{})
-	cmd.Stdout, cmd.Stderr = out, out
-	cmd.WaitDelay = patience // a grandchild that keeps the pipe open must not hang the tests
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(done)
-		cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		stdin.Close()
-		<-done
-	})
-	line, _, err := out.wait(0, done, containsAll([]string{"started successfully on port "}))
-	if err != nil {
-		t.Fatalf("chromedriver: %v that says its port", err)
-	}
-	_, port, _ := strings.Cut(strings.TrimSuffix(line, "."), "on port ")
-	b := &browser{t, "http://127.0.0.1:" + port + "/session"}
-	var created struct{ SessionID string }
-	b.command("POST", "", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
-		"goog:chromeOptions": map[string]any{"binary": chromium, "args": append([]string{
-			"--headless", "--no-sandbox", // which root can't have
-			"--disable-gpu", "--disable-quic", "--no-first-run",
-			"--disable-background-networking", "--disable-component-update", "--disable-sync",
-			"--host-resolver-rules=MAP * ~NOTFOUND,EXCLUDE localhost,EXCLUDE 127.0.0.1", // nothing leaves this machine
-			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
-			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900"}, flags...),
-			// Else it is not SameSite that keeps the cookie from another site's requests.
-			"prefs": map[string]any{"profile.cookie_controls_mode": 0, "profile.block_third_party_cookies": false}},
-		"goog:loggingPrefs": map[string]string{"browser": "ALL", "performance": "ALL"},
-	}}}, &created)
-	b.session += "/" + created.SessionID
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the page at the end: %q", script[[]string](b, `const texts = [...document.querySelectorAll(
-				'.message, .field-error, #hubs-summary')].map(element => element.textContent);
-				return [String(location), ...texts.filter(Boolean)]`))
-		}
-		b.command("DELETE", "", nil, nil)
-	})
-	return b
-}
-
-// command sends one command of the protocol.
-func (b *browser) command(method, path string, in, out any) {
-	b.t.Helper()
-	var body io.Reader
-	if in != nil {
-		encoded, err := json.Marshal(in)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		body = bytes.NewReader(encoded)
-	}
-	req, err := http.NewRequest(method, b.session+path, body)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	resp, err := (&http.Client{Timeout: 2 * patience}).Do(req)
-	if err != nil {
-		b.t.Fatalf("WebDriver: %v", err)
-	}
-	defer resp.Body.Close()
-	var answer struct{ Value json.RawMessage }
-	err = json.NewDecoder(resp.Body).Decode(&answer)
-	if err != nil || resp.StatusCode != 200 {
-		message, _, _ := strings.Cut(string(answer.Value), `\n#`) // without the stack
-		b.t.Fatalf("WebDriver %s %s: %d %v %s", method, path, resp.StatusCode, err, message)
-	}
-	if out != nil {
-		if err := json.Unmarshal(answer.Value, out); err != nil {
-			b.t.Fatalf("WebDriver %s %s: %v in %s", method, path, err, answer.Value)
-		}
-	}
-}
-
-// script runs the body of a function in the page. A promise it returns is awaited.
-func script[T any](b *browser, body string, args ...any) (value T) {
-	b.t.Helper()
-	b.command("POST", "/execute/sync", map[string]any{"script": body, "args": append([]any{}, args...)}, &value)
-	return value
-}
-
-func (b *browser) open(url string) {
-	b.t.Helper()
-	b.command("POST", "/url", map[string]string{"url": url}, nil)
-}
-
-// element is the path of the one element that a CSS selector names.
-func (b *browser) element(selector string) string {
-	b.t.Helper()
-	var found map[string]string
-	b.command("POST", "/element", map[string]string{"using": "css selector", "value": selector}, &found)
-	for _, id := range found {
-		return "/element/" + id
-	}
-	b.t.Fatalf("no element %s", selector)
-	return ""
-}
-
-// click is refused by the driver where a user could not click.
-func (b *browser) click(selector string) {
-	b.t.Helper()
-	b.command("POST", b.element(selector)+"/click", map[string]string{}, nil)
-}
-
-const enterKey = "\uE007"
-
-// keys types into an input in place of what it holds.
-func (b *browser) keys(selector, text string) {
-	b.t.Helper()
-	input := b.element(selector)
-	if script[string](b, "return document.querySelector(arguments[0]).type", selector) != "file" {
-		b.command("POST", input+"/clear", map[string]string{}, nil)
-	}
-	b.command("POST", input+"/value", map[string]string{"text": text}, nil)
-}
-
-func (b *browser) text(selector string) string {
-	b.t.Helper()
-	return script[string](b, "return document.querySelector(arguments[0])?.textContent ?? ''", selector)
-}
-
-func (b *browser) visible(selector string) bool {
-	b.t.Helper()
-	return script[bool](b, "return document.querySelector(arguments[0]).checkVisibility()", selector)
-}
-
-func (b *browser) waitText(selector, part string) {
-	b.t.Helper()
-	waitUntil(b.t, fmt.Sprintf("%s with %q", selector, part), func() bool {
-		return strings.Contains(b.text(selector), part)
-	})
-}
-
-// cookies are all that the browser holds for the page, those hidden from scripts too.
-func (b *browser) cookies() (all []browserCookie) {
-	b.t.Helper()
-	b.command("GET", "/cookie", nil, &all)
-	return all
-}
-
-type browserCookie struct {
-	Name, Value, Domain, Path, SameSite string
-	HTTPOnly, Secure                    bool
-	Expiry                              int64
-}
-
-// entries takes what a log of the browser has gained since it was last asked.
-func (b *browser) entries(log string) (entries []logEntry) {
-	b.t.Helper()
-	b.command("POST", "/se/log", map[string]string{"type": log}, &entries)
-	return entries
-}
-
-type logEntry struct{ Level, Message string }
-
-// wantConsole says what the console must have gained: one entry for each of the parts,
-// which it contains, in this order. Without parts: nothing at all.
-func (b *browser) wantConsole(parts ...string) {
-	b.t.Helper()
-	got := b.entries("browser")
-	match := func(e logEntry, part string) bool { return strings.Contains(e.Message, part) }
-	if !slices.EqualFunc(got, parts, match) {
-		b.t.Errorf("console: %q, want %q", got, parts)
-	}
-}
-
-// A browserRequest is one that the page made, as the developer tools show it.
-type browserRequest struct {
-	Method, URL string
-	Headers     map[string]string // without those that the browser adds by itself
-}
-
-// requests takes those made since it was last asked, but for those that end within the
-// browser: the pictures in a page's text, the tab that Chromium opens at first.
-func (b *browser) requests() (requests []browserRequest) {
-	b.t.Helper()
-	for _, entry := range b.entries("performance") {
-		var event struct {
-			Message struct {
-				Method string
-				Params struct{ Request browserRequest }
-			}
-		}
-		if err := json.Unmarshal([]byte(entry.Message), &event); err != nil {
-			b.t.Fatal(err)
-		}
-		request := event.Message.Params.Request
-		scheme, _, _ := strings.Cut(request.URL, ":")
-		within := slices.Contains([]string{"about", "blob", "chrome", "data"}, scheme)
-		if event.Message.Method == "Network.requestWillBeSent" && !within {
-			requests = append(requests, request)
-		}
-	}
-	return requests
-}
-
-// devTools is a command of the Chrome DevTools protocol, for what WebDriver can't do.
-func (b *browser) devTools(method string, params map[string]any) {
-	b.t.Helper()
-	b.command("POST", "/goog/cdp/execute", map[string]any{"cmd": method, "params": params}, nil)
-}
-
-// look checks what every state of the page must keep: nothing wider than the screen, at
-// a phone's width and at a desk's, and no finding of axe-core, in light and in dark.
-// AXE_JS is the path of axe-core's axe.min.js, which .ci/run fetches: this project does
-// not depend on it.
-func (b *browser) look(state string) {
-	b.t.Helper()
-	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
-		b.devTools("Emulation.setDeviceMetricsOverride",
-			map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
-		b.devTools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
-			{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}}})
-		if !script[bool](b, "return matchMedia(`(prefers-color-scheme: ${arguments[0]})`).matches", scheme) {
-			b.t.Fatalf("%s: the browser does not show it %s", state, scheme)
-		}
-		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
-			b.t.Errorf("%s: %d px wide on a screen of %d", state, wide, width)
-		}
-		for _, finding := range b.axe() {
-			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
-		}
-	}
-	b.devTools("Emulation.clearDeviceMetricsOverride", map[string]any{})
-}
-
-// axe has axe-core examine the page, where there is one.
-func (b *browser) axe() []string {
-	b.t.Helper()
-	path := os.Getenv("AXE_JS")
-	if path == "" {
-		return nil
-	}
-	source, err := os.ReadFile(path)
-	if err != nil {
-		b.t.Fatal("AXE_JS: ", err)
-	}
-	return script[[]string](b, string(source)+`;
-		return axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']})
-			.then(found => {
-				if (found.passes.length < 10) throw Error('axe-core has examined next to nothing');
-				return found.violations.map(v => v.id + ' at ' + v.nodes.map(node => node.target.join(' ')));
-			})`)
-}
 
 // A learner walks the page from its first step to its last, and tries what it says is
 // left to try.
@@ -321,7 +40,7 @@ func TestPageInBrowser(t *testing.T) {
 	testUser(t, database, email, "member")
 	execSQL(t, database, `insert into hubs (name, status, description) select 'Hub ' || to_char(n, 'FM00'),
 		case when n > 10 then 'archived' else 'active' end, '<b>no markup</b>' from generate_series(1, 12) n`)
-	b := newBrowser(t)
+	b := newBrowser(t, chromium)
 	// act does something that makes the page call the server, and waits for what the step
 	// then says. Exchanges are counted, lest an older message be taken for the new one.
 	act := func(do func(), step, message string) {
@@ -540,7 +259,7 @@ func TestOtherOriginsInBrowser(t *testing.T) {
 	localhost := strings.NewReplacer("127.0.0.1", "localhost")
 	allowed, foreign := localhost.Replace(emptyPage(t, nil)), emptyPage(t, nil)
 	srv := startServer(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-	testOrigins(t, newBrowser(t), srv, localhost.Replace(srv.base), allowed, localhost.Replace(foreign), foreign)
+	testOrigins(t, newBrowser(t, chromium), srv, localhost.Replace(srv.base), allowed, localhost.Replace(foreign), foreign)
 }
 
 // The same as it is deployed: over TLS, behind a proxy, on names of one domain, all of
@@ -550,7 +269,7 @@ func TestProductionInBrowser(t *testing.T) {
 	proxy, srv := startProductionBehind(t, haproxy)
 	address := func(page string) string { return strings.TrimPrefix(page, "https://") }
 	page := address(emptyPage(t, proxy.tls.Clone()))
-	b := newBrowser(t, proxy.browserFlags(map[string]string{
+	b := newBrowser(t, chromium, proxy.browserFlags(map[string]string{
 		"app.example.com": page, "example.com": page, "evil-example.com": page})...)
 	testOrigins(t, b, srv, srv.base, "https://app.example.com", "https://example.com", "https://evil-example.com")
 
@@ -738,7 +457,7 @@ func TestPagePolicy(t *testing.T) {
 		wantProblem(t, startServer(t, env).client(t).do("GET", "/", nil), 404, "not_found")
 	}
 
-	b := newBrowser(t)
+	b := newBrowser(t, chromium)
 	b.open(srv.base + "/")
 	b.wantConsole()
 	outside := emptyPage(t, nil)
