@@ -2,9 +2,9 @@
 
 package main
 
-// The learner's page, and pages of other origins, in a real browser: headless Chromium,
-// driven by the WebDriver protocol (W3C, plain HTTP). What only a browser does is seen
-// here: the cookie that no script can read, SameSite, CORS, Content-Security-Policy.
+// The learner's page, and pages of other origins, in real browsers. These tests show what
+// only a browser does: the cookie that no script can read, SameSite, CORS,
+// Content-Security-Policy. harness_browser_test.go drives the browsers.
 
 import (
 	"bytes"
@@ -27,6 +27,63 @@ import (
 	"time"
 )
 
+// A learner is someone at the page, in one engine, on a server of their own.
+type learner struct {
+	*browser
+	srv             *testServer
+	email, database string
+}
+
+func newLearner(t *testing.T, b *browser) *learner {
+	srv := startServer(t)
+	l := &learner{browser: b, srv: srv, email: newEmail(), database: srv.env["DATABASE_URL"]}
+	noteEmail([]byte(`{"email":"` + l.email + `"}`))
+	testUser(t, l.database, l.email, "member")
+	execSQL(t, l.database, `insert into hubs (name, status, description) select 'Hub ' || to_char(n, 'FM00'),
+		case when n > 10 then 'archived' else 'active' end, '<b>no markup</b>' from generate_series(1, 12) n`)
+	l.open(srv.base + "/")
+	return l
+}
+
+// act does something that makes the page call the server, and waits for the message that
+// follows. It counts exchanges, so that it does not take an older message for the new one.
+func (l *learner) act(do func(), place, message string) {
+	l.t.Helper()
+	exchanges := func() int {
+		return script[int](l.browser, "return document.querySelector('#exchange-log').childElementCount")
+	}
+	before := exchanges()
+	do()
+	waitUntil(l.t, "the exchange that should say "+message, func() bool { return exchanges() > before })
+	l.waitText("#message-"+place, message)
+}
+
+func (l *learner) press(selector string) func() { return func() { l.click(selector) } }
+
+func (l *learner) enter(selector, text string) func() {
+	return func() { l.keys(selector, text+enterKey) }
+}
+
+// signIn takes steps 1 and 2. It returns the code.
+func (l *learner) signIn() (code string) {
+	l.t.Helper()
+	l.act(l.enter("#email", l.email), "request", "a code of 6 digits, good for 10 minutes")
+	code = l.srv.code(l.t, l.email)
+	l.act(l.enter("#code", code), "validate", "You are signed in as "+l.email)
+	return code
+}
+
+// wantInView waits until a user sees the element without scrolling: the page scrolls smoothly.
+func (l *learner) wantInView(selector string) {
+	l.t.Helper()
+	waitUntil(l.t, selector+" in view", func() bool {
+		return script[bool](l.browser, `const box = document.querySelector(arguments[0]).getBoundingClientRect();
+			const bar = document.querySelector('nav').getBoundingClientRect();
+			const uncovered = box.top >= bar.bottom - 1 && box.bottom <= innerHeight + 1;
+			return bar.top >= -1 && box.height > 0 && uncovered`, selector)
+	})
+}
+
 // A learner walks the page from its first step to its last, and tries what it says is
 // left to try.
 func TestPageInBrowser(t *testing.T) {
@@ -34,52 +91,50 @@ func TestPageInBrowser(t *testing.T) {
 	if os.Getenv("AXE_JS") == "" {
 		t.Log("!!! ACCESSIBILITY NOT CHECKED: AXE_JS does not name axe-core's axe.min.js !!!")
 	}
-	srv := startServer(t)
-	email, database := newEmail(), srv.env["DATABASE_URL"]
-	noteEmail([]byte(`{"email":"` + email + `"}`))
-	testUser(t, database, email, "member")
-	execSQL(t, database, `insert into hubs (name, status, description) select 'Hub ' || to_char(n, 'FM00'),
-		case when n > 10 then 'archived' else 'active' end, '<b>no markup</b>' from generate_series(1, 12) n`)
-	b := newBrowser(t, chromium)
-	// act does something that makes the page call the server, and waits for what the step
-	// then says. Exchanges are counted, lest an older message be taken for the new one.
-	act := func(do func(), step, message string) {
-		t.Helper()
-		exchanges := func() int {
-			return script[int](b, "return document.querySelector('#exchange-log').childElementCount")
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		l := newLearner(t, b)
+		b.look("first sight")
+		if b.engine == chromium {
+			if got := b.requests(); len(got) != 1 || got[0].URL != l.srv.base+"/" {
+				t.Errorf("requests to show the page: %v", got)
+			}
 		}
-		before := exchanges()
-		do()
-		waitUntil(t, "the exchange that should say "+message, func() bool { return exchanges() > before })
-		b.waitText("#message-"+step, message)
-	}
-	press := func(selector string) func() { return func() { b.click(selector) } }
-	enter := func(selector, text string) func() { return func() { b.keys(selector, text+enterKey) } }
-	const refused = "the server responded with a status of " // the console's words for a 4xx
+		l.walkSignIn(t)
+		l.walkHubs(t)
+		l.walkFiles(t)
+		l.walkRefusals(t)
+		if b.engine == chromium {
+			l.checkRequests(t)
+		}
+	})
+}
 
-	b.open(srv.base + "/")
-	b.look("first sight")
-	if got := b.requests(); len(got) != 1 || got[0].URL != srv.base+"/" {
-		t.Errorf("requests to show the page: %v", got)
-	}
-
-	// Steps 1 and 2, by the keyboard alone.
-	act(enter("#email", email), "request", "a code of 6 digits, good for 10 minutes")
-	code := srv.code(t, email)
+// walkSignIn takes steps 1 to 4, by the keyboard where it can.
+func (l *learner) walkSignIn(t *testing.T) {
+	b := l.browser
+	l.act(l.enter("#email", l.email), "request", "a code of 6 digits, good for 10 minutes")
+	code := l.srv.code(t, l.email)
 	if focus := script[string](b, "return document.activeElement.id"); focus != "code" {
 		t.Errorf("the focus is at %q, not where the code is entered", focus)
 	}
 	b.wantConsole()
-	act(enter("#code", "12345"), "validate", "400 invalid_request")
+	l.act(l.enter("#code", "12345"), "validate", "400 invalid_request")
 	b.look("with a field error")
-	b.wantConsole(refused + "400")
-	act(enter("#code", anotherCode(code)), "validate", "401 invalid_code")
-	b.wantConsole(refused + "401")
+	b.wantConsole(refusedBy + "400")
+	l.act(l.enter("#code", anotherCode(code)), "validate", "401 invalid_code")
+	b.wantConsole(refusedBy + "401")
 	if len(b.cookies()) != 0 || b.visible("#sign-out") {
 		t.Errorf("signed in by a wrong code: %v", b.cookies())
 	}
-	act(enter("#code", code), "validate", "You are signed in as "+email)
+	// People paste a code as their mail program shows it. Only the page takes the space away.
+	l.act(l.enter("#code", code[:3]+" "+code[3:]), "validate", "You are signed in as "+l.email)
 	b.wantConsole()
+	for _, part := range []string{"#h-validate", "#exchange-validate summary", "#message-validate"} {
+		l.wantInView(part)
+	}
+	if current := b.text("#steps [aria-current]"); current != "2 Present" {
+		t.Errorf("the navigation is at %q", current)
+	}
 	b.look("before the terms")
 
 	// The cookie, T6: as the browser understands it, and out of reach of every script.
@@ -98,18 +153,23 @@ func TestPageInBrowser(t *testing.T) {
 	}
 
 	// A used code, the terms gate: shown by the page, kept by the server.
-	act(enter("#code", code), "validate", "401 invalid_code")
-	act(press("#try-hubs"), "try", "403 terms_not_accepted")
-	b.wantConsole(refused+"401", refused+"403")
+	l.act(l.enter("#code", code), "validate", "401 invalid_code")
+	l.act(l.press("#try-hubs"), "terms-gate", "403 terms_not_accepted")
+	l.wantInView("#message-terms-gate")
+	b.wantConsole(refusedBy+"401", refusedBy+"403")
 	if b.visible("#list-hubs") || b.visible("#upload") || !b.visible("#sign-out") {
 		t.Error("hubs and files on offer before the terms, or no longer signed in")
 	}
-	act(press("#terms-accept"), "terms", "Accepted.")
-	if version := queryValue[string](t, database, "select version from terms_acceptances"); version != TERMS_VERSION {
+	l.act(l.press("#terms-accept"), "terms", "Accepted.")
+	version := queryValue[string](t, l.database, "select version from terms_acceptances")
+	if version != TERMS_VERSION {
 		t.Errorf("accepted: %s", version)
 	}
+}
 
-	// Hubs: pages, filters, order.
+// walkHubs takes step 5: pages, filters, order.
+func (l *learner) walkHubs(t *testing.T) {
+	b := l.browser
 	wantHubs := func(summary string, names ...string) {
 		t.Helper()
 		b.waitText("#hubs-summary", summary)
@@ -129,8 +189,9 @@ func TestPageInBrowser(t *testing.T) {
 	wantHubs("Hubs 11 to 12. These are the last.", "Hub 11", "Hub 12")
 	b.click("#previous")
 	wantHubs("Hubs 6 to 10. There are more.", "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
-	b.click("#filter-status option:last-child")
-	b.click("#order-direction option[value=desc]")
+	// The drivers can't choose: they scroll the select under the navigation.
+	script[any](b, `document.querySelector('#filter-status').value = 'archived';
+		document.querySelector('#order-direction').value = 'desc'`)
 	b.click("#list-hubs")
 	wantHubs("Hubs 1 to 2. These are the last.", "Hub 12", "Hub 11")
 	b.keys("#filter-name", "B 11"+enterKey)
@@ -138,8 +199,11 @@ func TestPageInBrowser(t *testing.T) {
 	b.keys("#filter-name", "%"+enterKey)
 	wantHubs("No hub to show.")
 	b.wantConsole()
+}
 
-	// Files: one that the browser shows, one that it must not.
+// walkFiles takes steps 6 and 7: a file that the browser shows, and one that it must not.
+func (l *learner) walkFiles(t *testing.T) {
+	b := l.browser
 	picture := filepath.Join(t.TempDir(), "a picture ü.png")
 	hostile := filepath.Join(t.TempDir(), "hostile.html")
 	var content bytes.Buffer
@@ -149,57 +213,66 @@ func TestPageInBrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.keys("#file", hostile)
-	act(press("#upload"), "upload", "hostile.html is uploaded. The server found it to be application/octet-stream.")
+	l.act(l.press("#upload"), "upload", "hostile.html is uploaded. The server found it to be application/octet-stream.")
 	b.waitText("#preview a", "Download it")
 	b.keys("#file", picture)
-	act(press("#upload"), "upload", "a picture ü.png is uploaded. The server found it to be image/png.")
+	l.act(l.press("#upload"), "upload", "a picture ü.png is uploaded. The server found it to be image/png.")
 	waitUntil(t, "the picture on show", func() bool {
 		return script[int](b, "return document.querySelector('#preview img')?.naturalWidth ?? 0") == 300
 	})
 	if done := script[float64](b, "return document.querySelector('#progress').value"); done != 1 {
 		t.Errorf("progress: %v", done)
 	}
-	size := queryValue[int](t, database, "select size from files where name = $1", filepath.Base(picture))
+	size := queryValue[int](t, l.database, "select size from files where name = $1", filepath.Base(picture))
 	if size != content.Len() {
 		t.Errorf("%d bytes uploaded, want %d", size, content.Len())
 	}
 	b.look("with a picture")
+}
 
-	// An admin's endpoint, the sixth request for a code.
-	act(enter("#new-hub-name", "Mine"), "try", "403 forbidden")
-	b.wantConsole(refused + "403")
+// walkRefusals takes steps 8 and 9.
+func (l *learner) walkRefusals(t *testing.T) {
+	b := l.browser
+	l.act(l.enter("#new-hub-name", "Mine"), "member-writes", "403 forbidden")
+	b.wantConsole(refusedBy + "403")
 	for range 4 {
-		act(press("#request-code"), "request", "good for 10 minutes")
+		l.act(l.press("#request-code"), "request", "good for 10 minutes")
 	}
-	act(press("#request-code"), "request", "429 rate_limited")
+	l.act(l.press("#request-code"), "request", "429 rate_limited")
 	b.waitText("#message-request", "Try again in 14 min ")
-	b.wantConsole(refused + "429")
+	b.wantConsole(refusedBy + "429")
 	b.look("refused by a limit")
 
-	// After a reload the session is still there; out of order, it is not.
-	b.open(srv.base + "/")
-	b.waitText("#message-session", "The session is good. You are "+email)
+	// After a reload the session is still there, and the page knows that the cookie was sent.
+	b.open(l.srv.base + "/")
+	b.waitText("#message-session", "The session is good. You are "+l.email)
 	b.waitText("#hubs-summary", "Hubs 1 to 5.")
-	execSQL(t, database, "update users set suspended = true")
-	act(press("#check-session"), "session", "403 account_suspended")
-	execSQL(t, database, "update users set suspended = false")
-	act(press("#check-session"), "session", "The session is good.")
-	b.wantConsole(refused + "403")
-	act(press("#sign-out"), "logout", "You are signed out.")
+	b.waitText("#exchange-session", "The browser sent it by itself")
+	execSQL(t, l.database, "update users set suspended = true")
+	l.act(l.press("#try-suspended"), "suspended", "403 account_suspended")
+	execSQL(t, l.database, "update users set suspended = false")
+	l.act(l.press("#check-session"), "session", "The session is good.")
+	b.wantConsole(refusedBy + "403")
+	l.act(l.press("#sign-out"), "logout", "You are signed out.")
 	if left := b.cookies(); len(left) != 0 || b.visible("#check-session") { // T7
 		t.Errorf("signed out, and yet: %v", left)
 	}
 	b.wantConsole()
-	act(press("#try-session"), "try", "401 unauthenticated")
-	b.wantConsole(refused + "401")
-	b.open(srv.base + "/")
+	l.act(l.press("#try-session"), "no-session", "401 unauthenticated")
+	l.wantInView("#message-no-session")
+	b.wantConsole(refusedBy + "401")
+	b.open(l.srv.base + "/")
 	b.waitText("#tries-count", "You have seen 7 of 9.")
+	b.click("#start-over")
+	b.waitText("#tries-count", "You have seen 0 of 9.")
 	b.wantConsole()
+}
 
-	// Every call bears an id; nothing was sent to anyone else.
+// checkRequests checks that every call had an id, and that nothing was sent to anyone else.
+func (l *learner) checkRequests(t *testing.T) {
 	calls := 0
-	for _, request := range b.requests() {
-		switch rest, here := strings.CutPrefix(request.URL, srv.base+"/"); {
+	for _, request := range l.requests() {
+		switch rest, here := strings.CutPrefix(request.URL, l.srv.base+"/"); {
 		case here && rest != "":
 			calls++
 			if id := request.Headers["x-request-id"]; !isUUID(id) {
@@ -212,6 +285,153 @@ func TestPageInBrowser(t *testing.T) {
 	if calls < 25 {
 		t.Errorf("only %d calls seen", calls)
 	}
+}
+
+// Going back to the page shows it as it is now: no used code, and the session of today.
+func TestPageAfterBack(t *testing.T) {
+	t.Parallel()
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		l := newLearner(t, b)
+		l.signIn()
+		execSQL(t, l.database, "update users set permission = 'admin'")
+		b.click("footer a")
+		waitUntil(t, "the contract", func() bool {
+			return script[string](b, "return location.pathname") == "/openapi.json"
+		})
+		b.command("POST", "/back", map[string]string{}, nil)
+		b.waitText("#message-session", "role admin")
+		if code := script[string](b, "return document.querySelector('#code').value"); code != "" {
+			t.Errorf("the page still shows the code %s", code)
+		}
+		if !b.visible("#terms-accept") {
+			t.Error("the page does not know the session")
+		}
+	})
+}
+
+// No select hides a part of its widest option, and the navigation is always in view.
+func TestPageLayout(t *testing.T) {
+	t.Parallel()
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		l := newLearner(t, b)
+		l.signIn()
+		l.act(l.press("#terms-accept"), "terms", "Accepted.")
+		clipped := script[[]string](b, `return [...document.querySelectorAll('select')].filter(select => {
+			const free = select.cloneNode(true);
+			free.style.cssText = 'width: max-content; min-width: 0; position: absolute';
+			document.body.append(free);
+			const needed = free.offsetWidth;
+			free.remove();
+			return select.offsetWidth < needed;
+		}).map(select => select.id)`)
+		if len(clipped) > 0 {
+			t.Errorf("clipped: %q", clipped)
+		}
+		for _, place := range []string{"#h-request", "#h-session", "#h-log"} {
+			script[any](b, "document.querySelector(arguments[0]).scrollIntoView()", place)
+			l.wantInView(place)
+		}
+		numbers := script[[]string](b, "return [...document.querySelectorAll('nav a')].map(a => a.textContent)")
+		want := []string{"1 Ask", "2 Present", "3 Session", "4 Terms", "5 Hubs", "6 Upload", "7 Look", "8 Sign out", "9 Try"}
+		if !slices.Equal(numbers, want) {
+			t.Errorf("navigation: %q, want %q", numbers, want)
+		}
+	})
+}
+
+// On a phone the exchanges are folded: a learner sees the steps, and unfolds what they want.
+func TestPageOnPhone(t *testing.T) {
+	t.Parallel()
+	b := newBrowser(t, chromium, "--window-size=500,900")
+	l := newLearner(t, b)
+	l.signIn()
+	if open := script[int](b, "return document.querySelectorAll('.exchange[open]').length"); open != 0 {
+		t.Errorf("%d exchanges are unfolded", open)
+	}
+	l.wantInView("#message-validate")
+	l.wantInView("#exchange-validate")
+	b.click("#exchange-validate summary")
+	b.waitText("#exchange-validate[open]", "Set-Cookie: hubs_auth_local")
+}
+
+// On a host that is not a secure context the page says so.
+func TestPageInsecure(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	b := newBrowser(t, chromium, "--host-resolver-rules=MAP hubs.example "+srv.addr)
+	b.open("http://hubs.example/")
+	const message = "This page can't work at http://hubs.example"
+	b.waitText("#insecure:not([hidden])", message)
+	b.click("#request-code")
+	b.waitText("#message-request", message)
+	b.wantConsole()
+}
+
+// A file opens in a tab of its own without a word in the console, and a file that a
+// browser must not show is downloaded: by a link of the page, and from such a tab.
+func TestOpenedFiles(t *testing.T) {
+	t.Parallel()
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		l := newLearner(t, b)
+		l.signIn()
+		l.act(l.press("#terms-accept"), "terms", "Accepted.")
+		var picture bytes.Buffer
+		if err := png.Encode(&picture, image.NewGray(image.Rect(0, 0, 300, 200))); err != nil {
+			t.Fatal(err)
+		}
+		upload := func(name, content string) {
+			t.Helper()
+			path := filepath.Join(t.TempDir(), name)
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b.keys("#file", path)
+			l.act(l.press("#upload"), "upload", name+" is uploaded.")
+			b.waitText("#preview", "The browser then sends the cookie")
+		}
+		downloaded := func(name string) func() bool {
+			return func() bool {
+				content, err := os.ReadFile(filepath.Join(b.downloads, name))
+				return err == nil && string(content) == "<p>Not to be shown.</p>"
+			}
+		}
+		const hostile = "<p>Not to be shown.</p>"
+		upload("page.html", hostile)
+		l.click("#preview a")
+		waitUntil(t, "the download", downloaded("page.html"))
+		upload("second.html", hostile)
+		second := script[string](b, "return document.querySelector('#preview a').href")
+
+		b.console()
+		upload("picture.png", picture.String())
+		b.inNewTab(l.press("#preview a"), func() {
+			waitUntil(t, "the picture in its tab", func() bool {
+				return script[int](b, "return document.images[0]?.naturalWidth ?? 0") == 300
+			})
+			left := script[int](b, "return document.images[0].getBoundingClientRect().left")
+			if left < 100 {
+				t.Errorf("the picture is not in the middle: the viewer's style is blocked")
+			}
+			b.wantConsole(iconMessage(b)...)
+		})
+		upload("notes.txt", "Some notes.")
+		b.inNewTab(l.press("#preview a"), func() {
+			b.waitText("pre", "Some notes.")
+			b.wantConsole(iconMessage(b)...)
+			script[any](b, `const link = document.createElement('a');
+				link.href = arguments[0]; document.body.append(link); link.click()`, second)
+			waitUntil(t, "the download from a sandboxed tab", downloaded("second.html"))
+		})
+	})
+}
+
+// iconMessage is what Firefox says about the icon of each tab that has a policy without
+// pictures. To allow the icon, the server would have to serve one, to any site.
+func iconMessage(b *browser) []string {
+	if b.engine == firefox {
+		return []string{"favicon.ico"}
+	}
+	return nil
 }
 
 // emptyPage serves a page on a port of its own, over TLS if there is a configuration.
@@ -258,8 +478,10 @@ func TestOtherOriginsInBrowser(t *testing.T) {
 	t.Parallel()
 	localhost := strings.NewReplacer("127.0.0.1", "localhost")
 	allowed, foreign := localhost.Replace(emptyPage(t, nil)), emptyPage(t, nil)
-	srv := startServer(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-	testOrigins(t, newBrowser(t, chromium), srv, localhost.Replace(srv.base), allowed, localhost.Replace(foreign), foreign)
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		srv := startServer(t, map[string]string{"ALLOWED_ORIGINS": allowed})
+		testOrigins(t, b, srv, localhost.Replace(srv.base), allowed, localhost.Replace(foreign), foreign)
+	})
 }
 
 // The same as it is deployed: over TLS, behind a proxy, on names of one domain, all of

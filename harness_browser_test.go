@@ -418,9 +418,11 @@ func (b *browser) open(url string) {
 	b.command("POST", "/url", map[string]string{"url": url}, nil)
 }
 
-// element returns the path of the one element that a CSS selector names.
+// element returns the path of the one element that a CSS selector names. It scrolls the
+// element to the middle of the window: the drivers don't know what the navigation covers.
 func (b *browser) element(selector string) string {
 	b.t.Helper()
+	script[any](b, "document.querySelector(arguments[0])?.scrollIntoView({block: 'center', behavior: 'instant'})", selector)
 	var found map[string]string
 	b.command("POST", "/element", map[string]string{"using": "css selector", "value": selector}, &found)
 	for _, id := range found {
