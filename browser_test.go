@@ -322,8 +322,9 @@ func TestPageLayout(t *testing.T) {
 			document.body.append(free);
 			const needed = free.offsetWidth;
 			free.remove();
+			select.title = select.offsetWidth + ' of ' + needed;
 			return select.offsetWidth < needed;
-		}).map(select => select.id)`)
+		}).map(select => select.id + ' ' + select.title)`)
 		if len(clipped) > 0 {
 			t.Errorf("clipped: %q", clipped)
 		}
@@ -419,7 +420,8 @@ func TestOpenedFiles(t *testing.T) {
 			b.waitText("pre", "Some notes.")
 			b.wantConsole(iconMessage(b)...)
 			script[any](b, `const link = document.createElement('a');
-				link.href = arguments[0]; document.body.append(link); link.click()`, second)
+				link.href = link.textContent = arguments[0]; document.body.append(link)`, second)
+			b.click("a")
 			waitUntil(t, "the download from a sandboxed tab", downloaded("second.html"))
 		})
 	})
@@ -576,7 +578,6 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 
 	for name, foreign := range map[string]string{"same site": sameSite, "cross site": crossSite} {
 		b.open(foreign)
-		b.entries("browser")
 		refused := func() int { return srv.log.count(`"code":"cross_origin"`) }
 		noSession := func() int { return srv.log.count(`"code":"unauthenticated"`, `"path":"/auth/session"`) }
 		refusedBefore, noSessionBefore := refused(), noSession()
@@ -620,7 +621,7 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 	}
 
 	// No page can frame the server's.
-	b.entries("browser")
+	b.console()
 	script[any](b, `return new Promise(loaded => { const frame = document.createElement('iframe');
 		frame.onload = () => loaded(); frame.src = arguments[0]; document.body.append(frame) })`, api+"/healthz")
 	b.wantConsole("frame-ancestors 'none'")
