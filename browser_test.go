@@ -319,7 +319,7 @@ func TestPageLayout(t *testing.T) {
 		clipped := script[[]string](b, `return [...document.querySelectorAll('select')].filter(select => {
 			const free = select.cloneNode(true);
 			free.style.cssText = 'width: max-content; min-width: 0; position: absolute';
-			document.body.append(free);
+			select.after(free);
 			const needed = free.offsetWidth;
 			free.remove();
 			select.title = select.offsetWidth + ' of ' + needed;
@@ -388,7 +388,9 @@ func TestOpenedFiles(t *testing.T) {
 			}
 			b.keys("#file", path)
 			l.act(l.press("#upload"), "upload", name+" is uploaded.")
-			b.waitText("#preview", "The browser then sends the cookie")
+			waitUntil(t, "the link to "+name, func() bool {
+				return script[bool](b, "return document.querySelector('#preview a')?.href.endsWith(arguments[0]) ?? false", name)
+			})
 		}
 		downloaded := func(name string) func() bool {
 			return func() bool {
@@ -579,7 +581,7 @@ func testOrigins(t *testing.T, b *browser, srv *testServer, api, allowed, sameSi
 	for name, foreign := range map[string]string{"same site": sameSite, "cross site": crossSite} {
 		b.open(foreign)
 		refused := func() int { return srv.log.count(`"code":"cross_origin"`) }
-		noSession := func() int { return srv.log.count(`"code":"unauthenticated"`, `"path":"/auth/session"`) }
+		noSession := func() int { return srv.log.count(`"reason":"missing"`, `"route":"/auth/session"`) }
 		refusedBefore, noSessionBefore := refused(), noSession()
 		for _, test := range []struct{ path, init string }{
 			// Reading: by fetch, and without CORS, when it must yield nothing.
