@@ -287,7 +287,8 @@ func (l *learner) checkRequests(t *testing.T) {
 	}
 }
 
-// Going back to the page shows it as it is now: no used code, and the session of today.
+// Going back to the page shows it as it is now: no used code, and the session as it is.
+// WebKitGTK then shows the old state of a page, the others load it again.
 func TestPageAfterBack(t *testing.T) {
 	t.Parallel()
 	inEachEngine(t, func(t *testing.T, b *browser) {
