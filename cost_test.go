@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// hostileTexts are repeated until they have the length that is asked for. Each of them once
+// hostileHeaders are repeated until they have the length that is asked for. Each of them once
 // met, or might meet, an expression that looks for secrets.
-var hostileTexts = []string{
+var hostileHeaders = []string{
 	"key\u0080", "key,123456,", "\xff", "a@a.", "code=", "://a:a@", "eyJa.", "0-0,", `"a",`, "127.0.0.1,", "a=a;", "a=a&",
 }
 
@@ -86,7 +86,7 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 		}
 	}
 	for _, place := range hostilePlaces {
-		for _, text := range hostileTexts {
+		for _, text := range hostileHeaders {
 			compare(place.name, place.line, place.header, text)
 		}
 	}
@@ -109,7 +109,7 @@ func BenchmarkHostileTexts(b *testing.B) {
 	raw := &hostileClient{t: b, addr: srv.addr}
 	defer raw.close()
 	for _, place := range hostilePlaces {
-		for _, text := range hostileTexts {
+		for _, text := range hostileHeaders {
 			for _, size := range []int{shortHostile, longHostile} {
 				request := hostileRequest(place.line, place.header, text, size, session, file)
 				b.Run(fmt.Sprintf("%s/%q/%d", place.name, text, size), func(b *testing.B) {

@@ -1342,7 +1342,7 @@ func TestLeastPrivilegeRole(t *testing.T) {
 		execSQL(t, pg.url, "create database "+role+" owner "+role)
 	}
 	database := withDatabase(pg.url, "hubs_owner")
-	ownerURL, serverURL := withUser(t, database, "hubs_owner"), withUser(t, database, "hubs_server")
+	ownerURL, serverURL := withUser(t, database, "hubs_owner", "p"), withUser(t, database, "hubs_server", "p")
 	for range 2 { // after each migrate, so more than once
 		if err := applySchema(ownerURL); err != nil {
 			t.Fatal(err)
@@ -1367,9 +1367,9 @@ func TestLeastPrivilegeRole(t *testing.T) {
 			if err := expectRefused(testDB(t, withDatabase(serverURL, name)), "select 1"); err != nil {
 				t.Errorf("hubs_server in %s: %v", name, err)
 			}
-			execSQL(t, withUser(t, withDatabase(pg.url, name), "stranger"), "select 1") // as before
+			execSQL(t, withUser(t, withDatabase(pg.url, name), "stranger", "p"), "select 1") // as before
 		}
-		if err := expectRefused(testDB(t, withUser(t, database, "stranger")), "select 1"); err != nil {
+		if err := expectRefused(testDB(t, withUser(t, database, "stranger", "p")), "select 1"); err != nil {
 			t.Errorf("stranger in the server's database: %v", err)
 		}
 	})
@@ -1446,15 +1446,6 @@ func expectRefused(db *sql.DB, statement string) error {
 		return nil
 	}
 	return fmt.Errorf("want insufficient_privilege: %v", err)
-}
-
-func withUser(t testing.TB, databaseURL, name string) string {
-	u, err := url.Parse(databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword(name, "p")
-	return u.String()
 }
 
 // PostgreSQL over TLS, as the environment files advise: verify-full.

@@ -12,7 +12,8 @@ usage() {
 		usage: ./dev.sh run              a local server with demo data, until Ctrl-C; ADDR, DATABASE_URL if set
 		       ./dev.sh user ...         the server's own user commands, on the database of the last run
 		       ./dev.sh test [FLAG...]   all tests with the race detector; coverage, at least 90 %, without flags
-		       ./dev.sh tour             the whole flow, shown with curl against a server of its own
+		       ./dev.sh tour [URL]       the whole flow, shown with curl against a server of its own, or
+		                                 against the one at URL: it asks for the code; EMAIL if set
 		       ./dev.sh bench [WHAT]     speed beside net/http and PostgreSQL alone, into bench.txt, within 3 minutes;
 		                                 COMMIT: that commit against the working tree, request by request;
 		                                 abuse: the CPU of the most expensive requests;
@@ -269,23 +270,53 @@ show_output() {
 	while IFS= read -r line; do
 		printf '%s\n' "$line"
 		case $line in *'"msg":"listening"'*) ;; *) continue ;; esac
-		url=http://$(printf '%s' "$line" | sed 's/.*"addr":"\([^"]*\)".*/\1/')
+		# By name: 127.0.0.1 and localhost are two sites, and front ends run on localhost.
+		url=http://$(printf '%s' "$line" | sed -e 's/.*"addr":"\([^"]*\)".*/\1/' -e 's/^127\.0\.0\.1:/localhost:/')
 		cat >&2 <<-END
 
-			The server runs; Ctrl-C stops it. To try next:
-			  open $url/ and sign in as member@hubs.example or admin@hubs.example;
-			    the codes are printed here, there is no mail server
-			  ./dev.sh tour in another terminal shows the same flow with curl, step by step
+			Open $url/ and sign in as member@hubs.example or admin@hubs.example.
+			There is no mail server: the sign-in codes appear here, in this terminal.
+			In another terminal, ./dev.sh tour $url shows the same with curl.
+			Ctrl-C stops the server.
 
 		END
 	done
 }
 
+# A run that was killed by kill -9 leaves its server running. The next run stops it.
+# .dev/server has the process ids of the server and of its dev.sh.
+stop_orphan() {
+	local orphan owner args i
+	[ -s .dev/server ] || return 0
+	read -r orphan owner <.dev/server
+	args=$(ps -p "$orphan" -o args= 2>/dev/null) || return 0
+	case $args in '.dev/hubs serve'*) ;; *) return 0 ;; esac # the id is another program's by now
+	if kill -0 "$owner" 2>/dev/null; then die "a server runs already, started by ./dev.sh run with process id $owner"; fi
+	say "Stopping the server that a killed ./dev.sh run left, process $orphan"
+	kill -TERM "$orphan" 2>/dev/null || true
+	for ((i = 0; i < 200; i++)); do
+		kill -0 "$orphan" 2>/dev/null || return 0
+		sleep 0.1
+	done
+	kill -KILL "$orphan"
+}
+
+# Ends the run early, with a sentence, if another program has the port.
+need_port() {
+	local host=${1%:*} taken_port=${1##*:}
+	[ -n "$host" ] || host=127.0.0.1
+	(exec 3<>"/dev/tcp/$host/$taken_port") 2>/dev/null || return 0
+	die "another program uses $1. Choose another port: ADDR=127.0.0.1:$((taken_port + 1)) ./dev.sh run"
+}
+
 cmd_run() {
-	local status=0 dir=$project/.dev/postgres
+	local status=0 dir=$project/.dev/postgres addr=${ADDR:-127.0.0.1:8080}
 	need_go
 	mkdir -p .dev
+	stop_orphan
+	need_port "$addr"
 	make_tmp
+	[ -x .dev/hubs ] || say "Building the server: one or two minutes the first time, seconds after that"
 	go build -buildvcs=false -o .dev/hubs .
 	[ -s .dev/session-secret ] || (umask 077 && random >.dev/session-secret)
 
@@ -312,9 +343,10 @@ cmd_run() {
 	reader=$!
 	# A process group of its own (set -m): Ctrl-C reaches this script, which sends one TERM.
 	set -m
-	APP_ENV=local ADDR=${ADDR:-127.0.0.1:8080} FILES_DIR=${FILES_DIR:-.dev/files} SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
+	APP_ENV=local ADDR=$addr FILES_DIR=${FILES_DIR:-.dev/files} SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
 		.dev/hubs serve </dev/null >"$tmp/output" &
 	server=$!
+	echo "$server $$" >.dev/server
 	set +m
 	wait "$server" || status=$?
 	server=''
@@ -328,10 +360,12 @@ cmd_user() {
 
 # --- test ---
 
-# What the tests with the tag system drive besides: a browser and two proxies.
+# What the tests with the tag system drive besides: three browsers, npm and two proxies.
 need_system() {
 	local missing='' program
-	for program in chromium chromedriver:chromium-driver haproxy nginx systemd-analyze:systemd; do
+	for program in chromium chromedriver:chromium-driver firefox-esr WebKitWebDriver:webkit2gtk-driver Xvfb:xvfb npm \
+		haproxy nginx systemd-analyze:systemd
+	do
 		PATH=$PATH:/usr/sbin has "${program%:*}" || missing="$missing ${program#*:}"
 	done
 	[ -n "$missing" ] || return 0
@@ -348,7 +382,7 @@ cmd_test() {
 	need_postgres # the tests start it themselves, with ./dev.sh postgres
 	if ! need_system; then
 		tags=''
-		say "!!! NOT TESTED: the browser and the proxies, whose tests need Debian's chromium, haproxy, nginx and systemd"
+		say "!!! NOT TESTED: the browser and the proxies, whose tests need Debian's packages"
 	fi
 	mkdir -p .dev
 	go test -race -tags="$tags" -timeout=20m -covermode=atomic -coverprofile=.dev/coverage.out "$@" ./...
@@ -360,20 +394,38 @@ cmd_test() {
 
 # --- tour ---
 
+# Folds long lines to the width of the terminal, after a space or a comma.
+fold_lines() {
+	awk -v width="${COLUMNS:-$(tput cols 2>/dev/null || echo 80)}" '{
+		while (length($0) > width) {
+			cut = match(substr($0, 1, width), /[ ,][^ ,]*$/)
+			if (!cut) cut = width
+			print substr($0, 1, cut)
+			$0 = substr($0, cut + 1)
+		}
+		print
+	}'
+}
+
 # step TITLE STATUS CURL-ARGUMENT... shows one request and its answer, and ends the
 # tour when the status is another one. Leaves the body in the file body.
 step() {
 	local title=$1 want=$2 status word
 	shift 2
-	printf '\n--- %s\n$ curl -b cookies -c cookies' "$title"
-	for word in "$@"; do
-		case $word in *[!A-Za-z0-9_./:=-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-	done
-	echo
+	{
+		printf '\n--- %s\n$ curl -b cookies -c cookies' "$title"
+		for word in "$@"; do
+			case $word in *[!A-Za-z0-9_./:=-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+		done
+		echo
+	} | fold_lines
 	: >body
 	status=$(curl -sS --max-time 10 -b cookies -c cookies -D headers -o body -w '%{http_code}' "$@") || die "curl failed"
-	tr -d '\r' <headers | grep -iE '^(HTTP/|Content-Type|Content-Disposition|Location|Set-Cookie|X-Request-Id)'
-	if [ -s body ]; then echo; cat body; echo; fi
+	{
+		tr -d '\r' <headers |
+			grep -iE '^(HTTP/|Content-Type|Content-Disposition|Location|Retry-After|Set-Cookie|X-Request-Id)'
+		if [ -s body ]; then echo; cat body; echo; fi
+	} | fold_lines
 	[ "$status" = "$want" ] || die "the tour stops here: the answer is $status, it should be $want"
 }
 member_of() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" body; } # of the last answer's JSON
@@ -391,11 +443,9 @@ wait_for() {
 	die "the server's output lacks: $1"
 }
 
-cmd_tour() {
-	local url code json='Content-Type: application/json'
+# A server of the tour's own, on a free port, with a database of its own. Sets url.
+start_tour_server() {
 	need_go
-	has curl || apt_install curl ca-certificates
-	make_tmp
 	go build -buildvcs=false -o "$tmp/hubs" .
 	start_postgres "$tmp/postgres" fsync=off
 	cd "$tmp"
@@ -407,28 +457,78 @@ cmd_tour() {
 	APP_ENV=local ADDR=127.0.0.1:0 SESSION_SECRET=$(random) FILES_DIR=$tmp/files ./hubs serve </dev/null >output 2>&1 &
 	server=$!
 	url=http://$(wait_for 's/.*"msg":"listening".*"addr":"\([^"]*\)".*/\1/p')
+}
+
+# Sets code: from the output of the tour's own server, or from the person at the terminal.
+read_code() {
+	if [ -n "$server" ]; then
+		code=$(wait_for 's/^Sign-in code for .*: \([0-9]\{6\}\)$/\1/p')
+		printf '\n--- The server has no mail server here and prints the code:\n'
+		grep '^Sign-in code' output
+	else
+		printf '\n--- Type the code that was sent to %s (locally, the server prints it): ' "$email"
+		read -r code || die "no code was typed"
+		code=$(printf '%s' "$code" | tr -cd 0-9)
+	fi
+}
+
+# Shows where the request id of the last answer, an error, stands.
+show_request_id() {
+	local id
+	id=$(member_of requestId)
+	printf '\n--- The request id is in the answer twice, and in the log:\n'
+	if [ -n "$server" ]; then
+		wait_for "/\"refused\".*$id/p" | fold_lines
+	else
+		printf 'look for %s in the output of the server\n' "$id"
+	fi
+}
+
+cmd_tour() {
+	local url=${1:-} email=${EMAIL:-member@hubs.example} code wrong stranger version role json='Content-Type: application/json' i
+	has curl || apt_install curl ca-certificates
+	make_tmp
+	if [ -z "$url" ]; then start_tour_server; fi
+	url=${url%/}
+	cd "$tmp"
+	umask 077
 
 	step 'Ask for a sign-in code. The answer is the same for every address.' 200 \
-		-H "$json" -d '{"email":"member@hubs.example"}' "$url/auth/otp/request"
-	code=$(wait_for 's/^Sign-in code for .*: \([0-9]\{6\}\)$/\1/p')
-	printf '\n--- The server has no mail server here and prints the code:\n'
-	grep '^Sign-in code' output
+		-H "$json" -d "{\"email\":\"$email\"}" "$url/auth/otp/request"
+	read_code
+	wrong=$(printf '%06d' $(((10#$code + 1) % 1000000)))
+	step 'A wrong code. It counts: ten attempts in 15 minutes for an address.' 401 \
+		-H "$json" -d "{\"email\":\"$email\",\"code\":\"$wrong\"}" "$url/auth/otp/validate"
+	expect invalid_code
 	step 'Present the code. The session token comes in a cookie.' 200 \
-		-H "$json" -d "{\"email\":\"member@hubs.example\",\"code\":\"$code\"}" "$url/auth/otp/validate"
-	local version
-	version=$(member_of version)
-	step 'The terms come first.' 403 "$url/hubs"
-	expect terms_not_accepted
-	step 'Accept them.' 200 -H "$json" -d "{\"version\":\"$version\"}" "$url/terms/acceptance"
+		-H "$json" -d "{\"email\":\"$email\",\"code\":\"$code\"}" "$url/auth/otp/validate"
+	version=$(member_of version) role=$(member_of permission)
+	if grep -q '"accepted":false' body; then
+		step 'The terms come first.' 403 "$url/hubs"
+		expect terms_not_accepted
+		step 'Accept them.' 200 -H "$json" -d "{\"version\":\"$version\"}" "$url/terms/acceptance"
+	else
+		printf '\n--- This account has accepted the terms before: the tour goes on behind the gate.\n'
+	fi
 	step 'List hubs: three of the active ones that have "har" in their name.' 200 \
 		-G "$url/hubs" -d limit=3 -d 'filters[name]=har' -d 'filters[status]=active' -d orderBy=createdAt -d orderDirection=desc
-	expect Harbour
+	if [ -n "$server" ]; then expect Harbour; fi
 	echo 'Notes from the tour.' >notes.txt
 	step 'Upload a file.' 201 -F file=@notes.txt "$url/files/upload"
 	step 'Fetch it again.' 200 "$url$(member_of path)"
 	cmp notes.txt body || die "the file came back different"
-	step 'A member may not make hubs.' 403 -H "$json" -d '{"name":"Mine"}' "$url/hubs"
-	expect '"forbidden"'
+	if [ "$role" = member ]; then
+		step 'A member may not make hubs.' 403 -H "$json" -d '{"name":"Mine"}' "$url/hubs"
+		expect '"forbidden"'
+	fi
+	stranger="stranger-$RANDOM@hubs.example"
+	for i in 1 2 3 4 5; do
+		curl -sS --max-time 10 -o body -H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request" || die "curl failed"
+	done
+	step 'Five more requests for a code have passed, for an address that nobody has. The sixth meets a limit.' 429 \
+		-H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request"
+	expect rate_limited
+	show_request_id
 	step 'Sign out.' 204 -X POST "$url/auth/logout"
 	step 'The session is over.' 401 "$url/hubs"
 	expect '"unauthenticated"'
@@ -542,7 +642,8 @@ command=$1
 shift
 case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
-run | tour) [ $# = 0 ] || usage; "cmd_$command" ;;
+run) [ $# = 0 ] || usage; cmd_run ;;
+tour) [ $# -le 1 ] || usage; cmd_tour "$@" ;;
 test | user | release) "cmd_$command" "$@" ;;
 bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
 *) usage ;;

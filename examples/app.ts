@@ -1,0 +1,173 @@
+// An example front end for the API, without a framework. The types in api.d.ts are made
+// from the contract: a request that the contract does not know does not compile.
+
+import type { paths } from './api.js';
+
+const api = document.querySelector<HTMLMetaElement>('meta[name=api]')!.content;
+
+// ---- The client: copy this part ----------------------------------------------------
+
+type Method = 'get' | 'post';
+type JSONIn<T> = T extends { content: { 'application/json': infer Body } } ? Body : undefined;
+type Body<O> = O extends { requestBody: infer B } ? JSONIn<B> : undefined;
+type Query<O> = O extends { parameters: { query?: infer Q } } ? Q : undefined;
+type Answer<O> = O extends { responses: { 200: infer R } } ? JSONIn<R>
+  : O extends { responses: { 201: infer R } } ? JSONIn<R> : undefined;
+
+type Refusals<O> = O extends { responses: infer R } ? R[keyof R] : never;
+type ProblemIn<T> = T extends { content: { 'application/problem+json': infer Body } } ? Body : never;
+type ProblemBody = { [P in keyof paths]: ProblemIn<Refusals<paths[P][Method]>> }[keyof paths];
+
+// Problem is a refusal of the server. Programs compare code; detail is for people.
+class Problem extends Error {
+  constructor(readonly status: number, readonly body: ProblemBody, readonly retryAfter: number) {
+    super(body.detail);
+  }
+}
+
+// call sends one request. The browser adds the session's cookie, because of credentials.
+async function call<P extends keyof paths, M extends Method>(
+  method: M, path: P, input: { body?: Body<paths[P][M]>, query?: Query<paths[P][M]> } = {},
+): Promise<Answer<paths[P][M]>> {
+  const url = new URL(path, api);
+  for (const [name, value] of Object.entries(input.query ?? {})) url.searchParams.set(name, String(value));
+  return send(method, url, input.body && JSON.stringify(input.body), { 'content-type': 'application/json' });
+}
+
+// upload sends a file. The browser sets the content type, which names the boundary.
+async function upload(file: File): Promise<Answer<paths['/files/upload']['post']>> {
+  const form = new FormData();
+  form.append('file', file);
+  return send('post', new URL('/files/upload', api), form);
+}
+
+async function send<T>(method: Method, url: URL, body?: BodyInit, headers: Record<string, string> = {}): Promise<T> {
+  let response: Response;
+  try {
+    response = await fetch(url, {
+      method: method.toUpperCase(),
+      credentials: 'include',
+      headers: { ...headers, 'x-request-id': crypto.randomUUID() },
+      body,
+    });
+  } catch {
+    // Either nobody listens there, or the server does not allow this origin. Its log says which.
+    throw new Error(`No answer from ${api}. Does the server run, and does ALLOWED_ORIGINS name ${location.origin}?`);
+  }
+  if (!response.ok) {
+    throw new Problem(response.status, await response.json(), Number(response.headers.get('retry-after')));
+  }
+  return response.status === 204 ? undefined as T : await response.json();
+}
+
+// ---- The page ----------------------------------------------------------------------
+
+type Session = Answer<paths['/auth/session']['get']>;
+
+const find = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
+const input = (id: string) => find<HTMLInputElement>(id);
+const say = (text: string) => { find('message').textContent = text; };
+
+// show shows what this session may do. The server decides; the page only follows.
+function show(session: Session | null) {
+  const accepted = session?.terms.accepted ?? false;
+  find('ask').hidden = session !== null;
+  find('present').hidden = true;
+  find('accept').hidden = session === null || accepted;
+  find('hubs').hidden = !accepted;
+  find('leave').hidden = session === null;
+  find('version').textContent = session?.terms.version ?? '';
+}
+
+// explain turns an error into a sentence, and into the step that helps.
+async function explain(error: unknown) {
+  if (!(error instanceof Problem)) return say(String(error));
+  const { code, detail, requestId, errors } = error.body;
+  if (code === 'unauthenticated') show(null);
+  if (code === 'terms_not_accepted') show(await call('get', '/auth/session'));
+  const fields = (errors ?? []).map(e => `${e.field} ${e.detail}.`).join(' ');
+  const wait = error.retryAfter ? `Try again in ${error.retryAfter} s.` : '';
+  say([detail, fields, wait, `(${code}, request ${requestId})`].filter(Boolean).join(' '));
+}
+
+// on runs an action when a form is sent. After a 429 its button waits as long as the
+// server asks for.
+function on(form: string, action: () => Promise<void>) {
+  find<HTMLFormElement>(form).addEventListener('submit', async event => {
+    event.preventDefault();
+    const button = find(form).querySelector('button')!;
+    button.disabled = true;
+    let wait = 0;
+    try {
+      say('');
+      await action();
+    } catch (error) {
+      if (error instanceof Problem) wait = error.retryAfter;
+      await explain(error);
+    }
+    setTimeout(() => { button.disabled = false; }, wait * 1000);
+  });
+}
+
+on('ask', async () => {
+  await call('post', '/auth/otp/request', { body: { email: input('email').value } });
+  find('present').hidden = false;
+  input('code').focus();
+  say('If this address has an account, a code is on its way.');
+});
+
+on('present', async () => {
+  const code = input('code').value.replace(/\s/g, '');
+  show(await call('post', '/auth/otp/validate', { body: { email: input('email').value, code } }));
+  await listHubs();
+});
+
+on('accept', async () => {
+  await call('post', '/terms/acceptance', { body: { version: find('version').textContent! } });
+  show(await call('get', '/auth/session'));
+  await listHubs();
+});
+
+on('search', listHubs);
+
+async function listHubs() {
+  if (find('hubs').hidden) return;
+  const query: Query<paths['/hubs']['get']> = { limit: 10, orderBy: 'name' };
+  if (input('name').value) query['filters[name]'] = input('name').value;
+  const page = await call('get', '/hubs', { query });
+  find('list').replaceChildren(...page.items.map(hub => {
+    const item = document.createElement('li');
+    item.textContent = `${hub.name} (${hub.status})`; // text, never markup
+    return item;
+  }));
+}
+
+on('upload', async () => {
+  const file = await upload(input('file').files![0]!);
+  const link = document.createElement('a');
+  link.href = api + file.path;
+  link.textContent = file.name;
+  find('uploaded').replaceChildren(link);
+  if (!file.contentType.startsWith('image/')) return;
+  // With crossorigin, the browser asks by CORS and sends the cookie. Without it, Chromium
+  // shows no picture from another port of 127.0.0.1.
+  const picture = new Image();
+  picture.crossOrigin = 'use-credentials';
+  picture.alt = file.name;
+  picture.src = api + file.path;
+  find('uploaded').append(picture);
+});
+
+on('leave', async () => {
+  await call('post', '/auth/logout');
+  show(null);
+});
+
+// After a reload the cookie may still be there. Only the server can tell.
+try {
+  show(await call('get', '/auth/session'));
+  await listHubs();
+} catch (error) {
+  show(null);
+  if (!(error instanceof Problem && error.body.code === 'unauthenticated')) await explain(error);
+}
