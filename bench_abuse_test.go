@@ -152,7 +152,7 @@ func (a *abuse) lists() {
 func (a *abuse) headers() {
 	for _, place := range hostilePlaces {
 		var worst abuseKind
-		for _, text := range hostileTexts {
+		for _, text := range hostileHeaders {
 			most := abuseGlobal
 			if strings.Contains(place.line, "{file}") {
 				most = abuseFiles
@@ -184,8 +184,8 @@ func (a *abuse) refused() {
 		if place.name != "path" && place.name != "User-Agent" && place.name != "X-Forwarded-For" {
 			continue
 		}
-		request := hostileRequest(place.line, place.header, hostileTexts[0], longHostile, a.server.cookies[0], a.file)
-		a.measure(&abuseKind{name: fmt.Sprintf("429 with 15 kB of %q: %s", hostileTexts[0], place.name),
+		request := hostileRequest(place.line, place.header, hostileHeaders[0], longHostile, a.server.cookies[0], a.file)
+		a.measure(&abuseKind{name: fmt.Sprintf("429 with 15 kB of %q: %s", hostileHeaders[0], place.name),
 			most: abuseNoLimit, before: exhaust, send: send(request)})
 	}
 }
