@@ -215,7 +215,7 @@ func nothingFails(t *testing.T, s *testServer, c *testClient, guests []waitingGu
 	}
 	reads := func() {
 		for n := range 30 {
-			path := []string{"/hubs", "/auth/session", "/hubs/" + newUUID()}[n%3]
+			path := []string{"/hubs", "/auth/session", "/hubs/" + testUUID()}[n%3]
 			want := []int{200, 200, 404}[n%3]
 			if r := c.elsewhere().do("GET", path, nil); r.status != want {
 				t.Errorf("read %d after the return: %v", n, r)

@@ -86,7 +86,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	for range 3 * transfersPerUser { // those that have ended don't count
 		greedy.elsewhere().do("GET", small.Path, nil).want(t, 200)
 		greedy.elsewhere().do("GET", small.Path, nil, "If-None-Match", `"`+small.FileID+`"`).want(t, 304)
-		wantProblem(t, greedy.elsewhere().do("GET", "/files/"+newUUID()+"/x", nil), 404, "not_found")
+		wantProblem(t, greedy.elsewhere().do("GET", "/files/"+testUUID()+"/x", nil), 404, "not_found")
 		wantProblem(t, greedy.elsewhere().do("POST", "/files/upload", strings.NewReader("x"), "Content-Type", "text/plain"), 415, "unsupported_media_type")
 	}
 
