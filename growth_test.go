@@ -158,19 +158,19 @@ func (r listReader) query(text string, args ...any) (values []string) {
 
 // page returns the ids of a page.
 func (r listReader) page(q hubQuery) []string {
-	text, args := q.statement()
-	return r.query("select hub_id from ("+text+") page", args...)
+	list := q.statement()
+	return r.query("select hub_id from ("+list.text+") page", list.args...)
 }
 
 // explain runs the statement of a page and returns the steps of its plan. The arguments are
 // literals, since execute takes no parameters.
 func (r listReader) explain(q hubQuery) planNode {
 	r.t.Helper()
-	text, args := q.statement()
-	r.query("prepare page as " + text)
+	list := q.statement()
+	r.query("prepare page as " + list.text)
 	defer r.query("deallocate page")
-	literals := make([]string, len(args))
-	for i, arg := range args {
+	literals := make([]string, len(list.args))
+	for i, arg := range list.args {
 		literals[i] = "'" + fmt.Sprint(arg) + "'"
 	}
 	lines := r.query("explain (analyze, timing off, format json) execute page(" + strings.Join(literals, ", ") + ")")
