@@ -300,8 +300,8 @@ func TestStalledTransfersEnd(t *testing.T) {
 		}
 	})
 	all.Wait()
-	if left := s.tempFiles(t); left != 0 {
-		t.Errorf("%d temporary files left", left)
+	if left := s.workingFiles(t); len(left) != 0 {
+		t.Errorf("working files left: %q", left)
 	}
 }
 
