@@ -22,7 +22,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unicode/utf8"
 )
 
 // deployedEnv is a right configuration of an environment. Nothing in it is dialled.

@@ -325,6 +325,7 @@ type rule struct {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
+	maxMembers     = 64       // of a JSON object; no input has more than three
 	maxContentType = 256      // bytes of a Content-Type that we look at
 )
 
@@ -371,7 +372,10 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	for decoder.More() { // no errors from here on: the body is valid
+	for members := 0; decoder.More(); members++ { // no errors from here on: the body is valid
+		if members == maxMembers {
+			return nil, invalid(fieldError{"body", "has too many members"})
+		}
 		token, _ := decoder.Token()
 		name := token.(string)
 		var value any
