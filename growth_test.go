@@ -29,7 +29,7 @@ const (
 	// These sort to one end of every order: the ways to search are not equal there.
 	fewFirst = "forerunner" // 0.5 %, first in ascending orders
 	fewLast  = "latecomer"  // 0.5 %, last in ascending orders
-	manyLast = "straggler"  // 3 %, last but for fewLast
+	manyLast = "straggler"  // 5 %, last but for fewLast
 )
 
 // fillHubs makes n hubs, then the indexes, which is faster than row by row, and the
@@ -56,7 +56,7 @@ func fillHubs(t testing.TB, databaseURL string, n int) {
 				+ case place when 'first' then -1 when 'last' then 2 when 'late' then 1 else 0 end * interval '1 year'
 		from (
 			select n, case when n <= 0.005 * $1::int then 'first' when n > 0.995 * $1::int then 'last'
-				when n > 0.965 * $1::int then 'late' end place
+				when n > 0.945 * $1::int then 'late' end place
 			from generate_series(1, $1::int) n) places,
 		(select regexp_split_to_array('North South East West Old New Upper Lower
 			Harbour Station Market Library Workshop Depot Garden Mill Observatory Cafe Bridge Tower River Hill Lake Forest
