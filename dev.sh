@@ -307,10 +307,11 @@ cmd_user() {
 
 # --- test ---
 
-# What the tests with the tag system drive besides: a browser and two proxies.
+# What the tests with the tag system drive besides: a browser, two proxies, and strace, which
+# makes system calls fail.
 need_system() {
 	local missing='' program
-	for program in chromium chromedriver:chromium-driver haproxy nginx systemd-analyze:systemd; do
+	for program in chromium chromedriver:chromium-driver haproxy nginx strace systemd-analyze:systemd; do
 		PATH=$PATH:/usr/sbin has "${program%:*}" || missing="$missing ${program#*:}"
 	done
 	[ -n "$missing" ] || return 0
@@ -327,7 +328,7 @@ cmd_test() {
 	need_postgres # the tests start it themselves, with ./dev.sh postgres
 	if ! need_system; then
 		tags=''
-		say "!!! NOT TESTED: the browser and the proxies, whose tests need Debian's chromium, haproxy, nginx and systemd"
+		say "!!! NOT TESTED: the browser, the proxies and failing system calls, whose tests need Debian's chromium, haproxy, nginx, strace and systemd"
 	fi
 	mkdir -p .dev
 	go test -race -tags="$tags" -timeout=20m -covermode=atomic -coverprofile=.dev/coverage.out "$@" ./...
