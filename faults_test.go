@@ -463,23 +463,13 @@ func TestCodeAskedForDuringStop(t *testing.T) {
 	testUser(t, p.env["DATABASE_URL"], email, "member")
 	body := fmt.Sprintf(`{"email":%q}`, email)
 	noteEmail([]byte(body))
-	asking, err := dialRaw(p.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer asking.conn.Close()
-	asking.conn.SetDeadline(time.Now().Add(patience))
+	asking := dialPatiently(t, p.addr)
 	asking.send(fmt.Sprintf("POST /auth/otp/request HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
 		"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body)))
 	if status, _, err := asking.receive(); status != 100 || err != nil {
 		t.Fatalf("got %d, %v, want 100: the request is under way", status, err)
 	}
-	idle, err := dialRaw(p.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer idle.conn.Close()
-	idle.conn.SetDeadline(time.Now().Add(patience))
+	idle := dialPatiently(t, p.addr)
 	idle.send("GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
 	if status, _, err := idle.receive(); status != 200 || err != nil {
 		t.Fatalf("got %d, %v, want 200", status, err)
@@ -625,28 +615,27 @@ func TestOldestWaitingConnectionGivesWay(t *testing.T) {
 	const more = 40
 	kinds := []struct {
 		name string
-		sent string
+		cut  int // bytes of a request that are sent at first
 	}{
-		{"says nothing", ""},
-		{"stops within its request line", "GET /openapi"},
-		{"stops within its headers", "GET /openapi.json HTTP/1.1\r\nHost: x\r\n"},
-		{"waits after an answer", "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"},
+		{"says nothing", 0},
+		{"stops within its request line", len("GET /openapi")},
+		{"stops within its headers", len("GET /openapi.json HTTP/1.1\r\nHost: x\r\n")},
+		{"waits after an answer", -1}, // has sent a whole request before
+	}
+	request := func(i int) string { // each from an address of its own
+		return fmt.Sprintf("GET /openapi.json HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.0.%d.%d\r\n\r\n", i>>8, i&0xff)
 	}
 	waiting := make([]*rawClient, maxWaiting+more)
 	for i := range waiting {
-		client, err := dialRaw(p.addr)
-		if err != nil {
-			t.Fatal(err)
+		waiting[i] = dialPatiently(t, p.addr)
+		kind := kinds[i%len(kinds)]
+		if kind.cut >= 0 {
+			waiting[i].send(request(i)[:kind.cut])
+			continue
 		}
-		defer client.conn.Close()
-		client.conn.SetDeadline(time.Now().Add(2 * patience))
-		waiting[i] = client
-		sent := kinds[i%len(kinds)].sent
-		client.send(sent)
-		if strings.HasSuffix(sent, "\r\n\r\n") {
-			if status, _, err := client.receive(); status != 200 || err != nil {
-				t.Fatalf("connection %d: got %d, %v, want 200", i, status, err)
-			}
+		waiting[i].send(request(i))
+		if status, _, err := waiting[i].receive(); status != 200 || err != nil {
+			t.Fatalf("connection %d: got %d, %v, want 200", i, status, err)
 		}
 	}
 	for i, client := range waiting[:more] {
@@ -654,22 +643,28 @@ func TestOldestWaitingConnectionGivesWay(t *testing.T) {
 			t.Errorf("connection %d, which %s: got %v, want its end", i, kinds[i%len(kinds)].name, err)
 		}
 	}
-	for _, i := range []int{more + 8, len(waiting) - 1, len(waiting) - 2, len(waiting) - 3, len(waiting) - 4} {
-		client := waiting[i]
-		rest := map[string]string{
-			kinds[0].name: kinds[3].sent,
-			kinds[1].name: strings.TrimPrefix(kinds[3].sent, kinds[1].sent),
-			kinds[2].name: "\r\n",
-			kinds[3].name: kinds[3].sent,
-		}[kinds[i%len(kinds)].name]
-		client.send(rest)
-		if status, _, err := client.receive(); status != 200 || err != nil {
-			t.Errorf("connection %d, which %s: got %d, %v, want 200", i, kinds[i%len(kinds)].name, status, err)
+	for _, i := range []int{more + 11, len(waiting) - 4, len(waiting) - 3, len(waiting) - 2, len(waiting) - 1} {
+		kind := kinds[i%len(kinds)]
+		waiting[i].send(request(i)[max(kind.cut, 0):])
+		if status, _, err := waiting[i].receive(); status != 200 || err != nil {
+			t.Errorf("connection %d, which %s: got %d, %v, want 200", i, kind.name, status, err)
 		}
 	}
 	if r := upload.finish(); r.status != 201 {
 		t.Errorf("the upload, the oldest connection: got %v, want 201", r)
 	}
+}
+
+// dialPatiently opens a connection whose reads fail after a while that no passing test takes.
+func dialPatiently(t testing.TB, addr string) *rawClient {
+	t.Helper()
+	client, err := dialRaw(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.conn.Close() })
+	client.conn.SetDeadline(time.Now().Add(patience))
+	return client
 }
 
 // sockets counts the open sockets of the process.
