@@ -360,11 +360,12 @@ cmd_user() {
 
 # --- test ---
 
-# What the tests with the tag system drive besides: three browsers, npm and two proxies.
+# What the tests with the tag system drive besides: three browsers, npm, two proxies, and
+# strace, which makes system calls fail.
 need_system() {
 	local missing='' program
 	for program in chromium chromedriver:chromium-driver firefox-esr WebKitWebDriver:webkit2gtk-driver Xvfb:xvfb npm \
-		haproxy nginx systemd-analyze:systemd
+		haproxy nginx strace systemd-analyze:systemd
 	do
 		PATH=$PATH:/usr/sbin has "${program%:*}" || missing="$missing ${program#*:}"
 	done
@@ -382,7 +383,7 @@ cmd_test() {
 	need_postgres # the tests start it themselves, with ./dev.sh postgres
 	if ! need_system; then
 		tags=''
-		say "!!! NOT TESTED: the browser and the proxies, whose tests need Debian's packages"
+		say "!!! NOT TESTED: browsers, proxies and failing system calls, whose tests need Debian's packages"
 	fi
 	mkdir -p .dev
 	go test -race -tags="$tags" -timeout=20m -covermode=atomic -coverprofile=.dev/coverage.out "$@" ./...

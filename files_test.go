@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -1030,6 +1031,51 @@ func TestUploadRowFails(t *testing.T) {
 	again := s.client(t)
 	again.setToken(c.token())
 	again.wantFile(t, f, "content")
+}
+
+// F4: the link is made, but reported as failed, as a network file system may do. This is the
+// one fault that nothing outside the process can cause.
+func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err    error
+		status int
+		code   string
+	}{
+		"input or output error": {syscall.EIO, 500, "internal"},
+		"no room":               {syscall.ENOSPC, 507, "insufficient_storage"},
+		"quota":                 {syscall.EDQUOT, 507, "insufficient_storage"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var fails, done atomic.Bool
+			s := startInside(t, func(s *server, _ *httptest.Server) {
+				link := s.linkFile
+				s.linkFile = func(oldname, newname string) error {
+					err := link(oldname, newname)
+					if fails.Load() && err == nil {
+						done.Store(true)
+						return &os.LinkError{Op: "linkat", Old: oldname, New: newname, Err: test.err}
+					}
+					return err
+				}
+			})
+			s.allowErrors(`"error":"` + test.code)
+			c, _ := s.member(t, "member")
+			first := c.upload("first.txt", []byte("content")).stored(t)
+			fails.Store(true)
+			wantProblem(t, c.upload("a.txt", []byte("content")), test.status, test.code)
+			if !done.Load() {
+				t.Fatal("no link was made: this test shows nothing")
+			}
+			s.wantStored(t, 1)
+			fails.Store(false)
+			second := c.upload("b.txt", []byte("content")).stored(t)
+			s.wantStored(t, 2)
+			c.wantFile(t, first, "content")
+			c.wantFile(t, second, "content")
+		})
+	}
 }
 
 // wantLeft checks what a sweep has left.

@@ -620,15 +620,22 @@ func (r route) send(state *requestState, out output) error {
 		out.send(state)
 		return nil
 	}
-	body, err := json.Marshal(out) // before the status is sent: it could fail
-	if err != nil {
-		return err
-	}
-	state.Header().Set("Content-Type", "application/json")
-	state.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	state.WriteHeader(r.status)
-	state.Write(body) // a client that has gone is no error of ours
-	return nil
+	return json.NewEncoder(jsonAnswer{state, r.status}).Encode(out)
+}
+
+// A jsonAnswer is what json.Encoder writes to. The encoder writes once, when it has the whole
+// text, so an error of its own comes before anything is sent.
+type jsonAnswer struct {
+	state  *requestState
+	status int
+}
+
+func (a jsonAnswer) Write(text []byte) (int, error) {
+	a.state.Header().Set("Content-Type", "application/json")
+	a.state.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	a.state.WriteHeader(a.status)
+	a.state.Write(text) // a client that has gone is no error of ours
+	return len(text), nil
 }
 
 // validate panics if a route is not safe to serve. The server then does not start.

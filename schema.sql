@@ -71,15 +71,22 @@ create table if not exists hubs (
     primary key (hub_id) include (name_lower)
 );
 
+-- A table made by an earlier version lacks this column, and its indexes lack it too. To add
+-- it rewrites the table, which takes some 10 s a million hubs.
+alter table hubs add column if not exists
+    name_mask bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored;
+drop index if exists hubs_name, hubs_created_at, hubs_updated_at,
+    hubs_status_name, hubs_status_created_at, hubs_status_updated_at;
+
 -- GET /hubs, one index an order, without and with filters[status]; read forwards for
 -- asc and backwards for desc. hub_id makes the order total. The included columns let
 -- PostgreSQL find a page, and filter by name, in the index alone.
-create index if not exists hubs_name              on hubs (name, hub_id) include (name_mask, name_lower);
-create index if not exists hubs_created_at        on hubs (created_at, hub_id) include (name_mask, name_lower);
-create index if not exists hubs_updated_at        on hubs (updated_at, hub_id) include (name_mask, name_lower);
-create index if not exists hubs_status_name       on hubs (status, name, hub_id) include (name_mask, name_lower);
-create index if not exists hubs_status_created_at on hubs (status, created_at, hub_id) include (name_mask, name_lower);
-create index if not exists hubs_status_updated_at on hubs (status, updated_at, hub_id) include (name_mask, name_lower);
+create index if not exists hubs_by_name              on hubs (name, hub_id) include (name_mask, name_lower);
+create index if not exists hubs_by_created_at        on hubs (created_at, hub_id) include (name_mask, name_lower);
+create index if not exists hubs_by_updated_at        on hubs (updated_at, hub_id) include (name_mask, name_lower);
+create index if not exists hubs_by_status_name       on hubs (status, name, hub_id) include (name_mask, name_lower);
+create index if not exists hubs_by_status_created_at on hubs (status, created_at, hub_id) include (name_mask, name_lower);
+create index if not exists hubs_by_status_updated_at on hubs (status, updated_at, hub_id) include (name_mask, name_lower);
 
 -- GET /hubs with filters[name] that few names contain, from one character on.
 -- Without fastupdate, because every search would read the list of pending entries.

@@ -77,7 +77,7 @@ func openStore(databaseURL string) (*store, error) {
 	}
 	// The default of 2 would open and close connections all the time.
 	st.db.SetMaxIdleConns(poolSize)
-	tables := read("select count(*) from users, terms_acceptances, files, hubs where false")
+	tables := read("select count(*) from users, terms_acceptances, files, hub_name_sample('') where false")
 	_, err = st.row(tables, new(int))
 	if err != nil {
 		st.db.Close()
