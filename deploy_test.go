@@ -1631,9 +1631,10 @@ func TestSystemdSocket(t *testing.T) {
 	}
 	answer.Body.Close()
 	client.CloseIdleConnections()
-	if answer.StatusCode != 200 || log.count(`"msg":"listening"`, `"addr":"`+addr+`"`) != 1 {
+	if answer.StatusCode != 200 {
 		t.Errorf("%s\n%s", answer.Status, log)
 	}
+	log.waitFor(t, `"msg":"listening"`, `"addr":"`+addr+`"`)
 	cmd.Process.Signal(syscall.SIGTERM)
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, log)
