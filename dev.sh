@@ -591,19 +591,22 @@ make_sbom_tool() {
 	esac
 	dir=$(printf '%s\n' "$download" | sed -n 's/^.*"Dir": "\(.*\)".*$/\1/p')
 	(cd "$dir" && go build -trimpath -buildvcs=false -mod=readonly -o "$tmp/cyclonedx-gomod" ./cmd/cyclonedx-gomod) ||
-		die "the SBOM tool could not be fetched: what $module@$version requires"
+		die "the SBOM tool could not be fetched or built: $module@$version"
 }
 
-# sbom FILE writes the CycloneDX SBOM of the folder's program for GOOS and GOARCH. The tool puts
-# in the time at which it runs, and does not know its own version unless it is installed by
-# name: both are replaced by what is the same in every run.
+sha256() { if has sha256sum; then sha256sum "$@"; else shasum -a 256 "$@"; fi; }
+
+# sbom BINARY writes BINARY.cdx.json: what is in the folder's program for GOOS and GOARCH. It is
+# the same in every run: its serial number comes from the binary and its time from the commit.
+# The tool does not know its own version unless it is installed by name, so that is put in too.
 sbom() {
-	local committed
-	"$tmp/cyclonedx-gomod" app -json -std -licenses -assert-licenses -noserial -output "$tmp/sbom" -main . . \
+	local committed serial
+	serial=$(sha256 "$1" | sed -E 's/^(.{8})(.{4}).(.{3}).(.{3})(.{12}).*/\1-\2-8\3-8\4-\5/') # a UUID of version 8
+	"$tmp/cyclonedx-gomod" app -json -std -licenses -assert-licenses -serial "$serial" -output "$tmp/sbom" -main . . \
 		>"$tmp/sbom.log" 2>&1 || { cat "$tmp/sbom.log" >&2; die "no SBOM for $1"; }
 	committed=$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ)
 	sed -e "s/\"timestamp\": \"[^\"]*\"/\"timestamp\": \"$committed\"/" -e "s/\"v0.0.0-unknown\"/\"$sbom_version\"/" \
-		"$tmp/sbom" >"$1"
+		"$tmp/sbom" >"$1.cdx.json"
 }
 
 # A release is made of the commit HEAD, in a clone of its own: nothing that is not committed
@@ -628,11 +631,11 @@ cmd_release() {
 		export GOOS=${target%/*} GOARCH=${target#*/}
 		name=hubs-$GOOS-$GOARCH
 		go build -trimpath -buildvcs=true -ldflags='-s -w' -o "$out/$name" .
-		sbom "$out/$name.cdx.json"
+		sbom "$out/$name"
 	done
 	cp LICENSE "$out/"
 	cd "$out"
-	if has sha256sum; then sha256sum LICENSE hubs-*; else shasum -a 256 LICENSE hubs-*; fi >"$tmp/sums"
+	sha256 LICENSE hubs-* >"$tmp/sums"
 	mv "$tmp/sums" SHA256SUMS
 	say "$(go env GOVERSION) made .dev/release of commit $(git -C "$tmp/source" rev-parse HEAD):"
 	cat SHA256SUMS
