@@ -18,6 +18,8 @@ usage() {
 		                                 COMMIT: that commit against the working tree, request by request;
 		                                 abuse: the CPU of the most expensive requests;
 		                                 growth: what lists cost at a million hubs against a thousand
+		       ./dev.sh soak [MINUTES]   clients of every kind while PostgreSQL, mail server, disk and servers fail
+		                                 in turn, 10 minutes by default; prints a table of what held
 		       ./dev.sh release [OS/ARCH...]
 		                                 binaries of the commit HEAD, their SBOMs and checksums, into .dev/release;
 		                                 linux and darwin on amd64 and arm64 without arguments
@@ -641,6 +643,17 @@ cmd_release() {
 	cat SHA256SUMS
 }
 
+# --- soak ---
+
+# soak_test.go does it all; as root it fills a small disk of its own, too.
+cmd_soak() {
+	local minutes=${1:-10}
+	case $minutes in '' | *[!0-9]* | 0) usage ;; esac
+	need_go
+	need_postgres
+	SOAK_MINUTES=$minutes go test -tags=soak -count=1 -timeout="$((minutes * 2 + 15))m" -run '^TestSoak$' -v .
+}
+
 [ $# -gt 0 ] || usage
 command=$1
 shift
@@ -648,6 +661,7 @@ case $command in
 postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run) [ $# = 0 ] || usage; cmd_run ;;
 tour) [ $# -le 1 ] || usage; cmd_tour "$@" ;;
+soak) [ $# -le 1 ] || usage; cmd_soak "$@" ;;
 test | user | release) "cmd_$command" "$@" ;;
 bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
 *) usage ;;
