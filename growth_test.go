@@ -37,8 +37,8 @@ const (
 // random, but the same each time, and with them the sample that a search begins with.
 func fillHubs(t testing.TB, databaseURL string, n int) {
 	t.Helper()
-	for _, index := range []string{"name", "created_at", "updated_at",
-		"status_name", "status_created_at", "status_updated_at", "name_grams"} {
+	for _, index := range []string{"by_name", "by_created_at", "by_updated_at",
+		"by_status_name", "by_status_created_at", "by_status_updated_at", "name_grams"} {
 		execSQL(t, databaseURL, "drop index hubs_"+index)
 	}
 	execSQL(t, databaseURL, `

@@ -50,8 +50,8 @@ create or replace function hub_name_grams(name text) returns text[]
 -- looking for text, and rules out most names.
 create or replace function hub_name_mask(name text) returns bigint
     language sql immutable strict parallel safe
-    return (select bit_or(1::bigint << letter % 32
-                | case when next > 0 then 1::bigint << 32 + (7 * letter + next) % 32 else 0 end)
+    return (select coalesce(bit_or(1::bigint << letter % 32
+                | case when next > 0 then 1::bigint << 32 + (7 * letter + next) % 32 else 0 end), 0)
             from (select ascii(substr(name, at, 1)) letter, ascii(substr(name, at + 1, 1)) next
                   from generate_series(1, length(name)) at) pairs);
 
