@@ -327,8 +327,7 @@ const (
 func (a access) needsSession() bool { return a != public && a != local }
 
 // authorize is the session check of every endpoint. The order is that of the refusals:
-// cookie, token, the account as it is now, terms, role. It leaves the user, loaded once, in
-// the request's state.
+// cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, access access, roles []string) error {
 	if !access.needsSession() {
 		return nil
@@ -341,48 +340,46 @@ func (s *server) authorize(state *requestState, access access, roles []string) e
 	if err != nil {
 		return unauthenticated("forged")
 	}
-	u, err := s.checkSession(token)
-	if u != nil {
-		state.user = u // also of a refused session: the log names the user
-		state.session = token
-	}
-	if err != nil {
+	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
-	if access == termsAccepted && !u.termsAccepted {
+	if access == termsAccepted && !state.user.termsAccepted {
 		return errTermsMissing
 	}
-	if roles != nil && !slices.Contains(roles, u.Permission) {
+	if roles != nil && !slices.Contains(roles, state.user.Permission) {
 		return errForbidden
 	}
 	return nil
 }
 
-// checkSession says whether a session still lasts, and returns its user. These are all the
-// ways in which a session ends.
+// checkSession says whether a session still lasts. These are all the ways in which one ends.
+// It leaves the user, loaded once, in the request's state; of an ended session too, for the
+// log.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
-func (s *server) checkSession(token sessionToken) (*user, error) {
+func (s *server) checkSession(state *requestState, token sessionToken) error {
 	expired := !time.Now().Before(token.expiresAt)
 	if expired {
-		return nil, unauthenticated("expired")
+		return unauthenticated("expired")
 	}
 	u, found, err := s.loadUser(byID, token.userID)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !found { // the account was deleted
-		return nil, unauthenticated("ended")
+		return unauthenticated("ended")
 	}
+	state.user = u
+	state.session = token
 	addressChanged := u.Email != token.email
 	signedOutEverywhere := token.issuedAt.Before(u.signedOutAt)
 	if addressChanged || signedOutEverywhere {
-		return u, unauthenticated("ended")
+		return unauthenticated("ended")
 	}
 	if u.suspended {
-		return u, errSuspended
+		return errSuspended
 	}
-	return u, nil
+	return nil
 }
 
 // getSession shows the session that the request came with.

@@ -38,7 +38,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	for range mailWorkers {
 		go s.sendCodes(ctx)
 	}
-	t.Cleanup(func() { s.codesUnderWay.Wait(); endWorkers() })
+	t.Cleanup(func() { s.finishCodes(); endWorkers() })
 	web := httptest.NewServer(s.handler(s.routes()))
 	t.Cleanup(web.Close)
 

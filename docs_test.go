@@ -178,7 +178,7 @@ func TestCommentsNameTheRowsTheyKeep(t *testing.T) {
 func TestErrorCodesInDocuments(t *testing.T) {
 	t.Parallel()
 	var source, documented []string
-	code := regexp.MustCompile(`newProblem\((\d{3}), "(\w+)"`)
+	code := regexp.MustCompile(`(?:newProblem\(|Status: )(\d{3}), (?:Code: )?"(\w+)"`)
 	for _, file := range serverSources {
 		for _, found := range code.FindAllStringSubmatch(readText(t, file), -1) {
 			source = append(source, found[1]+" "+found[2])

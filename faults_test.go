@@ -601,7 +601,7 @@ func TestFloodOfConnections(t *testing.T) {
 }
 
 // H8: of the connections without a finished request, the oldest gives way once there are more
-// than maxWaiting. A connection that is served does not, however old it is.
+// than maxConnections/2. A connection that is served does not, however old it is.
 func TestOldestWaitingConnectionGivesWay(t *testing.T) {
 	t.Parallel()
 	if n := openFilesLimit(); n < 2*maxConnections {
@@ -625,7 +625,7 @@ func TestOldestWaitingConnectionGivesWay(t *testing.T) {
 	request := func(i int) string { // each from an address of its own
 		return fmt.Sprintf("GET /openapi.json HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.0.%d.%d\r\n\r\n", i>>8, i&0xff)
 	}
-	waiting := make([]*rawClient, maxWaiting+more)
+	waiting := make([]*rawClient, maxConnections/2+more)
 	for i := range waiting {
 		waiting[i] = dialPatiently(t, p.addr)
 		kind := kinds[i%len(kinds)]

@@ -396,7 +396,6 @@ func (f *uploadForm) drain() {
 // with a "<" could be SVG or HTML, which Go does not always recognize, so it does not count
 // as text. The last character of head may be cut off if the file goes on.
 func contentType(head []byte) string {
-	const unknown = "application/octet-stream"
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {
 		return found
@@ -406,7 +405,7 @@ func contentType(head []byte) string {
 	cutAtEnd := len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
 	isUTF8 := cut == 0 || cutAtEnd
 	if !isUTF8 || bytes.ContainsRune(head, '<') {
-		return unknown
+		return "application/octet-stream"
 	}
 	return found
 }

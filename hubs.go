@@ -126,24 +126,22 @@ func (p hubPage) isValid() bool {
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
-	items := make([]hub, 0, q.limit+1)
+	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	var row hub // every row is scanned into it, then copied
 	targets := row.scanTargets()
 	err := s.store.rows(q.statement(), func(rows *sql.Rows) error {
 		if err := rows.Scan(targets...); err != nil {
 			return err
 		}
-		items = append(items, row)
+		page.Items = append(page.Items, row)
 		return nil
 	})
 	if err != nil {
 		return hubPage{}, err
 	}
-	hasMore := len(items) > q.limit
-	if hasMore {
-		items = items[:q.limit]
-	}
-	return hubPage{Items: items, Limit: q.limit, Offset: q.offset, HasMore: hasMore}, nil
+	page.HasMore = len(page.Items) > q.limit
+	page.Items = page.Items[:min(len(page.Items), q.limit)]
+	return page, nil
 }
 
 // plainOffset is the last offset at which reading the rows in order and dropping the
@@ -182,9 +180,7 @@ func (q hubQuery) statement() statement {
 	}
 	column := hubOrders[q.orderBy]
 	order := column + " " + q.orderDirection + ", hub_id " + q.orderDirection
-	text = strings.ReplaceAll(text, "{status}", status)
-	text = strings.ReplaceAll(text, "{column}", column)
-	text = strings.ReplaceAll(text, "{order}", order)
+	text = strings.NewReplacer("{status}", status, "{column}", column, "{order}", order).Replace(text)
 	// These may take many times as long as a first page.
 	expensive := q.name != nil || q.offset > plainOffset
 	return statement{text: text, args: args, expensive: expensive}

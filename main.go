@@ -41,7 +41,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -101,7 +100,7 @@ func (s *settings) require(ok bool, complaint string) {
 // list returns the elements of a comma-separated setting.
 func (s *settings) list(name, fallback string) []string {
 	value := cmp.Or(s.getenv(name), fallback)
-	return strings.FieldsFunc(value, func(c rune) bool { return c == ',' || c == ' ' })
+	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
 // loadConfig reads the environment once. The error reports all that is wrong together.
@@ -161,10 +160,7 @@ const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 func (s *settings) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
-		different := map[byte]bool{}
-		for _, b := range []byte(key) {
-			different[b] = true
-		}
+		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
 		s.require(len(key) >= 32,
 			"SESSION_SECRET: each key needs at least 32 bytes")
 		s.require(len(different) >= 10, "SESSION_SECRET: each key needs at least 10 different bytes")
@@ -330,10 +326,9 @@ type server struct {
 	// linkFile is files.Link. A test puts a link in its place that is made, but reported
 	// as failed: nothing outside the process can cause that.
 
-	codes         oneTimeCodes
-	codeJobs      chan codeJob   // requests for a code that wait for a worker
-	codeSlots     chan struct{}  // one for each request for a code that is not done
-	codesUnderWay sync.WaitGroup // the same requests
+	codes     oneTimeCodes
+	codeJobs  chan codeJob  // requests for a code that wait for a worker
+	codeSlots chan struct{} // one for each request for a code that is not done
 
 	// The limits by client address. All limits are kept in this process alone.
 	globalLimit, fileLimit *limiter
@@ -353,7 +348,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeSlots:   make(chan struct{}, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		transfers:   newTransfers(),
+		transfers:   transfers{max: max(1, maxDescriptors()/4), byUser: map[string]int{}},
 	}
 }
 
@@ -553,11 +548,11 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	cutOff := web.Shutdown(ctx)
 	// After Shutdown, because a request under way may still ask for a code.
 	giveUp := time.AfterFunc(stopTimeout, func() {
-		s.log.Error("stopped with mail unsent", "queued", len(s.codeSlots))
+		s.log.Error("stopped with mail unsent")
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	s.codesUnderWay.Wait()
+	s.finishCodes()
 	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
 	if cutOff != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
@@ -580,7 +575,7 @@ const usage = `usage: hubs [COMMAND]
   version                             print the version
   help                                print this text
 
-Settings are environment variables; the README lists them. The commands migrate and
+Settings are environment variables; docs/deploy.md lists them. The commands migrate and
 user need DATABASE_URL only.
 `
 
@@ -624,7 +619,7 @@ func runCommand(
 		return printRoutes(out)
 	case "version":
 		return printVersion(out)
-	case "help", "-h", "-help", "--help":
+	case "help", "-h", "--help":
 		_, err := io.WriteString(out, usage)
 		return err
 	default:

@@ -93,32 +93,35 @@ var (
 // unauthenticated returns the 401 of a session. The client's answer is the same for
 // every reason: missing, forged, expired or ended.
 func unauthenticated(reason string) *problem {
-	p := newProblem(401, "unauthenticated", "Sign in: the session is missing, expired or ended.")
-	p.reason = reason
-	return p
+	return &problem{
+		Status: 401, Code: "unauthenticated", reason: reason,
+		Detail: "Sign in: the session is missing, expired or ended.",
+	}
 }
 
 // unavailable returns the 503 of a database or a mail queue that is out of reach.
 func unavailable(cause error) *problem {
-	p := newProblem(503, "unavailable", "Try again soon.")
-	p.retryAfter = 2 * time.Second
-	p.cause = cause
-	return p
+	return &problem{
+		Status: 503, Code: "unavailable", Detail: "Try again soon.",
+		retryAfter: 2 * time.Second, cause: cause,
+	}
 }
 
 // rateLimited returns the 429 of a limit; wait is the time until a request can pass again.
 func rateLimited(limit string, wait time.Duration) *problem {
-	p := newProblem(429, "rate_limited", "The limit: "+limit+".")
-	p.retryAfter = wait
-	return p
+	return &problem{
+		Status: 429, Code: "rate_limited", Detail: "The limit: " + limit + ".",
+		retryAfter: wait,
+	}
 }
 
 // invalid returns the 400 that names the wrong fields. It reports at most 20, so that a
 // small request can't cause a large response.
 func invalid(errs ...fieldError) *problem {
-	p := newProblem(400, "invalid_request", "The input is not valid.")
-	p.Errors = errs[:min(len(errs), 20)]
-	return p
+	return &problem{
+		Status: 400, Code: "invalid_request", Detail: "The input is not valid.",
+		Errors: errs[:min(len(errs), 20)],
+	}
 }
 
 // toProblem returns the answer that belongs to an error. An error that it does not know
@@ -127,12 +130,16 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
-	p := newProblem(500, "internal", "The server failed; its log says why.")
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		p = newProblem(507, "insufficient_storage", "There is no room for the file.")
+		return &problem{
+			Status: 507, Code: "insufficient_storage", Detail: "There is no room for the file.",
+			cause: err,
+		}
 	}
-	p.cause = err
-	return p
+	return &problem{
+		Status: 500, Code: "internal", Detail: "The server failed; its log says why.",
+		cause: err,
+	}
 }
 
 // bodyProblem returns the answer to a body that could not be read to its end or stored.
@@ -285,11 +292,9 @@ func (state *requestState) logProblem(p *problem) {
 	switch {
 	case p.Status >= 500:
 		state.log().Error("failed", "error", p.Error())
-	case p.reason != "":
+	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		state.log().Info("refused", "code", p.Code, "reason", p.reason,
 			"route", routeOf(state.request))
-	case p.Status == 401 || p.Status == 403 || p.Status == 429:
-		state.log().Info("refused", "code", p.Code, "route", routeOf(state.request))
 	}
 }
 
@@ -331,10 +336,16 @@ const (
 
 // readFields reads the input of a request: the query string of a GET or HEAD, else a JSON
 // body.
+//
+// I2: a query with odd, repeated, unknown or badly escaped parameters, or with ";", is a 400.
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
-		return readQuery(r.URL.RawQuery)
+		values, err := url.ParseQuery(r.URL.RawQuery)
+		if err != nil {
+			return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
+		}
+		return &fields{values: values}, nil
 	}
 	kind, params := mediaType(r.Header)
 	if kind != "application/json" || len(params) > 0 {
@@ -348,17 +359,6 @@ func readFields(state *requestState) (*fields, error) {
 		return nil, errTooLarge
 	}
 	return readJSON(body)
-}
-
-// readQuery parses a query string. It refuses ";" and bad escapes.
-//
-// I2: odd, repeated, unknown and badly escaped parameters are a 400.
-func readQuery(query string) (*fields, error) {
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
-	}
-	return &fields{values: values}, nil
 }
 
 // readJSON parses one flat JSON object of strings. encoding/json alone accepts duplicate
@@ -420,8 +420,7 @@ func (f *fields) text(r rule) string {
 
 // number returns the value of a field that holds a whole number.
 func (f *fields) number(r rule) int {
-	value, _ := f.take(r)
-	n, _ := strconv.Atoi(value) // what is no number has been refused
+	n, _ := strconv.Atoi(f.text(r)) // what is no number has been refused
 	return n
 }
 
@@ -535,9 +534,8 @@ type route struct {
 // A contract is what an endpoint takes and gives. endpoint makes it, and a handler can be
 // registered in no other way.
 type contract struct {
-	input, output any           // zero values; the test that writes openapi.json reads their types
-	parse         func(*fields) // nil: no input; for the same test
-	counted       bool          // the input has a key for the route's own limit
+	input, output any  // zero values; the test that writes openapi.json reads their types
+	counted       bool // the input has a key for the route's own limit
 	serve         func(*server, route, *requestState) error
 }
 
@@ -573,9 +571,6 @@ func endpoint[In any, Out output](
 	var noOut Out
 	_, isCounted := any(noIn).(counted)
 	c := contract{input: noIn, output: noOut, counted: isCounted}
-	if parse != nil {
-		c.parse = func(f *fields) { parse(f) }
-	}
 	c.serve = func(s *server, route route, state *requestState) error {
 		if err := s.authorize(state, route.access, route.roles); err != nil {
 			return err
@@ -829,10 +824,8 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 	if state.user != nil {
 		add("userId", state.user.UserID)
 	}
-	if r.Header["Content-Type"] != nil {
-		kind, _ := mediaType(r.Header)
-		add("contentType", cmp.Or(cleanText(kind), "(refused)"))
-	}
+	kind, _ := mediaType(r.Header) // "" if it is missing or malformed
+	add("contentType", cleanText(kind))
 	add("origin", s.originForLog(r))
 	add("userAgent", cleanText(r.Header.Get("User-Agent")))
 	for _, name := range []string{"Cookie", "Authorization"} {
@@ -912,11 +905,15 @@ func looksSecret(word string) bool {
 //
 // G2: no code, token, cookie, password or whole address gets into a log.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
-	if slices.Contains([]string{slog.LevelKey, "requestId", "userId", "fileId", "client"}, a.Key) {
+	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a
 	}
 	if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
-		a.Value = slog.StringValue(maskText(a.Value.String()))
+		text := a.Value.String()
+		if text == "" {
+			return slog.Attr{} // left out
+		}
+		a.Value = slog.StringValue(maskText(text))
 	}
 	return a
 }

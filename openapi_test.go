@@ -467,7 +467,23 @@ func (d *apiDocument) inputSchema(r route) object {
 
 // rulesOf is what an input asks for, in the order in which it asks.
 func rulesOf(c contract) (rules []rule) {
-	c.parse(&fields{onRead: func(r rule) { rules = append(rules, r) }})
+	f := &fields{onRead: func(r rule) { rules = append(rules, r) }}
+	switch c.input.(type) {
+	case codeRequest:
+		parseCodeRequest(f)
+	case guess:
+		parseGuess(f)
+	case acceptance:
+		parseAcceptance(f)
+	case newHub:
+		parseNewHub(f)
+	case hubChange:
+		parseHubChange(f)
+	case hubQuery:
+		parseHubQuery(f)
+	default:
+		panic(fmt.Sprintf("%T is not listed here", c.input))
+	}
 	return rules
 }
 

@@ -57,8 +57,7 @@ type oneTimeCodes struct {
 func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	last, exists := c.byEmail[email]
-	if exists && time.Since(last.issuedAt) < codeResend {
+	if time.Since(c.byEmail[email].issuedAt) < codeResend {
 		return "", false
 	}
 	// crypto/rand ends the process rather than fail.
@@ -125,7 +124,6 @@ func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	default:
 		return false
 	}
-	s.codesUnderWay.Add(1)
 	job := codeJob{email, time.Now(), log.With("email", email)}
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
@@ -141,10 +139,16 @@ func (s *server) sendCodes(ctx context.Context) {
 		case job := <-s.codeJobs:
 			s.sendCode(job)
 			<-s.codeSlots
-			s.codesUnderWay.Done()
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// finishCodes waits until no request for a code is under way. Further ones get a 503.
+func (s *server) finishCodes() {
+	for range mailQueue {
+		s.codeSlots <- struct{}{}
 	}
 }
 

@@ -695,7 +695,7 @@ func TestOldRequestsAreDropped(t *testing.T) {
 				time.Sleep(wait) // all workers are busy
 				ctx, end := context.WithCancel(t.Context())
 				go s.sendCodes(ctx)
-				s.codesUnderWay.Wait()
+				s.finishCodes()
 				end()
 				got := log.count(`"msg":"code not sent: waited too long"`, `"level":"WARN"`, `"requestId":"asked"`, `"email":"a***@example.com"`)
 				tried := log.count(`"msg":"code not sent"`, `"level":"ERROR"`)
@@ -733,7 +733,7 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 		if n := done(); n < mailQueue*4/10 || n > mailQueue*6/10 { // half of them, give or take 16
 			t.Errorf("%d of %d were worked on after half of the longest delay", n, mailQueue)
 		}
-		s.codesUnderWay.Wait()
+		s.finishCodes()
 		if took := time.Since(start); took > mailDelay {
 			t.Errorf("the queue took %v, want at most %v", took, mailDelay)
 		}

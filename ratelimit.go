@@ -142,8 +142,7 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 // is none, firstBack says when the first of all tokens comes back, and victim is a key
 // that is being refused.
 //
-// A flood is made of keys that have spent one token, so the search mostly ends at once. If
-// nearly all keys are being refused, it takes a millisecond or two.
+// If nearly all keys are being refused, the search takes a millisecond or two.
 func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firstBack time.Duration) {
 	fewest := l.burst
 	firstBack = now + l.period
@@ -158,8 +157,7 @@ func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firs
 			firstBack = min(firstBack, l.firstTokenBack(spent))
 		}
 		seen++
-		searchedEnough := seen >= 64 && (fewest < l.burst || l.forgetsRefused)
-		if fewest <= 1 || searchedEnough {
+		if seen >= 64 && (fewest < l.burst || l.forgetsRefused) {
 			break
 		}
 	}
@@ -219,11 +217,11 @@ const (
 	maxUserTransfers = 16               // uploads and downloads of a user at a time
 	stallTimeout     = 30 * time.Second // a transfer without progress ends
 	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
-	transferLimit    = "16 transfers at a time by user"
 )
 
 // transfers counts the uploads and downloads that run. Each holds two file descriptors, its
-// connection and its file.
+// connection and its file. Those of all users may have half of the descriptors that the
+// process may have.
 type transfers struct {
 	max    int // of all users
 	mu     sync.Mutex
@@ -231,12 +229,7 @@ type transfers struct {
 	byUser map[string]int
 }
 
-// newTransfers lets the transfers of all users have half of the descriptors that the
-// process may have (RLIMIT_NOFILE).
-func newTransfers() transfers {
-	return transfers{max: max(1, maxDescriptors()/4), byUser: map[string]int{}}
-}
-
+// maxDescriptors returns how many files and connections the process may have open.
 func maxDescriptors() int {
 	var limit syscall.Rlimit
 	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail; the limit would be 0
@@ -249,39 +242,33 @@ func maxDescriptors() int {
 func (t *transfers) begin(userID string) (end func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.byUser[userID] >= maxUserTransfers {
-		return nil, rateLimited(transferLimit, time.Second)
-	}
-	if t.all >= t.max {
-		limit := fmt.Sprintf("%d transfers at a time by all users", t.max)
+	if t.byUser[userID] >= maxUserTransfers || t.all >= t.max {
+		limit := fmt.Sprintf("%d transfers at a time by user, %d by all users", maxUserTransfers, t.max)
 		return nil, rateLimited(limit, time.Second)
 	}
 	t.byUser[userID]++
 	t.all++
-	return func() { t.end(userID) }, nil
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.all--
+		t.byUser[userID]--
+		if t.byUser[userID] == 0 {
+			delete(t.byUser, userID)
+		}
+	}, nil
 }
 
-func (t *transfers) end(userID string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.all--
-	t.byUser[userID]--
-	if t.byUser[userID] == 0 {
-		delete(t.byUser, userID)
-	}
-}
-
-// H8: the most expensive connection holds less than 250 kB, most of it the kernel's buffer
-// for what the client does not read. All together stay below 256 MB.
+// The most expensive connection holds less than 250 kB, most of it the kernel's buffer for
+// what the client does not read. All together stay below 256 MB.
 const (
 	maxConnections = 1024
-	maxWaiting     = 512       // of these, without a finished request head
 	sendBuffer     = 128 << 10 // bytes; Linux makes it twice as large
 )
 
 // A boundedListener accepts no more than a number of connections at a time; further ones
-// wait in the kernel. If too many wait for a request to arrive, idle or with an unfinished
-// head, the one that has waited longest is closed.
+// wait in the kernel. If more than half of that number wait for a request to arrive, idle or
+// with an unfinished head, the one that has waited longest is closed.
 type boundedListener struct {
 	net.Listener
 	slots chan struct{} // one for each open connection
@@ -309,11 +296,13 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 }
 
 // startWaiting notes that a connection has no finished request head.
+//
+// H8: of 1,024 connections, 512 may wait. A new client gets in, whoever else waits.
 func (l *boundedListener) startWaiting(c *connection) {
 	l.mu.Lock()
 	c.place = l.waiting.PushBack(c)
 	var longest *connection
-	if l.waiting.Len() > min(maxWaiting, cap(l.slots)/2) {
+	if l.waiting.Len() > cap(l.slots)/2 {
 		longest = l.waiting.Remove(l.waiting.Front()).(*connection)
 		longest.place = nil
 	}

@@ -12,7 +12,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -87,19 +86,18 @@ func openStore(databaseURL string) (*store, error) {
 	return st, nil
 }
 
-// hostsWithPorts is the form host1:5432,host2:5433, which lib/pq does not take.
-var hostsWithPorts = regexp.MustCompile(`^postgres(ql)?://([^@/?]*@)?[^@/?]*:[0-9]+,[^@/?]*([/?]|$)`)
-
 // newConnector checks the connection string. settings override the string's own. The error
 // says no more than that it is wrong: lib/pq's own error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
-	if hostsWithPorts.MatchString(databaseURL) {
-		return nil, usageError("DATABASE_URL: several hosts with ports are written as " +
-			"postgres://user:password@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
-	}
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
 		return nil, usageError("DATABASE_URL: must be a PostgreSQL URL or connection string")
+	}
+	for _, other := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
+		if strings.Count(other.Host, ":") == 1 { // lib/pq would look host:port up as a name
+			return nil, usageError("DATABASE_URL: several hosts with ports are written as " +
+				"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+		}
 	}
 	cfg = cfg.Clone() // a clone always has the map Runtime
 	maps.Copy(cfg.Runtime, settings)
