@@ -61,15 +61,46 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// The server sends the document as it is checked in.
+// The server sends the document as it is checked in, but for the name of the cookie: that is
+// the one of the environment that serves it.
 func TestOpenAPIServed(t *testing.T) {
 	t.Parallel()
-	r := startServer(t).client(t).do("GET", "/openapi.json", nil).want(t, 200)
-	if onDisk, err := os.ReadFile("openapi.json"); err != nil || !bytes.Equal(onDisk, r.body) {
-		t.Error("another document is served: ", err)
+	onDisk, err := os.ReadFile("openapi.json")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if kind := r.header.Get("Content-Type"); kind != "application/json" {
-		t.Error(kind)
+	mails := newMailServer(t, mailOptions{})
+	for name, test := range map[string]struct {
+		env    map[string]string
+		cookie string
+	}{
+		"local":      {nil, "hubs_auth_local"},
+		"prefix":     {map[string]string{"COOKIE_PREFIX": "acme"}, "acme_auth_local"},
+		"staging":    {stagingEnv(mails), "__Secure-hubs_auth_staging"},
+		"production": {productionEnv(mails), "__Secure-hubs_auth_production"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startServer(t, test.env).client(t).do("GET", "/openapi.json", nil).want(t, 200)
+			if kind := r.header.Get("Content-Type"); kind != "application/json" {
+				t.Errorf("got %q, want application/json", kind)
+			}
+			var document struct {
+				Components struct {
+					SecuritySchemes struct{ Session struct{ In, Name string } }
+				}
+			}
+			if err := json.Unmarshal(r.body, &document); err != nil {
+				t.Fatal(err)
+			}
+			if got := document.Components.SecuritySchemes.Session; got.In != "cookie" || got.Name != test.cookie {
+				t.Errorf("got %+v, want the cookie %s", got, test.cookie)
+			}
+			want := bytes.Replace(onDisk, []byte(`"name": "hubs_auth_local"`), []byte(`"name": "`+test.cookie+`"`), 1)
+			if !bytes.Equal(r.body, want) {
+				t.Error("another document is served than the one that is checked in")
+			}
+		})
 	}
 }
 
@@ -101,41 +132,56 @@ func ref(kind, name string) object { return object{"$ref", "#/components/" + kin
 
 const apiDescription = `Sign-in without passwords, and data for those who are signed in.
 
-HEAD works wherever GET does. A path that is not listed is a 404 ` + "`not_found`" + `, a method that is not
-listed a 405 ` + "`method_not_allowed`" + ` with ` + "`Allow`" + `. Every answer bears ` + "`X-Request-Id`" + `, every error is
-a problem (RFC 9457). A JSON body is one object without unknown or repeated members and without null, at
-most 16 KiB. A query string has no unknown or repeated parameters. Request headers of more than
-16 KiB are refused with 431 before this contract begins.
+Every answer has ` + "`X-Request-Id`" + `, and every error is a problem (RFC 9457). A path that is not listed is a
+404 ` + "`not_found`" + `, a method that is not listed a 405 ` + "`method_not_allowed`" + ` with ` + "`Allow`" + `.
 
-Pages of allowed origins read answers with credentials (CORS); writes by pages of other origins are
-refused with 403 ` + "`cross_origin`" + `.`
+What this document can't express:
+
+- A query string has no unknown and no repeated parameters, no ` + "`;`" + ` and no bad escapes: 400.
+- A JSON body is one object of at most 16 KiB, sent as ` + "`application/json`" + ` in UTF-8, without repeated members
+  and without null: 400, 413 or 415.
+- An operation without input ignores the query string and the body.
+- Request headers of more than 16 KiB are refused with 431, before this contract begins and without an id.
+- Pages of allowed origins read answers with credentials (CORS). Writes by pages of other origins are
+  refused with 403 ` + "`cross_origin`" + `.
+- Errors are tried in this order: session, account, terms, role, input, the operation's own limit. So an attempt
+  that is malformed is not counted.`
 
 // operationDoc is what the contract table does not say about an operation.
-type operationDoc struct{ id, tag, summary, success string }
+type operationDoc struct{ id, tag, summary, success, text string }
 
 var operationDocs = map[string]operationDoc{
 	"POST /auth/otp/request": {"requestCode", "Sign-in", "Ask for a one-time code by e-mail",
-		"The same answer for every address. A code is mailed only to an active user."},
-	"POST /auth/otp/validate":    {"validateCode", "Sign-in", "Exchange address and code for a session", "Signed in; the cookie is set."},
-	"POST /auth/logout":          {"signOut", "Sign-in", "Clear the session cookie", "The cookie is cleared."},
-	"GET /auth/session":          {"getSession", "Sign-in", "Show the session", "The session that the request came with."},
-	"POST /terms/acceptance":     {"acceptTerms", "Terms", "Accept the current terms", "Accepted. A second acceptance keeps the first time."},
-	"GET /hubs":                  {"listHubs", "Hubs", "List hubs", "One page. The order is total: ties are broken by hubId."},
-	"GET /hubs/{hubId}":          {"getHub", "Hubs", "Show a hub", "The hub."},
-	"POST /hubs":                 {"createHub", "Hubs", "Create a hub", "The hub as it was created."},
-	"PATCH /hubs/{hubId}":        {"changeHub", "Hubs", "Change a hub", "The hub as it is now. What was not sent is as before."},
-	"DELETE /hubs/{hubId}":       {"deleteHub", "Hubs", "Delete a hub", "The hub is gone."},
-	"POST /files/upload":         {"uploadFile", "Files", "Upload a file", "The file is whole and on disk."},
-	"GET /files/{fileId}/{name}": {"getFile", "Files", "Read a file", "The bytes."},
-	"GET /healthz":               {"getHealth", "Service", "Say whether the service works", "The database answers."},
-	"GET /openapi.json":          {"getContract", "Service", "This document", "The contract as OpenAPI 3.1."},
+		"The same answer for every address.",
+		"Mails a code of six digits to an active user of this address. The answer comes first and is the same whether or not " +
+			"there is such a user. While the last code is younger than a minute, nothing is sent and that code stays valid."},
+	"POST /auth/otp/validate": {"validateCode", "Sign-in", "Exchange address and code for a session", "Signed in; the cookie is set.",
+		"Uses the code up and sets the session cookie, which lasts 60 days. Every attempt counts, right or wrong."},
+	"POST /auth/logout": {"signOut", "Sign-in", "Clear the session cookie", "The cookie is cleared.",
+		"Clears the cookie, and does no more: a copy of the token stays valid until it expires."},
+	"GET /auth/session": {"getSession", "Sign-in", "Show the session", "The session that the request came with.",
+		"Shows the account as it is now and when the session ends. A page asks for it after a reload."},
+	"POST /terms/acceptance": {"acceptTerms", "Terms", "Accept the current terms", "Accepted. A second acceptance keeps the first time.",
+		"Records that the user accepts this version of the terms. Only the current version is taken."},
+	"GET /hubs": {"listHubs", "Hubs", "List hubs", "One page. The order is total: ties are broken by hubId.",
+		"Lists the hubs that the filters let through, one page at a time. Ask for the next page with a larger offset while hasMore is true."},
+	"GET /hubs/{hubId}":    {"getHub", "Hubs", "Show a hub", "The hub.", "Shows one hub."},
+	"POST /hubs":           {"createHub", "Hubs", "Create a hub", "The hub as it was created.", "Creates a hub; Location names it."},
+	"PATCH /hubs/{hubId}":  {"changeHub", "Hubs", "Change a hub", "The hub as it is now. What was not sent is as before.", "Changes the members that are sent, and leaves the others as they are."},
+	"DELETE /hubs/{hubId}": {"deleteHub", "Hubs", "Delete a hub", "The hub is gone.", "Deletes a hub for good."},
+	"POST /files/upload": {"uploadFile", "Files", "Upload a file", "The file is whole and on disk.",
+		"Stores one file, sent as a form. It can be read once it is whole; an upload that breaks off leaves nothing."},
+	"GET /files/{fileId}/{name}": {"getFile", "Files", "Read a file", "The bytes.",
+		"Sends the bytes. Takes Range (of at most 16 ranges, else it is ignored) and the conditions of RFC 9110."},
+	"GET /healthz":      {"getHealth", "Service", "Say whether the service works", "The database answers.", "Asks the database, and says within seconds whether it answers."},
+	"GET /openapi.json": {"getContract", "Service", "This document", "The contract as OpenAPI 3.1.", "Sends this document, with the cookie's name of the environment that serves it."},
 }
 
 var tagDocs = object{
 	"Sign-in", "A code by e-mail, a session in a cookie.",
 	"Terms", "Most operations need the current terms to be accepted.",
 	"Hubs", "The domain resource.",
-	"Files", "Any signed-in user may read a file whose path he knows; ids can't be guessed.",
+	"Files", "Any signed-in user may read a file whose path they know; ids can't be guessed.",
 	"Service", "For machines.",
 }
 
@@ -189,7 +235,7 @@ var fieldDocs = map[string]fieldDoc{
 	"fileId":      {"Opaque.", exampleID, object{"format", "uuid"}},
 	"file.name":   {"The last path element of the name that was sent.", "plan.png", object{"minLength", 1, "maxLength", 255}},
 	"contentType": {"The server's own finding.", "image/png", nil},
-	"size":        {"Bytes.", 48213, object{"minimum", 0}},
+	"size":        {"Bytes.", 48213, object{"format", "int64", "minimum", 0}},
 	"path":        {"Where to read it.", "/files/" + exampleID + "/plan.png", object{"format", "uri-reference"}},
 
 	"health.status": {"Always ok; else the answer is a 503.", "ok", object{"const", "ok"}},
@@ -200,29 +246,29 @@ const (
 	exampleTime = "2026-11-21T09:30:00Z"
 )
 
-// problemDocs are all the problems there are, and when they arise.
+// problemDocs are all the problems there are, when they arise, and the detail of an example.
 var problemDocs = []struct {
-	status     int
-	code, text string
+	status             int
+	code, text, detail string
 }{
-	{400, "invalid_request", "The input is malformed or invalid; `errors` names each field."},
-	{401, "unauthenticated", "The session is missing, badly signed, expired or ended, or its user is gone."},
-	{401, "invalid_code", "The code is wrong, used, expired or was never issued, or the address is unknown."},
-	{403, "account_suspended", "The account is suspended."},
-	{403, "terms_not_accepted", "The current terms are not accepted."},
-	{403, "forbidden", "The role does not suffice."},
-	{403, "cross_origin", "A page of an origin that is not allowed would write."},
-	{404, "not_found", "There is nothing at this address."},
-	{405, "method_not_allowed", "`Allow` lists the methods."},
-	{409, "conflict", "Another terms version than the current one."},
-	{412, "precondition_failed", "A condition in the request's headers does not hold."},
-	{413, "too_large", "The body is over its limit."},
-	{415, "unsupported_media_type", "The Content-Type or Content-Encoding is not taken here."},
-	{416, "range_not_satisfiable", "The file has no such range."},
-	{429, "rate_limited", "Over a limit; `detail` names it."},
-	{500, "internal", "A bug; the server's log has it under this id."},
-	{503, "unavailable", "The database or the mail queue is out of reach."},
-	{507, "insufficient_storage", "No room for the file."},
+	{400, "invalid_request", "The input is malformed or invalid; `errors` names each field.", "The input is not valid."},
+	{401, "unauthenticated", "The session is missing, badly signed, expired or ended, or its user is gone.", "Sign in: the session is missing, expired or ended."},
+	{401, "invalid_code", "The code is wrong, used, expired or was never issued, or the address is unknown.", "The code is wrong, used or expired."},
+	{403, "account_suspended", "The account is suspended.", "This account is suspended."},
+	{403, "terms_not_accepted", "The current terms are not accepted.", "Accept the terms first: POST /terms/acceptance."},
+	{403, "forbidden", "The role does not suffice.", "Your role does not permit this."},
+	{403, "cross_origin", "A page of an origin that is not allowed would write.", "Pages of this origin may not write here."},
+	{404, "not_found", "There is nothing at this address.", "There is nothing at this address."},
+	{405, "method_not_allowed", "`Allow` lists the methods.", "The Allow header lists the methods of this address."},
+	{409, "conflict", "Another terms version than the current one.", "The current terms version is " + TERMS_VERSION + "."},
+	{412, "precondition_failed", "A condition in the request's headers does not hold.", "A condition in the request's headers does not hold."},
+	{413, "too_large", "The body is over its limit.", "The body is larger than this endpoint takes."},
+	{415, "unsupported_media_type", "The Content-Type or Content-Encoding is not taken here.", "This Content-Type or Content-Encoding is not taken."},
+	{416, "range_not_satisfiable", "The file has no such range.", "The file has no such range."},
+	{429, "rate_limited", "Over a limit; `detail` names it.", "The limit: 100 per 10s by client address."},
+	{500, "internal", "A bug; the server's log has it under this id.", "The server failed; its log says why."},
+	{503, "unavailable", "The database or the mail queue is out of reach.", "Try again soon."},
+	{507, "insufficient_storage", "No room for the file.", "There is no room for the file."},
 }
 
 // possible lists the problems that an operation may answer with, in the order of
@@ -285,7 +331,11 @@ func (d *apiDocument) make() object {
 		if paths[r.path] == nil {
 			paths[r.path] = d.pathParameters(r)
 		}
-		paths[r.path] = append(paths[r.path], strings.ToLower(r.method), d.operation(r, doc, needs[name]))
+		operation := d.operation(r, doc, needs[name])
+		paths[r.path] = append(paths[r.path], strings.ToLower(r.method), operation)
+		if r.method == http.MethodGet {
+			paths[r.path] = append(paths[r.path], "head", headOperation(operation, doc))
+		}
 	}
 	if described != len(operationDocs) {
 		d.t.Error("operationDocs describes operations that are no more")
@@ -302,10 +352,9 @@ func (d *apiDocument) make() object {
 		"paths", paths,
 		"components", object{
 			"securitySchemes", object{"session", object{
-				"type", "apiKey", "in", "cookie", "name", "__Secure-hubs_auth_production",
-				"description", "A signed token that only the server can read or make. The cookie's name is " +
-					"`<prefix>_auth_<environment>`: by default `hubs_auth_local`, `__Secure-hubs_auth_staging`, " +
-					"`__Secure-hubs_auth_production`.",
+				"type", "apiKey", "in", "cookie", "name", "hubs_auth_local",
+				"description", "A signed token that only the server can make. This is the cookie's name where this document " +
+					"is served; it ends with the environment's name.",
 			}},
 			"parameters", object{"requestId", object{
 				"name", "x-request-id", "in", "header",
@@ -401,7 +450,7 @@ func (d *apiDocument) pathParameters(r route) object {
 }
 
 func (d *apiDocument) operation(r route, doc operationDoc, needs string) object {
-	o := object{"operationId", doc.id, "tags", []string{doc.tag}, "summary", doc.summary, "description", needs}
+	o := object{"operationId", doc.id, "tags", []string{doc.tag}, "summary", doc.summary, "description", doc.text + "\n\n" + needs}
 	if !r.access.needsSession() {
 		o = append(o, "security", []object{})
 	} else {
@@ -421,7 +470,7 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 			"schema", object{
 				"type", "object", "required", []string{"file"}, "additionalProperties", false,
 				"properties", object{"file", object{
-					"type", "string", "contentMediaType", "application/octet-stream",
+					"type", "string", "format", "binary",
 					"description", "The only part, with a file name of 1 to 255 bytes. At most MAX_UPLOAD_BYTES, by " +
 						"default 26214400; the form around it at most 64 KiB.",
 				}},
@@ -442,6 +491,36 @@ func (d *apiDocument) operation(r route, doc operationDoc, needs string) object 
 	return append(o, "responses", d.responses(r, doc))
 }
 
+// headOperation describes HEAD, which works wherever GET does.
+func headOperation(get object, doc operationDoc) object {
+	head := object{}
+	for pair := range slices.Chunk(get, 2) {
+		switch pair[0] {
+		case "operationId":
+			head = append(head, pair[0], "head"+strings.TrimPrefix(capital(doc.id), "Get"))
+		case "summary":
+			head = append(head, pair[0], "Headers only: "+strings.ToLower(doc.summary[:1])+doc.summary[1:])
+		case "description":
+			head = append(head, pair[0], "Answers as GET does, with the same status and headers, and without a body.")
+		case "responses":
+			responses := object{}
+			for answer := range slices.Chunk(pair[1].(object), 2) {
+				if status := answer[0].(string); status < "400" {
+					success := answer[1].(object)
+					responses = append(responses, status, object{"description", "As GET: " + success[1].(string), "headers", success[3]})
+				}
+			}
+			failed := object{"headers", object{"X-Request-Id", ref("headers", "X-Request-Id")}}
+			responses = append(responses, "4XX", append(object{"description", "As GET, without the problem."}, failed...),
+				"5XX", append(object{"description", "As GET, without the problem."}, failed...))
+			head = append(head, pair[0], responses)
+		default:
+			head = append(head, pair...)
+		}
+	}
+	return head
+}
+
 // inputSchema is the schema of a JSON body, made of the rules that its read method
 // has asked for.
 func (d *apiDocument) inputSchema(r route) object {
@@ -449,9 +528,16 @@ func (d *apiDocument) inputSchema(r route) object {
 	var required []string
 	var properties object
 	for _, rule := range rulesOf(r.contract) {
+		// A generator of types would make a member with a default a required one; and in a
+		// change, what is not sent stays as it is.
+		fallback := rule.fallback
+		rule.fallback = ""
 		schema, doc := d.ruleSchema(name, rule)
+		if fallback != "" && rulesRequire(r.contract) {
+			doc.text += " If it is not sent: " + fallback + "."
+		}
 		properties = append(properties, rule.name, append(schema, "description", doc.text, "examples", []any{doc.example}))
-		if rule.required {
+		if rule.required && rulesRequire(r.contract) {
 			required = append(required, rule.name)
 		}
 	}
@@ -463,6 +549,14 @@ func (d *apiDocument) inputSchema(r route) object {
 	}
 	d.schemas[capital(name)] = append(schema, "properties", properties)
 	return ref("schemas", capital(name))
+}
+
+// rulesRequire reports whether an input has a required field. A change has none: it takes any
+// of the fields.
+func rulesRequire(c contract) bool {
+	f := &fields{}
+	c.parse(f)
+	return slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Detail == "is required" })
 }
 
 // rulesOf is what an input asks for, in the order in which it asks.
@@ -575,6 +669,29 @@ func (d *apiDocument) outputSchema(of reflect.Type) object {
 	return ref("schemas", capital(of.Name()))
 }
 
+// example makes an answer of the examples of its fields.
+func (d *apiDocument) example(of reflect.Type) any {
+	switch of.Kind() {
+	case reflect.Pointer:
+		return d.example(of.Elem())
+	case reflect.Slice:
+		return []any{d.example(of.Elem())}
+	}
+	var members object
+	for field := range of.Fields() {
+		if !field.IsExported() {
+			continue
+		}
+		name := field.Tag.Get("json")
+		value := d.fieldDoc(of.Name(), name).example
+		if value == nil {
+			value = d.example(field.Type)
+		}
+		members = append(members, name, value)
+	}
+	return members
+}
+
 // responses are by status: success first, then the problems.
 func (d *apiDocument) responses(r route, doc operationDoc) object {
 	success, headers := object{}, object{"X-Request-Id", ref("headers", "X-Request-Id")}
@@ -590,16 +707,17 @@ func (d *apiDocument) responses(r route, doc operationDoc) object {
 		add("Set-Cookie")
 	}
 	var content object
-	bytes := object{"*/*", object{"schema", object{"type", "string", "contentMediaType", "application/octet-stream"}}}
+	bytes := object{"*/*", object{"schema", object{"type", "string", "format", "binary"}, "example", "Ships and ferries."}}
 	switch r.contract.output.(type) {
 	case nothing:
 	case document:
-		content = object{"application/json", object{"schema", object{"type", "object"}}}
+		content = object{"application/json", object{"schema", object{"type", "object"}, "example", object{"openapi", "3.1.0"}}}
 	case fileContent:
 		add("ETag", "Content-Disposition")
 		content = bytes
 	default:
-		content = object{"application/json", object{"schema", d.outputSchema(reflect.TypeOf(r.contract.output))}}
+		of := reflect.TypeOf(r.contract.output)
+		content = object{"application/json", object{"schema", d.outputSchema(of), "example", d.example(of)}}
 	}
 	response := func(text string, content object) object {
 		o := object{"description", text, "headers", slices.Clone(headers)}
@@ -640,19 +758,40 @@ func (d *apiDocument) problemResponses(possible []string) (responses object) {
 		case 429, 503:
 			headers = append(headers, "Retry-After", ref("headers", "Retry-After"))
 		}
-		var name strings.Builder
-		name.WriteString(strconv.Itoa(status))
+		examples := object{}
+		var names []string
 		for _, code := range byStatus[status] {
-			name.WriteString("." + code.(string))
+			examples = append(examples, code, object{"value", problemExample(code.(string))})
+			words := strings.Split(code.(string), "_")
+			for i, word := range words {
+				words[i] = capital(word)
+			}
+			names = append(names, strings.Join(words, ""))
 		}
-		d.problems[name.String()] = object{"description", strings.TrimSpace(texts[status]), "headers", headers,
+		name := strings.Join(names, "Or")
+		d.problems[name] = object{"description", strings.TrimSpace(texts[status]), "headers", headers,
 			"content", object{"application/problem+json", object{"schema", object{"allOf", []object{
 				ref("schemas", "Problem"),
 				{"properties", object{"code", object{"enum", []any(byStatus[status])}}},
-			}}}}}
-		responses = append(responses, strconv.Itoa(status), ref("responses", name.String()))
+			}}, "examples", examples}}}
+		responses = append(responses, strconv.Itoa(status), ref("responses", name))
 	}
 	return responses
+}
+
+// problemExample is an answer with this code.
+func problemExample(code string) object {
+	for _, p := range problemDocs {
+		if p.code != code {
+			continue
+		}
+		example := object{"title", http.StatusText(p.status), "status", p.status, "detail", p.detail, "code", code, "requestId", "web-7f3a.42"}
+		if code == "invalid_request" {
+			example = append(example, "errors", []object{{"field", "limit", "detail", "must be a whole number from 1 to 100"}})
+		}
+		return example
+	}
+	panic("no problem " + code)
 }
 
 func typeName(v any) string { return reflect.TypeOf(v).Name() }

@@ -10,7 +10,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/mail"
+	"net/smtp"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -774,5 +777,54 @@ func TestOneCodeForManyAtOnce(t *testing.T) {
 	}
 	if all.Wait(); made.Load() != 1 {
 		t.Errorf("%d codes", made.Load())
+	}
+}
+
+// D4: only the loopback host itself is excused from STARTTLS. A private address, another
+// name of this machine, or a name that looks like localhost is not. The test speaks to a mail
+// server without STARTTLS, under a URL that names the host: nothing else is dialled.
+func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
+	t.Parallel()
+	for host, excused := range map[string]bool{
+		"localhost": true, "127.0.0.1": true, "[::1]": true,
+		"10.0.0.1": false, "10.255.255.255": false, "172.16.0.1": false, "172.31.255.255": false, "192.168.0.1": false,
+		"192.168.178.20": false, "169.254.1.1": false, "100.64.0.1": false, "0.0.0.0": false, "[::]": false, "[fd00::1]": false,
+		"[fe80::1]": false, "[::ffff:10.0.0.1]": false, "mail": false, "mail.local": false, "mail.internal": false,
+		"mail.example.com": false, "localhost.example.com": false, "mylocalhost": false, "127.0.0.1.example.com": false,
+	} {
+		for _, user := range []string{"", "hubs:secret-word@"} {
+			t.Run(user+host, func(t *testing.T) {
+				t.Parallel()
+				m := newMailServer(t, mailOptions{noStartTLS: true, user: "hubs", password: "secret-word"})
+				address, err := url.Parse(m.url)
+				if err != nil {
+					t.Fatal(err)
+				}
+				conn, err := net.Dial("tcp", address.Host)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				named, err := url.Parse("smtp://" + user + host + ":587")
+				if err != nil {
+					t.Fatal(err)
+				}
+				client, err := smtp.NewClient(conn, named.Hostname())
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = secureMail(client, named)
+				if (err == nil) != excused {
+					t.Errorf("got %v, want excused from STARTTLS: %v", err, excused)
+				}
+				want := 0
+				if excused && user != "" {
+					want = 1
+				}
+				if n := m.passwords(); n != want {
+					t.Errorf("got %d passwords sent in the clear, want %d", n, want)
+				}
+			})
+		}
 	}
 }

@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"maps"
 	"math"
@@ -709,4 +710,54 @@ func TestKeyWithATokenBackGivesWay(t *testing.T) {
 			t.Errorf("refused for %v", wait)
 		}
 	})
+}
+
+// L5: when all keys of the limit of code requests are being refused, one of them gives way to
+// a new key, so that they can't lock everyone out. The limit of validations lets none go: a
+// guess at a mailbox is never had back.
+func TestWhichLimitForgetsRefusedKeys(t *testing.T) {
+	t.Parallel()
+	limits := map[string]*limiter{}
+	for _, r := range newServer(config{env: envLocal}, nil, io.Discard).routes() {
+		if r.limit != nil {
+			limits[r.path] = r.limit
+		}
+	}
+	for path, forgets := range map[string]bool{"/auth/otp/request": true, "/auth/otp/validate": false} {
+		t.Run(path, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLimiter(limits[path].burst, limits[path].period, "")
+				l.forgetsRefused = limits[path].forgetsRefused // of the table; the clock is the bubble's
+				for i := range keyBound {
+					for range l.burst {
+						l.take(strconv.Itoa(i))
+					}
+				}
+				const newcomers = 300
+				passed := 0
+				for i := range newcomers {
+					if refusedFor(t, l, fmt.Sprint("new ", i)) == 0 {
+						passed++
+					}
+				}
+				stillRefused := 0
+				for i := range keyBound {
+					if spent := l.spent[maphash.String(l.seed, strconv.Itoa(i))]; len(spent) == l.burst {
+						stillRefused++
+					}
+				}
+				wantPassed, wantRefused := 0, keyBound
+				if forgets {
+					wantPassed = newcomers
+					wantRefused = keyBound - 1 // the first newcomer took its place, the others each other's
+				}
+				if passed != wantPassed || stillRefused < keyBound-passed || forgets && stillRefused > wantRefused || !forgets && stillRefused != wantRefused {
+					t.Errorf("got %d of %d new keys passed, %d old ones still refused; want %d and %d", passed, newcomers, stillRefused, wantPassed, wantRefused)
+				}
+				if n := keysHeld(l); n != keyBound {
+					t.Errorf("got %d keys, want %d", n, keyBound)
+				}
+			})
+		})
+	}
 }
