@@ -695,7 +695,7 @@ func TestAllConnectionsTaken(t *testing.T) {
 		t.Helper()
 		client.send(body)
 		if status, _, err := client.receive(); status != 200 || err != nil {
-			t.Errorf("a request under way: got %d, %v, want 200", status, err)
+			t.Fatalf("a request under way: got %d, %v, want 200", status, err)
 		}
 	}
 	finish(busy[0])
