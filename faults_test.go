@@ -655,6 +655,64 @@ func TestOldestWaitingConnectionGivesWay(t *testing.T) {
 	}
 }
 
+// H1, H3, H8: all connections are taken, 600 of them by requests under way. A new client is
+// served all the same: an idle connection gives way to it. And the server can stop.
+func TestAllConnectionsTaken(t *testing.T) {
+	t.Parallel()
+	if n := openFilesLimit(); n < 2*maxConnections {
+		t.Fatalf("at most %d open files: the server would take fewer connections than %d", n, maxConnections)
+	}
+	p := startProcess(t)
+	const underWay = 600
+	body := `{"email":"nobody@example.com"}`
+	headers := func(i int) string { return fmt.Sprintf("Host: x\r\nX-Forwarded-For: 10.0.%d.%d\r\n", i>>8, i&0xff) }
+	whole := func(i int) string { return "GET /openapi.json HTTP/1.1\r\n" + headers(i) + "\r\n" }
+	get := func(client *rawClient, i int) {
+		t.Helper()
+		client.send(whole(i))
+		if status, _, err := client.receive(); status != 200 || err != nil {
+			t.Fatalf("connection %d: got %d, %v, want 200", i, status, err)
+		}
+	}
+	var busy, idle []*rawClient
+	for i := range underWay {
+		client := dialPatiently(t, p.addr)
+		client.send("POST /auth/otp/request HTTP/1.1\r\n" + headers(i) + "Content-Type: application/json\r\n" +
+			fmt.Sprintf("Content-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body)))
+		if status, _, err := client.receive(); status != 100 || err != nil {
+			t.Fatalf("connection %d: got %d, %v, want 100", i, status, err)
+		}
+		busy = append(busy, client)
+	}
+	for i := range maxConnections - underWay {
+		client := dialPatiently(t, p.addr)
+		get(client, underWay+i)
+		idle = append(idle, client)
+	}
+	get(dialPatiently(t, p.addr), maxConnections)
+	// A request under way lasts 15 s at most. So the new client did not wait for one to end.
+	finish := func(client *rawClient) {
+		t.Helper()
+		client.send(body)
+		if status, _, err := client.receive(); status != 200 || err != nil {
+			t.Fatalf("a request under way: got %d, %v, want 200", status, err)
+		}
+	}
+	finish(busy[0])
+	get(dialPatiently(t, p.addr), maxConnections+1)
+
+	p.signal(t, syscall.SIGTERM)
+	if _, err := idle[len(idle)-1].in.ReadByte(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("idle connection at the stop: got %v, want its end", err)
+	}
+	for _, client := range busy[1:] {
+		finish(client)
+	}
+	if code := p.wait(t); code != 0 {
+		t.Errorf("got exit status %d, want 0\n%s", code, p.stderr)
+	}
+}
+
 // dialPatiently opens a connection whose reads fail after a while that no passing test takes.
 func dialPatiently(t testing.TB, addr string) *rawClient {
 	t.Helper()

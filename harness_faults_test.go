@@ -25,8 +25,8 @@ import (
 	"time"
 )
 
-// A certificateAuthority signs for the tests' servers. TestMain makes testCA, and no
-// other, one that this process and its children trust.
+// A certificateAuthority signs the certificates of the tests' servers. This process and its
+// children trust testCA and no other one (see testMain).
 type certificateAuthority struct {
 	key  crypto.Signer
 	cert *x509.Certificate
@@ -46,7 +46,7 @@ func (ca *certificateAuthority) pem() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})
 }
 
-// sign completes and signs the template; the first is the CA's own.
+// sign completes and signs a certificate. The first one is the authority's own.
 func (ca *certificateAuthority) sign(template *x509.Certificate) tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -69,7 +69,7 @@ func (ca *certificateAuthority) sign(template *x509.Certificate) tls.Certificate
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// serverTLS is for a server under any of the names that tests use.
+// serverTLS returns the configuration of a server that has all the names that tests use.
 func (ca *certificateAuthority) serverTLS() *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: "test server"},
@@ -79,20 +79,20 @@ func (ca *certificateAuthority) serverTLS() *tls.Config {
 	})}}
 }
 
-// mailOptions: the zero value speaks plain SMTP with STARTTLS on 127.0.0.1 and lets
-// anyone send.
+// mailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and takes
+// mail of anyone.
 type mailOptions struct {
-	// host stands in the URL. 0.0.0.0 reaches this machine too, without being a
-	// loopback address: it serves as the remote host.
+	// host stands in the URL. 0.0.0.0 reaches this machine too, and is no loopback
+	// address: it plays the remote host.
 	host           string
 	implicitTLS    bool // smtps
 	noStartTLS     bool
-	untrusted      bool   // a certificate of a CA that no one trusts
-	otherName      bool   // a certificate of the right CA, for another server
-	user, password string // required of clients when set
+	untrusted      bool   // its certificate is of an unknown authority
+	otherName      bool   // its certificate is of testCA, but for another server
+	user, password string // if set, clients must sign in
 }
 
-// A mailServer is an SMTP server that keeps what it gets, and that fails on demand.
+// A mailServer is an SMTP server that keeps what it gets and fails on demand.
 type mailServer struct {
 	opts mailOptions
 	url  string
@@ -104,9 +104,9 @@ type mailServer struct {
 	mode    mailMode
 	delay   time.Duration
 	open    map[net.Conn]bool
-	peak    int // most connections at the same time
-	total   int // connections ever
-	logins  int // passwords received, right or wrong
+	peak    int // most connections that were open at a time
+	total   int // connections so far
+	logins  int // passwords so far, right or wrong
 }
 
 type mailMode int
@@ -117,21 +117,21 @@ const (
 	mailRefuses                   // greets with 554
 	mailHangs                     // never greets
 	mailHangsData                 // never answers DATA
-	mailHangsEnd                  // takes the mail, never says so
+	mailHangsEnd                  // takes the mail, never confirms it
 	mailDefers                    // 451 to each recipient
-	mailRefusesRecipient          // 550 to each recipient, and takes the mail all the same
-	mailRefusesSender             // 550 to each sender, and takes the mail all the same
-	mailLeaves                    // takes the mail, says so, and is gone before QUIT
+	mailRefusesRecipient          // 550 to each recipient, but takes the mail nevertheless
+	mailRefusesSender             // 550 to each sender, but takes the mail nevertheless
+	mailLeaves                    // takes and confirms the mail, closes before QUIT
 )
 
 type receivedMail struct {
 	from string
 	to   []string
-	data string // as sent: headers and body, CRLF and all, without the dots of SMTP
+	data string // headers and body as sent, with CRLF, without the dots of SMTP
 	tls  bool
-	user string // who had signed in, if anyone
-	helo string // what the client calls itself
-	read bool
+	user string // the user that had signed in, or ""
+	helo string // the name that the client gave itself
+	read bool   // waitMail has returned it
 }
 
 var mailServers sync.Map // URL → *mailServer
@@ -197,13 +197,13 @@ func newMailServer(t testing.TB, opts mailOptions) *mailServer {
 	return m
 }
 
-// env is what makes a server use it.
+// env returns the settings that make a server use this mail server.
 func (m *mailServer) env() map[string]string {
 	return map[string]string{"SMTP_URL": m.url, "MAIL_FROM": "signin@example.com"}
 }
 
-// fail sets how the server fails from now on. What hangs goes on hanging until
-// release, or a mode that closes.
+// fail sets how the server fails from now on. Sessions that hang do so until release, or until
+// a mode that closes them.
 func (m *mailServer) fail(mode mailMode) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -211,10 +211,10 @@ func (m *mailServer) fail(mode mailMode) {
 	m.announce()
 }
 
-// release ends a failure: what hangs goes on as if nothing had been.
+// release ends a failure. Sessions that hang go on.
 func (m *mailServer) release() { m.fail(mailWorks) }
 
-// slow makes every answer take that long.
+// slow delays every answer.
 func (m *mailServer) slow(delay time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,29 +240,29 @@ func (m *mailServer) track(conn net.Conn) {
 	m.peak = max(m.peak, len(m.open))
 }
 
-// connections returns how many are open, how many were at most, and how many there
-// have ever been.
+// connections returns how many connections are open, how many were open at most, and how many
+// there were in total.
 func (m *mailServer) connections() (open, peak, total int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.open), m.peak, m.total
 }
 
-// passwords returns how many times a client has sent one.
+// passwords returns how many passwords clients have sent, right or wrong.
 func (m *mailServer) passwords() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.logins
 }
 
-// received returns all mails so far.
+// received returns all mails that have arrived.
 func (m *mailServer) received() []*receivedMail {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.mails)
 }
 
-// waitMail returns the oldest mail to that address that it has not returned yet.
+// waitMail waits for a mail to an address, and returns each mail once, the oldest first.
 func (m *mailServer) waitMail(t testing.TB, to string) *receivedMail {
 	t.Helper()
 	timeout := time.After(patience)
@@ -408,14 +408,14 @@ func (m *mailServer) session(conn net.Conn) {
 	}
 }
 
-// takesAnything: the refusal before was the only one.
+// takesAnything reports whether the mode takes mail that it has refused in words.
 func (m *mailServer) takesAnything() bool {
 	mode, _, _ := m.state()
 	return mode == mailRefusesRecipient || mode == mailRefusesSender
 }
 
-// hang waits while the mode is that one, and while the client is there: what it would
-// send in the meantime stays unread. It returns the mode after that.
+// hang waits while the mode is the given one and the client is connected. It reads nothing that
+// the client sends. It returns the mode after that, or mailCloses if the client is gone.
 func (m *mailServer) hang(conn net.Conn, r *bufio.Reader, while mailMode) mailMode {
 	for {
 		mode, _, changed := m.state()
@@ -432,9 +432,9 @@ func (m *mailServer) hang(conn net.Conn, r *bufio.Reader, while mailMode) mailMo
 			if err != nil {
 				return mailCloses
 			}
-			<-changed // it talks out of turn, and is no sooner heard for it
+			<-changed // the client has sent something; it stays unread
 		case <-changed:
-			// A deadline in the past ends the read, and a new one lets it start again.
+			// A deadline that has passed ends the read. Without one, reads work again.
 			conn.SetReadDeadline(time.Now())
 			<-gone
 			conn.SetReadDeadline(time.Time{})
@@ -442,7 +442,7 @@ func (m *mailServer) hang(conn net.Conn, r *bufio.Reader, while mailMode) mailMo
 	}
 }
 
-// login returns the user of an AUTH PLAIN command, or "" for a wrong password.
+// login returns the user of an AUTH PLAIN command, or "" if the password is wrong.
 func (m *mailServer) login(args string) string {
 	mechanism, initial, _ := strings.Cut(args, " ")
 	decoded, err := base64.StdEncoding.DecodeString(initial)
@@ -466,8 +466,8 @@ func between(args string) string {
 	return address
 }
 
-// readData reads a message up to the line with nothing but a dot. net/textproto would
-// turn CRLF into LF, and hide a bare one: here the bytes matter.
+// readData reads a message up to the line that is a single dot. net/textproto would turn CRLF
+// into LF and so hide a bare LF, which is what a test may look for.
 func readData(r *bufio.Reader) (string, error) {
 	var data strings.Builder
 	for {
@@ -482,8 +482,7 @@ func readData(r *bufio.Reader) (string, error) {
 	}
 }
 
-// A tcpProxy stands between a server and its PostgreSQL or mail server, and fails on
-// demand.
+// A tcpProxy stands between a server and its PostgreSQL or mail server. It fails on demand.
 type tcpProxy struct {
 	addr, target string
 
@@ -508,10 +507,10 @@ type proxyPair struct {
 	client, server net.Conn
 	done           chan struct{}
 	close          func()
-	tainted        bool // has lost a reply: of no use any more
+	tainted        bool // a reply was lost, so the connection can't be used any more
 }
 
-// newProxy passes everything to target (host:port) until told otherwise.
+// newProxy starts a proxy that passes everything to target (host:port).
 func newProxy(t testing.TB, target string) *tcpProxy {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -540,8 +539,8 @@ func newProxy(t testing.TB, target string) *tcpProxy {
 	return p
 }
 
-// proxyURL puts a proxy before the server that the URL names, and returns the URL of
-// the way through it.
+// proxyURL starts a proxy for the server that a URL names. It returns the URL with the proxy's
+// address.
 func proxyURL(t testing.TB, through string) (*tcpProxy, string) {
 	t.Helper()
 	u, err := url.Parse(through)
@@ -556,26 +555,26 @@ func proxyURL(t testing.TB, through string) (*tcpProxy, string) {
 // cut closes all connections and refuses new ones.
 func (p *tcpProxy) cut() { p.set(proxyCut) }
 
-// hang keeps connections and takes new ones, and passes nothing.
+// hang keeps connections open and accepts new ones, but passes nothing.
 func (p *tcpProxy) hang() { p.set(proxyHangs) }
 
-// dropReplies passes what the client sends and swallows what the server answers: it
-// is done, and the client can't know.
+// dropReplies passes what the client sends and drops what the server answers: a statement is
+// done, and the client can't know.
 func (p *tcpProxy) dropReplies() { p.set(proxyDropsReplies) }
 
-// resume passes everything again. What hung goes on; a connection that has lost a
-// reply is closed.
+// resume passes everything again, also what was held back. A connection that has lost a reply
+// is closed.
 func (p *tcpProxy) resume() { p.set(proxyPasses) }
 
-// when does something once, as soon as a client sends the text and before it is
-// passed on: cut for "and not done", dropReplies for "but done".
+// when calls do once, as soon as a client sends the text and before the text is passed on. With
+// cut, the statement is not done; with dropReplies, it is done and the client can't know.
 func (p *tcpProxy) when(text string, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.triggers[text] = do
 }
 
-// connections returns how many are open and how many there have ever been.
+// connections returns how many connections are open, and how many there were in total.
 func (p *tcpProxy) connections() (open, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -638,7 +637,7 @@ func (p *tcpProxy) serve(client net.Conn) {
 	pumps.Wait()
 }
 
-// pump copies one direction until either end is closed, which ends both.
+// pump copies one direction until either end is closed. Then it closes both.
 func (p *tcpProxy) pump(pair *proxyPair, to io.Writer, from io.Reader, fromClient bool) {
 	defer func() {
 		p.mu.Lock() // close reads pair.server
@@ -662,7 +661,7 @@ func (p *tcpProxy) pump(pair *proxyPair, to io.Writer, from io.Reader, fromClien
 	}
 }
 
-// pass waits while nothing passes, and tells whether this may.
+// pass waits while the proxy hangs, then reports whether data may pass in this direction.
 func (p *tcpProxy) pass(pair *proxyPair, fromClient bool) bool {
 	for {
 		p.mu.Lock()

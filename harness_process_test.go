@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// A testPostgres is a PostgreSQL of the tests' own, by way of ./dev.sh, which ends it
-// when its standard input is closed: so also when the tests are killed.
+// A testPostgres is a private PostgreSQL that ./dev.sh starts. It ends when the standard input
+// of ./dev.sh is closed, so also when the tests are killed.
 type testPostgres struct {
 	dir, url string
 	stdin    io.Closer
@@ -34,7 +34,7 @@ func (pg *testPostgres) start() error {
 		return err
 	}
 	pg.stdin = stdin
-	// Pipes of ours: those of exec.Cmd may not be read after Wait.
+	// A pipe of our own: exec.Cmd closes its pipes in Wait.
 	out, outWriter, err := os.Pipe()
 	if err != nil {
 		return err
@@ -78,15 +78,15 @@ func (pg *testPostgres) stop() error {
 	}
 }
 
-// newPostgres is a PostgreSQL for one test alone to stop, start again (same port, same
-// data) and pause. Its url is of a database with the schema in it.
+// newPostgres starts a PostgreSQL for one test, which may stop, restart (same port, same data)
+// and pause it. Its url names a database that has the schema.
 func newPostgres(t testing.TB) *ownPostgres {
 	t.Helper()
 	dir, err := os.MkdirTemp(testDir, "postgres-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Within a folder that others may enter, see testMain.
+	// PostgreSQL runs as another user, who must get in; see testMain.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func (pg *ownPostgres) start() {
 	}
 }
 
-// stop ends it in good order, open connections notwithstanding.
+// stop ends PostgreSQL in good order. Open connections don't delay it.
 func (pg *ownPostgres) stop() {
 	pg.t.Helper()
 	if err := pg.testPostgres.stop(); err != nil {
@@ -123,12 +123,12 @@ func (pg *ownPostgres) stop() {
 	}
 }
 
-// pause stops all its processes where they are: connections stay open, new ones are
-// accepted by the kernel, and nothing answers.
+// pause stops all its processes (SIGSTOP). Connections stay open, the kernel accepts new ones,
+// and nothing answers.
 func (pg *ownPostgres) pause() {
 	pg.t.Helper()
 	postmaster := pg.postmaster()
-	pg.signal(postmaster, syscall.SIGSTOP) // first: now it can't start others
+	pg.signal(postmaster, syscall.SIGSTOP) // first, so that it starts no others
 	pg.paused = []int{postmaster}
 	for _, child := range pg.children(postmaster) {
 		pg.signal(child, syscall.SIGSTOP)
@@ -136,7 +136,7 @@ func (pg *ownPostgres) pause() {
 	}
 }
 
-// postmaster is the process id of PostgreSQL's first process.
+// postmaster returns the process id of PostgreSQL's first process.
 func (pg *ownPostgres) postmaster() int {
 	pg.t.Helper()
 	pid, err := os.ReadFile(pg.dir + "/data/postmaster.pid")
@@ -151,7 +151,7 @@ func (pg *ownPostgres) postmaster() int {
 	return postmaster
 }
 
-// children are the process ids of the others.
+// children returns the process ids of the others.
 func (pg *ownPostgres) children(postmaster int) (pids []int) {
 	pg.t.Helper()
 	list, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
@@ -221,7 +221,7 @@ func (pg *ownPostgres) signal(pid int, sig syscall.Signal) {
 	}
 }
 
-// testBinary is the program as users get it, built once.
+// testBinary builds the program once, as users get it, and returns its path.
 var testBinary = sync.OnceValues(func() (string, error) {
 	path := testDir + "/hubs"
 	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
@@ -231,12 +231,12 @@ var testBinary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// A testProcess is a server in a process of its own, for what only a process has:
-// signals, and an end without a chance to clean up.
+// A testProcess is a server in a process of its own, for what only a process has: signals, and
+// an end at which it can't clean up.
 type testProcess struct {
 	*testServer
 	cmd   *exec.Cmd
-	ended bool // the test has asked for its end, and judges its exit status
+	ended bool // the test has sent a signal, and checks the exit status itself
 }
 
 // startProcess is startServer in a process of its own.
@@ -279,9 +279,9 @@ func startCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 	}()
 	t.Cleanup(func() {
 		if code := p.stop(t); code != 0 && !p.ended {
-			t.Errorf("serve: exit %d\n%s", code, p.stderr)
+			t.Errorf("serve: got exit status %d, want 0\n%s", code, p.stderr)
 		}
-		p.cmd.Process.Kill() // fails where there is nothing left to kill
+		p.cmd.Process.Kill() // an error means that it has ended
 		p.checkLog(t)
 	})
 	p.waitListening(t)

@@ -1,7 +1,7 @@
 package main
 
-// A harness that can't fail proves nothing: each of its checks is shown here one
-// thing that it must refuse, and each of its faults one that it must cause.
+// A harness that can't fail proves nothing. Here each of its checks sees something that it
+// must refuse, and each of its faults must cause what it is for.
 
 import (
 	"bufio"
@@ -44,7 +44,7 @@ func TestHarnessProblem(t *testing.T) {
 			r.body = []byte(strings.Replace(string(r.body), old, new, 1))
 		}
 	}
-	bad := map[string]func(*testResponse){
+	spoiled := map[string]func(*testResponse){
 		"status":       func(r *testResponse) { r.status = 422 },
 		"no JSON":      replace(`{"title"`, `"title"`),
 		"body status":  replace(`"status":400`, `"status":401`),
@@ -61,13 +61,16 @@ func TestHarnessProblem(t *testing.T) {
 		},
 	}
 	for name := range good().header {
-		bad[name] = func(r *testResponse) { r.header.Del(name) }
+		spoiled["no "+name] = func(r *testResponse) { r.header.Del(name) }
 	}
-	for name, spoil := range bad {
-		r := good()
-		if spoil(r); r.problemFault(400, "invalid_request", []string{"email", "limit"}) == nil {
-			t.Errorf("%s: taken for good", name)
-		}
+	for name, spoil := range spoiled {
+		t.Run(name, func(t *testing.T) {
+			r := good()
+			spoil(r)
+			if err := r.problemFault(400, "invalid_request", []string{"email", "limit"}); err == nil {
+				t.Error("got no fault, want one")
+			}
+		})
 	}
 	r := good()
 	r.status = 429
@@ -75,10 +78,12 @@ func TestHarnessProblem(t *testing.T) {
 	replace("invalid_request", "rate_limited")(r)
 	replace(`,"errors":[{"field":"limit","detail":"d"},{"field":"email","detail":"d"}]`, "")(r)
 	for after, ok := range map[string]bool{"": false, "0": false, "1.5": false, "7": true} {
-		r.header.Set("Retry-After", after)
-		if err := r.problemFault(429, "rate_limited", nil); (err == nil) != ok {
-			t.Errorf("Retry-After %q: %v", after, err)
-		}
+		t.Run("Retry-After "+after, func(t *testing.T) {
+			r.header.Set("Retry-After", after)
+			if err := r.problemFault(429, "rate_limited", nil); (err == nil) != ok {
+				t.Errorf("got the fault %v, want none: %v", err, ok)
+			}
+		})
 	}
 }
 
@@ -87,7 +92,14 @@ func TestHarnessLogFaults(t *testing.T) {
 		allowed: []string{"database is away"}, secrets: []string{"eyJ", "Ada@example.com"},
 		codes: []string{"012345"}, codeLines: true,
 	}
-	for line, faults := range map[string]int{
+	wantFaults := func(t *testing.T, line string, want int) {
+		t.Helper()
+		if got := rules.faults([]string{line}); len(got) != want {
+			t.Errorf("%s: got the faults %q, want %d", line, got, want)
+		}
+	}
+	const codeLine = "Sign-in code for ada@example.com: 012345"
+	for line, want := range map[string]int{
 		`{"level":"INFO","msg":"code sent","email":"a***@example.com"}`: 0,
 		`{"level":"ERROR","msg":"database is away"}`:                    0,
 		`{"level":"ERROR","msg":"panic"}`:                               1,
@@ -95,32 +107,30 @@ func TestHarnessLogFaults(t *testing.T) {
 		`{"level":"INFO","cookie":"eyJhbGciOi"}`:                        1,
 		`{"level":"INFO","body":"{\"code\":\"012345\"}"}`:               1,
 		`{"level":"INFO","msg":"code 012345"}`:                          1,
+		`{"level":"INFO","msg":"` + codeLine + `"}`:                     2, // the address and the code
 		`{"level":"INFO","time":"10:00:00.012345Z","bytes":1012345}`:    0,
 		`{"level":"INFO","duration":012345}`:                            1, // no JSON
 		`panic: runtime error`:                                          1,
-		"Sign-in code for a***@example.com: 012345":                     0,
-		"Sign-in code for ada@example.com: 012345":                      1,
+		codeLine:                                                        0, // locally: there is no mail server
+		"":                                                              0, // frames it
+		" " + codeLine:                                                  3, // no such line: no JSON, address, code
 	} {
-		if got := rules.faults([]string{line}); len(got) != faults {
-			t.Errorf("%s: %q, want %d", line, got, faults)
-		}
+		t.Run(line, func(t *testing.T) { wantFaults(t, line, want) })
 	}
+	// With a mail server, nothing of it may be printed.
 	rules.codeLines = false
-	if len(rules.faults([]string{"Sign-in code for a***@example.com: 012345"})) == 0 {
-		t.Error("a code on standard output, in spite of a mail server")
-	}
-	// A number as a member's value is no code, see bareNumber.
+	wantFaults(t, codeLine, 3)
+	wantFaults(t, "", 1)
+	// A code is always a string in the server, so a bare number is not one (see bareNumber).
 	rules.codes = []string{"123456"}
-	if got := rules.faults([]string{`{"duration":123456}`}); len(got) != 0 {
-		t.Error(got)
-	}
+	wantFaults(t, `{"duration":123456}`, 0)
 }
 
 func TestHarnessLogBuffer(t *testing.T) {
 	log, done := &logBuffer{}, make(chan struct{})
 	io.WriteString(log, "one a\ntwo ")
 	if got := log.waitFor(t, "one", "a"); got != "one a" || log.mark() != 1 {
-		t.Errorf("%q, %d lines", got, log.mark())
+		t.Errorf("got %q, %d lines, want %q and 1", got, log.mark(), "one a")
 	}
 	mark := log.mark()
 	go func() {
@@ -128,13 +138,13 @@ func TestHarnessLogBuffer(t *testing.T) {
 		close(done)
 	}()
 	if got := log.waitAfter(t, mark, "a"); got != "two a" {
-		t.Errorf("%q", got)
+		t.Errorf("got %q, want %q", got, "two a")
 	}
 	if _, _, err := log.wait(0, done, containsAll([]string{"one", "two"})); err == nil {
-		t.Error("found a line that is not there")
+		t.Error("got a line that is not there, want an error")
 	}
 	if log.count("a") != 2 || log.count("three") != 1 {
-		t.Errorf("counts in %q", log)
+		t.Errorf("got %d and %d lines of %q, want 2 and 1", log.count("a"), log.count("three"), log)
 	}
 }
 
@@ -183,36 +193,39 @@ func TestHarnessMailServer(t *testing.T) {
 		"implicit": {user: "u", password: "p", implicitTLS: true},
 		"remote":   {user: "u", password: "p", host: "0.0.0.0"},
 	} {
-		m := newMailServer(t, opts)
-		if err := send(m, "u", "p"); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		got := m.waitMail(t, "TO@example.com")
-		if got.data != "Subject: s\r\n\r\n.123456\r\n" || got.from != "from@example.com" || !got.tls || got.user != "u" {
-			t.Errorf("%s: %+v", name, got)
-		}
-		if code := got.code(t); code != "123456" {
-			t.Errorf("code %q", code)
-		}
-		if send(m, "u", "wrong") == nil || send(m, "", "") == nil || m.passwords() != 2 {
-			t.Errorf("%s: took mail without the password", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			m := newMailServer(t, opts)
+			if err := send(m, "u", "p"); err != nil {
+				t.Fatal(err)
+			}
+			got := m.waitMail(t, "TO@example.com")
+			if got.data != "Subject: s\r\n\r\n.123456\r\n" || got.from != "from@example.com" || !got.tls || got.user != "u" {
+				t.Errorf("got %+v, want the mail as it was sent, by TLS, from the user", got)
+			}
+			if code := got.code(t); code != "123456" {
+				t.Errorf("got the code %q, want 123456", code)
+			}
+			if send(m, "u", "wrong") == nil || send(m, "", "") == nil || m.passwords() != 2 {
+				t.Error("mail without the password: got no error, want one")
+			}
+		})
 	}
 	if send(newMailServer(t, mailOptions{untrusted: true}), "", "") == nil {
-		t.Error("a certificate that no one trusts was accepted")
+		t.Error("certificate of an unknown authority: got no error, want one")
 	}
 
 	m := newMailServer(t, mailOptions{noStartTLS: true})
 	m.slow(50 * time.Millisecond)
-	if start := time.Now(); send(m, "", "") != nil || time.Since(start) < 250*time.Millisecond {
-		t.Errorf("six answers of 50 ms within %v", time.Since(start))
+	start := time.Now()
+	if err := send(m, "", ""); err != nil || time.Since(start) < 250*time.Millisecond {
+		t.Errorf("six answers of 50 ms: got %v after %v, want no error and more than 250 ms", err, time.Since(start))
 	}
 	m.slow(0)
 	m.waitMail(t, "to@example.com")
 	for _, mode := range []mailMode{mailCloses, mailRefuses, mailDefers, mailRefusesRecipient, mailRefusesSender} {
 		m.fail(mode)
 		if send(m, "", "") == nil || len(m.received()) != 1 {
-			t.Errorf("mode %d: took mail", mode)
+			t.Errorf("mode %d: got %d mails and no error, want 1 and an error", mode, len(m.received()))
 		}
 	}
 	for i, mode := range []mailMode{mailHangs, mailHangsData, mailHangsEnd} {
@@ -221,13 +234,13 @@ func TestHarnessMailServer(t *testing.T) {
 		go func() { sent <- send(m, "", "") }()
 		select {
 		case err := <-sent:
-			t.Errorf("mode %d does not hang: %v", mode, err)
+			t.Errorf("mode %d: got %v, want nothing while it hangs", mode, err)
 		case <-time.After(100 * time.Millisecond):
 		}
 		waitUntil(t, "one connection", func() bool { open, _, _ := m.connections(); return open == 1 })
 		m.release()
 		if err := <-sent; err != nil || len(m.received()) != i+2 {
-			t.Errorf("mode %d after release: %v, %d mails", mode, err, len(m.received()))
+			t.Errorf("mode %d after release: got %v and %d mails, want %d", mode, err, len(m.received()), i+2)
 		}
 	}
 }
@@ -261,7 +274,7 @@ func TestHarnessProxy(t *testing.T) {
 	}()
 	p, through := proxyURL(t, "echo://user@"+ln.Addr().String()+"/db?x=y")
 	if through != "echo://user@"+p.addr+"/db?x=y" {
-		t.Error(through)
+		t.Errorf("got the URL %s, want the same with the address of the proxy", through)
 	}
 	dial := func() net.Conn {
 		conn, err := net.Dial("tcp", p.addr)
@@ -282,7 +295,7 @@ func TestHarnessProxy(t *testing.T) {
 		buf := make([]byte, 100)
 		n, err := conn.Read(buf)
 		if string(buf[:n]) != want || want == "" && !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: %q, %v, want %q", line, buf[:n], err, want)
+			t.Errorf("%s: got %q, %v, want %q", line, buf[:n], err, want)
 		}
 	}
 	expect := func(got, want string) {
@@ -305,7 +318,7 @@ func TestHarnessProxy(t *testing.T) {
 	}
 	p.resume()
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
-		t.Error("a connection that has lost a reply lives on")
+		t.Error("connection that has lost a reply: got no error, want its end")
 	}
 	conn = dial()
 	ask(conn, "four", "four\n")
@@ -315,7 +328,7 @@ func TestHarnessProxy(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); err == nil || len(heard) > 0 {
-		t.Error("passed in spite of cut")
+		t.Error("after cut: got something through")
 	}
 	waitUntil(t, "two connections, all closed", func() bool { open, total := p.connections(); return open == 0 && total == 2 })
 }
@@ -337,9 +350,9 @@ func TestHarnessPostgres(t *testing.T) {
 	answered, anew := ask(db), ask(testDB(t, pg.url))
 	select {
 	case err := <-answered:
-		t.Error("a paused connection answers: ", err)
+		t.Error("paused, on an old connection: got an answer, ", err)
 	case err := <-anew:
-		t.Error("a paused server takes connections: ", err)
+		t.Error("paused, on a new connection: got an answer, ", err)
 	case <-time.After(300 * time.Millisecond):
 	}
 	pg.resume()
@@ -351,18 +364,18 @@ func TestHarnessPostgres(t *testing.T) {
 	}
 	pg.stop()
 	if db.Ping() == nil {
-		t.Error("stopped, and answers")
+		t.Error("stopped: got an answer, want an error")
 	}
 	pg.start()
 	if pg.url != before {
-		t.Errorf("started again as %s, was %s", pg.url, before)
+		t.Errorf("started again: got %s, want %s", pg.url, before)
 	}
 	if n := queryValue[int](t, pg.url, "select count(*) from hubs"); n != 1 {
-		t.Errorf("%d hubs after a restart", n)
+		t.Errorf("after a restart: got %d hubs, want 1", n)
 	}
 }
 
-// The whole of it once: both ways to run a server, both ways of a code, two servers
+// The harness as a whole: both ways to run a server, both ways that a code takes, two servers
 // on the same data.
 func TestHarnessServer(t *testing.T) {
 	t.Parallel()
@@ -381,10 +394,10 @@ func TestHarnessServer(t *testing.T) {
 	p := startProcess(t, local.env, productionEnv(m))
 	c, email := p.member(t, "admin")
 	if c.token() == "" || c.do("GET", "/auth/session", nil).want(t, 200).field(t, "user", "email") != email {
-		t.Error("no session")
+		t.Error("got no session of the user who signed in")
 	}
 	p.signal(t, syscall.SIGTERM)
 	if code := p.wait(t); code != 0 {
-		t.Errorf("exit %d", code)
+		t.Errorf("got exit status %d, want 0", code)
 	}
 }
