@@ -479,6 +479,39 @@ func TestFailoverLosesNothing(t *testing.T) {
 	t.Logf("%d acknowledged writes survived", n)
 }
 
+// D2: while the synchronous standby is away a write is a 503, which may mean "done", and
+// reads go on. Each such write holds a connection of PostgreSQL's until the standby is
+// back, and is then done, once.
+func TestStandbyAway(t *testing.T) {
+	t.Parallel()
+	pair := newPair(t)
+	pair.synchronous(t)
+	s := startProcess(t, map[string]string{"DATABASE_URL": severalHosts(t, pair.primary, pair.standby)})
+	s.allowErrors(`"error":"unavailable`)
+	admin, _ := s.member(t, "admin")
+	pair.standby.stop()
+	names := []string{"first", "second", "third"}
+	for _, name := range names {
+		wantProblem(t, admin.elsewhere().do("POST", "/hubs", map[string]string{"name": name}), 503, "unavailable")
+		admin.elsewhere().do("GET", "/hubs", nil).want(t, 200)
+		admin.elsewhere().do("GET", "/auth/session", nil).want(t, 200)
+	}
+	waiting := queryValue[int](t, pair.primary.url, "select count(*) from pg_stat_activity where wait_event = 'SyncRep'")
+	if waiting != len(names) {
+		t.Errorf("%d connections of PostgreSQL's wait for the standby, want %d", waiting, len(names))
+	}
+	pair.standby.start()
+	waitUntil(t, "the standby back", func() bool {
+		return queryValue[int](t, pair.primary.url, "select count(*) from pg_stat_replication where sync_state = 'sync'") == 1
+	})
+	admin.elsewhere().do("POST", "/hubs", map[string]string{"name": "after"}).want(t, 201)
+	for _, name := range append(names, "after") {
+		if n := queryValue[int](t, pair.primary.url, "select count(*) from hubs where name = $1", name); n != 1 {
+			t.Errorf("%s is there %d times", name, n)
+		}
+	}
+}
+
 // D2: a primary that hangs, or that has been made read-only, is left for the one that
 // was promoted, though its connections live on.
 func TestDeposedPrimaryIsLeft(t *testing.T) {

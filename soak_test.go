@@ -100,7 +100,7 @@ func TestSoak(t *testing.T) {
 	s.failures(time.Now().Add(time.Duration(minutes * float64(time.Minute))))
 	close(s.quit)
 	s.clients.Wait()
-	s.waitBack("the end", true)
+	s.waitBack("the end")
 	s.checkStored()
 	s.checkLimits()
 	s.checkFiles()
@@ -278,6 +278,9 @@ func soakRoute(path string) string {
 	for i, part := range parts {
 		if isUUID(part) {
 			parts[i] = "{id}"
+			if i+1 < len(parts) {
+				parts[i+1] = "{name}"
+			}
 		}
 	}
 	return strings.Join(parts, "/")
@@ -303,7 +306,7 @@ func (s *soakRun) startClients() {
 		c, _ := server.member(s.t, "admin")
 		admins[i] = &soakClient{c, s, server}
 		guest := s.client(server)
-		for range 3 {
+		for range 8 {
 			s.each(100*time.Millisecond, func() { s.signInOnce(guest.fresh()) })
 		}
 		for range 2 {
@@ -351,6 +354,11 @@ func (s *soakRun) signInOnce(c *soakClient) {
 			s.mu.Unlock()
 		}
 		return r.status
+	}
+	// Some take their time, so that the database may be away by then.
+	select {
+	case <-s.quit:
+	case <-time.After(rand.N(2 * soakHold)):
 	}
 	refused := 0
 	for range 4 { // two at a time, within the limit of ten
@@ -440,7 +448,7 @@ func (s *soakRun) hubWriter(admin *soakClient) func() {
 			s.mu.Unlock()
 			own = append(own, name)
 		case n < 9:
-			h := s.hubs2(own[rand.IntN(len(own))])
+			h := s.hub(own[rand.IntN(len(own))])
 			s.mu.Lock()
 			h.sent++
 			change := h.sent
@@ -452,7 +460,7 @@ func (s *soakRun) hubWriter(admin *soakClient) func() {
 			}
 		default:
 			i := rand.IntN(len(own))
-			h := s.hubs2(own[i])
+			h := s.hub(own[i])
 			own = slices.Delete(own, i, i+1)
 			s.mu.Lock()
 			h.deleted = true
@@ -466,7 +474,7 @@ func (s *soakRun) hubWriter(admin *soakClient) func() {
 	}
 }
 
-func (s *soakRun) hubs2(name string) *soakHub {
+func (s *soakRun) hub(name string) *soakHub {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hubs[name]
@@ -595,9 +603,7 @@ func (s *soakRun) probeLimits(server *soakServer) {
 	}
 	probe("global", 20*time.Millisecond, c.fresh(), "200", "GET", "/openapi.json", nil)
 	probe("codes", 500*time.Millisecond, c.fresh(), "200", "POST", "/auth/otp/request", map[string]string{"email": mailbox})
-	s.each(500*time.Millisecond, func() {})
-	guesser := c.fresh()
-	probe("guesses", 500*time.Millisecond, guesser, "401 invalid_code", "POST", "/auth/otp/validate", map[string]string{"email": mailbox, "code": "000000"})
+	probe("guesses", 500*time.Millisecond, c.fresh(), "401 invalid_code", "POST", "/auth/otp/validate", map[string]string{"email": mailbox, "code": "000000"})
 }
 
 var soakLimits = map[string]struct {
@@ -630,7 +636,7 @@ func (s *soakRun) failures(until time.Time) {
 				s.t.Error(err)
 				return
 			}
-			io.Copy(file, rand2Zeros{}) // until there is no room
+			io.Copy(file, zeros{}) // until there is no room
 			hold()
 			file.Close()
 			os.Remove(ballast)
@@ -653,21 +659,21 @@ func (s *soakRun) failures(until time.Time) {
 			}
 			before := s.seen(f.shows)
 			f.run()
-			back := s.waitBack(f.name, false)
-			// What a client waits for in vain shows after its patience.
+			back := s.waitBack(f.name)
+			// That a code does not come shows only when its client has lost patience.
 			if !strings.HasPrefix(f.name, "mail") && s.seen(f.shows) == before {
 				s.fault("a failure that did not show", "%s", f.name)
 			}
-			s.events = append(s.events, fmt.Sprintf("%-28s back after %5.1f s, %d times %s", f.name, back.Seconds(), s.seen(f.shows)-before, f.shows))
+			s.events = append(s.events, fmt.Sprintf("%-28s back after %5.1f s; meanwhile %5d times: %s", f.name, back.Seconds(), s.seen(f.shows)-before, f.shows))
 			time.Sleep(soakRest)
 		}
 	}
 }
 
-// rand2Zeros never ends.
-type rand2Zeros struct{}
+// zeros never ends.
+type zeros struct{}
 
-func (rand2Zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // seen counts the answers so far that contain the text.
 func (s *soakRun) seen(text string) (n int) {
@@ -682,7 +688,7 @@ func (s *soakRun) seen(text string) (n int) {
 }
 
 // waitBack waits until both servers read and write again, and send codes.
-func (s *soakRun) waitBack(what string, quiet bool) time.Duration {
+func (s *soakRun) waitBack(what string) time.Duration {
 	start := time.Now()
 	for _, server := range s.servers {
 		c := s.client(server)
@@ -786,10 +792,6 @@ func (s *soakRun) checkFiles() {
 			s.fault("an acknowledged file lost", "%s: %v %d", path, err, r.status)
 		}
 	}
-	rows := queryValue[int](s.t, s.pg.url, "select count(*) from files")
-	if extra := rows - len(s.files); extra < 0 || extra > s.unsure {
-		s.fault("rows of files", "%d rows, %d files acknowledged, %d unsure", rows, len(s.files), s.unsure)
-	}
 	// The sweep spares what is younger than a minute.
 	unfinishedDir := filepath.Join(s.dir, unfinished)
 	old := time.Now().Add(-10 * time.Minute)
@@ -808,6 +810,10 @@ func (s *soakRun) checkFiles() {
 	}
 	if left > 0 {
 		s.fault("unfinished uploads left", "%d", left)
+	}
+	rows := queryValue[int](s.t, s.pg.url, "select count(*) from files")
+	if extra := rows - len(s.files); extra < 0 || extra > s.unsure {
+		s.fault("rows of files", "%d rows, %d files acknowledged, %d unsure", rows, len(s.files), s.unsure)
 	}
 	ids := queryValue[string](s.t, s.pg.url, "select coalesce(string_agg(file_id::text, ' '), '') from files")
 	for _, name := range s.servers[0].filesIn(s.t) {
