@@ -344,7 +344,7 @@ func TestPageLayout(t *testing.T) {
 // On a phone the exchanges are folded: a learner sees the steps, and unfolds what they want.
 func TestPageOnPhone(t *testing.T) {
 	t.Parallel()
-	b := newBrowser(t, chromium, "--window-size=500,900")
+	b := newBrowser(t, chromium, browserOptions{flags: []string{"--window-size=500,900"}})
 	l := newLearner(t, b)
 	l.signIn()
 	if open := script[int](b, "return document.querySelectorAll('.exchange[open]').length"); open != 0 {
@@ -360,7 +360,7 @@ func TestPageOnPhone(t *testing.T) {
 func TestPageInsecure(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)
-	b := newBrowser(t, chromium, "--host-resolver-rules=MAP hubs.example "+srv.addr)
+	b := newBrowser(t, chromium, browserOptions{flags: []string{"--host-resolver-rules=MAP hubs.example " + srv.addr}})
 	b.open("http://hubs.example/")
 	const message = "This page can't work at http://hubs.example"
 	b.waitText("#insecure:not([hidden])", message)
@@ -493,16 +493,30 @@ func TestOtherOriginsInBrowser(t *testing.T) {
 // whose subdomains are allowed. And what is there in production only.
 func TestProductionInBrowser(t *testing.T) {
 	t.Parallel()
-	proxy, srv := startProductionBehind(t, haproxy)
-	address := func(page string) string { return strings.TrimPrefix(page, "https://") }
-	page := address(emptyPage(t, proxy.tls.Clone()))
-	b := newBrowser(t, chromium, proxy.browserFlags(map[string]string{
-		"app.example.com": page, "example.com": page, "evil-example.com": page})...)
-	testOrigins(t, b, srv, srv.base, "https://app.example.com", "https://example.com", "https://evil-example.com")
+	for _, engine := range engines {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			proxy, srv := startProductionBehind(t, haproxy)
+			page := strings.TrimPrefix(emptyPage(t, proxy.tls.Clone()), "https://")
+			hosts := map[string]string{"app.example.com": page, "example.com": page, "evil-example.com": page}
+			flags := proxy.browserFlags(hosts)
+			hosts["api.example.com"] = proxy.addr
+			b := newBrowser(t, engine, browserOptions{flags: flags, hosts: hosts})
+			testOrigins(t, b, srv, srv.base,
+				"https://app.example.com", "https://example.com", "https://evil-example.com")
 
-	b.open(srv.base + "/healthz")
-	wantCookie(t, b, browserCookie{Name: "__Secure-hubs_auth_production", Domain: ".example.com", Path: "/",
-		SameSite: "Lax", HTTPOnly: true, Secure: true})
+			b.open(srv.base + "/healthz")
+			wantCookie(t, b, browserCookie{Name: "__Secure-hubs_auth_production", Domain: ".example.com", Path: "/",
+				SameSite: "Lax", HTTPOnly: true, Secure: true})
+			if engine == chromium {
+				testHSTS(t, b, srv)
+			}
+		})
+	}
+}
+
+// testHSTS needs a certificate that the browser trusts, which only Chromium is given.
+func testHSTS(t *testing.T, b *browser, srv *testServer) {
 	b.entries("performance")
 	b.open(strings.Replace(srv.base, "https:", "http:", 1) + "/healthz")
 	if protocol := script[string](b, "return location.protocol"); protocol != "https:" {
@@ -683,7 +697,7 @@ func TestPagePolicy(t *testing.T) {
 		wantProblem(t, startServer(t, env).client(t).do("GET", "/", nil), 404, "not_found")
 	}
 
-	b := newBrowser(t, chromium)
+	b := newBrowser(t, chromium, browserOptions{})
 	b.open(srv.base + "/")
 	b.wantConsole()
 	outside := emptyPage(t, nil)

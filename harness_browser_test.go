@@ -19,6 +19,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"slices"
@@ -41,7 +42,7 @@ func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
-			test(t, newBrowser(t, engine))
+			test(t, newBrowser(t, engine, browserOptions{}))
 		})
 	}
 }
@@ -59,9 +60,15 @@ type driver interface {
 	command(method, path string, in any) (json.RawMessage, error)
 }
 
+// browserOptions are what a test may ask of a browser.
+type browserOptions struct {
+	flags []string          // of Chromium's command line
+	hosts map[string]string // for Firefox and WebKitGTK: addresses by host name; any certificate will do
+}
+
 // newBrowser starts a browser that ends with the test. The test fails if a program is
 // missing: a skipped test would read as passed.
-func newBrowser(t testing.TB, engine string, flags ...string) *browser {
+func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
 	t.Helper()
 	// Not t.TempDir, which fails the test if a process that is ending still writes.
 	dir, err := os.MkdirTemp(testDir, engine+"-")
@@ -74,11 +81,11 @@ func newBrowser(t testing.TB, engine string, flags ...string) *browser {
 	}
 	switch engine {
 	case chromium:
-		b.driver = startChromium(t, dir, flags)
+		b.driver = startChromium(t, dir, options)
 	case firefox:
-		b.driver = startFirefox(t, dir)
+		b.driver = startFirefox(t, dir, options)
 	case webkit:
-		b.driver = startWebKit(t, dir)
+		b.driver = startWebKit(t, dir, options)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -140,7 +147,7 @@ func outputAfter(t testing.TB, out *logBuffer, done chan struct{}, text string) 
 	return strings.TrimSpace(rest)
 }
 
-func startChromium(t testing.TB, dir string, flags []string) driver {
+func startChromium(t testing.TB, dir string, asked browserOptions) driver {
 	t.Helper()
 	program := needProgram(t, "chromium", "chromium")
 	out, done := startDriver(t, dir, nil, needProgram(t, "chromedriver", "chromium-driver"), "--port=0")
@@ -157,7 +164,7 @@ func startChromium(t testing.TB, dir string, flags []string) driver {
 	}
 	options := map[string]any{
 		"binary": program,
-		"args":   append(args, flags...),
+		"args":   append(args, asked.flags...),
 		"prefs": map[string]any{
 			"download.default_directory": dir + "/Downloads",
 			// Else it is not SameSite that keeps the cookie from another site's requests.
@@ -172,7 +179,7 @@ func startChromium(t testing.TB, dir string, flags []string) driver {
 }
 
 // startWebKit runs WebKitGTK's MiniBrowser, which needs a display, on a virtual one.
-func startWebKit(t testing.TB, dir string) driver {
+func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
 	t.Helper()
 	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
 	if err != nil {
@@ -187,8 +194,9 @@ func startWebKit(t testing.TB, dir string) driver {
 		t.Fatal(err)
 	}
 	port := freePort(t)
-	startDriver(t, dir, []string{"DISPLAY=:" + display, "GTK_A11Y=none", "NO_AT_BRIDGE=1"},
-		needProgram(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
+	env := []string{"DISPLAY=:" + display, "GTK_A11Y=none", "NO_AT_BRIDGE=1"}
+	env = append(env, "https_proxy=http://127.0.0.1:"+asked.proxy(t)) // plain HTTP goes straight
+	startDriver(t, dir, env, needProgram(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
 	waitUntil(t, "WebKitWebDriver on its port", func() bool {
 		conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 		if err == nil {
@@ -196,9 +204,40 @@ func startWebKit(t testing.TB, dir string) driver {
 		}
 		return err == nil
 	})
-	return newWebDriver(t, port, map[string]any{"webkitgtk:browserOptions": map[string]any{
-		"binary": strings.TrimSpace(string(found)), "args": []string{"--automation"},
-	}})
+	options := map[string]any{"binary": strings.TrimSpace(string(found)), "args": []string{"--automation"}}
+	return newWebDriver(t, port, map[string]any{
+		"webkitgtk:browserOptions": options,
+		"acceptInsecureCerts":      asked.hosts != nil,
+	})
+}
+
+// proxy starts a proxy that leads to the hosts, and returns its port: no driver can map
+// host names. Without hosts it is a port where nobody listens.
+func (o browserOptions) proxy(t testing.TB) (port string) {
+	if o.hosts == nil {
+		return "9"
+	}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server, err := net.Dial("tcp", o.hosts[r.URL.Hostname()])
+		if r.Method != http.MethodConnect || err != nil {
+			http.Error(w, "no such host", http.StatusBadGateway)
+			return
+		}
+		defer server.Close()
+		client, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer client.Close()
+		fmt.Fprint(client, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() {
+			defer server.Close()
+			io.Copy(server, client)
+		}()
+		io.Copy(client, server)
+	}))
+	t.Cleanup(proxy.Close)
+	return proxy.URL[strings.LastIndex(proxy.URL, ":")+1:]
 }
 
 // freePort is for a program that can't tell which port it has chosen.
@@ -267,14 +306,18 @@ type marionette struct {
 	lastID int
 }
 
-func startFirefox(t testing.TB, dir string) driver {
+func startFirefox(t testing.TB, dir string, asked browserOptions) driver {
 	t.Helper()
 	profile := dir + "/profile"
+	proxyPort, err := strconv.Atoi(asked.proxy(t))
+	if err != nil {
+		t.Fatal(err)
+	}
 	prefs := map[string]any{
 		"marionette.port": 0,
-		// Nothing leaves this machine: everything but localhost goes to a proxy that isn't there.
-		"network.proxy.type": 1, "network.proxy.http": "127.0.0.1", "network.proxy.http_port": 9,
-		"network.proxy.ssl": "127.0.0.1", "network.proxy.ssl_port": 9,
+		// Nothing leaves this machine: everything but localhost goes to a proxy of the tests.
+		"network.proxy.type": 1, "network.proxy.http": "127.0.0.1", "network.proxy.http_port": proxyPort,
+		"network.proxy.ssl": "127.0.0.1", "network.proxy.ssl_port": proxyPort,
 		"app.normandy.enabled": false, "datareporting.policy.dataSubmissionEnabled": false,
 		"browser.download.folderList": 2, "browser.download.dir": dir + "/Downloads",
 		// Else it is not SameSite that keeps the cookie from another site's requests.
@@ -285,7 +328,7 @@ func startFirefox(t testing.TB, dir string) driver {
 		encoded, _ := json.Marshal(value) // numbers, texts and booleans: can't fail
 		fmt.Fprintf(&lines, "user_pref(%q, %s);\n", name, encoded)
 	}
-	err := os.Mkdir(profile, 0o700)
+	err = os.Mkdir(profile, 0o700)
 	if err = cmp.Or(err, os.WriteFile(profile+"/user.js", []byte(lines.String()), 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +342,7 @@ func startFirefox(t testing.TB, dir string) driver {
 	t.Cleanup(func() { d.conn.Close() })
 	d.reader = bufio.NewReader(d.conn)
 	if _, err := d.receive(); err == nil { // it says hello first
-		_, err = d.send("WebDriver:NewSession", map[string]any{})
+		_, err = d.send("WebDriver:NewSession", map[string]any{"acceptInsecureCerts": asked.hosts != nil})
 	}
 	if err != nil {
 		t.Fatalf("Marionette: %v", err)
