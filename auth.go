@@ -265,8 +265,7 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	lacksTimes := c.IssuedAt <= 0 || c.ExpiresAt <= 0
 	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
 	notYetValid := fromSeconds(c.NotBefore).After(now)
-	const rounding = time.Second
-	livesTooLong := c.ExpiresAt-c.IssuedAt > (sessionTTL + rounding).Seconds()
+	livesTooLong := c.ExpiresAt-c.IssuedAt > sessionTTL.Seconds()+1 // a second for rounding
 	outOfTime := lacksTimes || issuedInFuture || notYetValid || livesTooLong
 	if critical || outOfTime || !isUUID(c.UserID) {
 		return sessionToken{}, errForged

@@ -46,8 +46,7 @@ const (
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
 	undoSuffix    = ".undo"      // of a working name whose row must go
-	sweepInterval = time.Minute  //
-	sweepAge      = time.Minute  // a younger working name may not have its lock yet
+	sweepInterval = time.Minute  // also the age of what is swept: a younger one may lack its lock
 )
 
 // A file is what the table knows about a file.
@@ -140,7 +139,7 @@ func (s *server) sweepUpload(name string) error {
 	if err != nil {
 		return err
 	}
-	isYoung := time.Since(info.ModTime()) < sweepAge
+	isYoung := time.Since(info.ModTime()) < sweepInterval
 	if isYoung || lockFile(working) != nil {
 		return nil
 	}

@@ -139,11 +139,11 @@ func (s *testServer) wantStored(t testing.TB, n int) {
 	}
 }
 
-// ageUnfinished makes all working names older than sweepAge, so that the next sweep looks
+// ageUnfinished makes all working names older than sweepInterval, so that the next sweep looks
 // at them.
 func (s *testServer) ageUnfinished(t testing.TB) {
 	t.Helper()
-	old := time.Now().Add(-2 * sweepAge)
+	old := time.Now().Add(-2 * sweepInterval)
 	for _, name := range s.filesIn(t) {
 		if !strings.HasPrefix(name, unfinished) {
 			continue

@@ -181,9 +181,11 @@ func (q hubQuery) statement() statement {
 	column := hubOrders[q.orderBy]
 	order := column + " " + q.orderDirection + ", hub_id " + q.orderDirection
 	text = strings.NewReplacer("{status}", status, "{column}", column, "{order}", order).Replace(text)
-	// These may take many times as long as a first page.
-	expensive := q.name != nil || q.offset > plainOffset
-	return statement{text: text, args: args, expensive: expensive}
+	return statement{
+		text:      text,
+		args:      args,
+		expensive: q.name != nil || q.offset > plainOffset, // many times a first page
+	}
 }
 
 const hubsFirstPages = "select " + hubColumns + ` from hubs where {status} order by {order} limit $1 offset $2`

@@ -22,6 +22,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"mime"
 	"net/http"
 	"net/netip"
@@ -276,8 +277,7 @@ func (state *requestState) fail(err error) {
 		header.Set("WWW-Authenticate", "Cookie")
 	}
 	if p.retryAfter > 0 {
-		seconds := (p.retryAfter + time.Second - 1) / time.Second
-		header.Set("Retry-After", strconv.Itoa(int(seconds)))
+		header.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
 	}
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = state.id

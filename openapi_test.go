@@ -555,13 +555,18 @@ func (d *apiDocument) inputSchema(r route) object {
 // of the fields.
 func rulesRequire(c contract) bool {
 	f := &fields{}
-	c.parse(f)
+	parseInput(c, f)
 	return slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Detail == "is required" })
 }
 
 // rulesOf is what an input asks for, in the order in which it asks.
 func rulesOf(c contract) (rules []rule) {
-	f := &fields{onRead: func(r rule) { rules = append(rules, r) }}
+	parseInput(c, &fields{onRead: func(r rule) { rules = append(rules, r) }})
+	return rules
+}
+
+// parseInput parses fields as the endpoint would.
+func parseInput(c contract, f *fields) {
 	switch c.input.(type) {
 	case codeRequest:
 		parseCodeRequest(f)
@@ -578,7 +583,6 @@ func rulesOf(c contract) (rules []rule) {
 	default:
 		panic(fmt.Sprintf("%T is not listed here", c.input))
 	}
-	return rules
 }
 
 func (d *apiDocument) ruleSchema(owner string, r rule) (object, fieldDoc) {
