@@ -464,6 +464,10 @@ var inlineTypes = []string{
 	"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain; charset=utf-8",
 }
 
+// filePolicy is contentPolicy with what browsers need to show a picture in a tab (the inline
+// style of their viewer) and to start a download from such a tab. Scripts stay forbidden.
+const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
+
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
 // http.ServeContent keeps it). A file never changes, so its id is its ETag.
 //
@@ -479,7 +483,7 @@ func (c fileContent) send(state *requestState) {
 	header.Set("Content-Type", c.ContentType)
 	header.Set("Content-Disposition",
 		mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
-	header.Set("Content-Security-Policy", contentPolicy+"; sandbox")
+	header.Set("Content-Security-Policy", filePolicy)
 	header.Set("Cache-Control", "private, no-cache")
 	header.Set("ETag", `"`+c.FileID+`"`)
 	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {

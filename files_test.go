@@ -218,7 +218,7 @@ func (c *testClient) wantFile(t testing.TB, f file, content string) {
 		_, params, err := mime.ParseMediaType(r.header.Get("Content-Disposition"))
 		for name, want := range map[string]string{
 			"Content-Length": fmt.Sprint(len(content)), "Content-Type": f.ContentType, "ETag": `"` + f.FileID + `"`,
-			"Content-Security-Policy": strictCSP + "; sandbox", "Cache-Control": "private, no-cache", "Accept-Ranges": "bytes",
+			"Content-Security-Policy": strictCSP + "; style-src 'unsafe-inline'; sandbox allow-downloads", "Cache-Control": "private, no-cache", "Accept-Ranges": "bytes",
 		} {
 			if r.header.Get(name) != want {
 				t.Errorf("%s %s: %s: got %q, want %q", method, f.Path, name, r.header.Get(name), want)
