@@ -138,8 +138,9 @@ func parseGuess(f *fields) guess {
 
 // limitKey leaves the client's address out.
 //
-// O4: many clients together have no more guesses at one mailbox than one client has. O8:
-// the price is that a stranger can lock an address for 15 minutes.
+// O4: many clients together have no more guesses at one mailbox than one client has.
+//
+// O8: the price is that a stranger can lock an address for 15 minutes.
 func (in guess) limitKey(*requestState) string {
 	return in.email
 }

@@ -1515,3 +1515,25 @@ func TestRefusedUploadThatWasAskedFor(t *testing.T) {
 		t.Errorf("got %d, %v, want 400", status, err)
 	}
 }
+
+// H7: a Range header with 16 ranges is served, one with 17 is ignored: each range would cost a
+// part of its own.
+func TestManyRangesAreIgnored(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	content := strings.Repeat("0123456789", 1000)
+	f := c.upload("a.txt", []byte(content)).stored(t)
+	for ranges, want := range map[int]int{16: 206, 17: 200, 2000: 200} {
+		t.Run(fmt.Sprint(ranges), func(t *testing.T) {
+			value := "bytes=0-0" + strings.Repeat(",2-2", ranges-1)
+			r := c.elsewhere().do("GET", f.Path, nil, "Range", value)
+			if r.status != want {
+				t.Errorf("got status %d, want %d", r.status, want)
+			}
+			if want == 200 && string(r.body) != content {
+				t.Errorf("got %d bytes, want the whole file", len(r.body))
+			}
+		})
+	}
+}

@@ -649,3 +649,38 @@ func TestLateRestOfAnAnswerIsNobodys(t *testing.T) {
 		}
 	}
 }
+
+// H6: lists with a name filter, and deep pages, hold at most half of the connections, so that
+// a session check finds one however long they take.
+func TestExpensiveStatementsLeaveConnections(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	s.allowErrors(`"error":"unavailable`)
+	database := s.env["DATABASE_URL"]
+	c, _ := s.member(t, "member")
+	lock, err := testDB(t, database).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback()
+	if _, err := lock.Exec("lock table hubs in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	waiting := func() int {
+		return queryValue[int](t, database, `select count(*) from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock'`)
+	}
+	var wg sync.WaitGroup
+	for _, query := range []string{"filters[name]=a", "offset=101"} {
+		for range 2 * poolSize {
+			wg.Go(func() { c.elsewhere().do("GET", "/hubs?"+query, nil) })
+		}
+	}
+	waitUntil(t, "expensive statements that wait for the lock", func() bool { return waiting() >= slowSize })
+	c.elsewhere().do("GET", "/auth/session", nil).want(t, 200)
+	if got := waiting(); got > slowSize {
+		t.Errorf("got %d expensive statements at a time, want at most %d", got, slowSize)
+	}
+	lock.Rollback()
+	wg.Wait()
+}
