@@ -416,7 +416,7 @@ func FuzzEmail(f *testing.F) {
 func askCode(c *testClient, email string) {
 	c.t.Helper()
 	r := c.do("POST", "/auth/otp/request", map[string]string{"email": email}).want(c.t, 200)
-	if string(r.body) != `{"codeLength":6,"expiresInSeconds":600}` {
+	if string(r.body) != "{\"codeLength\":6,\"expiresInSeconds\":600}\n" {
 		c.t.Errorf("answer to a request for a code: %v", r)
 	}
 }
