@@ -246,7 +246,8 @@ var errForged = errors.New("the token is forged or malformed")
 // its expiry, which checkSession does.
 //
 // T1: HS256 with one of our keys, and no critical extension. T2: iat and exp are there, of
-// now, and at most 60 days apart. T4: strict base64.
+// now, and at most 60 days apart; a missing one is 0, so that the token lives too long or has
+// expired. T4: strict base64.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
@@ -263,12 +264,10 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	}
 	now := time.Now()
 	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
-	lacksTimes := c.IssuedAt <= 0 || c.ExpiresAt <= 0
 	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
 	notYetValid := fromSeconds(c.NotBefore).After(now)
 	livesTooLong := c.ExpiresAt-c.IssuedAt > sessionTTL.Seconds()+1 // a second for rounding
-	outOfTime := lacksTimes || issuedInFuture || notYetValid || livesTooLong
-	if critical || outOfTime || !isUUID(c.UserID) {
+	if critical || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
 		return sessionToken{}, errForged
 	}
 	return token, nil
@@ -501,7 +500,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 			role, strings.Join(roles, " and ")))
 	}
 	email := flags.Arg(0)
-	if command.arguments > 0 && (len(email) > 254 || !emailForm.MatchString(email)) {
+	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
 	// Each statement has the first parameters of these two, or none.

@@ -226,7 +226,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	}
 	contentType, size, err := form.receive(working)
 	if err != nil {
-		return file{}, err
+		return file{}, bodyProblem(err)
 	}
 	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
@@ -354,7 +354,7 @@ func uploadTimeout(received int64) time.Duration {
 func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, f.file)
 	if err != nil {
-		return "", 0, bodyProblem(err)
+		return "", 0, err
 	}
 	if size > f.maxFile {
 		return "", 0, errTooLarge
@@ -365,10 +365,10 @@ func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) 
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
 	if err != io.EOF { // a body that breaks off gives another error
-		return "", 0, bodyProblem(err)
+		return "", 0, err
 	}
 	if _, err := io.Copy(io.Discard, f); err != nil {
-		return "", 0, bodyProblem(err)
+		return "", 0, err
 	}
 	if f.received > f.limit {
 		return "", 0, errTooLarge
@@ -440,11 +440,8 @@ func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 			from files where file_id = $1 and name = $2`,
 			state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}),
 		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	if err != nil {
+	if err := orNotFound(found, err); err != nil {
 		return fileContent{}, err
-	}
-	if !found {
-		return fileContent{}, errNotFound
 	}
 	c.end, err = s.transfers.begin(state.user.UserID)
 	if err != nil {

@@ -161,9 +161,8 @@ func (s *settings) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
-		s.require(len(key) >= 32,
-			"SESSION_SECRET: each key needs at least 32 bytes")
-		s.require(len(different) >= 10, "SESSION_SECRET: each key needs at least 10 different bytes")
+		s.require(len(key) >= 32 && len(different) >= 10,
+			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
 		s.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		// A space after a comma would make another key of it, and sign everyone out.
@@ -267,9 +266,9 @@ func (s *settings) trustedProxies() []netip.Prefix {
 	for _, text := range s.list("TRUSTED_PROXIES", "") {
 		prefix, err := netip.ParsePrefix(text)
 		// An IPv4 address is compared as such: a prefix of mapped ones would match nothing.
-		valid := err == nil && !prefix.Addr().Is4In6()
-		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
-		s.require(!valid || prefix.Bits() > 0, "TRUSTED_PROXIES: /0 would believe every client")
+		// A /0 would believe every client.
+		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
+		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
 	}
 	return proxies
@@ -438,6 +437,7 @@ const (
 	idleTimeout   = 2 * time.Minute
 	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
 	stopTimeout   = 12 * time.Second       // at a stop, for requests under way, then for queued mail
+	memoryTarget  = 192 << 20              // bytes; above it the garbage collector works harder
 )
 
 // serve runs the server until ctx ends, then stops it.
@@ -456,7 +456,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 		return fmt.Errorf("FILES_DIR: %w", err)
 	}
 	defer s.folder.Close()
-	listener, err := listen(cfg.addr, getenv)
+	listener, err := listen(cfg.addr, getenv, ctx.Done())
 	if err != nil {
 		return err
 	}
@@ -468,6 +468,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	for range mailWorkers {
 		go s.sendCodes(workers)
 	}
+	debug.SetMemoryLimit(memoryTarget)
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
 	ended := make(chan error, 1)
@@ -499,7 +500,7 @@ func (s *server) newHTTPServer() *http.Server {
 
 // listen opens ADDR, or takes the socket that systemd hands over (socket activation): then
 // no connection is refused while the server restarts.
-func listen(addr string, getenv func(string) string) (net.Listener, error) {
+func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) && getenv("LISTEN_FDS") == "1" {
@@ -517,7 +518,7 @@ func listen(addr string, getenv func(string) string) (net.Listener, error) {
 	if _, ok := listener.(*net.TCPListener); !ok {
 		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
 	}
-	return newBoundedListener(listener), nil
+	return newBoundedListener(listener, stop), nil
 }
 
 // warnOfPowerfulRole logs a warning if the database role could change accounts: then an SQL
@@ -645,10 +646,7 @@ func printRoutes(out io.Writer) error {
 
 // printVersion prints what the Go toolchain has recorded about this build.
 func printVersion(out io.Writer) error {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return errors.New("this binary was built without module information")
-	}
+	info, _ := debug.ReadBuildInfo() // a build from a module has it
 	_, err := fmt.Fprintln(out, "hubs", info.Main.Version, info.GoVersion)
 	return err
 }

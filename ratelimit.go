@@ -266,24 +266,34 @@ const (
 	sendBuffer     = 128 << 10 // bytes; Linux makes it twice as large
 )
 
-// A boundedListener accepts no more than a number of connections at a time; further ones
-// wait in the kernel. If more than half of that number wait for a request to arrive, idle or
-// with an unfinished head, the one that has waited longest is closed.
+// A boundedListener has no more than a number of connections open at a time. A connection
+// waits while it is idle or its request head is unfinished. The one that has waited longest is
+// closed if more than half of all wait, or if all slots are taken and more than an eighth wait.
+// (Those that were just accepted must have time to say something.) Otherwise new connections
+// wait in the kernel.
 type boundedListener struct {
 	net.Listener
-	slots chan struct{} // one for each open connection
+	stop  <-chan struct{} // closed when the server stops
+	slots chan struct{}   // one for each open connection
 
 	mu      sync.Mutex
 	waiting list.List // of *connection, the longest wait first
 }
 
-func newBoundedListener(inner net.Listener) *boundedListener {
+func newBoundedListener(inner net.Listener, stop <-chan struct{}) *boundedListener {
 	size := min(maxConnections, max(1, maxDescriptors()/2))
-	return &boundedListener{Listener: inner, slots: make(chan struct{}, size)}
+	return &boundedListener{Listener: inner, stop: stop, slots: make(chan struct{}, size)}
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
-	l.slots <- struct{}{}
+	if len(l.slots) == cap(l.slots) {
+		l.closeLongest(cap(l.slots) / 8)
+	}
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.stop: // http.Server.Shutdown waits for this
+		return nil, net.ErrClosed
+	}
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		<-l.slots
@@ -297,18 +307,23 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 
 // startWaiting notes that a connection has no finished request head.
 //
-// H8: of 1,024 connections, 512 may wait. A new client gets in, whoever else waits.
+// H8: of 1,024 connections, 512 may wait. A new client gets in unless almost all of them
+// serve requests.
 func (l *boundedListener) startWaiting(c *connection) {
 	l.mu.Lock()
 	c.place = l.waiting.PushBack(c)
-	var longest *connection
-	if l.waiting.Len() > cap(l.slots)/2 {
-		longest = l.waiting.Remove(l.waiting.Front()).(*connection)
-		longest.place = nil
-	}
 	l.mu.Unlock()
-	if longest != nil {
-		longest.Close()
+	l.closeLongest(cap(l.slots) / 2)
+}
+
+// closeLongest closes the connection that has waited longest, if more than so many wait.
+func (l *boundedListener) closeLongest(allowed int) {
+	l.mu.Lock()
+	longest := l.waiting.Front()
+	tooMany := l.waiting.Len() > allowed
+	l.mu.Unlock()
+	if tooMany {
+		longest.Value.(*connection).Close()
 	}
 }
 

@@ -243,7 +243,8 @@ func (st *store) classifyDBError(err error) error {
 	if isAnswer && !answer.Fatal() && !isOutOfReach {
 		return err
 	}
-	st.dropIdle()
+	// Not waited for: if the database hangs, closing takes dbTimeout a connection.
+	go st.dropIdle()
 	return unavailable(err)
 }
 
