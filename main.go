@@ -528,7 +528,8 @@ func (s *server) warnOfPowerfulRole() {
 		return
 	}
 	var mayWrite bool
-	question := read("select has_table_privilege('users', 'insert, update, delete')")
+	question := read(`select has_any_column_privilege('users', 'insert, update')
+		or has_table_privilege('users', 'delete')`)
 	_, err := s.store.row(question, &mayWrite)
 	if err != nil || mayWrite {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
@@ -600,19 +601,11 @@ func run(
 func runCommand(
 	ctx context.Context, args []string, getenv func(string) string, out io.Writer,
 ) error {
-	command := "serve"
-	if len(args) > 0 {
-		command = args[0]
-		args = args[1:]
+	if len(args) > 0 && args[0] == "user" {
+		return userCommand(args[1:], getenv("DATABASE_URL"), out)
 	}
-	if command == "user" {
-		return userCommand(args, getenv("DATABASE_URL"), out)
-	}
-	if len(args) > 0 {
-		return usageError(command + " takes no flags and no arguments\n\n" + usage)
-	}
-	switch command {
-	case "serve":
+	switch command := strings.Join(args, " "); command {
+	case "", "serve":
 		return serve(ctx, getenv, out)
 	case "migrate":
 		return migrate(getenv("DATABASE_URL"), out)
@@ -620,7 +613,7 @@ func runCommand(
 		return printRoutes(out)
 	case "version":
 		return printVersion(out)
-	case "help", "-h", "--help":
+	case "help", "-h", "-help", "--help":
 		_, err := io.WriteString(out, usage)
 		return err
 	default:

@@ -340,7 +340,7 @@ const (
 // I2: a query with odd, repeated, unknown or badly escaped parameters, or with ";", is a 400.
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+	if isRead(r.Method) {
 		values, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
 			return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
@@ -360,6 +360,8 @@ func readFields(state *requestState) (*fields, error) {
 	}
 	return readJSON(body)
 }
+
+func isRead(method string) bool { return method == http.MethodGet || method == http.MethodHead }
 
 // readJSON parses one flat JSON object of strings. encoding/json alone accepts duplicate
 // members, names in another case, null, and data after the object.
@@ -816,7 +818,7 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 			add(name, id)
 		}
 	}
-	if r.URL.RawQuery != "" {
+	if isRead(r.Method) {
 		add("query", state.loggedInput)
 	}
 	attrs = append(attrs, slog.Int("status", state.status), slog.Int64("bytes", state.bytes),
@@ -923,9 +925,10 @@ var maskRules = []struct {
 	pattern     *regexp.Regexp
 	replacement string
 }{
-	// Control, invisible and direction characters, which could hide what follows.
-	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]+`),
-		" "},
+	{regexp.MustCompile(`\s+`), " "},
+	// Invisible, direction and control characters, which could hide what they stand in.
+	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`),
+		""},
 	// smtps://user:password@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`),
 		"://***@"},
@@ -955,5 +958,5 @@ func maskText(text string) string {
 	for _, rule := range maskRules {
 		text = rule.pattern.ReplaceAllString(text, rule.replacement)
 	}
-	return text
+	return text[:min(len(text), maxLoggedError)] // a mask can be longer than what it hides
 }

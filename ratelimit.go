@@ -167,8 +167,7 @@ func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firs
 // addressLimit returns the limit of step 4 that counts a request. Reading files has a
 // bucket of its own in place of the global one: else its 500 a second could not be reached.
 func (s *server) addressLimit(method, path string) *limiter {
-	isRead := method == http.MethodGet || method == http.MethodHead
-	if isRead && strings.HasPrefix(path, "/files/") {
+	if isRead(method) && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
 	}
 	return s.globalLimit

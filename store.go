@@ -89,14 +89,15 @@ func openStore(databaseURL string) (*store, error) {
 // newConnector checks the connection string. settings override the string's own. The error
 // says no more than that it is wrong: lib/pq's own error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
+	const complaint = usageError("DATABASE_URL: must be a PostgreSQL URL or connection string; several " +
+		"hosts as postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
-		return nil, usageError("DATABASE_URL: must be a PostgreSQL URL or connection string")
+		return nil, complaint
 	}
 	for _, other := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
 		if strings.Count(other.Host, ":") == 1 { // lib/pq would look host:port up as a name
-			return nil, usageError("DATABASE_URL: several hosts with ports are written as " +
-				"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+			return nil, complaint
 		}
 	}
 	cfg = cfg.Clone() // a clone always has the map Runtime
