@@ -137,6 +137,32 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
+// K3: every key that stands in an example of deploy/ is refused, or someone would keep it.
+func TestExampleKeysAreRefused(t *testing.T) {
+	t.Parallel()
+	names, err := filepath.Glob("deploy/*.env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range regexp.MustCompile(`SESSION_SECRET=(\S+)`).FindAllStringSubmatch(string(text), -1) {
+			found++
+			code, _, errOut := tryServe(t, merged(deployedEnv(envStaging), "SESSION_SECRET", match[1]))
+			if code != 2 || !strings.Contains(errOut, "SESSION_SECRET: ") || strings.Contains(errOut, match[1]) {
+				t.Errorf("%s: got exit %d, errors %q; want exit 2 and a word of the setting", name, code, errOut)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no example of deploy/ has a key")
+	}
+}
+
 // K1: all that is wrong is said at once.
 func TestConfigurationErrorsTogether(t *testing.T) {
 	t.Parallel()
