@@ -471,10 +471,7 @@ const (
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := ""
-	if len(args) > 0 {
-		name = args[0]
-	}
+	name := append(args, "")[0]
 	command, known := userCommands[name]
 	if !known {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)

@@ -49,7 +49,8 @@ import (
 )
 
 func main() {
-	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, release) // a second signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }
 
@@ -347,7 +348,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeSlots:   make(chan struct{}, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		transfers:   transfers{max: max(1, maxDescriptors()/4), byUser: map[string]int{}},
+		transfers:   transfers{max: maxDescriptors() / 4, byUser: map[string]int{}},
 	}
 }
 
@@ -358,7 +359,9 @@ func (s *server) routes() []route {
 	codes := newLimiter(5, 15*time.Minute, "by e-mail and client address")
 	codes.forgetsRefused = true
 	guesses := newLimiter(10, 15*time.Minute, "by e-mail")
-	contractFile := document{"application/json", contentPolicy, s.openAPI()}
+	// The contract, with the name of the cookie that this server sets.
+	contractText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
+	contractFile := document{"application/json", contentPolicy, contractText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
 	return []route{
 		// method, path, access, roles, status of success, limit, contract
@@ -393,11 +396,6 @@ func (s *server) handler(routes []route) http.Handler {
 
 //go:embed openapi.json
 var openAPI string
-
-// openAPI returns the contract with the name of the cookie that this server sets.
-func (s *server) openAPI() string {
-	return strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-}
 
 //go:embed index.html
 var page string
@@ -554,7 +552,9 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	s.finishCodes()
+	for range mailQueue { // all slots are taken when no request for a code is left
+		s.codeSlots <- struct{}{}
+	}
 	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
 	if cutOff != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
@@ -608,7 +608,7 @@ func runCommand(
 	case "", "serve":
 		return serve(ctx, getenv, out)
 	case "migrate":
-		return migrate(getenv("DATABASE_URL"), out)
+		return migrate(ctx, getenv("DATABASE_URL"), out)
 	case "routes":
 		return printRoutes(out)
 	case "version":
@@ -631,7 +631,10 @@ func printRoutes(out io.Writer) error {
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
-		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
+		needs := string(r.access)
+		for _, role := range r.roles {
+			needs += ", " + role
+		}
 		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
 	return err

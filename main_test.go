@@ -196,11 +196,11 @@ func TestWrongCommandLines(t *testing.T) {
 	for _, test := range []struct{ line, message string }{
 		{"frobnicate", `there is no command "frobnicate"`},
 		{"frobnicate x", `there is no command "frobnicate"`},
-		{"serve x", "serve takes no"},
+		{"serve x", `there is no command "serve x"`},
 		{"serve -x", "serve takes no"},
-		{"migrate x", "migrate takes no"},
-		{"routes x", "routes takes no"},
-		{"version x", "version takes no"},
+		{"migrate x", `there is no command "migrate x"`},
+		{"routes x", `there is no command "routes x"`},
+		{"version x", `there is no command "version x"`},
 		{"user", `there is no command "user`},
 		{"user frobnicate", `there is no command "user frobnicate"`},
 		{"user frobnicate a@b.example", `there is no command "user frobnicate"`},
@@ -302,7 +302,7 @@ func TestSeveralDatabaseHosts(t *testing.T) {
 				return
 			}
 			code, out, errOut := tryServe(t, merged(deployedEnv(envStaging), "DATABASE_URL", url))
-			if code != 2 || out != "" || !strings.Contains(errOut, "DATABASE_URL: several hosts") || !strings.Contains(errOut, "port=5432,5433") ||
+			if code != 2 || out != "" || !strings.Contains(errOut, "several hosts as") || !strings.Contains(errOut, "port=5432,5433") ||
 				strings.Contains(errOut, "secret-1") {
 				t.Errorf("got exit %d, output %q, errors %q; want exit 2 and the form that is taken", code, out, errOut)
 			}

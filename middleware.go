@@ -229,10 +229,7 @@ func (state *requestState) Write(b []byte) (int, error) {
 // stallTimeout. A client that reads nothing is cut off.
 func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
 	state.WriteHeader(http.StatusOK)
-	limited, ok := src.(*io.LimitedReader)
-	if !ok {
-		limited = &io.LimitedReader{R: src, N: 1 << 62}
-	}
+	limited := src.(*io.LimitedReader)
 	deadlines := http.NewResponseController(state.ResponseWriter)
 	sent := int64(0)
 	for limited.N > 0 {
@@ -273,6 +270,8 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
+	// net/http reads the rest of a body before it answers: not for long, if it is withheld.
+	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
 	}
@@ -374,10 +373,9 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	for members := 0; decoder.More(); members++ { // no errors from here on: the body is valid
-		if members == maxMembers {
-			return nil, invalid(fieldError{"body", "has too many members"})
-		}
+	// There are no errors from here on: the body is valid. Of maxMembers members some are unknown
+	// or repeated, so that the input is refused without a look at the rest.
+	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
 		var value any
@@ -594,6 +592,7 @@ func endpoint[In any, Out output](
 				return err
 			}
 		}
+		requestHasArrived(state.request)
 		out, err := handle(state, in)
 		if err != nil {
 			return err
@@ -676,7 +675,6 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
-		requestHeadFinished(r)
 		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
 		if s.stopping.Load() {
 			w.Header().Set("Connection", "close")
@@ -905,7 +903,8 @@ func looksSecret(word string) bool {
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every
 // text, the message included, but for those attributes whose values are this server's own.
 //
-// G2: no code, token, cookie, password or whole address gets into a log.
+// G2: no code, token, cookie, password or whole address gets into a log. (A request id is the
+// client's own word, and has at most 128 characters.)
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a

@@ -145,13 +145,6 @@ func (s *server) sendCodes(ctx context.Context) {
 	}
 }
 
-// finishCodes waits until no request for a code is under way. Further ones get a 503.
-func (s *server) finishCodes() {
-	for range mailQueue {
-		s.codeSlots <- struct{}{}
-	}
-}
-
 // sendCode mails a code if the address is an active user's, and logs what became of the
 // request. The client has had its answer.
 //
@@ -285,8 +278,8 @@ Content-Type: text/plain; charset=us-ascii
 
 Your sign-in code is %s.
 
-It works once, within %.0f minutes. Do not tell it to anyone. If you did not ask for
-it, ignore this mail.
+It works once, within %.0f minutes. Do not tell it to anyone.
+If you did not ask for it, ignore this mail.
 `, from, to, date, rand.Text(), domain, code, codeTTL.Minutes())
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }

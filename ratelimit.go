@@ -262,14 +262,14 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 // what the client does not read. All together stay below 256 MB.
 const (
 	maxConnections = 1024
-	sendBuffer     = 128 << 10 // bytes; Linux makes it twice as large
+	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
 )
 
 // A boundedListener has no more than a number of connections open at a time. A connection
-// waits while it is idle or its request head is unfinished. The one that has waited longest is
-// closed if more than half of all wait, or if all slots are taken and more than an eighth wait.
-// (Those that were just accepted must have time to say something.) Otherwise new connections
-// wait in the kernel.
+// waits until its next request has arrived, and again after the answer. The one that has waited
+// longest is closed if more than half of all wait, or if all slots are taken and more than an
+// eighth wait. (Those that were just accepted must have time to say something.) Otherwise new
+// connections wait in the kernel.
 type boundedListener struct {
 	net.Listener
 	stop  <-chan struct{} // closed when the server stops
@@ -280,7 +280,7 @@ type boundedListener struct {
 }
 
 func newBoundedListener(inner net.Listener, stop <-chan struct{}) *boundedListener {
-	size := min(maxConnections, max(1, maxDescriptors()/2))
+	size := min(maxConnections, maxDescriptors()/2)
 	return &boundedListener{Listener: inner, stop: stop, slots: make(chan struct{}, size)}
 }
 
@@ -304,7 +304,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// startWaiting notes that a connection has no finished request head.
+// startWaiting notes that a connection has no request to handle.
 //
 // H8: of 1,024 connections, 512 may wait. A new client gets in unless almost all of them
 // serve requests.
@@ -340,7 +340,7 @@ func (l *boundedListener) stopWaiting(c *connection) {
 type connection struct {
 	*net.TCPConn
 	listener *boundedListener
-	place    *list.Element // in listener.waiting; nil while a request is served
+	place    *list.Element // in listener.waiting; nil while a request is handled
 	closed   sync.Once
 }
 
@@ -360,8 +360,8 @@ func keepConnection(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, c)
 }
 
-// requestHeadFinished is called when a handler begins.
-func requestHeadFinished(r *http.Request) {
+// requestHasArrived is called when a request has been read, but for the body of an upload.
+func requestHasArrived(r *http.Request) {
 	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		c.listener.stopWaiting(c)
 	}
