@@ -195,9 +195,9 @@ func TestWrongCommandLines(t *testing.T) {
 	seen := map[string]string{} // message → command line
 	for _, test := range []struct{ line, message string }{
 		{"frobnicate", `there is no command "frobnicate"`},
-		{"frobnicate x", `there is no command "frobnicate"`},
+		{"frobnicate x", `there is no command "frobnicate x"`},
 		{"serve x", `there is no command "serve x"`},
-		{"serve -x", "serve takes no"},
+		{"serve -x", `there is no command "serve -x"`},
 		{"migrate x", `there is no command "migrate x"`},
 		{"routes x", `there is no command "routes x"`},
 		{"version x", `there is no command "version x"`},

@@ -592,7 +592,6 @@ func endpoint[In any, Out output](
 				return err
 			}
 		}
-		requestHasArrived(state.request)
 		out, err := handle(state, in)
 		if err != nil {
 			return err
@@ -675,6 +674,7 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
+		requestHeadFinished(r)
 		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
 		if s.stopping.Load() {
 			w.Header().Set("Connection", "close")

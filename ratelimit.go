@@ -266,10 +266,10 @@ const (
 )
 
 // A boundedListener has no more than a number of connections open at a time. A connection
-// waits until its next request has arrived, and again after the answer. The one that has waited
-// longest is closed if more than half of all wait, or if all slots are taken and more than an
-// eighth wait. (Those that were just accepted must have time to say something.) Otherwise new
-// connections wait in the kernel.
+// waits while it is idle or its request head is unfinished. The one that has waited longest is
+// closed if more than half of all wait, or if all slots are taken and more than an eighth wait.
+// (Those that were just accepted must have time to say something.) Otherwise new connections
+// wait in the kernel.
 type boundedListener struct {
 	net.Listener
 	stop  <-chan struct{} // closed when the server stops
@@ -304,7 +304,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// startWaiting notes that a connection has no request to handle.
+// startWaiting notes that a connection has no finished request head.
 //
 // H8: of 1,024 connections, 512 may wait. A new client gets in unless almost all of them
 // serve requests.
@@ -360,8 +360,8 @@ func keepConnection(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, c)
 }
 
-// requestHasArrived is called when a request has been read, but for the body of an upload.
-func requestHasArrived(r *http.Request) {
+// requestHeadFinished is called when a handler begins.
+func requestHeadFinished(r *http.Request) {
 	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		c.listener.stopWaiting(c)
 	}
