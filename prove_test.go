@@ -513,7 +513,7 @@ func (l *lane) runTests(tree, binary string, names []string) (testResults, error
 		return testResults{}, err
 	}
 	results := testResults{action: map[string]string{}, output: map[string]string{}}
-	all := ""
+	said := map[string]*strings.Builder{}
 	for line := range bytes.Lines(out) {
 		var event struct{ Action, Test, Output string }
 		if json.Unmarshal(line, &event) != nil {
@@ -523,21 +523,27 @@ func (l *lane) runTests(tree, binary string, names []string) (testResults, error
 		case "pass", "fail", "skip":
 			results.action[event.Test] = event.Action
 		case "output":
-			results.output[event.Test] += event.Output
-			all += event.Output
+			if said[event.Test] == nil {
+				said[event.Test] = &strings.Builder{}
+			}
+			said[event.Test].WriteString(event.Output)
+			results.ended = firstOf(results.ended, endOfBinary(event.Output))
 		}
 	}
-	results.ended = endOfBinary(all + stderr.String())
+	for test, output := range said {
+		results.output[test] = output.String()
+	}
+	results.ended = firstOf(results.ended, endOfBinary(stderr.String()))
 	if results.ended == "" && results.action[""] == "" {
 		results.ended = "the tests did not end in time"
 	}
 	return results, nil
 }
 
+var runtimeEnd = regexp.MustCompile(`(?m)^(panic: |fatal error: ).*`)
+
 // endOfBinary returns the line by which the Go runtime ended a test binary, or "".
-func endOfBinary(output string) string {
-	return regexp.MustCompile(`(?m)^(panic: |fatal error: ).*`).FindString(output)
-}
+func endOfBinary(output string) string { return runtimeEnd.FindString(output) }
 
 // ofTest joins what a test and its subtests said.
 func (r testResults) ofTest(name string) string {
