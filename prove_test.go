@@ -261,7 +261,7 @@ func (p *prover) baseline(work chan func(*lane), removals []removal) error {
 	for _, tags := range slices.Sorted(maps.Keys(byTags)) {
 		binary := sync.OnceValues(func() (string, error) {
 			path := p.dir + "/baseline" + tags + ".test"
-			out, err := p.compile(".", path, tags)
+			out, _, err := p.compile(".", path, tags)
 			if err != nil {
 				return "", fmt.Errorf("the tree does not compile: %w\n%s", err, out)
 			}
@@ -311,7 +311,6 @@ func (l *lane) runBaseline(binary string, names []string) error {
 // prove is the whole of one removal.
 func (l *lane) prove(r removal) (v verdict) {
 	v = verdict{removal: r, said: map[string]string{}, outcome: broken}
-	started := time.Now()
 	tree, clean, err := l.newCopy()
 	if err != nil {
 		v.reason = err.Error()
@@ -331,13 +330,13 @@ func (l *lane) prove(r removal) (v verdict) {
 		return v
 	}
 	binary := tree + "/removal.test"
-	out, err := l.p.compile(tree, binary, r.tags)
-	v.build = time.Since(started)
+	out, duration, err := l.p.compile(tree, binary, r.tags)
+	v.build = duration
 	if err != nil {
 		v.reason = "it does not compile or pass vet: " + strings.TrimSpace(string(out))
 		return v
 	}
-	started = time.Now()
+	started := time.Now()
 	results, err := l.runTests(tree, binary, r.tests)
 	v.run = time.Since(started)
 	if err != nil {
@@ -449,14 +448,15 @@ func (l *lane) emptyPostgres() error {
 
 // compile makes the test binary of a tree. go vet looks at the server's files, which are all
 // that a removal changes.
-func (p *prover) compile(tree, binary, tags string) (output []byte, err error) {
+func (p *prover) compile(tree, binary, tags string) (output []byte, duration time.Duration, err error) {
 	p.build <- struct{}{}
 	defer func() { <-p.build }()
+	started := time.Now()
 	ctx, cancel := context.WithTimeout(p.ctx, buildTimeout)
 	defer cancel()
 	sources, err := filepath.Glob(tree + "/*.go")
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	vet := []string{"vet"}
 	for _, source := range sources {
@@ -470,10 +470,10 @@ func (p *prover) compile(tree, binary, tags string) (output []byte, err error) {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = tree
 		if output, err := cmd.CombinedOutput(); err != nil {
-			return output, err
+			return output, time.Since(started), err
 		}
 	}
-	return nil, nil
+	return nil, time.Since(started), nil
 }
 
 // testResults is what a test run said, by test.
