@@ -253,7 +253,6 @@ func (p *prover) baseline(work chan func(*lane), removals []removal) error {
 			byTags[r.tags] = map[string]bool{}
 		}
 		for _, name := range r.tests {
-			name, _, _ = strings.Cut(name, "/")
 			byTags[r.tags][name] = true
 		}
 	}
@@ -347,16 +346,15 @@ func (l *lane) prove(r removal) (v verdict) {
 	}
 	v.outcome = proven
 	for _, name := range r.tests {
-		top, _, _ := strings.Cut(name, "/")
 		l.p.mu.Lock()
-		without, brokenTest := l.p.broken[top]
+		without, brokenTest := l.p.broken[name]
 		l.p.mu.Unlock()
 		reason, failed := results.verdict(name)
 		v.said[name] = results.message(name)
 		switch {
 		case brokenTest:
 			v.outcome = broken
-			v.reason = name + " fails without the removal, too: " + without
+			v.reason = name + " does not pass without the removal either: " + without
 			return v
 		case reason != "":
 			v.outcome = broken
