@@ -15,6 +15,7 @@ import (
 	"net/smtp"
 	"net/url"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -174,6 +175,38 @@ func TestCodeWorksOnce(t *testing.T) {
 	}
 	if all.Wait(); won.Load() != 1 {
 		t.Errorf("%d of 100 won", won.Load())
+	}
+}
+
+// The same where every moment counts: look-up, comparison and removal are one step. Were they
+// two, some of these pairs would both get in between.
+func TestCodeIsRedeemedInOneStep(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	const rounds = 20_000
+	twice := 0
+	for range rounds {
+		codes.byEmail["a"] = oneTimeCode{"482913", time.Now()}
+		var won, ready atomic.Int64
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				ready.Add(1)
+				for ready.Load() < 2 { // so that both begin at once
+					runtime.Gosched()
+				}
+				if _, ok := codes.redeem("a", "482913"); ok {
+					won.Add(1)
+				}
+			})
+		}
+		both.Wait()
+		if won.Load() != 1 {
+			twice++
+		}
+	}
+	if twice > 0 {
+		t.Errorf("in %d of %d rounds the code did not work exactly once", twice, rounds)
 	}
 }
 
@@ -416,7 +449,7 @@ func FuzzEmail(f *testing.F) {
 func askCode(c *testClient, email string) {
 	c.t.Helper()
 	r := c.do("POST", "/auth/otp/request", map[string]string{"email": email}).want(c.t, 200)
-	if string(r.body) != `{"codeLength":6,"expiresInSeconds":600}` {
+	if string(r.body) != "{\"codeLength\":6,\"expiresInSeconds\":600}\n" {
 		c.t.Errorf("answer to a request for a code: %v", r)
 	}
 }
