@@ -70,7 +70,7 @@ func TestConfiguration(t *testing.T) {
 		{"DATABASE_URL", all, []string{"postgres://u:p@h/d", "host=h user=u password=p"}, []string{"", "postgres://u:secret-1@[h/d", "mysql://u:secret-1@h/d",
 			"postgres://u:secret-1@h:65536/d", "postgres://u:secret-1@h:x/d", "host=h user=u password=secret-1 port=99999"}},
 		{"SESSION_SECRET", all, []string{key, key + "," + key, "éèêëàâäùûüôöîïçÿ"},
-			[]string{"", "short-secret-1", key[1:], key + ",", "," + key, key + ",secret-1," + key,
+			[]string{"", "short-secret-1", key[1:], key + "," + key[1:], key + ",", "," + key, key + ",secret-1," + key,
 				key + ", " + key, key + " ", "\t" + key, key + "\n," + key,
 				strings.Repeat("k", 64), strings.Repeat("secret-1", 8), strings.Repeat("012345678", 9), key + "," + strings.Repeat("é", 16),
 				key[:24] + "01234567", "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48",

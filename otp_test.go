@@ -632,7 +632,8 @@ func TestMailServerLeavesWithoutFarewell(t *testing.T) {
 func TestHungMailServer(t *testing.T) {
 	t.Parallel()
 	m := newMailServer(t, mailOptions{})
-	srv := startServer(t, stagingEnv(m))
+	// A process: one whose workers hang for ever could not stop, and would end the tests.
+	srv := startProcess(t, stagingEnv(m))
 	srv.allowErrors("code not sent")
 	m.fail(mailHangs)
 	var emails []string
@@ -858,6 +859,58 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 					t.Errorf("got %d passwords sent in the clear, want %d", n, want)
 				}
 			})
+		}
+	}
+}
+
+// O2: a code that became valid again, because the database was away when it was presented,
+// keeps its age, and no timer has to end it. A code that was issued meanwhile stays.
+func TestRestoredCode(t *testing.T) {
+	t.Parallel()
+	for after, good := range map[time.Duration]bool{codeTTL - 1: true, codeTTL: false, 2 * codeTTL: false} {
+		t.Run(fmt.Sprintf("after %v", after), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				codes := newCodes()
+				issued := oneTimeCode{"012345", time.Now()}
+				time.Sleep(after - time.Second)
+				codes.restore("a", issued)
+				time.Sleep(time.Second)
+				if _, ok := codes.redeem("a", "012345"); ok != good {
+					t.Errorf("got %v, want %v", ok, good)
+				}
+			})
+		})
+	}
+	t.Run("beside a newer one", func(t *testing.T) {
+		codes := newCodes()
+		newer := mustIssue(t, codes, "a")
+		codes.restore("a", oneTimeCode{otherCode(newer, 1), time.Now()})
+		if _, ok := codes.redeem("a", newer); !ok {
+			t.Error("the newer code was lost")
+		}
+	})
+}
+
+// Times are compared by the monotonic clock: setting the system's clock back makes no code
+// live longer, frees no limit, and keeps no old request. Only the text of a time tells whether
+// it has a monotonic reading.
+func TestSteppedClockChangesNothing(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	code := mustIssue(t, codes, "a")
+	redeemed, ok := codes.redeem("a", code)
+	if !ok {
+		t.Fatal("the code does not work")
+	}
+	s := newOffice(t)
+	call(t, s, one(0), "POST", "/auth/otp/request", emailBody("ada@example.com")).want(t, 200)
+	for what, at := range map[string]time.Time{
+		"a code":               redeemed.issuedAt,
+		"a limit":              newLimiter(1, time.Minute, "").start,
+		"a request for a code": (<-s.codeJobs).queuedAt,
+	} {
+		if !strings.Contains(at.String(), " m=") {
+			t.Errorf("the time of %s, %v, has no monotonic reading", what, at)
 		}
 	}
 }
