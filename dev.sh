@@ -20,6 +20,11 @@ usage() {
 		                                 growth: what lists cost at a million hubs against a thousand
 		       ./dev.sh soak [MINUTES]   clients of every kind while PostgreSQL, mail server, disk and servers fail
 		                                 in turn, 10 minutes by default; prints a table of what held
+		       ./dev.sh prove [-v] [ROW|REMOVAL...]
+		                                 takes each protection out and shows that the tests notice (testdata/removals),
+		                                 all of them without arguments; -v shows code, removal and the tests' words;
+		                                 --ci: those of changed files and a tenth, within 8 minutes; PROVE_MINUTES;
+		                                 --count: writes the numbers into SECURITY.md
 		       ./dev.sh release [OS/ARCH...]
 		                                 binaries of the commit HEAD, their SBOMs and checksums, into .dev/release;
 		                                 linux and darwin on amd64 and arm64 without arguments
@@ -654,6 +659,28 @@ cmd_soak() {
 	SOAK_MINUTES=$minutes go test -tags=soak -count=1 -timeout="$((minutes * 2 + 15))m" -run '^TestSoak$' -v .
 }
 
+# --- prove ---
+
+# prove_test.go does it all.
+cmd_prove() {
+	local status=0
+	need_go
+	if [ "$*" = --count ]; then
+		go test -count=1 -run '^TestSecurityPageCountsRemovals$' . -update-removals
+		return
+	fi
+	need_postgres
+	has git || apt_install git
+	if grep -q '^Tags: *system' testdata/removals/*.patch; then need_system || say "Some tests lack their programs"; fi
+	make_tmp
+	go test -c -tags=prove -vet=off -buildvcs=false -o "$tmp/prove.test" .
+	PROVE="$*" TMPDIR=$tmp "$tmp/prove.test" -test.run '^TestProve$' </dev/null &
+	server=$! # stopped like a server when this script is
+	wait "$server" || status=$?
+	server=''
+	return "$status"
+}
+
 [ $# -gt 0 ] || usage
 command=$1
 shift
@@ -662,7 +689,7 @@ postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run) [ $# = 0 ] || usage; cmd_run ;;
 tour) [ $# -le 1 ] || usage; cmd_tour "$@" ;;
 soak) [ $# -le 1 ] || usage; cmd_soak "$@" ;;
-test | user | release) "cmd_$command" "$@" ;;
+test | user | release | prove) "cmd_$command" "$@" ;;
 bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
 *) usage ;;
 esac

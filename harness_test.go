@@ -81,13 +81,16 @@ func testMain(m *testing.M) int {
 var sharedPostgres *testPostgres
 
 // startShared starts the PostgreSQL of this test run when the first test asks for it,
-// and makes the database that all the others are copies of.
+// and makes the database that all the others are copies of. HUBS_TEST_POSTGRES names one
+// that runs already and is empty: prove_test.go has many test runs, one after the other.
 var startShared = sync.OnceValues(func() (*testPostgres, error) {
-	pg := &testPostgres{dir: testDir + "/postgres"}
-	if err := pg.start(); err != nil {
-		return nil, err
+	pg := &testPostgres{dir: testDir + "/postgres", url: os.Getenv("HUBS_TEST_POSTGRES")}
+	if pg.url == "" {
+		if err := pg.start(); err != nil {
+			return nil, err
+		}
+		sharedPostgres = pg
 	}
-	sharedPostgres = pg
 	db, err := sql.Open("postgres", pg.url)
 	if err != nil {
 		return nil, err
