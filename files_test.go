@@ -1440,6 +1440,21 @@ func TestUploadDeadlinesFollowItsPace(t *testing.T) {
 	}
 }
 
+// H5: an upload that does not move ends after stallTimeout, however much time its pace leaves.
+func TestStalledUploadHasADeadline(t *testing.T) {
+	t.Parallel()
+	d := &deadlines{}
+	f := &uploadForm{
+		state:   &requestState{ResponseWriter: d, request: httptest.NewRequest("POST", "/", strings.NewReader("x"))},
+		started: time.Now(), limit: 1 << 30, received: 100 * uploadPace,
+	}
+	before := time.Now().Add(stallTimeout)
+	f.Read(make([]byte, 1))
+	if d.read.Before(before) || d.read.After(time.Now().Add(stallTimeout)) {
+		t.Errorf("read deadline: got %v, want %v from now", d.read, stallTimeout)
+	}
+}
+
 // H5: each piece of a download has stallTimeout, whatever the size of the file.
 func TestDownloadDeadlineFollowsItsProgress(t *testing.T) {
 	t.Parallel()

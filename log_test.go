@@ -608,3 +608,17 @@ func TestCostOfALineIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// The server's own identifiers are logged as they are, also if they look like a code: by them
+// the lines of a request, and of a user, are found.
+func TestOwnIdentifiersAreNotMasked(t *testing.T) {
+	t.Parallel()
+	const id = "48291348-2913-4829-8482-913482913482"
+	for _, name := range []string{"requestId", "userId", "fileId"} {
+		var out logBuffer
+		newServer(config{}, nil, &out).log.Info("event", name, id)
+		if want := `"` + name + `":"` + id + `"`; !strings.Contains(out.String(), want) {
+			t.Errorf("got %s, want %s", &out, want)
+		}
+	}
+}
