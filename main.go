@@ -7,7 +7,8 @@
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. An endpoint whose access rule or limit is forgotten
 //     does not start.
-//   - Whatever is unknown, out of reach or out of its contract ends in a refusal.
+//   - An unknown field, a dependency that is out of reach and an output that breaks its
+//     contract end in a refusal.
 //   - Errors have one format, and one function writes them. What fails inside is logged
 //     once, under the request's id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
@@ -176,8 +177,8 @@ func (s *settings) sessionKeys() jwt.VerificationKeySet {
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- in any
-// case, and drop a cookie that does not keep their rules.
+// T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- whatever
+// their letter case, and drop a cookie that does not keep the rules of its prefix.
 func (s *settings) cookieName() string {
 	prefix := "__Secure-hubs"
 	if s.env == envLocal {
@@ -254,7 +255,7 @@ func (s *settings) originDomain() string {
 	}
 	s.require(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
-	// A cookie of an unrelated domain would reach hosts that no allowed page belongs to.
+	// An unrelated domain is a typing error: no allowed page would send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
 	s.require(related,
@@ -299,7 +300,7 @@ const maxOrigin = 270
 // allowsOrigin is the allow-list. In production it is the https subdomains of one domain
 // on the default port: a host made of labels, so that no port and no trick passes.
 //
-// C1: exactly these origins, and never the bare domain, http or null.
+// C1: exactly these origins, and never null; in production neither http nor the bare domain.
 func (c *config) allowsOrigin(origin string) bool {
 	if origin == "" || len(origin) > maxOrigin {
 		return false
@@ -311,20 +312,20 @@ func (c *config) allowsOrigin(origin string) bool {
 	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
 }
 
-// server is what the handlers share. Its fields do not change once it serves.
+// server is what the handlers share. Its configuration does not change once it serves.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events; every text is masked
 	requestLog *slog.Logger // one line a request; it needs no mask (logRequest)
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
-	stopping   atomic.Bool // every answer closes its connection
+	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
-	files    *os.Root // FILES_DIR
-	folder   *os.File // FILES_DIR, open so that it can be synced
+	files  *os.Root // FILES_DIR
+	folder *os.File // FILES_DIR, open so that it can be synced
+	// linkFile is files.Link. A test puts a link in its place that is made, but reported as
+	// failed, as a network file system may do.
 	linkFile func(oldname, newname string) error
-	// linkFile is files.Link. A test puts a link in its place that is made, but reported
-	// as failed: nothing outside the process can cause that.
 
 	codes     oneTimeCodes
 	codeJobs  chan codeJob  // requests for a code that wait for a worker
@@ -348,7 +349,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeSlots:   make(chan struct{}, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		transfers:   transfers{max: maxDescriptors() / 4, byUser: map[string]int{}},
+		transfers:   transfers{max: maxDescriptors() / 4, byUser: map[string]int{}}, // two descriptors each
 	}
 }
 
@@ -356,8 +357,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 // limits of an endpoint live in its row.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	codes := newLimiter(5, 15*time.Minute, "by e-mail and client address")
-	codes.forgetsRefused = true
+	codeRequests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
+	codeRequests.forgetsRefused = true
 	guesses := newLimiter(10, 15*time.Minute, "by e-mail")
 	// The contract, with the name of the cookie that this server sets.
 	contractText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
@@ -365,7 +366,7 @@ func (s *server) routes() []route {
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
 	return []route{
 		// method, path, access, roles, status of success, limit, contract
-		{"POST", "/auth/otp/request", public, nil, 200, codes, endpoint(parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/request", public, nil, 200, codeRequests, endpoint(parseCodeRequest, s.requestCode)},
 		{"POST", "/auth/otp/validate", public, nil, 200, guesses, endpoint(parseGuess, s.validateCode)},
 		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(nil, s.logout)},
 		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(nil, s.getSession)},
@@ -383,13 +384,13 @@ func (s *server) routes() []route {
 	}
 }
 
-// handler returns the steps that every request takes, in the order of the specification.
+// handler returns the six steps that every request takes, in this order.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
-	h = s.checkOrigin(h)        // 5. CORS and cross-site writes
+	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
 	h = s.limitByAddress(h)     // 4. the limits by client address
 	h = s.setRequestContext(h)  // 3. request id, client address
-	h = s.setSecurityHeaders(h) // 2.
+	h = s.setSecurityHeaders(h) // 2. with the CORS headers
 	h = s.logRequests(h)        // 1. begins first and ends last
 	return h
 }
@@ -534,11 +535,12 @@ func (s *server) warnOfPowerfulRole() {
 	}
 }
 
-// stop ends the server in an order in which nothing is lost. http.Server.Shutdown alone
+// stop ends the server so that nothing is lost that ends in time. http.Server.Shutdown alone
 // drops connections that were just accepted, and idle ones on which a request is arriving.
 // So for a moment before it, each answer closes its connection.
 //
-// H3: every request that ends within stopTimeout is answered, and queued mail is sent.
+// H3: every request that ends within stopTimeout is answered, and queued mail has as long again
+// to be sent.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()

@@ -36,8 +36,8 @@ type limiter struct {
 	seed   maphash.Seed
 	start  time.Time // times are kept as monotonic time since then
 
-	// forgetsRefused says which key gives way when maxKeys are kept: if true, any key; if
-	// false, only a key that is not being refused, so that no flood frees a refused one.
+	// forgetsRefused says what happens when maxKeys are kept and all are being refused. If true,
+	// one of them gives way to a new key. If false, the new key is refused: no flood frees a key.
 	forgetsRefused bool
 
 	mu sync.Mutex
@@ -68,7 +68,8 @@ func (l *limiter) String() string {
 // take spends a token of the key. If the key has none, the error is the 429 that says when
 // the next one comes back.
 //
-// L1: exact under parallel requests, wherever the period begins. L4: Retry-After is true.
+// L1: exact under parallel requests, wherever the period begins. L4: Retry-After is true: by
+// then a token is back.
 func (l *limiter) take(key string) error {
 	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
@@ -219,8 +220,8 @@ const (
 )
 
 // transfers counts the uploads and downloads that run. Each holds two file descriptors, its
-// connection and its file. Those of all users may have half of the descriptors that the
-// process may have.
+// connection and its file. So a quarter as many transfers as the process may have descriptors
+// use half of these.
 type transfers struct {
 	max    int // of all users
 	mu     sync.Mutex
@@ -335,7 +336,7 @@ func (l *boundedListener) stopWaiting(c *connection) {
 	}
 }
 
-// A connection is of a boundedListener. The *net.TCPConn in it has the ReadFrom by which
+// A connection is one that a boundedListener has accepted. The *net.TCPConn in it has the ReadFrom by which
 // net/http sends files (sendfile); a net.Conn there would hide it.
 type connection struct {
 	*net.TCPConn

@@ -26,11 +26,11 @@ var schema string
 const (
 	poolSize  = 8               // connections, all kept open
 	slowSize  = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout = 2 * time.Second // of a statement, of a read or write on its socket, of the wait for a slot
+	dbTimeout = 2 * time.Second // each: the wait for a slot, a statement, a read or write on its socket
 )
 
-// A store runs statements. Its methods take no context: a statement ends by dbTimeout
-// whether or not the client waits. For a context, lib/pq would start a goroutine for each
+// A store runs statements. Its methods take no context: dbTimeout bounds each step of a
+// statement, whether or not the client waits. For a context, lib/pq would start a goroutine for each
 // statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
 	db         *sql.DB
@@ -61,7 +61,8 @@ func openStore(databaseURL string) (*store, error) {
 		// limit and offset as parameters would be planned anew at each call (79 µs against
 		// 54). Every statement here is written for one plan.
 		"plan_cache_mode": "force_generic_plan",
-		// Each statement has an index that serves it, and is too short for the rest.
+		// Each statement has an index that serves it, and is too short to gain from a compiler
+		// or from parallel workers.
 		"enable_seqscan":                  "off",
 		"jit":                             "off",
 		"max_parallel_workers_per_gather": "0",
@@ -134,9 +135,9 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 // rows runs a statement and calls scan for each row. The error of one that writes may mean
 // "done" as well as "not done": the connection may have broken after the statement.
 //
-// D1: a write is never sent twice. D5: a read whose connection turns out to be dead is tried
-// once more on a new one, unless scan has had a row already. So no read fails after a crash
-// of the database that is over. H6: expensive statements never take all connections.
+// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations). D5: a read whose connection turns out to be dead is tried
+// once more on a new one, unless scan has had a row already. So once the database is back after
+// a crash, no read fails. H6: expensive statements never take all connections.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
 		if err := take(st.slowSlots); err != nil {
