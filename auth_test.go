@@ -343,6 +343,24 @@ func TestTokenTimesAreExact(t *testing.T) {
 	})
 }
 
+// T2: a session ends at the nanosecond at which it expires, without a look at the database,
+// which is away here: while the session lasts, that is a 503.
+func TestSessionEndsAtItsExpiry(t *testing.T) {
+	t.Parallel()
+	for left, status := range map[time.Duration]int{time.Microsecond: 503, time.Nanosecond: 503, 0: 401, -time.Nanosecond: 401} {
+		t.Run(left.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, _ := awayOffice(t)
+				now := time.Now().Unix()
+				token := forge(hs256, fmt.Sprintf(`{"email":"a@b.example","userId":%q,"iat":%d,"exp":%d}`, exampleID, now, now+60),
+					string(s.cfg.sessionKeys.Keys[0].([]byte)), sha256.New)
+				time.Sleep(time.Unix(now+60, 0).Sub(time.Now()) - left)
+				call(t, s, one(0), "GET", "/auth/session", "", "Cookie", s.cfg.cookieName+"="+token).want(t, status)
+			})
+		})
+	}
+}
+
 // The identifiers of this API are random UUIDs as PostgreSQL prints them, and nothing else.
 func TestIdentifierForm(t *testing.T) {
 	t.Parallel()

@@ -691,5 +691,6 @@ tour) [ $# -le 1 ] || usage; cmd_tour "$@" ;;
 soak) [ $# -le 1 ] || usage; cmd_soak "$@" ;;
 test | user | release | prove) "cmd_$command" "$@" ;;
 bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
+help | -h | --help) (usage) 2>&1 || true ;;
 *) usage ;;
 esac

@@ -51,7 +51,7 @@ func startInside(t testing.TB, change func(*server, *httptest.Server), overrides
 	ts.addr, ts.base = web.Listener.Addr().String(), web.URL
 	t.Cleanup(func() {
 		web.Close()
-		s.finishCodes()
+		finishCodes(s)
 		endWorkers()
 		s.folder.Close()
 		st.db.Close()

@@ -86,7 +86,7 @@ func TestRequestLog(t *testing.T) {
 		{"a content type that is none", visitor, "GET", "/healthz", nil, []string{"User-Agent", "", "Content-Type", "opaque"}, 200, -1,
 			map[string]any{"route": "/healthz", "contentType": "opaque"}},
 		{"a broken content type", visitor, "GET", "/healthz", nil, []string{"User-Agent", "", "Content-Type", "text/plain; opaque"}, 200, -1,
-			map[string]any{"route": "/healthz", "contentType": "(refused)"}},
+			map[string]any{"route": "/healthz"}},
 		{"a body", visitor, "POST", "/auth/otp/validate", `{"email":"opaque@example.com","code":"482913"}`, []string{"User-Agent", ""}, 401, -1,
 			map[string]any{"route": "/auth/otp/validate", "contentType": "application/json"}},
 	} {

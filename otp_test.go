@@ -15,6 +15,7 @@ import (
 	"net/smtp"
 	"net/url"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -174,6 +175,38 @@ func TestCodeWorksOnce(t *testing.T) {
 	}
 	if all.Wait(); won.Load() != 1 {
 		t.Errorf("%d of 100 won", won.Load())
+	}
+}
+
+// The same where every moment counts: look-up, comparison and removal are one step. Were they
+// two, some of these pairs would both get in between.
+func TestCodeIsRedeemedInOneStep(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	const rounds = 20_000
+	twice := 0
+	for range rounds {
+		codes.byEmail["a"] = oneTimeCode{"482913", time.Now()}
+		var won, ready atomic.Int64
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				ready.Add(1)
+				for ready.Load() < 2 { // so that both begin at once
+					runtime.Gosched()
+				}
+				if _, ok := codes.redeem("a", "482913"); ok {
+					won.Add(1)
+				}
+			})
+		}
+		both.Wait()
+		if won.Load() != 1 {
+			twice++
+		}
+	}
+	if twice > 0 {
+		t.Errorf("in %d of %d rounds the code did not work exactly once", twice, rounds)
 	}
 }
 
@@ -416,7 +449,7 @@ func FuzzEmail(f *testing.F) {
 func askCode(c *testClient, email string) {
 	c.t.Helper()
 	r := c.do("POST", "/auth/otp/request", map[string]string{"email": email}).want(c.t, 200)
-	if string(r.body) != `{"codeLength":6,"expiresInSeconds":600}` {
+	if string(r.body) != "{\"codeLength\":6,\"expiresInSeconds\":600}\n" {
 		c.t.Errorf("answer to a request for a code: %v", r)
 	}
 }
@@ -599,7 +632,8 @@ func TestMailServerLeavesWithoutFarewell(t *testing.T) {
 func TestHungMailServer(t *testing.T) {
 	t.Parallel()
 	m := newMailServer(t, mailOptions{})
-	srv := startServer(t, stagingEnv(m))
+	// A process: one whose workers hang for ever could not stop, and would end the tests.
+	srv := startProcess(t, stagingEnv(m))
 	srv.allowErrors("code not sent")
 	m.fail(mailHangs)
 	var emails []string
@@ -698,7 +732,7 @@ func TestOldRequestsAreDropped(t *testing.T) {
 				time.Sleep(wait) // all workers are busy
 				ctx, end := context.WithCancel(t.Context())
 				go s.sendCodes(ctx)
-				s.finishCodes()
+				finishCodes(s.server)
 				end()
 				got := log.count(`"msg":"code not sent: waited too long"`, `"level":"WARN"`, `"requestId":"asked"`, `"email":"a***@example.com"`)
 				tried := log.count(`"msg":"code not sent"`, `"level":"ERROR"`)
@@ -736,7 +770,7 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 		if n := done(); n < mailQueue*4/10 || n > mailQueue*6/10 { // half of them, give or take 16
 			t.Errorf("%d of %d were worked on after half of the longest delay", n, mailQueue)
 		}
-		s.finishCodes()
+		finishCodes(s.server)
 		if took := time.Since(start); took > mailDelay {
 			t.Errorf("the queue took %v, want at most %v", took, mailDelay)
 		}
@@ -825,6 +859,58 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 					t.Errorf("got %d passwords sent in the clear, want %d", n, want)
 				}
 			})
+		}
+	}
+}
+
+// O2: a code that became valid again, because the database was away when it was presented,
+// keeps its age, and no timer has to end it. A code that was issued meanwhile stays.
+func TestRestoredCode(t *testing.T) {
+	t.Parallel()
+	for after, good := range map[time.Duration]bool{codeTTL - 1: true, codeTTL: false, 2 * codeTTL: false} {
+		t.Run(fmt.Sprintf("after %v", after), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				codes := newCodes()
+				issued := oneTimeCode{"012345", time.Now()}
+				time.Sleep(after - time.Second)
+				codes.restore("a", issued)
+				time.Sleep(time.Second)
+				if _, ok := codes.redeem("a", "012345"); ok != good {
+					t.Errorf("got %v, want %v", ok, good)
+				}
+			})
+		})
+	}
+	t.Run("beside a newer one", func(t *testing.T) {
+		codes := newCodes()
+		newer := mustIssue(t, codes, "a")
+		codes.restore("a", oneTimeCode{otherCode(newer, 1), time.Now()})
+		if _, ok := codes.redeem("a", newer); !ok {
+			t.Error("the newer code was lost")
+		}
+	})
+}
+
+// Times are compared by the monotonic clock: setting the system's clock back makes no code
+// live longer, frees no limit, and keeps no old request. Only the text of a time tells whether
+// it has a monotonic reading.
+func TestSteppedClockChangesNothing(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	code := mustIssue(t, codes, "a")
+	redeemed, ok := codes.redeem("a", code)
+	if !ok {
+		t.Fatal("the code does not work")
+	}
+	s := newOffice(t)
+	call(t, s, one(0), "POST", "/auth/otp/request", emailBody("ada@example.com")).want(t, 200)
+	for what, at := range map[string]time.Time{
+		"a code":               redeemed.issuedAt,
+		"a limit":              newLimiter(1, time.Minute, "").start,
+		"a request for a code": (<-s.codeJobs).queuedAt,
+	} {
+		if !strings.Contains(at.String(), " m=") {
+			t.Errorf("the time of %s, %v, has no monotonic reading", what, at)
 		}
 	}
 }

@@ -222,3 +222,46 @@ func TestSocketOfAnotherProcess(t *testing.T) {
 		t.Errorf("%s: %s, want 200 on ADDR", p.addr, answer.Status)
 	}
 }
+
+// A socket that is none of TCP, such as one with a path, is the operator's mistake and said at
+// the start, not found out at the first connection.
+func TestSocketMustBeTCP(t *testing.T) {
+	t.Parallel()
+	path, err := testBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", t.TempDir()+"/socket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	file, err := listener.(*net.UnixListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	out, errOut, ended := &logBuffer{}, &logBuffer{}, make(chan struct{})
+	cmd := exec.Command("sh", "-c", `LISTEN_PID=$$ exec "$0" serve`, path)
+	cmd.ExtraFiles = []*os.File{file}
+	cmd.Stdout, cmd.Stderr = out, errOut
+	cmd.Env = append(os.Environ(), "LISTEN_FDS=1")
+	for name, value := range serverEnv(t) {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		cmd.Wait()
+		close(ended)
+	}()
+	if _, _, err := out.wait(0, ended, containsAll([]string{`"msg":"listening"`})); err == nil {
+		t.Error("it serves")
+		cmd.Process.Kill()
+	}
+	<-ended
+	if code := cmd.ProcessState.ExitCode(); code != 2 || !strings.HasPrefix(errOut.String(), "LISTEN_FDS: the socket must be a TCP socket") {
+		t.Errorf("got exit %d, %q, want 2 and a word of the socket", code, errOut)
+	}
+}

@@ -399,7 +399,7 @@ func TestRequestsUsePreparedStatements(t *testing.T) {
 		"hub":      {2, func() { c.do("GET", "/hubs/"+hubID, nil).want(t, 200) }},
 		"change":   {2, func() { c.do("PATCH", "/hubs/"+hubID, map[string]string{"name": "South"}).want(t, 200) }},
 		"terms":    {2, func() { c.acceptTerms() }},
-		"upload":   {3, func() { c.upload("a.txt", nil).want(t, 201) }},
+		"upload":   {4, func() { c.upload("a.txt", nil).want(t, 201) }},
 		"download": {2, func() { c.do("GET", f.Path, nil).want(t, 200) }},
 		"health":   {1, func() { c.do("GET", "/healthz", nil).want(t, 200) }},
 		"logout":   {1, func() { c.elsewhere().do("POST", "/auth/logout", nil, "Cookie", s.cookieName()+"="+c.token()) }},

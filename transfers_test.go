@@ -250,7 +250,9 @@ func TestStalledTransfersEnd(t *testing.T) {
 			}
 			return true
 		})
+		t.Logf("all ended %v after the stall", time.Since(start).Round(time.Second))
 		r := <-upload.answer
+		t.Logf("the upload answered %d, %v after its stall", r.status, time.Since(began).Round(time.Second))
 		if r.status != 0 && r.status != 400 && r.status != 408 {
 			t.Errorf("a stalled upload: %v", r)
 		}
@@ -259,12 +261,13 @@ func TestStalledTransfersEnd(t *testing.T) {
 		}
 	})
 
-	// 16 KiB a second each, for longer than the limit of a stall.
-	const pieces, piece = 45, 16 << 10
+	// At most 16 KiB a second each, for longer than the limit of a stall.
+	const piece = 16 << 10
+	slowUntil := time.Now().Add(stallLimit * 3 / 2)
 	all.Go(func() {
 		d := slow.download(t, large.Path)
 		got := make([]byte, 0, len(content))
-		for range pieces {
+		for time.Now().Before(slowUntil) {
 			part := make([]byte, piece)
 			n, err := io.ReadFull(d.body, part)
 			if got = append(got, part[:n]...); err != nil {
@@ -283,7 +286,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 		go func() {
 			head, _, _ := strings.Cut(form(filePart("slow.bin"), "|"), "|")
 			io.WriteString(writer, head)
-			for range pieces {
+			for time.Now().Before(slowUntil) {
 				if _, err := writer.Write(content[:piece]); err != nil {
 					return
 				}
