@@ -349,7 +349,9 @@ func (l *lane) prove(r removal) (v verdict) {
 		without, brokenTest := l.p.broken[name]
 		l.p.mu.Unlock()
 		reason, failed := results.verdict(name)
-		v.said[name] = results.message(name)
+		if failed {
+			v.said[name] = results.message(name)
+		}
 		switch {
 		case brokenTest:
 			v.outcome = broken
