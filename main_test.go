@@ -632,6 +632,13 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	if told.Load() != 8 {
 		t.Errorf("%d of 8 clients were told that their connection ends", told.Load())
 	}
+	// Shutdown looks at least every 500 ms whether all is answered. From then on only the mail
+	// keeps the process; nothing announces that.
+	select {
+	case <-p.done:
+		t.Errorf("the process ended with mail in its queue\n%s", p.log)
+	case <-time.After(2 * time.Second):
+	}
 	mails.release()
 	if code := p.wait(t); code != 0 {
 		t.Errorf("exit %d\n%s", code, p.stderr)
