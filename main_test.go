@@ -651,6 +651,29 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	}
 }
 
+// H3: a mail that a worker is just sending, with none behind it in the queue, is finished too.
+func TestStopWaitsForTheLastMail(t *testing.T) {
+	t.Parallel()
+	m := newMailServer(t, mailOptions{})
+	p := startProcess(t, m.env())
+	m.fail(mailHangs)
+	email := newEmail()
+	testUser(t, p.env["DATABASE_URL"], email, roleMember)
+	askCode(p.client(t), email)
+	waitUntil(t, "a worker at its mail", func() bool { open, _, _ := m.connections(); return open == 1 })
+	p.signal(t, syscall.SIGTERM)
+	select {
+	case <-p.done:
+		t.Errorf("the process ended in the middle of a mail\n%s", p.log)
+	case <-time.After(drainTime + 2*time.Second): // Shutdown takes 500 ms at most; nothing announces its end
+	}
+	m.release()
+	m.waitMail(t, email)
+	if code := p.wait(t); code != 0 {
+		t.Errorf("exit %d\n%s", code, p.stderr)
+	}
+}
+
 // A mail server that never answers does not keep a stopping server for ever: what is still
 // queued is given up, the log says so, and so does the exit status.
 func TestStopGivesUpOnMail(t *testing.T) {
