@@ -84,8 +84,7 @@ var emailRule = rule{
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower maps two other letters (U+0130, U+212A) to ASCII ones, but the form is ASCII
-// only. I4: no line break passes it, so none reaches a mail.
+// O9: ToLower would turn U+0130 and U+212A into ASCII letters; the form refuses both. I4: no line break passes it, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -128,7 +127,7 @@ func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, e
 type guess struct{ email, code string }
 
 var codeRule = rule{
-	name: "code", min: 6, max: 6,
+	name:    "code",
 	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits", required: true,
 }
 
@@ -198,16 +197,17 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	return s.getSession(state, nothing{})
 }
 
-// A sessionToken is a session token after its checks: no role, no permission. issuedAt is
-// by the database's clock, because it is compared with the time of a "sign out everywhere".
+// A sessionToken is what verifyToken has read from a token. It holds no role: that comes from
+// the database. issuedAt is by the database's clock, because it is compared with the time of a
+// "sign out everywhere".
 type sessionToken struct {
 	email, userID       string
 	issuedAt, expiresAt time.Time
 }
 
-// claims is the payload of the JWT. The times are seconds with microseconds: with whole
-// seconds, "sign out everywhere" would spare a token of the same second or end the next
-// one. A float64 holds such numbers exactly.
+// claims is the payload of the JWT. The times are seconds with microseconds. With whole seconds,
+// a sign-out everywhere could not tell a session that began just before it from one that began
+// just after. A float64 is close enough: fromSeconds rounds to the microsecond.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
@@ -231,22 +231,23 @@ func (s *server) signToken(token sessionToken) string {
 	return signed
 }
 
-// tokenParser checks the form, the algorithm and the signature. Its checks of times are
-// off: they would not ask for an iat, and their leeway would lengthen exp as well.
+// tokenParser checks the form, the algorithm and the signature. Its checks of times are off:
+// they accept a token without iat, and their leeway would apply to exp, too.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
 	jwt.WithStrictDecoding(),                // no other padding bits in the base64
 	jwt.WithoutClaimsValidation(),
 )
 
-// errForged is every fault of a token but its age. The log says "forged".
+// errForged is every fault of a token but that it has expired. The log says "forged".
 var errForged = errors.New("the token is forged or malformed")
 
 // verifyToken reads the claims of a token, and checks everything that needs no account but
 // its expiry, which checkSession does.
 //
-// T1: HS256 with one of our keys, and no critical extension. T2: iat and exp are there, of
-// now, and at most 60 days apart. T4: strict base64.
+// T1: HS256 with one of our keys, and no critical extension. T2: iat is not in the future, and
+// exp is at most 60 days after it. A missing one counts as 1970: such a token lives too long, or
+// has expired. T4: strict base64.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
@@ -263,12 +264,10 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	}
 	now := time.Now()
 	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
-	lacksTimes := c.IssuedAt <= 0 || c.ExpiresAt <= 0
 	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
 	notYetValid := fromSeconds(c.NotBefore).After(now)
 	livesTooLong := c.ExpiresAt-c.IssuedAt > sessionTTL.Seconds()+1 // a second for rounding
-	outOfTime := lacksTimes || issuedInFuture || notYetValid || livesTooLong
-	if critical || outOfTime || !isUUID(c.UserID) {
+	if critical || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
 		return sessionToken{}, errForged
 	}
 	return token, nil
@@ -299,7 +298,7 @@ func isUUID(text string) bool {
 // setSessionCookie sets the cookie or, with a negative age in seconds, clears it. Name,
 // path and domain must be the same for both, or the browser keeps the cookie.
 //
-// T6: the attributes that the specification lists, in each environment.
+// T6: HttpOnly and SameSite=Lax always, Secure but for the local environment, 60 days.
 func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
 	http.SetCookie(state, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -328,8 +327,8 @@ func (a access) needsSession() bool { return a != public && a != local }
 
 // authorize is the session check of every endpoint. The order is that of the refusals:
 // cookie, token, the account as it is now, terms, role.
-func (s *server) authorize(state *requestState, access access, roles []string) error {
-	if !access.needsSession() {
+func (s *server) authorize(state *requestState, need access, permitted []string) error {
+	if !need.needsSession() {
 		return nil
 	}
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
@@ -343,18 +342,18 @@ func (s *server) authorize(state *requestState, access access, roles []string) e
 	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
-	if access == termsAccepted && !state.user.termsAccepted {
+	if need == termsAccepted && !state.user.termsAccepted {
 		return errTermsMissing
 	}
-	if roles != nil && !slices.Contains(roles, state.user.Permission) {
+	if permitted != nil && !slices.Contains(permitted, state.user.Permission) {
 		return errForbidden
 	}
 	return nil
 }
 
 // checkSession says whether a session still lasts. These are all the ways in which one ends.
-// It leaves the user, loaded once, in the request's state; of an ended session too, for the
-// log.
+// It leaves the user in the request's state, also when the session has ended: the log names the
+// user.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
@@ -382,7 +381,7 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	return nil
 }
 
-// getSession shows the session that the request came with.
+// getSession shows the session that the request came with, or has just begun.
 func (s *server) getSession(state *requestState, _ nothing) (sessionView, error) {
 	return sessionView{
 		User:      state.user,
@@ -425,8 +424,8 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 	return v, err
 }
 
-// logout clears the cookie and does no more, as the specification says. A copied token
-// lives on until it expires or the user is signed out everywhere.
+// logout clears the cookie and does no more. A copied token lives on until it expires or the
+// user is signed out everywhere.
 //
 // T7: the clearing cookie empties a real cookie jar.
 func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
@@ -472,10 +471,7 @@ const (
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := ""
-	if len(args) > 0 {
-		name = args[0]
-	}
+	name := append(args, "")[0]
 	command, known := userCommands[name]
 	if !known {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
@@ -490,7 +486,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
 	if flags.NArg() != command.arguments {
-		return usageError(fmt.Sprintf("user %s takes %d arguments, not %d\n\n%s",
+		return usageError(fmt.Sprintf("user %s: wants %d arguments after its flags, got %d\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
 	if name == "role" {
@@ -501,7 +497,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 			role, strings.Join(roles, " and ")))
 	}
 	email := flags.Arg(0)
-	if command.arguments > 0 && (len(email) > 254 || !emailForm.MatchString(email)) {
+	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
 	// Each statement has the first parameters of these two, or none.
@@ -536,7 +532,7 @@ func runUserCommand(name string, command statement, databaseURL string, out io.W
 	case !found && name == "add":
 		return errors.New("there is a user with this address already; nothing was changed")
 	case !found && name != "list":
-		return errors.New("there is no user with this address; \"hubs user list\" shows all")
+		return errors.New("there is no user with this address; \"user list\" shows all")
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	for range mailWorkers {
 		go s.sendCodes(ctx)
 	}
-	t.Cleanup(func() { s.finishCodes(); endWorkers() })
+	t.Cleanup(func() { finishCodes(s); endWorkers() })
 	web := httptest.NewServer(s.handler(s.routes()))
 	t.Cleanup(web.Close)
 

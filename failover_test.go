@@ -6,6 +6,8 @@ package main
 
 import (
 	"bytes"
+	"database/sql"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -615,4 +617,39 @@ func byURL(t *testing.T, databases ...*ownPostgres) string {
 	first.Host = strings.Repeat(","+first.Hostname(), len(databases))[1:]
 	first.RawQuery += "&target_session_attrs=read-write&port=" + strings.Join(ports, ",")
 	return first.String()
+}
+
+// D1: after a crash that is over, the first write finds its connection dead, and all others
+// that are idle go with it: the next write works.
+func TestOneWriteFindsAllDeadConnections(t *testing.T) {
+	t.Parallel()
+	pg := newPostgres(t)
+	st, err := openStore(pg.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	var pool []*sql.Conn
+	for range poolSize {
+		conn, err := st.db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool = append(pool, conn)
+	}
+	for _, conn := range pool {
+		conn.Close() // idle now
+	}
+	pg.lose()
+	pg.start()
+	change := func() error {
+		_, err := st.row(write("delete from hubs"))
+		return err
+	}
+	if p, ok := errors.AsType[*problem](change()); !ok || p.Status != 503 {
+		t.Errorf("the first write: got %v, want a 503", p)
+	}
+	if err := change(); err != nil {
+		t.Errorf("the second write: got %v, want it done", err)
+	}
 }

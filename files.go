@@ -38,8 +38,8 @@ import (
 const (
 	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
 	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
-	uploadStart    = time.Minute     // an upload may take this long, and
-	uploadPace     = 16 << 10        // a second more for each so many bytes
+	uploadStart    = time.Minute     // the time that every upload has
+	uploadPace     = 16 << 10        // bytes, for each of which it has a second more
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
@@ -199,13 +199,14 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 }
 
 // storeUpload receives a file and stores it. It returns when the bytes are on disk under
-// their name for good and the row is written, or when nothing of the upload is left.
+// their name for good and the row is written. If it fails, nothing of the upload is left, or the
+// sweep removes the rest.
 //
 // F4: working name, bytes, fsync, link, fsync of the folder, then the row. The working
 // name's own folder is not synced: a power cut may cost that name, and then leave bytes that
 // no row names and no sweep finds.
 func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err error) {
-	var id string
+	var id string // asked of the database, which also shows early that it is away
 	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
 		return file{}, err
 	}
@@ -226,7 +227,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	}
 	contentType, size, err := form.receive(working)
 	if err != nil {
-		return file{}, err
+		return file{}, bodyProblem(err)
 	}
 	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
@@ -350,11 +351,11 @@ func uploadTimeout(received int64) time.Duration {
 }
 
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
-// the form; what follows the form counts as part of it.
+// the form; bytes after the form count towards its limit.
 func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, f.file)
 	if err != nil {
-		return "", 0, bodyProblem(err)
+		return "", 0, err
 	}
 	if size > f.maxFile {
 		return "", 0, errTooLarge
@@ -365,12 +366,12 @@ func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) 
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
 	if err != io.EOF { // a body that breaks off gives another error
-		return "", 0, bodyProblem(err)
+		return "", 0, err
 	}
 	if _, err := io.Copy(io.Discard, f); err != nil {
-		return "", 0, bodyProblem(err)
+		return "", 0, err
 	}
-	if f.received > f.limit {
+	if f.received > f.limit { // Read lets one byte too many through, to notice
 		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -440,11 +441,8 @@ func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 			from files where file_id = $1 and name = $2`,
 			state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}),
 		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	if err != nil {
+	if err := orNotFound(found, err); err != nil {
 		return fileContent{}, err
-	}
-	if !found {
-		return fileContent{}, errNotFound
 	}
 	c.end, err = s.transfers.begin(state.user.UserID)
 	if err != nil {

@@ -51,7 +51,7 @@ func startInside(t testing.TB, change func(*server, *httptest.Server), overrides
 	ts.addr, ts.base = web.Listener.Addr().String(), web.URL
 	t.Cleanup(func() {
 		web.Close()
-		s.finishCodes()
+		finishCodes(s)
 		endWorkers()
 		s.folder.Close()
 		st.db.Close()
@@ -762,6 +762,7 @@ func TestUploadRefusals(t *testing.T) {
 		"empty body":           {"", formType, 400, "body"},
 		"no part":              {"--edge--\r\n", formType, 400, "body"},
 		"no end":               {strings.TrimSuffix(good, "--edge--\r\n"), formType, 400, "body"},
+		"no last boundary":     {strings.TrimSuffix(good, "--\r\n") + "\r\n", formType, 400, "body"},
 		"ends in the content":  {good[:len(good)-15], formType, 400, "body"},
 		"ends in the header":   {good[:30], formType, 400, "body"},
 		"bad header":           {form("no header", "content"), formType, 400, "body"},
@@ -1437,6 +1438,21 @@ func TestUploadDeadlinesFollowItsPace(t *testing.T) {
 	io.Copy(io.Discard, f)
 	if want := f.started.Add(uploadStart + 10*time.Second); !d.read.Equal(want) || !d.write.Equal(want.Add(answerTimeout)) {
 		t.Errorf("deadlines: got read %v, write %v, want %v and %v", d.read, d.write, want, want.Add(answerTimeout))
+	}
+}
+
+// H5: an upload that does not move ends after stallTimeout, however much time its pace leaves.
+func TestStalledUploadHasADeadline(t *testing.T) {
+	t.Parallel()
+	d := &deadlines{}
+	f := &uploadForm{
+		state:   &requestState{ResponseWriter: d, request: httptest.NewRequest("POST", "/", strings.NewReader("x"))},
+		started: time.Now(), limit: 1 << 30, received: 100 * uploadPace,
+	}
+	before := time.Now().Add(stallTimeout)
+	f.Read(make([]byte, 1))
+	if d.read.Before(before) || d.read.After(time.Now().Add(stallTimeout)) {
+		t.Errorf("read deadline: got %v, want %v from now", d.read, stallTimeout)
 	}
 }
 

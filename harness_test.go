@@ -570,3 +570,13 @@ func withUser(t testing.TB, databaseURL, name, password string) string {
 	u.User = url.UserPassword(name, password)
 	return u.String()
 }
+
+// finishCodes waits until no request for a code is under way.
+func finishCodes(s *server) {
+	for range mailQueue {
+		s.codeSlots <- struct{}{}
+	}
+	for range mailQueue {
+		<-s.codeSlots
+	}
+}

@@ -160,7 +160,8 @@ const plainOffset = 100
 //
 //	$1 = 21, $2 = 0, $3 = 'har', $4 = 'active'
 //
-// I1: only the texts in this file and hubOrders get into it; all values are parameters.
+// I1: of what a client sends, only the direction gets into the text, and only asc or desc passes
+// its rule. All values are parameters.
 func (q hubQuery) statement() statement {
 	var text string
 	args := []any{q.limit + 1, q.offset}

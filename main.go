@@ -7,7 +7,8 @@
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. An endpoint whose access rule or limit is forgotten
 //     does not start.
-//   - Whatever is unknown, out of reach or out of its contract ends in a refusal.
+//   - An unknown field, a dependency that is out of reach and an output that breaks its
+//     contract end in a refusal.
 //   - Errors have one format, and one function writes them. What fails inside is logged
 //     once, under the request's id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
@@ -49,7 +50,8 @@ import (
 )
 
 func main() {
-	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, release) // a second signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }
 
@@ -161,9 +163,8 @@ func (s *settings) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
-		s.require(len(key) >= 32,
-			"SESSION_SECRET: each key needs at least 32 bytes")
-		s.require(len(different) >= 10, "SESSION_SECRET: each key needs at least 10 different bytes")
+		s.require(len(key) >= 32 && len(different) >= 10,
+			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
 		s.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		// A space after a comma would make another key of it, and sign everyone out.
@@ -176,8 +177,8 @@ func (s *settings) sessionKeys() jwt.VerificationKeySet {
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- in any
-// case, and drop a cookie that does not keep their rules.
+// T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- whatever
+// their letter case, and drop a cookie that does not keep the rules of its prefix.
 func (s *settings) cookieName() string {
 	prefix := "__Secure-hubs"
 	if s.env == envLocal {
@@ -254,7 +255,7 @@ func (s *settings) originDomain() string {
 	}
 	s.require(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
-	// A cookie of an unrelated domain would reach hosts that no allowed page belongs to.
+	// An unrelated domain is a typing error: no allowed page would send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
 	s.require(related,
@@ -267,9 +268,9 @@ func (s *settings) trustedProxies() []netip.Prefix {
 	for _, text := range s.list("TRUSTED_PROXIES", "") {
 		prefix, err := netip.ParsePrefix(text)
 		// An IPv4 address is compared as such: a prefix of mapped ones would match nothing.
-		valid := err == nil && !prefix.Addr().Is4In6()
-		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8")
-		s.require(!valid || prefix.Bits() > 0, "TRUSTED_PROXIES: /0 would believe every client")
+		// A /0 would believe every client.
+		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
+		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
 	}
 	return proxies
@@ -299,7 +300,7 @@ const maxOrigin = 270
 // allowsOrigin is the allow-list. In production it is the https subdomains of one domain
 // on the default port: a host made of labels, so that no port and no trick passes.
 //
-// C1: exactly these origins, and never the bare domain, http or null.
+// C1: exactly these origins, and never null; in production neither http nor the bare domain.
 func (c *config) allowsOrigin(origin string) bool {
 	if origin == "" || len(origin) > maxOrigin {
 		return false
@@ -311,20 +312,20 @@ func (c *config) allowsOrigin(origin string) bool {
 	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
 }
 
-// server is what the handlers share. Its fields do not change once it serves.
+// server is what the handlers share. Its configuration does not change once it serves.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events; every text is masked
 	requestLog *slog.Logger // one line a request; it needs no mask (logRequest)
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
-	stopping   atomic.Bool // every answer closes its connection
+	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
-	files    *os.Root // FILES_DIR
-	folder   *os.File // FILES_DIR, open so that it can be synced
+	files  *os.Root // FILES_DIR
+	folder *os.File // FILES_DIR, open so that it can be synced
+	// linkFile is files.Link. A test puts a link in its place that is made, but reported as
+	// failed, as a network file system may do.
 	linkFile func(oldname, newname string) error
-	// linkFile is files.Link. A test puts a link in its place that is made, but reported
-	// as failed: nothing outside the process can cause that.
 
 	codes     oneTimeCodes
 	codeJobs  chan codeJob  // requests for a code that wait for a worker
@@ -348,7 +349,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeSlots:   make(chan struct{}, mailQueue),
 		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
 		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		transfers:   transfers{max: max(1, maxDescriptors()/4), byUser: map[string]int{}},
+		transfers:   transfers{max: maxDescriptors() / 4, byUser: map[string]int{}}, // two descriptors each
 	}
 }
 
@@ -356,14 +357,16 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 // limits of an endpoint live in its row.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	codes := newLimiter(5, 15*time.Minute, "by e-mail and client address")
-	codes.forgetsRefused = true
+	codeRequests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
+	codeRequests.forgetsRefused = true
 	guesses := newLimiter(10, 15*time.Minute, "by e-mail")
-	contractFile := document{"application/json", contentPolicy, s.openAPI()}
+	// The contract, with the name of the cookie that this server sets.
+	contractText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
+	contractFile := document{"application/json", contentPolicy, contractText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
 	return []route{
 		// method, path, access, roles, status of success, limit, contract
-		{"POST", "/auth/otp/request", public, nil, 200, codes, endpoint(parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/request", public, nil, 200, codeRequests, endpoint(parseCodeRequest, s.requestCode)},
 		{"POST", "/auth/otp/validate", public, nil, 200, guesses, endpoint(parseGuess, s.validateCode)},
 		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(nil, s.logout)},
 		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(nil, s.getSession)},
@@ -381,24 +384,19 @@ func (s *server) routes() []route {
 	}
 }
 
-// handler returns the steps that every request takes, in the order of the specification.
+// handler returns the six steps that every request takes, in this order.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
-	h = s.checkOrigin(h)        // 5. CORS and cross-site writes
+	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
 	h = s.limitByAddress(h)     // 4. the limits by client address
 	h = s.setRequestContext(h)  // 3. request id, client address
-	h = s.setSecurityHeaders(h) // 2.
+	h = s.setSecurityHeaders(h) // 2. with the CORS headers
 	h = s.logRequests(h)        // 1. begins first and ends last
 	return h
 }
 
 //go:embed openapi.json
 var openAPI string
-
-// openAPI returns the contract with the name of the cookie that this server sets.
-func (s *server) openAPI() string {
-	return strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-}
 
 //go:embed index.html
 var page string
@@ -438,6 +436,7 @@ const (
 	idleTimeout   = 2 * time.Minute
 	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
 	stopTimeout   = 12 * time.Second       // at a stop, for requests under way, then for queued mail
+	memoryTarget  = 192 << 20              // bytes; above it the garbage collector works harder
 )
 
 // serve runs the server until ctx ends, then stops it.
@@ -456,7 +455,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 		return fmt.Errorf("FILES_DIR: %w", err)
 	}
 	defer s.folder.Close()
-	listener, err := listen(cfg.addr, getenv)
+	listener, err := listen(cfg.addr, getenv, ctx.Done())
 	if err != nil {
 		return err
 	}
@@ -468,6 +467,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	for range mailWorkers {
 		go s.sendCodes(workers)
 	}
+	debug.SetMemoryLimit(memoryTarget)
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
 	ended := make(chan error, 1)
@@ -499,7 +499,7 @@ func (s *server) newHTTPServer() *http.Server {
 
 // listen opens ADDR, or takes the socket that systemd hands over (socket activation): then
 // no connection is refused while the server restarts.
-func listen(addr string, getenv func(string) string) (net.Listener, error) {
+func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) && getenv("LISTEN_FDS") == "1" {
@@ -517,7 +517,7 @@ func listen(addr string, getenv func(string) string) (net.Listener, error) {
 	if _, ok := listener.(*net.TCPListener); !ok {
 		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
 	}
-	return newBoundedListener(listener), nil
+	return newBoundedListener(listener, stop), nil
 }
 
 // warnOfPowerfulRole logs a warning if the database role could change accounts: then an SQL
@@ -527,18 +527,20 @@ func (s *server) warnOfPowerfulRole() {
 		return
 	}
 	var mayWrite bool
-	question := read("select has_table_privilege('users', 'insert, update, delete')")
+	question := read(`select has_any_column_privilege('users', 'insert, update')
+		or has_table_privilege('users', 'delete')`)
 	_, err := s.store.row(question, &mayWrite)
 	if err != nil || mayWrite {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
 	}
 }
 
-// stop ends the server in an order in which nothing is lost. http.Server.Shutdown alone
+// stop ends the server so that nothing is lost that ends in time. http.Server.Shutdown alone
 // drops connections that were just accepted, and idle ones on which a request is arriving.
 // So for a moment before it, each answer closes its connection.
 //
-// H3: every request that ends within stopTimeout is answered, and queued mail is sent.
+// H3: every request that ends within stopTimeout is answered, and queued mail has as long again
+// to be sent.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
@@ -552,7 +554,9 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	s.finishCodes()
+	for range mailQueue { // all slots are taken when no request for a code is left
+		s.codeSlots <- struct{}{}
+	}
 	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
 	if cutOff != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
@@ -599,27 +603,19 @@ func run(
 func runCommand(
 	ctx context.Context, args []string, getenv func(string) string, out io.Writer,
 ) error {
-	command := "serve"
-	if len(args) > 0 {
-		command = args[0]
-		args = args[1:]
+	if len(args) > 0 && args[0] == "user" {
+		return userCommand(args[1:], getenv("DATABASE_URL"), out)
 	}
-	if command == "user" {
-		return userCommand(args, getenv("DATABASE_URL"), out)
-	}
-	if len(args) > 0 {
-		return usageError(command + " takes no flags and no arguments\n\n" + usage)
-	}
-	switch command {
-	case "serve":
+	switch command := strings.Join(args, " "); command {
+	case "", "serve":
 		return serve(ctx, getenv, out)
 	case "migrate":
-		return migrate(getenv("DATABASE_URL"), out)
+		return migrate(ctx, getenv("DATABASE_URL"), out)
 	case "routes":
 		return printRoutes(out)
 	case "version":
 		return printVersion(out)
-	case "help", "-h", "--help":
+	case "help", "-h", "-help", "--help":
 		_, err := io.WriteString(out, usage)
 		return err
 	default:
@@ -637,7 +633,10 @@ func printRoutes(out io.Writer) error {
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
-		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
+		needs := string(r.access)
+		for _, role := range r.roles {
+			needs += ", " + role
+		}
 		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
 	return err
@@ -645,10 +644,7 @@ func printRoutes(out io.Writer) error {
 
 // printVersion prints what the Go toolchain has recorded about this build.
 func printVersion(out io.Writer) error {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return errors.New("this binary was built without module information")
-	}
+	info, _ := debug.ReadBuildInfo() // a build from a module has it
 	_, err := fmt.Fprintln(out, "hubs", info.Main.Version, info.GoVersion)
 	return err
 }

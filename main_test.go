@@ -137,6 +137,32 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
+// K3: every key that stands in an example of deploy/ is refused, or someone would keep it.
+func TestExampleKeysAreRefused(t *testing.T) {
+	t.Parallel()
+	names, err := filepath.Glob("deploy/*.env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range regexp.MustCompile(`SESSION_SECRET=(\S+)`).FindAllStringSubmatch(string(text), -1) {
+			found++
+			code, _, errOut := tryServe(t, merged(deployedEnv(envStaging), "SESSION_SECRET", match[1]))
+			if code != 2 || !strings.Contains(errOut, "SESSION_SECRET: ") || strings.Contains(errOut, match[1]) {
+				t.Errorf("%s: got exit %d, errors %q; want exit 2 and a word of the setting", name, code, errOut)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no example of deploy/ has a key")
+	}
+}
+
 // K1: all that is wrong is said at once.
 func TestConfigurationErrorsTogether(t *testing.T) {
 	t.Parallel()
@@ -169,31 +195,31 @@ func TestWrongCommandLines(t *testing.T) {
 	seen := map[string]string{} // message → command line
 	for _, test := range []struct{ line, message string }{
 		{"frobnicate", `there is no command "frobnicate"`},
-		{"frobnicate x", `there is no command "frobnicate"`},
-		{"serve x", "serve takes no"},
-		{"serve -x", "serve takes no"},
-		{"migrate x", "migrate takes no"},
-		{"routes x", "routes takes no"},
-		{"version x", "version takes no"},
+		{"frobnicate x", `there is no command "frobnicate x"`},
+		{"serve x", `there is no command "serve x"`},
+		{"serve -x", `there is no command "serve -x"`},
+		{"migrate x", `there is no command "migrate x"`},
+		{"routes x", `there is no command "routes x"`},
+		{"version x", `there is no command "version x"`},
 		{"user", `there is no command "user`},
 		{"user frobnicate", `there is no command "user frobnicate"`},
 		{"user frobnicate a@b.example", `there is no command "user frobnicate"`},
-		{"user add", "user add takes 1"},
+		{"user add", "user add: wants 1"},
 		{"user add -role", "user add: flag needs an argument: -role"},
-		{"user add -role admin", "user add takes 1"},
+		{"user add -role admin", "user add: wants 1"},
 		{"user add -rule admin a@b.example", "user add: flag provided but not defined: -rule"},
-		{"user add -role admin a@b.example x", "user add takes 1"},
-		{"user add a@b.example admin", "user add takes 1"},
-		{"user role a@b.example", "user role takes 2"},
-		{"user role", "user role takes 2"},
+		{"user add -role admin a@b.example x", "user add: wants 1"},
+		{"user add a@b.example admin", "user add: wants 1"},
+		{"user role a@b.example", "user role: wants 2"},
+		{"user role", "user role: wants 2"},
 		{"user role -role admin a@b.example", "user role: flag provided but not defined: -role"},
-		{"user suspend", "user suspend takes 1"},
-		{"user suspend a@b.example x", "user suspend takes 1"},
-		{"user activate", "user activate takes 1"},
-		{"user signout", "user signout takes 1"},
-		{"user list x", "user list takes 0"},
-		{"user show", "user show takes 1"},
-		{"user show a@b.example x", "user show takes 1"},
+		{"user suspend", "user suspend: wants 1"},
+		{"user suspend a@b.example x", "user suspend: wants 1"},
+		{"user activate", "user activate: wants 1"},
+		{"user signout", "user signout: wants 1"},
+		{"user list x", "user list: wants 0"},
+		{"user show", "user show: wants 1"},
+		{"user show a@b.example x", "user show: wants 1"},
 	} {
 		t.Run(test.line, func(t *testing.T) {
 			code, out, errOut := runCLI(env, strings.Fields(test.line)...)
@@ -276,7 +302,7 @@ func TestSeveralDatabaseHosts(t *testing.T) {
 				return
 			}
 			code, out, errOut := tryServe(t, merged(deployedEnv(envStaging), "DATABASE_URL", url))
-			if code != 2 || out != "" || !strings.Contains(errOut, "DATABASE_URL: several hosts") || !strings.Contains(errOut, "port=5432,5433") ||
+			if code != 2 || out != "" || !strings.Contains(errOut, "several hosts as") || !strings.Contains(errOut, "port=5432,5433") ||
 				strings.Contains(errOut, "secret-1") {
 				t.Errorf("got exit %d, output %q, errors %q; want exit 2 and the form that is taken", code, out, errOut)
 			}

@@ -6,7 +6,7 @@ package main
 //  2. requestState: what the six steps share about a request.
 //  3. fields: the strict reader of JSON bodies and query strings.
 //  4. contract: what every endpoint declares, and endpoint, which runs it.
-//  5. The six steps of the pipeline, in the order of the specification.
+//  5. The six steps of the pipeline, in their order.
 //  6. The log: what it takes from a request, and what it masks.
 
 import (
@@ -74,7 +74,7 @@ var (
 	errForbidden = newProblem(403, "forbidden",
 		"Your role does not permit this.")
 	errTermsMissing = newProblem(403, "terms_not_accepted",
-		"Accept the terms first: POST /terms/acceptance.")
+		"Accept the terms first: POST /terms/acceptance, the version of GET /auth/session.")
 	errCrossOrigin = newProblem(403, "cross_origin",
 		"Pages of this origin may not write here.")
 	errNotFound = newProblem(404, "not_found",
@@ -86,7 +86,7 @@ var (
 	errTooLarge = newProblem(413, "too_large",
 		"The body is larger than this endpoint takes.")
 	errMediaType = newProblem(415, "unsupported_media_type",
-		"This Content-Type or Content-Encoding is not taken.")
+		"Send the Content-Type that this endpoint takes, without Content-Encoding.")
 	errRange = newProblem(416, "range_not_satisfiable",
 		"The file has no such range.")
 )
@@ -229,10 +229,7 @@ func (state *requestState) Write(b []byte) (int, error) {
 // stallTimeout. A client that reads nothing is cut off.
 func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
 	state.WriteHeader(http.StatusOK)
-	limited, ok := src.(*io.LimitedReader)
-	if !ok {
-		limited = &io.LimitedReader{R: src, N: 1 << 62}
-	}
+	limited := src.(*io.LimitedReader)
 	deadlines := http.NewResponseController(state.ResponseWriter)
 	sent := int64(0)
 	for limited.N > 0 {
@@ -273,6 +270,8 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
+	// net/http reads the rest of a body before it answers: not for long, if it is withheld.
+	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
 	}
@@ -298,8 +297,8 @@ func (state *requestState) logProblem(p *problem) {
 	}
 }
 
-// pathID returns the identifier in a path. What is not a UUID becomes null in the database,
-// and so names nothing.
+// pathID returns the identifier in a path. What is not a UUID becomes NULL, which equals no id:
+// 404.
 func (state *requestState) pathID(name string) sql.Null[string] {
 	id := state.request.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
@@ -317,7 +316,7 @@ type fields struct {
 // A rule is what a field must satisfy. Every value of this API is sent as a string.
 type rule struct {
 	name     string
-	min, max int            // bounds of a number, or of the characters of a text after trimming
+	min, max int            // of a number, or of the characters of a trimmed text (max 0: any)
 	number   bool           // a whole number in decimal digits
 	trim     bool           // spaces around the text don't count
 	controls string         // the control characters that are allowed
@@ -340,7 +339,7 @@ const (
 // I2: a query with odd, repeated, unknown or badly escaped parameters, or with ";", is a 400.
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+	if isRead(r.Method) {
 		values, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
 			return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
@@ -361,6 +360,8 @@ func readFields(state *requestState) (*fields, error) {
 	return readJSON(body)
 }
 
+func isRead(method string) bool { return method == http.MethodGet || method == http.MethodHead }
+
 // readJSON parses one flat JSON object of strings. encoding/json alone accepts duplicate
 // members, names in another case, null, and data after the object.
 //
@@ -372,10 +373,9 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	for members := 0; decoder.More(); members++ { // no errors from here on: the body is valid
-		if members == maxMembers {
-			return nil, invalid(fieldError{"body", "has too many members"})
-		}
+	// There are no errors from here on: the body is valid. Of maxMembers members some are unknown
+	// or repeated, so that the input is refused without a look at the rest.
+	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
 		var value any
@@ -424,8 +424,8 @@ func (f *fields) number(r rule) int {
 	return n
 }
 
-// optional returns the value of a field, or nil if it is not sent. The rule may say
-// required: a change of a hub takes what its creation requires.
+// optional returns the value of a field, or nil if it is not sent. It ignores that a rule says
+// required: a change of a hub has the rules of its creation.
 func (f *fields) optional(r rule) *string {
 	value, sent := f.take(r)
 	if !sent {
@@ -459,8 +459,8 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	return value, true
 }
 
-// forLog returns what the log shows of a valid value: numbers and choices, and of a text
-// only its length.
+// forLog returns what the log shows of a value if the whole input is valid: numbers and
+// choices, and of a text only its length.
 func (r rule) forLog(value string) string {
 	if r.number || r.oneOf != nil {
 		return value
@@ -508,7 +508,7 @@ func (r rule) validateText(value string) string {
 	return ""
 }
 
-// finish returns the 400 that names every wrong field, the unknown ones included.
+// finish returns the 400 that names the wrong fields, the unknown ones included.
 //
 // Z3: a member that no one asked for, such as role or userId, is refused by name.
 func (f *fields) finish() error {
@@ -531,8 +531,8 @@ type route struct {
 	contract     contract
 }
 
-// A contract is what an endpoint takes and gives. endpoint makes it, and a handler can be
-// registered in no other way.
+// A contract is what an endpoint takes and gives. endpoint makes it, and every handler is
+// registered through it.
 type contract struct {
 	input, output any  // zero values; the test that writes openapi.json reads their types
 	counted       bool // the input has a key for the route's own limit
@@ -688,7 +688,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 				panic(fault)
 			}
 			if fault != nil {
-				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(")
+				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // the frames below it
 				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
 			}
 		}()
@@ -768,17 +768,17 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
 		allowed := s.cfg.allowsOrigin(r.Header.Get("Origin"))
-		isWrite := protection.Check(r) != nil // by a page of another origin
+		isForeignWrite := protection.Check(r) != nil
 		isPreflight := r.Method == http.MethodOptions &&
 			r.Header.Get("Access-Control-Request-Method") != ""
-		if !allowed && (isWrite || isPreflight) {
+		if !allowed && (isForeignWrite || isPreflight) {
 			// The browser tells the page nothing that a developer could look up.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 				"origin", s.originForLog(r), "method", cleanText(r.Method))
 		}
 		switch {
-		case !allowed && isWrite:
+		case !allowed && isForeignWrite:
 			state.fail(errCrossOrigin)
 		case allowed && isPreflight:
 			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
@@ -816,7 +816,7 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 			add(name, id)
 		}
 	}
-	if r.URL.RawQuery != "" {
+	if isRead(r.Method) {
 		add("query", state.loggedInput)
 	}
 	attrs = append(attrs, slog.Int("status", state.status), slog.Int64("bytes", state.bytes),
@@ -900,10 +900,11 @@ func looksSecret(word string) bool {
 	return false
 }
 
-// maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every
-// text, the message included, but for those attributes whose values are this server's own.
+// maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
+// the message included, but for four attributes, whose values are ids and addresses.
 //
-// G2: no code, token, cookie, password or whole address gets into a log.
+// G2: no code, token, cookie, password or whole address gets into a log. (A request id is the
+// client's own word, and has at most 128 characters.)
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a
@@ -923,9 +924,10 @@ var maskRules = []struct {
 	pattern     *regexp.Regexp
 	replacement string
 }{
-	// Control, invisible and direction characters, which could hide what follows.
-	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]+`),
-		" "},
+	{regexp.MustCompile(`\s+`), " "},
+	// Invisible, direction and control characters, which could hide what they stand in.
+	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`),
+		""},
 	// smtps://user:password@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`),
 		"://***@"},
@@ -955,5 +957,5 @@ func maskText(text string) string {
 	for _, rule := range maskRules {
 		text = rule.pattern.ReplaceAllString(text, rule.replacement)
 	}
-	return text
+	return text[:min(len(text), maxLoggedError)] // a mask can be longer than what it hides
 }

@@ -542,7 +542,7 @@ func TestBodyProblem(t *testing.T) {
 		status int
 	}{
 		{onDisk(syscall.EIO), 500}, {onDisk(syscall.ENOSPC), 507}, {onDisk(syscall.EDQUOT), 507}, {errTooLarge, 413},
-		{&http.MaxBytesError{Limit: 1}, 413}, {io.ErrUnexpectedEOF, 400}, {os.ErrDeadlineExceeded, 400}, {errors.New("multipart: x"), 400},
+		{io.ErrUnexpectedEOF, 400}, {os.ErrDeadlineExceeded, 400}, {errors.New("multipart: x"), 400},
 	} {
 		if p, ok := errors.AsType[*problem](bodyProblem(fmt.Errorf("within: %w", test.err))); !ok || p.Status != test.status {
 			t.Errorf("%v: %+v, want %d", test.err, p, test.status)
@@ -1327,5 +1327,67 @@ func TestErrorsEndAtTwenty(t *testing.T) {
 	r := c.do("GET", "/hubs?"+many.Encode(), nil)
 	if named := r.field(t, "errors").([]any); r.status != 400 || len(named) != 20 {
 		t.Errorf("%d errors named: %v", len(named), r)
+	}
+}
+
+// I3: a JSON object has at most 64 members: each one costs many times its size to read.
+func TestTooManyMembers(t *testing.T) {
+	t.Parallel()
+	c := startServer(t).client(t)
+	for members, wantField := range map[int]string{64: "email", 65: "body"} {
+		var body bytes.Buffer
+		for n := range members {
+			fmt.Fprintf(&body, `,"x%02d":""`, n)
+		}
+		r := c.do("POST", "/auth/otp/request", "{"+body.String()[1:]+"}")
+		wantProblem(t, r, 400, "invalid_request")
+		first := r.field(t, "errors").([]any)[0].(map[string]any)
+		if first["field"] != wantField {
+			t.Errorf("%d members: got the field %q, want %q", members, first["field"], wantField)
+		}
+	}
+}
+
+// An answer of any length says how long it is, so that a client sees when its end is missing.
+func TestAnswersTellTheirLength(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	c, _ := srv.member(t, roleMember)
+	execSQL(t, srv.env["DATABASE_URL"], "insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
+	for _, path := range []string{"/auth/session", "/hubs?limit=100"} {
+		for _, method := range []string{"GET", "HEAD"} {
+			r := c.do(method, path, nil).want(t, 200)
+			length, err := strconv.Atoi(r.header.Get("Content-Length"))
+			if err != nil || length < 100 || method == "GET" && length != len(r.body) {
+				t.Errorf("%s %s: got Content-Length %q of %d bytes", method, path, r.header.Get("Content-Length"), len(r.body))
+			}
+		}
+	}
+}
+
+// L4: Retry-After is in whole seconds, rounded up: a client that comes then is not refused again.
+func TestRetryAfterIsRoundedUp(t *testing.T) {
+	t.Parallel()
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	for wait, want := range map[time.Duration]string{time.Millisecond: "1", time.Second: "1", 1001 * time.Millisecond: "2"} {
+		w := httptest.NewRecorder()
+		state := &requestState{ResponseWriter: w, request: httptest.NewRequest("GET", "/", nil), serverLog: s.log}
+		state.fail(rateLimited("by client address", wait))
+		if got := w.Header().Get("Retry-After"); w.Code != 429 || got != want {
+			t.Errorf("%v: got %d, Retry-After %q, want 429 and %q", wait, w.Code, got, want)
+		}
+	}
+}
+
+// H4: a Content-Type of more than 256 bytes is refused unread.
+func TestLongContentTypeIsRefused(t *testing.T) {
+	t.Parallel()
+	c := startServer(t).client(t)
+	for length, want := range map[int]int{256: 401, 257: 415} {
+		contentType := "application/json;" + strings.Repeat(" ", length-len("application/json;charset=utf-8")) + "charset=utf-8"
+		r := c.do("POST", "/auth/otp/validate", `{"email":"a@b.example","code":"123456"}`, "Content-Type", contentType)
+		if r.status != want {
+			t.Errorf("%d bytes: got %v, want %d", length, r, want)
+		}
 	}
 }

@@ -27,7 +27,7 @@ import (
 const (
 	codeLength = 6
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // a younger code is not replaced: no one can flood a mailbox
+	codeResend = time.Minute // a code younger than this is not replaced: no one can flood a mailbox
 
 	mailQueue   = 1000                   // requests for a code that are not done
 	mailWorkers = 8                      // one hung connection does not hold up the rest
@@ -52,11 +52,12 @@ type oneTimeCodes struct {
 // issue makes a code. ok is false if the last one is younger than codeResend: then the last
 // one stays valid.
 //
-// O1: all of 000000 to 999999 are equally likely. O7: a mailbox gets one mail a minute, from
-// however many addresses it is asked for.
+// O1: all of 000000 to 999999 are equally likely. O7: a mailbox gets one mail a minute, however
+// many clients ask; sooner only after a used code or a failed mail.
 func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// An address without a code has the zero time, which is long ago.
 	if time.Since(c.byEmail[email].issuedAt) < codeResend {
 		return "", false
 	}
@@ -88,7 +89,7 @@ func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool
 }
 
 // restore makes a code valid again that could not be exchanged for a session, because the
-// database was away. Its age stays, and a code issued since then is kept.
+// database was away. Its age stays. If there is a newer code, that one stays.
 func (c *oneTimeCodes) restore(email string, code oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,18 +146,11 @@ func (s *server) sendCodes(ctx context.Context) {
 	}
 }
 
-// finishCodes waits until no request for a code is under way. Further ones get a 503.
-func (s *server) finishCodes() {
-	for range mailQueue {
-		s.codeSlots <- struct{}{}
-	}
-}
-
 // sendCode mails a code if the address is an active user's, and logs what became of the
 // request. The client has had its answer.
 //
-// D3: a mail server that refuses or hangs changes no answer. The mail goes to the address
-// as it is stored, never to the text that a client sent.
+// D3: a mail server that refuses or hangs changes no answer, until the queue is full. The mail
+// goes to the address as it is stored, never to the text that a client sent.
 func (s *server) sendCode(job codeJob) {
 	if time.Since(job.queuedAt) > mailMaxWait {
 		job.log.Warn("code not sent: waited too long")
@@ -191,13 +185,13 @@ var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 // mail delivers a code. Connection and conversation end within mailTimeout; net/smtp has no
 // time limits of its own.
 func (s *server) mail(to, code string) error {
-	server := s.cfg.smtpURL
-	if server == nil {
+	relay := s.cfg.smtpURL
+	if relay == nil {
 		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code)
 		return err
 	}
-	host := server.Hostname()
-	port := cmp.Or(server.Port(), smtpPorts[server.Scheme])
+	host := relay.Hostname()
+	port := cmp.Or(relay.Port(), smtpPorts[relay.Scheme])
 	deadline := time.Now().Add(mailTimeout)
 	conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, port), mailTimeout)
 	if err != nil {
@@ -205,7 +199,7 @@ func (s *server) mail(to, code string) error {
 	}
 	defer conn.Close()
 	conn.SetDeadline(deadline)
-	if server.Scheme == "smtps" {
+	if relay.Scheme == "smtps" {
 		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
@@ -253,8 +247,8 @@ func tlsConfig(host string) *tls.Config {
 // D4: STARTTLS is required of every host but a loopback one, even if the server does not
 // offer it, since an attacker on the way may have removed the offer. Without it, neither
 // mail nor password is sent.
-func secureMail(client *smtp.Client, server *url.URL) error {
-	host := server.Hostname()
+func secureMail(client *smtp.Client, relay *url.URL) error {
+	host := relay.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	offered, _ := client.Extension("STARTTLS")
 	_, encrypted := client.TLSConnectionState()
@@ -263,11 +257,11 @@ func secureMail(client *smtp.Client, server *url.URL) error {
 			return err
 		}
 	}
-	if server.User == nil {
+	if relay.User == nil {
 		return nil
 	}
-	password, _ := server.User.Password()
-	return client.Auth(smtp.PlainAuth("", server.User.Username(), password, host))
+	password, _ := relay.User.Password()
+	return client.Auth(smtp.PlainAuth("", relay.User.Username(), password, host))
 }
 
 // codeMessage is the mail in the form of RFC 5322. Both addresses have passed a check that
@@ -285,8 +279,8 @@ Content-Type: text/plain; charset=us-ascii
 
 Your sign-in code is %s.
 
-It works once, within %.0f minutes. Do not tell it to anyone. If you did not ask for
-it, ignore this mail.
+It works once, within %.0f minutes. Do not tell it to anyone.
+If you did not ask for it, ignore this mail.
 `, from, to, date, rand.Text(), domain, code, codeTTL.Minutes())
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }

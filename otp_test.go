@@ -734,7 +734,7 @@ func TestOldRequestsAreDropped(t *testing.T) {
 				time.Sleep(wait) // all workers are busy
 				ctx, end := context.WithCancel(t.Context())
 				go s.sendCodes(ctx)
-				s.finishCodes()
+				finishCodes(s.server)
 				end()
 				got := log.count(`"msg":"code not sent: waited too long"`, `"level":"WARN"`, `"requestId":"asked"`, `"email":"a***@example.com"`)
 				tried := log.count(`"msg":"code not sent"`, `"level":"ERROR"`)
@@ -772,7 +772,7 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 		if n := done(); n < mailQueue*4/10 || n > mailQueue*6/10 { // half of them, give or take 16
 			t.Errorf("%d of %d were worked on after half of the longest delay", n, mailQueue)
 		}
-		s.finishCodes()
+		finishCodes(s.server)
 		if took := time.Since(start); took > mailDelay {
 			t.Errorf("the queue took %v, want at most %v", took, mailDelay)
 		}

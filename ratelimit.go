@@ -36,8 +36,8 @@ type limiter struct {
 	seed   maphash.Seed
 	start  time.Time // times are kept as monotonic time since then
 
-	// forgetsRefused says which key gives way when maxKeys are kept: if true, any key; if
-	// false, only a key that is not being refused, so that no flood frees a refused one.
+	// forgetsRefused says what happens when maxKeys are kept and all are being refused. If true,
+	// one of them gives way to a new key. If false, the new key is refused: no flood frees a key.
 	forgetsRefused bool
 
 	mu sync.Mutex
@@ -68,7 +68,8 @@ func (l *limiter) String() string {
 // take spends a token of the key. If the key has none, the error is the 429 that says when
 // the next one comes back.
 //
-// L1: exact under parallel requests, wherever the period begins. L4: Retry-After is true.
+// L1: exact under parallel requests, wherever the period begins. L4: Retry-After is true: by
+// then a token is back.
 func (l *limiter) take(key string) error {
 	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
@@ -167,8 +168,7 @@ func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firs
 // addressLimit returns the limit of step 4 that counts a request. Reading files has a
 // bucket of its own in place of the global one: else its 500 a second could not be reached.
 func (s *server) addressLimit(method, path string) *limiter {
-	isRead := method == http.MethodGet || method == http.MethodHead
-	if isRead && strings.HasPrefix(path, "/files/") {
+	if isRead(method) && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
 	}
 	return s.globalLimit
@@ -220,8 +220,8 @@ const (
 )
 
 // transfers counts the uploads and downloads that run. Each holds two file descriptors, its
-// connection and its file. Those of all users may have half of the descriptors that the
-// process may have.
+// connection and its file. So a quarter as many transfers as the process may have descriptors
+// use half of these.
 type transfers struct {
 	max    int // of all users
 	mu     sync.Mutex
@@ -263,27 +263,37 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 // what the client does not read. All together stay below 256 MB.
 const (
 	maxConnections = 1024
-	sendBuffer     = 128 << 10 // bytes; Linux makes it twice as large
+	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
 )
 
-// A boundedListener accepts no more than a number of connections at a time; further ones
-// wait in the kernel. If more than half of that number wait for a request to arrive, idle or
-// with an unfinished head, the one that has waited longest is closed.
+// A boundedListener has no more than a number of connections open at a time. A connection
+// waits while it is idle or its request head is unfinished. The one that has waited longest is
+// closed if more than half of all wait, or if all slots are taken and more than an eighth wait.
+// (Those that were just accepted must have time to say something.) Otherwise new connections
+// wait in the kernel.
 type boundedListener struct {
 	net.Listener
-	slots chan struct{} // one for each open connection
+	stop  <-chan struct{} // closed when the server stops
+	slots chan struct{}   // one for each open connection
 
 	mu      sync.Mutex
 	waiting list.List // of *connection, the longest wait first
 }
 
-func newBoundedListener(inner net.Listener) *boundedListener {
-	size := min(maxConnections, max(1, maxDescriptors()/2))
-	return &boundedListener{Listener: inner, slots: make(chan struct{}, size)}
+func newBoundedListener(inner net.Listener, stop <-chan struct{}) *boundedListener {
+	size := min(maxConnections, maxDescriptors()/2)
+	return &boundedListener{Listener: inner, stop: stop, slots: make(chan struct{}, size)}
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
-	l.slots <- struct{}{}
+	if len(l.slots) == cap(l.slots) {
+		l.closeLongest(cap(l.slots) / 8)
+	}
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.stop: // http.Server.Shutdown waits for this
+		return nil, net.ErrClosed
+	}
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		<-l.slots
@@ -297,18 +307,23 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 
 // startWaiting notes that a connection has no finished request head.
 //
-// H8: of 1,024 connections, 512 may wait. A new client gets in, whoever else waits.
+// H8: of 1,024 connections, 512 may wait. A new client gets in unless almost all of them
+// serve requests.
 func (l *boundedListener) startWaiting(c *connection) {
 	l.mu.Lock()
 	c.place = l.waiting.PushBack(c)
-	var longest *connection
-	if l.waiting.Len() > cap(l.slots)/2 {
-		longest = l.waiting.Remove(l.waiting.Front()).(*connection)
-		longest.place = nil
-	}
 	l.mu.Unlock()
-	if longest != nil {
-		longest.Close()
+	l.closeLongest(cap(l.slots) / 2)
+}
+
+// closeLongest closes the connection that has waited longest, if more than so many wait.
+func (l *boundedListener) closeLongest(allowed int) {
+	l.mu.Lock()
+	longest := l.waiting.Front()
+	tooMany := l.waiting.Len() > allowed
+	l.mu.Unlock()
+	if tooMany {
+		longest.Value.(*connection).Close()
 	}
 }
 
@@ -321,12 +336,12 @@ func (l *boundedListener) stopWaiting(c *connection) {
 	}
 }
 
-// A connection is of a boundedListener. The *net.TCPConn in it has the ReadFrom by which
+// A connection is one that a boundedListener has accepted. The *net.TCPConn in it has the ReadFrom by which
 // net/http sends files (sendfile); a net.Conn there would hide it.
 type connection struct {
 	*net.TCPConn
 	listener *boundedListener
-	place    *list.Element // in listener.waiting; nil while a request is served
+	place    *list.Element // in listener.waiting; nil while a request is handled
 	closed   sync.Once
 }
 

@@ -73,8 +73,13 @@ create table if not exists hubs (
 
 -- A table made by an earlier version lacks this column, and its indexes lack it too. To add
 -- it rewrites the table, which takes some 10 s a million hubs.
-alter table hubs add column if not exists
-    name_mask bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored;
+do $$ begin
+    -- "add column if not exists" would lock the table each time, also against readers.
+    if not exists (select from pg_attribute where attrelid = 'hubs'::regclass and attname = 'name_mask') then
+        alter table hubs add column
+            name_mask bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored;
+    end if;
+end $$;
 drop index if exists hubs_name, hubs_created_at, hubs_updated_at,
     hubs_status_name, hubs_status_created_at, hubs_status_updated_at;
 

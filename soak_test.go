@@ -372,7 +372,9 @@ func (s *soakRun) signInOnce(c *soakClient) {
 			refused = 0
 			break
 		}
-		if slices.Contains(statuses[:], 401) {
+		// While one attempt waits for the database in vain, the other finds no code: it
+		// must be good again after the 503.
+		if slices.Contains(statuses[:], 401) && !slices.Contains(statuses[:], 503) {
 			refused++
 			break
 		}

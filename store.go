@@ -5,6 +5,7 @@ package main
 // tried again, and which errors mean that the database is out of reach.
 
 import (
+	"context"
 	"database/sql"
 	_ "embed"
 	"errors"
@@ -25,11 +26,11 @@ var schema string
 const (
 	poolSize  = 8               // connections, all kept open
 	slowSize  = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout = 2 * time.Second // of a statement, of a read or write on its socket, of the wait for a slot
+	dbTimeout = 2 * time.Second // each: the wait for a slot, a statement, a read or write on its socket
 )
 
-// A store runs statements. Its methods take no context: a statement ends by dbTimeout
-// whether or not the client waits. For a context, lib/pq would start a goroutine for each
+// A store runs statements. Its methods take no context: dbTimeout bounds each step of a
+// statement, whether or not the client waits. For a context, lib/pq would start a goroutine for each
 // statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
 	db         *sql.DB
@@ -60,7 +61,8 @@ func openStore(databaseURL string) (*store, error) {
 		// limit and offset as parameters would be planned anew at each call (79 µs against
 		// 54). Every statement here is written for one plan.
 		"plan_cache_mode": "force_generic_plan",
-		// Each statement has an index that serves it, and is too short for the rest.
+		// Each statement has an index that serves it, and is too short to gain from a compiler
+		// or from parallel workers.
 		"enable_seqscan":                  "off",
 		"jit":                             "off",
 		"max_parallel_workers_per_gather": "0",
@@ -89,14 +91,15 @@ func openStore(databaseURL string) (*store, error) {
 // newConnector checks the connection string. settings override the string's own. The error
 // says no more than that it is wrong: lib/pq's own error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
+	const complaint = usageError("DATABASE_URL: must be a PostgreSQL URL or connection string; several " +
+		"hosts as postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
-		return nil, usageError("DATABASE_URL: must be a PostgreSQL URL or connection string")
+		return nil, complaint
 	}
 	for _, other := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
 		if strings.Count(other.Host, ":") == 1 { // lib/pq would look host:port up as a name
-			return nil, usageError("DATABASE_URL: several hosts with ports are written as " +
-				"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+			return nil, complaint
 		}
 	}
 	cfg = cfg.Clone() // a clone always has the map Runtime
@@ -105,14 +108,14 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 }
 
 // migrate applies schema.sql, however long its indexes take.
-func migrate(databaseURL string, out io.Writer) error {
+func migrate(ctx context.Context, databaseURL string, out io.Writer) error {
 	connector, err := newConnector(databaseURL, nil)
 	if err != nil {
 		return err
 	}
 	db := sql.OpenDB(connector)
 	defer db.Close()
-	if _, err := db.Exec(schema); err != nil {
+	if _, err := db.ExecContext(ctx, schema); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintln(out, "the tables are up to date")
@@ -132,31 +135,24 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 // rows runs a statement and calls scan for each row. The error of one that writes may mean
 // "done" as well as "not done": the connection may have broken after the statement.
 //
-// D1: a write is never sent twice. D5: a read whose connection turns out to be dead is tried
-// once more on a new one, unless scan has had a row already. So no read fails after a crash
-// of the database that is over. H6: expensive statements never take all connections.
+// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations). D5: a read whose connection turns out to be dead is tried
+// once more on a new one, unless scan has had a row already. So once the database is back after
+// a crash, no read fails. H6: expensive statements never take all connections.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
-		free, err := take(st.slowSlots)
-		if err != nil {
+		if err := take(st.slowSlots); err != nil {
 			return err
 		}
-		defer free()
+		defer func() { <-st.slowSlots }()
 	}
-	free, err := take(st.slots)
-	if err != nil {
+	if err := take(st.slots); err != nil {
 		return err
 	}
-	defer free()
-	scanned := false
-	scanAndNote := func(rows *sql.Rows) error {
-		scanned = true
-		return scan(rows)
-	}
-	err = st.run(q, scanAndNote)
+	defer func() { <-st.slots }()
+	scanned, err := st.run(q, scan)
 	if isConnectionGone(err) && !scanned && !q.writes {
 		st.dropIdle()
-		err = st.run(q, scanAndNote)
+		_, err = st.run(q, scan)
 	}
 	return st.classifyDBError(err)
 }
@@ -164,51 +160,43 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 // take takes a slot, or gives up after dbTimeout.
 //
 // D2: a bounded wait, then 503.
-func take(slots chan struct{}) (free func(), err error) {
+func take(slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
-		return func() { <-slots }, nil
+		return nil
 	case <-time.After(dbTimeout):
-		return nil, unavailable(errors.New("no free database connection"))
+		return unavailable(errors.New("no free database connection"))
 	}
 }
 
 // errScan is a row that the code does not expect: a bug, and not a matter of reach.
 var errScan = errors.New("scan")
 
-// run runs a statement once.
-func (st *store) run(q statement, scan func(*sql.Rows) error) error {
-	prepared, err := st.prepare(q.text)
-	if err != nil {
-		return err
+// run runs a statement once. It is prepared at its first use, and kept.
+func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err error) {
+	prepared, ok := st.statements.Load(q.text)
+	if !ok {
+		fresh, err := st.db.Prepare(q.text)
+		if err != nil {
+			return false, err
+		}
+		prepared, ok = st.statements.LoadOrStore(q.text, fresh)
+		if ok {
+			fresh.Close() // another request was first
+		}
 	}
-	rows, err := prepared.Query(q.args...)
+	rows, err := prepared.(*sql.Stmt).Query(q.args...)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer rows.Close()
 	for rows.Next() {
+		scanned = true
 		if err := scan(rows); err != nil {
-			return fmt.Errorf("%w: %w", errScan, err)
+			return scanned, fmt.Errorf("%w: %w", errScan, err)
 		}
 	}
-	return rows.Err()
-}
-
-// prepare returns the prepared statement for a text, and prepares it at its first use.
-func (st *store) prepare(text string) (*sql.Stmt, error) {
-	if kept, ok := st.statements.Load(text); ok {
-		return kept.(*sql.Stmt), nil
-	}
-	prepared, err := st.db.Prepare(text)
-	if err != nil {
-		return nil, err
-	}
-	kept, loaded := st.statements.LoadOrStore(text, prepared)
-	if loaded {
-		prepared.Close() // another request was first
-	}
-	return kept.(*sql.Stmt), nil
+	return scanned, rows.Err()
 }
 
 // dropIdle closes the idle connections: when one is dead, the others are too, mostly.
@@ -236,15 +224,21 @@ func (st *store) classifyDBError(err error) error {
 		return err
 	}
 	answer, isAnswer := errors.AsType[*pq.Error](err)
-	if isAnswer && answer.Code == "23503" { // foreign key: the user was deleted meanwhile
+	if !isAnswer {
+		// Not waited for: if the database hangs, closing takes dbTimeout a connection.
+		go st.dropIdle()
+		return unavailable(err)
+	}
+	switch class := string(answer.Code.Class()); {
+	case answer.Code == "23503": // foreign key: the user was deleted meanwhile
 		return unauthenticated("ended")
+	case class == "25":
+		go st.dropIdle()
+		return unavailable(err)
+	case answer.Fatal() || strings.Contains("08 53 57 58", class):
+		return unavailable(err)
 	}
-	isOutOfReach := isAnswer && strings.Contains("08 25 53 57 58", string(answer.Code.Class()))
-	if isAnswer && !answer.Fatal() && !isOutOfReach {
-		return err
-	}
-	st.dropIdle()
-	return unavailable(err)
+	return err
 }
 
 // deadlineDialer makes connections whose every read and write ends in time. Without it

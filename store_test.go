@@ -188,6 +188,10 @@ func TestReachable(t *testing.T) {
 			t.Errorf("%s: %v", code, got)
 		}
 	}
+	// The user was deleted between the session check and the statement.
+	if p, ok := errors.AsType[*problem](classify(&pq.Error{Code: "23503"})); !ok || p.Status != 401 {
+		t.Errorf("a row of a user who is gone: got %v, want a 401", p)
+	}
 	for _, code := range []pqerror.Code{"28000", "28P01", "3D000", "55000"} {
 		if !isUnavailable(classify(&pq.Error{Code: code, Severity: "FATAL"})) {
 			t.Errorf("a connection refused with %s counts as a faulty statement", code)
@@ -395,7 +399,7 @@ func TestRequestsUsePreparedStatements(t *testing.T) {
 		"hub":      {2, func() { c.do("GET", "/hubs/"+hubID, nil).want(t, 200) }},
 		"change":   {2, func() { c.do("PATCH", "/hubs/"+hubID, map[string]string{"name": "South"}).want(t, 200) }},
 		"terms":    {2, func() { c.acceptTerms() }},
-		"upload":   {3, func() { c.upload("a.txt", nil).want(t, 201) }},
+		"upload":   {4, func() { c.upload("a.txt", nil).want(t, 201) }},
 		"download": {2, func() { c.do("GET", f.Path, nil).want(t, 200) }},
 		"health":   {1, func() { c.do("GET", "/healthz", nil).want(t, 200) }},
 		"logout":   {1, func() { c.elsewhere().do("POST", "/auth/logout", nil, "Cookie", s.cookieName()+"="+c.token()) }},
@@ -683,4 +687,103 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 	}
 	lock.Rollback()
 	wg.Wait()
+}
+
+// D5: a read whose connection is lost after its first row is not tried once more: the rows
+// would be there twice. It is a 503.
+func TestReadIsNotRepeatedAfterARow(t *testing.T) {
+	t.Parallel()
+	var breaks atomic.Bool // the next row is the last message of its connection
+	st, err := openStore(standBetween(t, newDatabase(t), func(client, server net.Conn) {
+		var statements sync.WaitGroup
+		statements.Go(func() {
+			io.Copy(server, client)
+			server.Close()
+		})
+		for header := make([]byte, 5); ; {
+			if _, err := io.ReadFull(server, header); err != nil {
+				break
+			}
+			client.Write(header)
+			io.CopyN(client, server, int64(binary.BigEndian.Uint32(header[1:]))-4)
+			if header[0] == 'D' && breaks.CompareAndSwap(true, false) {
+				break
+			}
+		}
+		client.Close()
+		statements.Wait()
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.db.Close()
+	breaks.Store(true)
+	var got []int
+	err = st.rows(read("select n from generate_series(1, 3) n"), func(rows *sql.Rows) error {
+		var n int
+		err := rows.Scan(&n)
+		got = append(got, n)
+		return err
+	})
+	if p, ok := errors.AsType[*problem](err); !ok || p.Status != 503 || !slices.Equal(got, []int{1}) {
+		t.Errorf("got the rows %v, %v; want the first one and a 503", got, err)
+	}
+}
+
+// D1: a database that reads nothing any more is left in time.
+func TestWritingToAHungDatabaseEnds(t *testing.T) {
+	t.Parallel()
+	ours, theirs := net.Pipe() // nobody reads
+	defer theirs.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := deadlineConn{ours}.Write([]byte("statement"))
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("got %v, want %v", err, os.ErrDeadlineExceeded)
+		}
+	case <-time.After(dbWait):
+		t.Errorf("still writing after %v", dbWait)
+	}
+}
+
+// Z2: a table that another session keeps locked is a 503 of each request that needs it: neither
+// a 404 nor a 500.
+func TestLockedTableIsUnavailable(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	s.allowErrors(`"error":"unavailable`)
+	c, _ := s.member(t, "admin")
+	hub := c.do("POST", "/hubs", map[string]string{"name": "North"}).want(t, 201).header.Get("Location")
+	f := c.upload("a.txt", []byte("content")).stored(t)
+	lock, err := testDB(t, s.env["DATABASE_URL"]).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback()
+	if _, err := lock.Exec("lock table hubs, files in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for _, request := range []struct{ method, path, body string }{
+		{"GET", hub, ""},
+		{"PATCH", hub, `{"name":"South"}`},
+		{"DELETE", hub, ""},
+		{"GET", "/hubs", ""},
+		{"POST", "/hubs", `{"name":"South"}`},
+		{"GET", f.Path, ""},
+	} {
+		all.Go(func() {
+			wantProblem(t, c.elsewhere().do(request.method, request.path, request.body), 503, "unavailable")
+		})
+	}
+	all.Go(func() { wantProblem(t, c.elsewhere().upload("b.txt", []byte("content")), 503, "unavailable") })
+	all.Wait()
+	lock.Rollback()
+	if name := c.do("GET", hub, nil).want(t, 200).field(t, "name"); name != "North" {
+		t.Errorf("got the name %q, want what it was", name)
+	}
 }

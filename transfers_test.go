@@ -404,3 +404,20 @@ func (s *testServer) unfinishedFiles(t testing.TB) (names []string) {
 	}
 	return names
 }
+
+// H5: a download that ends because the file has lost its bytes gives its place back.
+func TestLostFileKeepsNoTransfer(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	s.allowErrors("no such file or directory")
+	c, _ := s.member(t, "member")
+	lost := c.upload("lost.txt", []byte("content")).stored(t)
+	kept := c.upload("kept.txt", []byte("content")).stored(t)
+	if err := os.Remove(filepath.Join(s.env["FILES_DIR"], lost.FileID)); err != nil {
+		t.Fatal(err)
+	}
+	for range transfersPerUser {
+		wantProblem(t, c.elsewhere().do("GET", lost.Path, nil), 500, "internal")
+	}
+	c.elsewhere().do("GET", kept.Path, nil).want(t, 200)
+}
