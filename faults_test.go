@@ -432,6 +432,7 @@ func TestStopUnderLoad(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	start := time.Now()
 	wg.Wait()
+	time.Sleep(time.Until(start.Add(8 * time.Second))) // a request has 12 s to end
 	if r := upload.finish(); r.status != 201 {
 		t.Errorf("the upload under way: got %v, want 201", r)
 	}

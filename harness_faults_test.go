@@ -89,6 +89,7 @@ type mailOptions struct {
 	noStartTLS     bool
 	untrusted      bool   // its certificate is of an unknown authority
 	otherName      bool   // its certificate is of testCA, but for another server
+	oldTLS         bool   // TLS 1.1 and older only
 	user, password string // if set, clients must sign in
 }
 
@@ -153,6 +154,9 @@ func newMailServer(t testing.TB, opts mailOptions) *mailServer {
 		ca = newCA()
 	}
 	m := &mailServer{opts: opts, tls: ca.serverTLS(), changed: make(chan struct{}), open: map[net.Conn]bool{}}
+	if opts.oldTLS {
+		m.tls.MinVersion, m.tls.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
+	}
 	if opts.otherName {
 		m.tls = &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
 			Subject: pkix.Name{CommonName: "other server"}, DNSNames: []string{"localhost", "other.example.com"},

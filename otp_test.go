@@ -544,6 +544,8 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 		"a certificate of nobody, STARTTLS":          {untrusted: true, user: "u", password: "secret-word"},
 		"a certificate of nobody, implicit TLS":      {untrusted: true, implicitTLS: true, user: "u", password: "secret-word"},
 		"a certificate of nobody, remote STARTTLS":   {untrusted: true, host: "0.0.0.0"},
+		"TLS 1.1, STARTTLS":                          {oldTLS: true, host: "0.0.0.0", user: "u", password: "secret-word"},
+		"TLS 1.1, implicit TLS":                      {oldTLS: true, host: "0.0.0.0", implicitTLS: true, user: "u", password: "secret-word"},
 		"another server's certificate, STARTTLS":     {otherName: true, host: "0.0.0.0", user: "u", password: "secret-word"},
 		"another server's certificate, implicit TLS": {otherName: true, host: "0.0.0.0", implicitTLS: true, user: "u", password: "secret-word"},
 	} {

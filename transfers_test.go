@@ -251,7 +251,13 @@ func TestStalledTransfersEnd(t *testing.T) {
 			return true
 		})
 		t.Logf("all ended %v after the stall", time.Since(start).Round(time.Second))
-		r := <-upload.answer
+		var r *testResponse
+		select {
+		case r = <-upload.answer:
+		case <-time.After(2 * stallLimit):
+			t.Error("a stalled upload has not ended")
+			return
+		}
 		t.Logf("the upload answered %d, %v after its stall", r.status, time.Since(began).Round(time.Second))
 		if r.status != 0 && r.status != 400 && r.status != 408 {
 			t.Errorf("a stalled upload: %v", r)
