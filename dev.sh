@@ -393,7 +393,7 @@ cmd_test() {
 		say "!!! NOT TESTED: browsers, proxies and failing system calls, whose tests need Debian's packages"
 	fi
 	mkdir -p .dev
-	go test -race -tags="$tags" -timeout=20m -covermode=atomic -coverprofile=.dev/coverage.out "$@" ./...
+	go test -race -tags="$tags" -timeout=40m -covermode=atomic -coverprofile=.dev/coverage.out "$@" ./...
 	[ $# = 0 ] || return 0 # a part of the tests covers a part of the code
 	total=$(go tool cover -func=.dev/coverage.out | sed -n 's/^total:.*[^0-9.]\([0-9.]*\)%$/\1/p')
 	echo "coverage: $total % of statements; the least is 90 %"
