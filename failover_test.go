@@ -649,6 +649,7 @@ func TestOneWriteFindsAllDeadConnections(t *testing.T) {
 	if p, ok := errors.AsType[*problem](change()); !ok || p.Status != 503 {
 		t.Errorf("the first write: got %v, want a 503", p)
 	}
+	waitUntil(t, "an empty pool", func() bool { return st.db.Stats().Idle == 0 })
 	if err := change(); err != nil {
 		t.Errorf("the second write: got %v, want it done", err)
 	}

@@ -259,15 +259,15 @@ func (p *prover) baseline(work chan func(*lane), removals []removal) error {
 	var failed []error
 	var all sync.WaitGroup
 	for _, tags := range slices.Sorted(maps.Keys(byTags)) {
+		names := slices.Sorted(maps.Keys(byTags[tags]))
 		binary := sync.OnceValues(func() (string, error) {
 			path := p.dir + "/baseline" + tags + ".test"
-			out, _, err := p.compile(".", path, tags)
+			out, _, err := p.compile(".", path, tags, names)
 			if err != nil {
 				return "", fmt.Errorf("the tree does not compile: %w\n%s", err, out)
 			}
 			return path, nil
 		})
-		names := slices.Sorted(maps.Keys(byTags[tags]))
 		for some := range slices.Chunk(names, baselineSize) {
 			all.Add(1)
 			work <- func(l *lane) {
@@ -330,7 +330,7 @@ func (l *lane) prove(r removal) (v verdict) {
 		return v
 	}
 	binary := tree + "/removal.test"
-	out, duration, err := l.p.compile(tree, binary, r.tags)
+	out, duration, err := l.p.compile(tree, binary, r.tags, r.tests)
 	v.build = duration
 	if err != nil {
 		v.reason = "it does not compile or pass vet: " + strings.TrimSpace(string(out))
@@ -349,7 +349,9 @@ func (l *lane) prove(r removal) (v verdict) {
 		without, brokenTest := l.p.broken[name]
 		l.p.mu.Unlock()
 		reason, failed := results.verdict(name)
-		v.said[name] = results.message(name)
+		if failed {
+			v.said[name] = results.message(name)
+		}
 		switch {
 		case brokenTest:
 			v.outcome = broken
@@ -446,9 +448,9 @@ func (l *lane) emptyPostgres() error {
 		drop("select rolname from pg_roles where rolname not like 'pg\\_%' and rolname <> 'postgres'", "drop role %s"))
 }
 
-// compile makes the test binary of a tree. go vet looks at the server's files, which are all
-// that a removal changes.
-func (p *prover) compile(tree, binary, tags string) (output []byte, duration time.Duration, err error) {
+// compile makes the test binary of a tree, with the files of tests that the named ones need: a
+// third of the time. go vet looks at the server's files, which are all that a removal changes.
+func (p *prover) compile(tree, binary, tags string, names []string) (output []byte, duration time.Duration, err error) {
 	p.build <- struct{}{}
 	defer func() { <-p.build }()
 	started := time.Now()
@@ -464,8 +466,12 @@ func (p *prover) compile(tree, binary, tags string) (output []byte, duration tim
 			vet = append(vet, filepath.Base(source))
 		}
 	}
+	overlay := binary + ".json"
+	if err := leaveOutTests(tree, overlay, names); err != nil {
+		return nil, 0, err
+	}
 	// No vet of the tests, no path of the copy in what is compiled, nothing for a debugger.
-	test := []string{"test", "-c", "-vet=off", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=" + tags, "-o", binary, "."}
+	test := []string{"test", "-c", "-overlay=" + overlay, "-vet=off", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=" + tags, "-o", binary, "."}
 	for _, args := range [][]string{vet, test} {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = tree
@@ -474,6 +480,70 @@ func (p *prover) compile(tree, binary, tags string) (output []byte, duration tim
 		}
 	}
 	return nil, time.Since(started), nil
+}
+
+// leaveOutTests writes an overlay for go test (see go help build), in which the files are not
+// there that declare nothing which the named tests use.
+func leaveOutTests(tree, overlay string, names []string) error {
+	paths, err := filepath.Glob(tree + "/*_test.go")
+	if err != nil {
+		return err
+	}
+	declaredIn := map[string][]string{} // by name: the files, of which some have build tags
+	uses := map[string][]string{}       // by file: the names that it does not declare itself
+	for _, path := range paths {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		for name := range file.Scope.Objects {
+			declaredIn[name] = append(declaredIn[name], path)
+		}
+		for _, declaration := range file.Decls { // who needs a type needs its methods
+			if f, ok := declaration.(*ast.FuncDecl); ok && f.Recv != nil {
+				receiver := f.Recv.List[0].Type
+				if pointer, ok := receiver.(*ast.StarExpr); ok {
+					receiver = pointer.X
+				}
+				if name, ok := receiver.(*ast.Ident); ok {
+					declaredIn[name.Name] = append(declaredIn[name.Name], path)
+				}
+			}
+		}
+		for _, name := range file.Unresolved { // of other files, or of no file here
+			uses[path] = append(uses[path], name.Name)
+		}
+	}
+	needed := map[string]bool{}
+	todo := []string{"TestMain"}
+	for _, name := range names {
+		name, _, _ = strings.Cut(name, "/")
+		todo = append(todo, name)
+	}
+	for len(todo) > 0 {
+		for _, path := range declaredIn[todo[0]] {
+			if !needed[path] {
+				needed[path] = true
+				todo = append(todo, uses[path]...)
+			}
+		}
+		todo = todo[1:]
+	}
+	replace := map[string]string{}
+	for _, path := range paths {
+		if !needed[path] {
+			path, err := filepath.Abs(path)
+			if err != nil {
+				return err
+			}
+			replace[path] = ""
+		}
+	}
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(overlay, text, 0o644)
 }
 
 // testResults is what a test run said, by test.
