@@ -128,7 +128,7 @@ func TestWaitingConnectionsGiveWay(t *testing.T) {
 			}
 			// Well before the time at which unfinished heads end anyway.
 			closed := 0
-			waitWithin(t, headerTimeout/2, "the oldest to give way", func() bool {
+			waitWithin(t, headerTimeout*8/10, "the oldest to give way", func() bool {
 				closed = 0
 				for _, conn := range conns {
 					if isClosed(conn) {

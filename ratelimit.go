@@ -286,9 +286,7 @@ func newBoundedListener(inner net.Listener, stop <-chan struct{}) *boundedListen
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
-	if len(l.slots) == cap(l.slots) {
-		l.closeLongest(cap(l.slots) / 8)
-	}
+	l.closeLongest()
 	select {
 	case l.slots <- struct{}{}:
 	case <-l.stop: // http.Server.Shutdown waits for this
@@ -313,11 +311,15 @@ func (l *boundedListener) startWaiting(c *connection) {
 	l.mu.Lock()
 	c.place = l.waiting.PushBack(c)
 	l.mu.Unlock()
-	l.closeLongest(cap(l.slots) / 2)
+	l.closeLongest()
 }
 
-// closeLongest closes the connection that has waited longest, if more than so many wait.
-func (l *boundedListener) closeLongest(allowed int) {
+// closeLongest closes the connection that has waited longest, if too many wait.
+func (l *boundedListener) closeLongest() {
+	allowed := cap(l.slots) / 2
+	if len(l.slots) == cap(l.slots) {
+		allowed = cap(l.slots) / 8
+	}
 	l.mu.Lock()
 	longest := l.waiting.Front()
 	tooMany := l.waiting.Len() > allowed
@@ -347,10 +349,8 @@ type connection struct {
 
 func (c *connection) Close() error {
 	err := c.TCPConn.Close()
-	c.closed.Do(func() {
-		c.listener.stopWaiting(c)
-		<-c.listener.slots
-	})
+	c.listener.stopWaiting(c)
+	c.closed.Do(func() { <-c.listener.slots })
 	return err
 }
 
