@@ -72,7 +72,7 @@ create table if not exists hubs (
 );
 
 -- A table made by an earlier version lacks this column, and its indexes lack it too. To add
--- it rewrites the table, which takes some 10 s a million hubs.
+-- it rewrites the table and its indexes: more than a minute for a million hubs.
 do $$ begin
     -- "add column if not exists" would lock the table each time, also against readers.
     if not exists (select from pg_attribute where attrelid = 'hubs'::regclass and attname = 'name_mask') then
