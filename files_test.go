@@ -762,7 +762,7 @@ func TestUploadRefusals(t *testing.T) {
 		"empty body":           {"", formType, 400, "body"},
 		"no part":              {"--edge--\r\n", formType, 400, "body"},
 		"no end":               {strings.TrimSuffix(good, "--edge--\r\n"), formType, 400, "body"},
-		"no last boundary":     {strings.TrimSuffix(good, "--\r\n") + "\r\n", formType, 400, "body"},
+		"bad second header":    {form(filePart("a.txt"), "x", "no header", "y"), formType, 400, "body"},
 		"ends in the content":  {good[:len(good)-15], formType, 400, "body"},
 		"ends in the header":   {good[:30], formType, 400, "body"},
 		"bad header":           {form("no header", "content"), formType, 400, "body"},

@@ -210,6 +210,20 @@ func TestHubListSearchIgnoresCase(t *testing.T) {
 	}
 }
 
+// A name that has all pieces of a rare part, but not the part, is not found.
+func TestHubListSearchFindsWholeParts(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	member, _ := srv.member(t, roleMember)
+	execSQL(t, srv.env["DATABASE_URL"], "insert into hubs (name) values ('abcd'), ('abc bcd'), ('bcd abc'), ('other')")
+	for search, want := range map[string]int{"abcd": 1, "abc": 3, "bcd": 3, "abcde": 0} {
+		answer := member.do("GET", "/hubs?"+url.Values{"filters[name]": {search}}.Encode(), nil).want(t, 200)
+		if items := answer.field(t, "items").([]any); len(items) != want {
+			t.Errorf("%s: got %d hubs, want %d: %s", search, len(items), want, answer.body)
+		}
+	}
+}
+
 // I1, I2: every parameter has its allow-list or its bounds, and stands there once.
 func TestHubListRefusesBadParameters(t *testing.T) {
 	t.Parallel()
