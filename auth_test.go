@@ -354,7 +354,7 @@ func TestSessionEndsAtItsExpiry(t *testing.T) {
 				now := time.Now().Unix()
 				token := forge(hs256, fmt.Sprintf(`{"email":"a@b.example","userId":%q,"iat":%d,"exp":%d}`, exampleID, now, now+60),
 					string(s.cfg.sessionKeys.Keys[0].([]byte)), sha256.New)
-				time.Sleep(time.Unix(now+60, 0).Sub(time.Now()) - left)
+				time.Sleep(time.Until(time.Unix(now+60, 0)) - left)
 				call(t, s, one(0), "GET", "/auth/session", "", "Cookie", s.cfg.cookieName+"="+token).want(t, status)
 			})
 		})

@@ -229,8 +229,8 @@ func (a *abuse) bodies() {
 // signIns are the requests that need no session. The work for a code comes after the answer.
 func (a *abuse) signIns() {
 	unknown := func() string { return fmt.Sprintf(`{"email":"nobody%d@example.com"}`, serial.Add(1)) }
-	known, user := func() string { return "" }, 0
-	known = func() string { user++; return fmt.Sprintf(`{"email":"user%d@example.com"}`, 1+user%benchUsers) }
+	user := 0
+	known := func() string { user++; return fmt.Sprintf(`{"email":"user%d@example.com"}`, 1+user%benchUsers) }
 	wrong := func() string {
 		return fmt.Sprintf(`{"email":"user%d@example.com","code":"%06d"}`, 1+serial.Add(1)%benchUsers, serial.Add(1)%1_000_000)
 	}
@@ -307,7 +307,7 @@ func (a *abuse) cpu() (server, postgres time.Duration) {
 	if err != nil {
 		a.b.Fatal("pgrep: ", err)
 	}
-	for _, text := range strings.Fields(string(children)) {
+	for text := range strings.FieldsSeq(string(children)) {
 		pid, _ := strconv.Atoi(text)
 		postgres += cpuClock(pid)
 	}

@@ -341,7 +341,7 @@ func startFirefox(t testing.TB, dir string, asked browserOptions) driver {
 	}
 	t.Cleanup(func() { d.conn.Close() })
 	d.reader = bufio.NewReader(d.conn)
-	if _, err := d.receive(); err == nil { // it says hello first
+	if _, err = d.receive(); err == nil { // it says hello first
 		_, err = d.send("WebDriver:NewSession", map[string]any{"acceptInsecureCerts": asked.hosts != nil})
 	}
 	if err != nil {

@@ -502,7 +502,10 @@ func (s *server) newHTTPServer() *http.Server {
 func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
-	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) && getenv("LISTEN_FDS") == "1" {
+	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
+		if getenv("LISTEN_FDS") != "1" {
+			return nil, usageError("LISTEN_FDS: the server takes exactly one socket")
+		}
 		const firstSocket = 3 // sd_listen_fds(3)
 		listener, err = net.FileListener(os.NewFile(firstSocket, "LISTEN_FDS"))
 	} else {
@@ -633,10 +636,7 @@ func printRoutes(out io.Writer) error {
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
-		needs := string(r.access)
-		for _, role := range r.roles {
-			needs += ", " + role
-		}
+		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
 		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
 	return err

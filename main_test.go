@@ -761,27 +761,6 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	startServer(t, p.env).wantStored(t, 0)
 }
 
-// serverFiles are the server's Go files, without tests, by name.
-func serverFiles(t *testing.T) map[string]string {
-	t.Helper()
-	names, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := map[string]string{}
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[name] = string(text)
-	}
-	return files
-}
-
 // H1: a client that does not read its answers is given up when the time of an answer is
 // over.
 func TestUnreadAnswersEnd(t *testing.T) {

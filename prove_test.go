@@ -72,7 +72,7 @@ func TestProve(t *testing.T) {
 	}
 	var verbose, ci bool
 	var wanted []string
-	for _, arg := range strings.Fields(os.Getenv("PROVE")) {
+	for arg := range strings.FieldsSeq(os.Getenv("PROVE")) {
 		switch arg {
 		case "-v":
 			verbose = true
@@ -617,13 +617,14 @@ func endOfBinary(output string) string { return runtimeEnd.FindString(output) }
 
 // ofTest joins what a test and its subtests said.
 func (r testResults) ofTest(name string) string {
-	text := r.output[name]
+	var text strings.Builder
+	text.WriteString(r.output[name])
 	for _, test := range slices.Sorted(maps.Keys(r.output)) {
 		if strings.HasPrefix(test, name+"/") {
-			text += r.output[test]
+			text.WriteString(r.output[test])
 		}
 	}
-	return text
+	return text.String()
 }
 
 var (
@@ -655,18 +656,19 @@ func (r testResults) verdict(name string) (reason string, failed bool) {
 
 // message returns what the first failing assertion of a test said, a few lines at most.
 func (r testResults) message(name string) string {
-	text := r.output[name]
+	var text strings.Builder
+	text.WriteString(r.output[name])
 	for _, test := range slices.Sorted(maps.Keys(r.output)) {
 		if strings.HasPrefix(test, name+"/") && r.action[test] == "fail" {
-			text += r.output[test]
+			text.WriteString(r.output[test])
 		}
 	}
-	start := assertion.FindStringIndex(text)
+	start := assertion.FindStringIndex(text.String())
 	if start == nil {
 		return ""
 	}
 	var kept []string
-	for line := range strings.Lines(strings.TrimLeft(text[start[0]:], " \n")) {
+	for line := range strings.Lines(strings.TrimLeft(text.String()[start[0]:], " \n")) {
 		line = strings.TrimRight(line, "\n")
 		isNext := len(kept) > 0 && (assertion.MatchString(line) || strings.HasPrefix(strings.TrimSpace(line), "--- "))
 		if isNext || len(kept) == 6 {

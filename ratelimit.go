@@ -223,17 +223,17 @@ const (
 // connection and its file. So a quarter as many transfers as the process may have descriptors
 // use half of these.
 type transfers struct {
-	max    int // of all users
+	max    uint64 // of all users
 	mu     sync.Mutex
-	all    int
+	all    uint64
 	byUser map[string]int
 }
 
 // maxDescriptors returns how many files and connections the process may have open.
-func maxDescriptors() int {
+func maxDescriptors() uint64 {
 	var limit syscall.Rlimit
 	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail; the limit would be 0
-	return int(min(limit.Cur, 1<<20))
+	return min(limit.Cur, 1<<20)
 }
 
 // begin counts a transfer, or returns the 429. The caller calls end when it is over.

@@ -390,8 +390,8 @@ func (s *soakRun) signInOnce(c *soakClient) {
 		return
 	}
 	present() // once more: see worked
-	r := c.send("200", "GET", "/auth/session", nil)
-	r = c.send("200", "POST", "/terms/acceptance", map[string]string{"version": TERMS_VERSION})
+	c.send("200", "GET", "/auth/session", nil)
+	r := c.send("200", "POST", "/terms/acceptance", map[string]string{"version": TERMS_VERSION})
 	if r.status == 200 {
 		var acceptance struct{ AcceptedAt string }
 		json.Unmarshal(r.body, &acceptance)
