@@ -265,3 +265,18 @@ func TestSocketMustBeTCP(t *testing.T) {
 		t.Errorf("got exit %d, %q, want 2 and a word of the socket", code, errOut)
 	}
 }
+
+// A number of sockets other than one is a mistake in the unit: the server says so, instead of
+// listening on ADDR while clients wait at the sockets.
+func TestSocketsOfAnotherNumber(t *testing.T) {
+	t.Parallel()
+	for _, number := range []string{"", "0", "2"} {
+		t.Run("LISTEN_FDS="+number, func(t *testing.T) {
+			env := serverEnv(t, map[string]string{"LISTEN_PID": strconv.Itoa(os.Getpid()), "LISTEN_FDS": number})
+			code, _, errOut := runCLI(env, "serve")
+			if code != 2 || !strings.Contains(errOut, "LISTEN_FDS: ") {
+				t.Errorf("got exit status %d and %q, want 2 and a sentence about LISTEN_FDS", code, errOut)
+			}
+		})
+	}
+}
