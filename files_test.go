@@ -1325,7 +1325,7 @@ func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
 	var s *server
 	startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
-	working := filepath.Join(s.cfg.filesDir, "x")
+	working := filepath.Join(s.cfg.filesDir, unfinished, "x")
 	if err := os.WriteFile(working, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
