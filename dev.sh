@@ -477,6 +477,7 @@ read_code() {
 		printf '\n--- Type the code that was sent to %s (locally, the server prints it): ' "$email"
 		read -r code || die "no code was typed"
 		code=$(printf '%s' "$code" | tr -cd 0-9)
+		[ "${#code}" = 6 ] || die "a code has six digits; it is printed in the terminal of ./dev.sh run"
 	fi
 }
 
@@ -692,5 +693,5 @@ soak) [ $# -le 1 ] || usage; cmd_soak "$@" ;;
 test | user | release | prove) "cmd_$command" "$@" ;;
 bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
 help | -h | --help) (usage) 2>&1 || true ;;
-*) usage ;;
+*) die "there is no command $command; ./dev.sh help lists the commands" ;;
 esac
