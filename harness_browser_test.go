@@ -147,11 +147,31 @@ func outputAfter(t testing.TB, out *logBuffer, done chan struct{}, text string) 
 	return strings.TrimSpace(rest)
 }
 
+// startChromedriver returns the port on which the driver listens. The driver finds a free port of
+// one protocol, and ends if that port is taken in the other: then it is started again.
+func startChromedriver(t testing.TB, dir string) (port string) {
+	t.Helper()
+	const listens, taken = "started successfully on port ", "port not available"
+	for range 5 {
+		out, done := startDriver(t, dir, nil, needProgram(t, "chromedriver", "chromium-driver"), "--port=0")
+		line, _, err := out.wait(0, done, func(line string) bool {
+			return strings.Contains(line, listens) || strings.Contains(line, taken)
+		})
+		if err != nil {
+			t.Fatalf("%v that says where chromedriver listens", err)
+		}
+		if _, port, ok := strings.Cut(line, listens); ok {
+			return strings.TrimSuffix(strings.TrimSpace(port), ".")
+		}
+	}
+	t.Fatal("chromedriver found no free port in five attempts")
+	return ""
+}
+
 func startChromium(t testing.TB, dir string, asked browserOptions) driver {
 	t.Helper()
 	program := needProgram(t, "chromium", "chromium")
-	out, done := startDriver(t, dir, nil, needProgram(t, "chromedriver", "chromium-driver"), "--port=0")
-	port := strings.TrimSuffix(outputAfter(t, out, done, "started successfully on port "), ".")
+	port := startChromedriver(t, dir)
 	args := []string{
 		"--headless", "--no-sandbox", // root can't have the sandbox
 		"--disable-gpu", "--disable-quic", "--no-first-run",
