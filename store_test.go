@@ -573,14 +573,8 @@ func TestPoolExhausted(t *testing.T) {
 	c, _ := s.member(t, "member")
 	c.do("GET", "/hubs", nil).want(t, 200)
 
-	lock, err := testDB(t, s.env["DATABASE_URL"]).Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := lockTables(t, s.env["DATABASE_URL"], "hubs, users")
 	defer lock.Rollback()
-	if _, err := lock.Exec("lock table hubs, users in access exclusive mode"); err != nil {
-		t.Fatal(err)
-	}
 	var wg sync.WaitGroup
 	for range 4 * poolSize {
 		wg.Go(func() {
@@ -662,14 +656,8 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 	s.allowErrors(`"error":"unavailable`)
 	database := s.env["DATABASE_URL"]
 	c, _ := s.member(t, "member")
-	lock, err := testDB(t, database).Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := lockTables(t, database, "hubs")
 	defer lock.Rollback()
-	if _, err := lock.Exec("lock table hubs in access exclusive mode"); err != nil {
-		t.Fatal(err)
-	}
 	waiting := func() int {
 		return queryValue[int](t, database, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock'`)
@@ -759,14 +747,8 @@ func TestLockedTableIsUnavailable(t *testing.T) {
 	c, _ := s.member(t, "admin")
 	hub := c.do("POST", "/hubs", map[string]string{"name": "North"}).want(t, 201).header.Get("Location")
 	f := c.upload("a.txt", []byte("content")).stored(t)
-	lock, err := testDB(t, s.env["DATABASE_URL"]).Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := lockTables(t, s.env["DATABASE_URL"], "hubs, files")
 	defer lock.Rollback()
-	if _, err := lock.Exec("lock table hubs, files in access exclusive mode"); err != nil {
-		t.Fatal(err)
-	}
 	var all sync.WaitGroup
 	for _, request := range []struct{ method, path, body string }{
 		{"GET", hub, ""},
@@ -786,4 +768,18 @@ func TestLockedTableIsUnavailable(t *testing.T) {
 	if name := c.do("GET", hub, nil).want(t, 200).field(t, "name"); name != "North" {
 		t.Errorf("got the name %q, want what it was", name)
 	}
+}
+
+// lockTables takes tables from every reader and writer until the transaction ends.
+func lockTables(t testing.TB, databaseURL, tables string) *sql.Tx {
+	t.Helper()
+	lock, err := testDB(t, databaseURL).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec("lock table " + tables + " in access exclusive mode"); err != nil {
+		lock.Rollback()
+		t.Fatal(err)
+	}
+	return lock
 }
