@@ -33,13 +33,13 @@ const (
 	roleAdmin  = "admin"
 )
 
-var roles = []string{roleMember, roleAdmin}
+var allRoles = []string{roleMember, roleAdmin}
 
 // A user is an account as the database has it now.
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
-	Permission string `json:"permission"` // the role, one of roles
+	Permission string `json:"permission"` // the role, one of allRoles
 
 	suspended     bool
 	termsAccepted bool      // of TERMS_VERSION
@@ -49,8 +49,8 @@ type user struct {
 
 // The conditions by which loadUser finds a user.
 const (
-	byID    = "u.user_id = $1"
-	byEmail = "lower(u.email) = $1" // the address in lower case
+	whereID    = "u.user_id = $1"
+	whereEmail = "lower(u.email) = $1" // the address in lower case
 )
 
 // loadUser reads a user. found is false if there is none.
@@ -79,12 +79,13 @@ const (
 
 var emailRule = rule{
 	name: "email", trim: true, min: 3, max: 254,
-	pattern: emailForm, form: "an e-mail address", required: true,
+	pattern: emailForm, inWords: "an e-mail address", required: true,
 }
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower would turn U+0130 and U+212A into ASCII letters; the form refuses both. I4: no line break passes it, so none reaches a mail.
+// O9: ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both. I4:
+// emailForm lets no line break through, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -97,7 +98,7 @@ func parseCodeRequest(f *fields) codeRequest {
 }
 
 func (in codeRequest) limitKey(state *requestState) string {
-	return in.email + " " + addressKey(state.client)
+	return in.email + " " + clientKey(state.client)
 }
 
 // A codeAnswer is the same for every address.
@@ -128,7 +129,7 @@ type guess struct{ email, code string }
 
 var codeRule = rule{
 	name:    "code",
-	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits", required: true,
+	pattern: regexp.MustCompile("^[0-9]{6}$"), inWords: "a code of six digits", required: true,
 }
 
 func parseGuess(f *fields) guess {
@@ -159,7 +160,7 @@ type termsView struct {
 func (v sessionView) isValid() bool {
 	return isUUID(v.User.UserID) &&
 		emailForm.MatchString(v.User.Email) &&
-		slices.Contains(roles, v.User.Permission) &&
+		slices.Contains(allRoles, v.User.Permission) &&
 		!v.ExpiresAt.IsZero()
 }
 
@@ -173,7 +174,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if !ok {
 		return sessionView{}, errInvalidCode
 	}
-	u, found, err := s.loadUser(byEmail, in.email)
+	u, found, err := s.loadUser(whereEmail, in.email)
 	if err != nil {
 		s.codes.restore(in.email, code)
 		return sessionView{}, err
@@ -181,6 +182,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if !found { // deleted, or given another address, since the code was sent
 		return sessionView{}, errInvalidCode
 	}
+	state.user = u
 	if u.suspended {
 		return sessionView{}, errSuspended
 	}
@@ -190,7 +192,6 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 		issuedAt:  u.now,
 		expiresAt: u.now.Add(sessionTTL),
 	}
-	state.user = u
 	state.session = token
 	state.log().Info("signed in")
 	s.setSessionCookie(state, s.signToken(token), int(sessionTTL.Seconds()))
@@ -239,24 +240,21 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// errForged is every fault of a token but that it has expired. The log says "forged".
-var errForged = errors.New("the token is forged or malformed")
-
-// verifyToken reads the claims of a token, and checks everything that needs no account but
-// its expiry, which checkSession does.
+// verifyToken reads the claims of a token. ok is false if the token is forged or malformed.
+// checkSession checks the rest: whether the token has expired, and its account.
 //
 // T1: HS256 with one of our keys, and no critical extension. T2: iat is not in the future, and
-// exp is at most 60 days after it. A missing one counts as 1970: such a token lives too long, or
-// has expired. T4: strict base64.
-func (s *server) verifyToken(text string) (sessionToken, error) {
+// exp is at most 60 days after it. A missing time counts as 1970. Without exp, the token has
+// expired; without iat, it lives too long. T4: strict base64.
+func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil
 	})
 	if err != nil {
-		return sessionToken{}, errForged
+		return sessionToken{}, false
 	}
-	token := sessionToken{
+	token = sessionToken{
 		email:     c.Email,
 		userID:    c.UserID,
 		issuedAt:  fromSeconds(c.IssuedAt),
@@ -268,9 +266,9 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	notYetValid := fromSeconds(c.NotBefore).After(now)
 	livesTooLong := c.ExpiresAt-c.IssuedAt > sessionTTL.Seconds()+1 // a second for rounding
 	if critical || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
-		return sessionToken{}, errForged
+		return sessionToken{}, false
 	}
-	return token, nil
+	return token, true
 }
 
 func fromSeconds(seconds float64) time.Time {
@@ -317,10 +315,10 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 type access string
 
 const (
-	public        access = "-"              // everyone
-	local         access = "local"          // everyone; the route exists only in the local environment
-	signedIn      access = "session"        // a session whose account is not suspended
-	termsAccepted access = "session, terms" // the same, with the current terms accepted
+	public          access = "-"              // everyone
+	local           access = "local"          // everyone; the route exists only in the local environment
+	sessionOnly     access = "session"        // a session whose account is not suspended
+	sessionAndTerms access = "session, terms" // the same, with the current terms accepted
 )
 
 func (a access) needsSession() bool { return a != public && a != local }
@@ -335,14 +333,14 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	if err != nil {
 		return unauthenticated("missing")
 	}
-	token, err := s.verifyToken(cookie.Value)
-	if err != nil {
+	token, ok := s.verifyToken(cookie.Value)
+	if !ok {
 		return unauthenticated("forged")
 	}
 	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
-	if need == termsAccepted && !state.user.termsAccepted {
+	if need == sessionAndTerms && !state.user.termsAccepted {
 		return errTermsMissing
 	}
 	if permitted != nil && !slices.Contains(permitted, state.user.Permission) {
@@ -361,7 +359,7 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	if expired {
 		return unauthenticated("expired")
 	}
-	u, found, err := s.loadUser(byID, token.userID)
+	u, found, err := s.loadUser(whereID, token.userID)
 	if err != nil {
 		return err
 	}
@@ -370,9 +368,9 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	}
 	state.user = u
 	state.session = token
-	addressChanged := u.Email != token.email
+	emailChanged := u.Email != token.email
 	signedOutEverywhere := token.issuedAt.Before(u.signedOutAt)
-	if addressChanged || signedOutEverywhere {
+	if emailChanged || signedOutEverywhere {
 		return unauthenticated("ended")
 	}
 	if u.suspended {
@@ -492,9 +490,9 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if name == "role" {
 		role = flags.Arg(1)
 	}
-	if !slices.Contains(roles, role) {
+	if !slices.Contains(allRoles, role) {
 		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
-			role, strings.Join(roles, " and ")))
+			role, strings.Join(allRoles, " and ")))
 	}
 	email := flags.Arg(0)
 	if command.arguments > 0 && emailRule.validate(email) != "" {

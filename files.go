@@ -233,7 +233,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 		return file{}, err
 	}
 	// The account may have changed while the file arrived.
-	if err := s.authorize(state, termsAccepted, nil); err != nil {
+	if err := s.authorize(state, sessionAndTerms, nil); err != nil {
 		return file{}, err
 	}
 	f = file{
@@ -285,7 +285,7 @@ type uploadForm struct {
 	state   *requestState
 	maxFile int64 // bytes of the file
 	parts   *multipart.Reader
-	file    *multipart.Part
+	part    *multipart.Part
 	name    string // of the file
 
 	limit    int64 // bytes of the body that may be read so far
@@ -296,8 +296,8 @@ type uploadForm struct {
 
 // open checks the headers of an upload before it reads a byte of it, then reads the form up
 // to the beginning of the file.
-func (f *uploadForm) open() error {
-	r := f.state.request
+func (form *uploadForm) open() error {
+	r := form.state.request
 	kind, params := mediaType(r.Header)
 	if kind != "multipart/form-data" {
 		return errMediaType
@@ -305,21 +305,21 @@ func (f *uploadForm) open() error {
 	if params["boundary"] == "" {
 		return invalid(fieldError{"body", "must name its boundary in the Content-Type"})
 	}
-	if r.ContentLength > f.maxFile+maxFormBytes {
+	if r.ContentLength > form.maxFile+maxFormBytes {
 		return errTooLarge
 	}
-	f.parts = multipart.NewReader(f, params["boundary"])
-	f.limit = maxPartHeaders // the reader itself would hold 10 MB of a part's headers in memory
-	part, err := f.parts.NextRawPart()
+	form.parts = multipart.NewReader(form, params["boundary"])
+	form.limit = maxPartHeaders // the reader itself would hold 10 MB of a part's headers in memory
+	part, err := form.parts.NextRawPart()
 	if err != nil {
 		return bodyProblem(err)
 	}
-	f.file = part
-	f.limit = f.maxFile + maxFormBytes
+	form.part = part
+	form.limit = form.maxFile + maxFormBytes
 	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 	name := disposition["filename"]
-	f.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
-	if part.FormName() != "file" || !isFileName(f.name) {
+	form.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
+	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file",
 			"must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
 	}
@@ -329,19 +329,19 @@ func (f *uploadForm) open() error {
 // Read is how the multipart reader reads the body.
 //
 // H1: a slow upload that moves is not cut off. H5: one that does not move is.
-func (f *uploadForm) Read(p []byte) (int, error) {
-	if f.received > f.limit {
+func (form *uploadForm) Read(p []byte) (int, error) {
+	if form.received > form.limit {
 		return 0, errTooLarge
 	}
-	deadline := f.started.Add(uploadTimeout(f.received))
+	deadline := form.started.Add(uploadTimeout(form.received))
 	if stalled := time.Now().Add(stallTimeout); stalled.Before(deadline) {
 		deadline = stalled
 	}
-	deadlines := http.NewResponseController(f.state)
+	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
 	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
-	n, err := f.state.request.Body.Read(p[:min(int64(len(p)), f.limit-f.received+1)])
-	f.received += int64(n)
+	n, err := form.state.request.Body.Read(p[:min(int64(len(p)), form.limit-form.received+1)])
+	form.received += int64(n)
 	return n, err
 }
 
@@ -352,26 +352,26 @@ func uploadTimeout(received int64) time.Duration {
 
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
 // the form; bytes after the form count towards its limit.
-func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
-	size, err = io.Copy(out, f.file)
+func (form *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
+	size, err = io.Copy(out, form.part)
 	if err != nil {
 		return "", 0, err
 	}
-	if size > f.maxFile {
+	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	f.limit = size + maxFormBytes
-	_, err = f.parts.NextRawPart()
+	form.limit = size + maxFormBytes
+	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
 	if err != io.EOF { // a body that breaks off gives another error
 		return "", 0, err
 	}
-	if _, err := io.Copy(io.Discard, f); err != nil {
+	if _, err := io.Copy(io.Discard, form); err != nil {
 		return "", 0, err
 	}
-	if f.received > f.limit { // Read lets one byte too many through, to notice
+	if form.received > form.limit { // Read lets one byte too many through, to notice
 		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -384,12 +384,12 @@ func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) 
 // drain reads the rest of a refused upload, within bounds: a connection that is closed over
 // bytes still on their way loses the answer. A client that sent "Expect: 100-continue" sends
 // nothing until we read, so there is nothing to drain unless we have.
-func (f *uploadForm) drain() {
-	if f.received == 0 && f.state.request.Header.Get("Expect") != "" {
+func (form *uploadForm) drain() {
+	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
 	}
-	http.NewResponseController(f.state).SetReadDeadline(time.Now().Add(refusedTimeout))
-	io.CopyN(io.Discard, f.state.request.Body, f.maxFile)
+	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
+	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 
 // contentType finds the type of a file from its first bytes, whatever the client said. Text

@@ -86,22 +86,22 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// settings reads the environment and collects everything that is wrong with it.
-type settings struct {
+// A configReader reads the environment and collects everything that is wrong with it.
+type configReader struct {
 	getenv func(string) string
 	env    string // APP_ENV
 	errors []error
 }
 
-func (s *settings) require(ok bool, complaint string) {
+func (r *configReader) require(ok bool, complaint string) {
 	if !ok {
-		s.errors = append(s.errors, usageError(complaint))
+		r.errors = append(r.errors, usageError(complaint))
 	}
 }
 
 // list returns the elements of a comma-separated setting.
-func (s *settings) list(name, fallback string) []string {
-	value := cmp.Or(s.getenv(name), fallback)
+func (r *configReader) list(name, fallback string) []string {
+	value := cmp.Or(r.getenv(name), fallback)
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
@@ -110,46 +110,46 @@ func (s *settings) list(name, fallback string) []string {
 // K1: bad configuration ends the start, with no secret printed. K3: so do settings that
 // would work and be dangerous; the functions below say which.
 func loadConfig(getenv func(string) string) (config, error) {
-	s := &settings{getenv: getenv, env: getenv("APP_ENV")}
-	known := slices.Contains([]string{envLocal, envStaging, envProduction}, s.env)
-	s.require(known, "APP_ENV: must be local, staging or production")
+	r := &configReader{getenv: getenv, env: getenv("APP_ENV")}
+	r.require(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
+		"APP_ENV: must be local, staging or production")
 
 	cfg := config{
-		env:            s.env,
-		addr:           s.address(),
-		databaseURL:    s.databaseURL(),
+		env:            r.env,
+		addr:           r.address(),
+		databaseURL:    r.databaseURL(),
 		filesDir:       cmp.Or(getenv("FILES_DIR"), "data/files"),
-		maxUploadBytes: s.maxUploadBytes(),
-		sessionKeys:    s.sessionKeys(),
-		cookieName:     s.cookieName(),
-		cookieDomain:   s.cookieDomain(),
-		allowedOrigins: s.allowedOrigins(),
-		originDomain:   s.originDomain(),
-		trustedProxies: s.trustedProxies(),
+		maxUploadBytes: r.maxUploadBytes(),
+		sessionKeys:    r.sessionKeys(),
+		cookieName:     r.cookieName(),
+		cookieDomain:   r.cookieDomain(),
+		allowedOrigins: r.allowedOrigins(),
+		originDomain:   r.originDomain(),
+		trustedProxies: r.trustedProxies(),
 	}
-	cfg.smtpURL, cfg.mailFrom = s.mailServer()
-	return cfg, errors.Join(s.errors...)
+	cfg.smtpURL, cfg.mailFrom = r.mailServer()
+	return cfg, errors.Join(r.errors...)
 }
 
-func (s *settings) address() string {
-	addr := cmp.Or(s.getenv("ADDR"), "127.0.0.1:8080")
+func (r *configReader) address() string {
+	addr := cmp.Or(r.getenv("ADDR"), "127.0.0.1:8080")
 	_, err := net.ResolveTCPAddr("tcp", addr)
-	s.require(err == nil,
+	r.require(err == nil,
 		"ADDR: must be host:port, the port at most 65535")
 	return addr
 }
 
-func (s *settings) databaseURL() string {
-	databaseURL := s.getenv("DATABASE_URL")
+func (r *configReader) databaseURL() string {
+	databaseURL := r.getenv("DATABASE_URL")
 	if _, err := newConnector(databaseURL, nil); err != nil {
-		s.errors = append(s.errors, err)
+		r.errors = append(r.errors, err)
 	}
 	return databaseURL
 }
 
-func (s *settings) maxUploadBytes() int64 {
-	size, err := strconv.ParseInt(cmp.Or(s.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	s.require(err == nil && size > 0 && size <= 1<<40,
+func (r *configReader) maxUploadBytes() int64 {
+	size, err := strconv.ParseInt(cmp.Or(r.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
+	r.require(err == nil && size > 0 && size <= 1<<40,
 		"MAX_UPLOAD_BYTES: must be 1 to 2^40")
 	return size
 }
@@ -159,16 +159,16 @@ const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
 // T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. Other checks keep
 // out keys that a person has made up.
-func (s *settings) sessionKeys() jwt.VerificationKeySet {
+func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
-	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
+	for key := range strings.SplitSeq(r.getenv("SESSION_SECRET"), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
-		s.require(len(key) >= 32 && len(different) >= 10,
+		r.require(len(key) >= 32 && len(different) >= 10,
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
-		s.require(key != placeholderKey,
+		r.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		// A space after a comma would make another key of it, and sign everyone out.
-		s.require(strings.TrimSpace(key) == key,
+		r.require(strings.TrimSpace(key) == key,
 			"SESSION_SECRET: no spaces around a key")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
@@ -179,20 +179,20 @@ var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- whatever
 // their letter case, and drop a cookie that does not keep the rules of its prefix.
-func (s *settings) cookieName() string {
+func (r *configReader) cookieName() string {
 	prefix := "__Secure-hubs"
-	if s.env == envLocal {
+	if r.env == envLocal {
 		prefix = "hubs"
 	}
-	prefix = cmp.Or(s.getenv("COOKIE_PREFIX"), prefix)
+	prefix = cmp.Or(r.getenv("COOKIE_PREFIX"), prefix)
 	lower := strings.ToLower(prefix)
-	s.require(cookiePrefixForm.MatchString(prefix),
+	r.require(cookiePrefixForm.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	s.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	r.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	needsHTTPS := strings.HasPrefix(lower, "__secure-")
-	s.require(!needsHTTPS || s.env != envLocal,
+	r.require(!needsHTTPS || r.env != envLocal,
 		"COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
-	return prefix + "_auth_" + s.env
+	return prefix + "_auth_" + r.env
 }
 
 // isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
@@ -202,12 +202,12 @@ func isSharedDomain(domain string) bool {
 	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
 }
 
-func (s *settings) cookieDomain() string {
-	domain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
-	if s.env == envLocal {
-		s.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
+func (r *configReader) cookieDomain() string {
+	domain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
+	if r.env == envLocal {
+		r.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
-		s.require(isSharedDomain(domain),
+		r.require(isSharedDomain(domain),
 			"COOKIE_DOMAIN: must be a domain of two labels or more, no address")
 	}
 	return domain
@@ -219,21 +219,21 @@ const localOrigins = "http://localhost:3000,http://localhost:4200,http://localho
 
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
-func (s *settings) allowedOrigins() []string {
+func (r *configReader) allowedOrigins() []string {
 	fallback := ""
-	if s.env == envLocal {
+	if r.env == envLocal {
 		fallback = localOrigins
 	}
-	origins := s.list("ALLOWED_ORIGINS", fallback)
-	if s.env == envProduction {
-		s.require(len(origins) == 0,
+	origins := r.list("ALLOWED_ORIGINS", fallback)
+	if r.env == envProduction {
+		r.require(len(origins) == 0,
 			"ALLOWED_ORIGINS: must be unset in production")
 		return nil
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
 		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
-		s.require(valid,
+		r.require(valid,
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
 	return origins
@@ -245,32 +245,32 @@ func isPort(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-func (s *settings) originDomain() string {
-	domain := strings.ToLower(s.getenv("ALLOWED_ORIGIN_DOMAIN"))
-	cookieDomain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
-	if s.env != envProduction {
-		s.require(domain == "",
+func (r *configReader) originDomain() string {
+	domain := strings.ToLower(r.getenv("ALLOWED_ORIGIN_DOMAIN"))
+	cookieDomain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
+	if r.env != envProduction {
+		r.require(domain == "",
 			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
 	}
-	s.require(isSharedDomain(domain),
+	r.require(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
 	// An unrelated domain is a typing error: no allowed page would send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
-	s.require(related,
+	r.require(related,
 		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
 	return domain
 }
 
-func (s *settings) trustedProxies() []netip.Prefix {
+func (r *configReader) trustedProxies() []netip.Prefix {
 	var proxies []netip.Prefix
-	for _, text := range s.list("TRUSTED_PROXIES", "") {
+	for _, text := range r.list("TRUSTED_PROXIES", "") {
 		prefix, err := netip.ParsePrefix(text)
 		// An IPv4 address is compared as such: a prefix of mapped ones would match nothing.
 		// A /0 would believe every client.
 		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
-		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
+		r.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
 	}
 	return proxies
@@ -279,17 +279,17 @@ func (s *settings) trustedProxies() []netip.Prefix {
 // smtpForm has no path and no query, which would be ignored. smtpPorts has the schemes.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
-func (s *settings) mailServer() (*url.URL, *mail.Address) {
-	text := s.getenv("SMTP_URL")
-	if text == "" && s.env == envLocal {
+func (r *configReader) mailServer() (*url.URL, *mail.Address) {
+	text := r.getenv("SMTP_URL")
+	if text == "" && r.env == envLocal {
 		return nil, nil
 	}
 	server, err := url.Parse(text)
 	valid := err == nil && smtpForm.MatchString(text) && isPort(server.Port())
-	s.require(valid,
+	r.require(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
-	from, err := mail.ParseAddress(s.getenv("MAIL_FROM"))
-	s.require(err == nil && emailForm.MatchString(from.Address),
+	from, err := mail.ParseAddress(r.getenv("MAIL_FROM"))
+	r.require(err == nil && emailForm.MatchString(from.Address),
 		"MAIL_FROM: must be an e-mail address")
 	return server, from
 }
@@ -316,7 +316,7 @@ func (c *config) allowsOrigin(origin string) bool {
 type server struct {
 	cfg        config
 	log        *slog.Logger // events; every text is masked
-	requestLog *slog.Logger // one line a request; it needs no mask (logRequest)
+	requestLog *slog.Logger // one line a request; it needs no mask (writeLogLine)
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
@@ -332,24 +332,24 @@ type server struct {
 	codeSlots chan struct{} // one for each request for a code that is not done
 
 	// The limits by client address. All limits are kept in this process alone.
-	globalLimit, fileLimit *limiter
-	transfers              transfers
+	requestLimit, fileLimit *limiter
+	transfers               transfers
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
 	masked := &slog.HandlerOptions{ReplaceAttr: maskAttr}
 	return &server{
-		cfg:         cfg,
-		log:         slog.New(slog.NewJSONHandler(out, masked)),
-		requestLog:  slog.New(slog.NewJSONHandler(out, nil)),
-		out:         out,
-		store:       st,
-		codes:       oneTimeCodes{byEmail: map[string]oneTimeCode{}},
-		codeJobs:    make(chan codeJob, mailQueue),
-		codeSlots:   make(chan struct{}, mailQueue),
-		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
-		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		transfers:   transfers{max: maxDescriptors() / 4, byUser: map[string]int{}}, // two descriptors each
+		cfg:          cfg,
+		log:          slog.New(slog.NewJSONHandler(out, masked)),
+		requestLog:   slog.New(slog.NewJSONHandler(out, nil)),
+		out:          out,
+		store:        st,
+		codes:        oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+		codeJobs:     make(chan codeJob, mailQueue),
+		codeSlots:    make(chan struct{}, mailQueue),
+		requestLimit: newLimiter(100, 10*time.Second, "client address"),
+		fileLimit:    newLimiter(500, time.Second, "client address"),
+		transfers:    transfers{max: maxDescriptors() / 4, byUser: map[string]int{}}, // two descriptors each
 	}
 }
 
@@ -357,29 +357,29 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 // limits of an endpoint live in its row.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	codeRequests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
-	codeRequests.forgetsRefused = true
-	guesses := newLimiter(10, 15*time.Minute, "by e-mail")
+	codeRequestLimit := newLimiter(5, 15*time.Minute, "e-mail and client address")
+	codeRequestLimit.forgetsRefused = true
+	guessLimit := newLimiter(10, 15*time.Minute, "e-mail")
 	// The contract, with the name of the cookie that this server sets.
-	contractText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-	contractFile := document{"application/json", contentPolicy, contractText}
+	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
+	apiFile := document{"application/json", contentPolicy, apiText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
 	return []route{
 		// method, path, access, roles, status of success, limit, contract
-		{"POST", "/auth/otp/request", public, nil, 200, codeRequests, endpoint(parseCodeRequest, s.requestCode)},
-		{"POST", "/auth/otp/validate", public, nil, 200, guesses, endpoint(parseGuess, s.validateCode)},
-		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(nil, s.logout)},
-		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(nil, s.getSession)},
-		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
-		{"GET", "/hubs", termsAccepted, nil, 200, nil, endpoint(parseHubQuery, s.listHubs)},
-		{"GET", "/hubs/{hubId}", termsAccepted, nil, 200, nil, endpoint(nil, s.getHub)},
-		{"POST", "/hubs", termsAccepted, admin, 201, nil, endpoint(parseNewHub, s.createHub)},
-		{"PATCH", "/hubs/{hubId}", termsAccepted, admin, 200, nil, endpoint(parseHubChange, s.changeHub)},
-		{"DELETE", "/hubs/{hubId}", termsAccepted, admin, 204, nil, endpoint(nil, s.deleteHub)},
-		{"POST", "/files/upload", termsAccepted, nil, 201, nil, endpoint(nil, s.upload)},
-		{"GET", "/files/{fileId}/{name}", termsAccepted, nil, 200, nil, endpoint(nil, s.getFile)},
+		{"POST", "/auth/otp/request", public, nil, 200, codeRequestLimit, endpoint(parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/validate", public, nil, 200, guessLimit, endpoint(parseGuess, s.validateCode)},
+		{"POST", "/auth/logout", sessionOnly, nil, 204, nil, endpoint(nil, s.logout)},
+		{"GET", "/auth/session", sessionOnly, nil, 200, nil, endpoint(nil, s.getSession)},
+		{"POST", "/terms/acceptance", sessionOnly, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
+		{"GET", "/hubs", sessionAndTerms, nil, 200, nil, endpoint(parseHubQuery, s.listHubs)},
+		{"GET", "/hubs/{hubId}", sessionAndTerms, nil, 200, nil, endpoint(nil, s.getHub)},
+		{"POST", "/hubs", sessionAndTerms, admin, 201, nil, endpoint(parseNewHub, s.createHub)},
+		{"PATCH", "/hubs/{hubId}", sessionAndTerms, admin, 200, nil, endpoint(parseHubChange, s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", sessionAndTerms, admin, 204, nil, endpoint(nil, s.deleteHub)},
+		{"POST", "/files/upload", sessionAndTerms, nil, 201, nil, endpoint(nil, s.upload)},
+		{"GET", "/files/{fileId}/{name}", sessionAndTerms, nil, 200, nil, endpoint(nil, s.getFile)},
 		{"GET", "/healthz", public, nil, 200, nil, endpoint(nil, s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(nil, contractFile.get)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(nil, apiFile.get)},
 		{"GET", "/{$}", local, nil, 200, nil, endpoint(nil, pageFile.get)},
 	}
 }
@@ -388,7 +388,7 @@ func (s *server) routes() []route {
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
 	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
-	h = s.limitByAddress(h)     // 4. the limits by client address
+	h = s.limitByClient(h)      // 4. the limits by client address
 	h = s.setRequestContext(h)  // 3. request id, client address
 	h = s.setSecurityHeaders(h) // 2. with the CORS headers
 	h = s.logRequests(h)        // 1. begins first and ends last
@@ -474,10 +474,12 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	go func() { ended <- web.Serve(listener) }()
 	select {
 	case err := <-ended:
-		return err
+		if ctx.Err() == nil {
+			return err
+		}
 	case <-ctx.Done():
-		return s.stop(web, listener)
 	}
+	return s.stop(web, listener)
 }
 
 // H1: slow headers, bodies and readers end by their timeouts. H2: OPTIONS * goes through
@@ -632,7 +634,7 @@ func printRoutes(out io.Writer) error {
 	const row = "%-6s  %-22s  %-21s  %s\n"
 	_, err := fmt.Fprintf(out, row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
-		limit := s.addressLimit(r.method, r.path).String()
+		limit := s.clientLimit(r.method, r.path).String()
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}

@@ -195,7 +195,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // G3: one error format, for the router's own answers too.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		state.fail(cmp.Or(standardErrors[status], error(errNotFound)))
+		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
 		return
 	}
 	if state.status == 0 {
@@ -204,8 +204,8 @@ func (state *requestState) WriteHeader(status int) {
 	}
 }
 
-// standardErrors has the errors that net/http's own code answers with.
-var standardErrors = map[int]error{
+// netHTTPErrors has the errors that net/http's own code answers with.
+var netHTTPErrors = map[int]error{
 	http.StatusMethodNotAllowed:             errMethod,
 	http.StatusPreconditionFailed:           errPrecondition,
 	http.StatusRequestedRangeNotSatisfiable: errRange,
@@ -321,7 +321,7 @@ type rule struct {
 	trim     bool           // spaces around the text don't count
 	controls string         // the control characters that are allowed
 	pattern  *regexp.Regexp // of a text; max bounds the text before the pattern sees it
-	form     string         // the pattern in words
+	inWords  string         // the pattern in words
 	oneOf    []string
 	fallback string // the value of a field that is not sent
 	required bool
@@ -503,7 +503,7 @@ func (r rule) validateText(value string) string {
 		}
 	}
 	if r.pattern != nil && !r.pattern.MatchString(value) {
-		return "must be " + r.form
+		return "must be " + r.inWords
 	}
 	return ""
 }
@@ -535,15 +535,15 @@ type route struct {
 // registered through it.
 type contract struct {
 	input, output any  // zero values; the test that writes openapi.json reads their types
-	counted       bool // the input has a key for the route's own limit
+	hasLimitKey   bool // the input has a key for the route's own limit
 	serve         func(*server, route, *requestState) error
 }
 
 // An output checks itself against its contract before it is sent.
 type output interface{ isValid() bool }
 
-// A counted input gives the key by which the route's own limit counts the request.
-type counted interface{ limitKey(*requestState) string }
+// A limitKeyer is an input that gives the key by which the route's own limit counts the request.
+type limitKeyer interface{ limitKey(*requestState) string }
 
 // A sender is an output that writes itself, because it is not JSON.
 type sender interface{ send(*requestState) }
@@ -569,8 +569,8 @@ func endpoint[In any, Out output](
 ) contract {
 	var noIn In
 	var noOut Out
-	_, isCounted := any(noIn).(counted)
-	c := contract{input: noIn, output: noOut, counted: isCounted}
+	_, hasLimitKey := any(noIn).(limitKeyer)
+	c := contract{input: noIn, output: noOut, hasLimitKey: hasLimitKey}
 	c.serve = func(s *server, route route, state *requestState) error {
 		if err := s.authorize(state, route.access, route.roles); err != nil {
 			return err
@@ -587,7 +587,7 @@ func endpoint[In any, Out output](
 			}
 			state.loggedInput = strings.Join(f.logged, "&")
 		}
-		if in, ok := any(in).(counted); ok {
+		if in, ok := any(in).(limitKeyer); ok {
 			if err := route.limit.take(in.limitKey(state)); err != nil {
 				return err
 			}
@@ -640,11 +640,11 @@ func (a jsonAnswer) Write(text []byte) (int, error) {
 func (r route) validate() {
 	name := r.method + " " + r.path
 	switch {
-	case !slices.Contains([]access{public, local, signedIn, termsAccepted}, r.access):
+	case !slices.Contains([]access{public, local, sessionOnly, sessionAndTerms}, r.access):
 		panic("no access rule: " + name)
 	case !r.access.needsSession() && r.roles != nil:
 		panic("a role without a session: " + name)
-	case r.contract.counted != (r.limit != nil):
+	case r.contract.hasLimitKey != (r.limit != nil):
 		panic("a counted input without a limit, or a limit without a key to count by: " + name)
 	}
 }
@@ -680,7 +680,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 			w.Header().Set("Connection", "close")
 		}
 		if s.cfg.env != envLocal {
-			defer func() { s.logRequest(state, time.Since(started)) }()
+			defer func() { s.writeLogLine(state, time.Since(started)) }()
 		}
 		defer func() {
 			fault := recover()
@@ -746,12 +746,12 @@ func isRequestID(text string) bool {
 	return text != "" && len(text) <= 128 && strings.Trim(text, requestIDCharacters) == ""
 }
 
-// limitByAddress is step 4.
-func (s *server) limitByAddress(next http.Handler) http.Handler {
+// limitByClient is step 4.
+func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
-		limit := s.addressLimit(r.Method, r.URL.Path)
-		if err := limit.take(addressKey(state.client)); err != nil {
+		limit := s.clientLimit(r.Method, r.URL.Path)
+		if err := limit.take(clientKey(state.client)); err != nil {
 			state.fail(err)
 			return
 		}
@@ -791,12 +791,12 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// logRequest writes the line of one request. Every value is the server's own, a checked
+// writeLogLine writes the line of one request. Every value is the server's own, a checked
 // identifier, or cleaned and cut. So no secret can get in, a line has at most 2 kB
 // whatever the request, and nothing looks at more than maxLoggedText bytes of any text.
 //
 // H4: the cost of a line does not grow with the request.
-func (s *server) logRequest(state *requestState, duration time.Duration) {
+func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	attrs := make([]slog.Attr, 0, 18)
 	add := func(name, value string) {
@@ -808,7 +808,7 @@ func (s *server) logRequest(state *requestState, duration time.Duration) {
 	add("client", state.client.String())
 	add("method", cleanText(r.Method))
 	add("route", routeOf(r))
-	if r.Pattern == "" {
+	if r.Pattern == "" && state.status == http.StatusNotFound {
 		add("path", cleanText(r.URL.Path))
 	}
 	for _, name := range []string{"hubId", "fileId"} {
@@ -931,8 +931,8 @@ var maskRules = []struct {
 	// smtps://user:password@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`),
 		"://***@"},
-	// jane.roe@example.com, jane.roe%40example.com, jane.roe\u0040example.com
-	{regexp.MustCompile(`([\w!#$&'*+/=?^{|}~-])[\w!#$&'*+/=?^{|}~.-]*(@|%(?:25)*40|\\u0040)`),
+	// jane.roe@example.com, jane.roe%40example.com, jane.roe\u0040example.com. \x60 is `.
+	{regexp.MustCompile(`([\w!#$%&'*+/=?^\x60{|}~-])[\w!#$%&'*+/=?^\x60{|}~.-]*(@|%(?:25)*40|\\u0040)`),
 		"$1***$2"},
 	// A token, also one that is broken by blanks.
 	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*`),

@@ -204,7 +204,7 @@ var fieldDocs = map[string]fieldDoc{
 	"expiresInSeconds": {"How long a code lives.", 600, nil},
 	"user":             {"The account.", nil, nil},
 	"userId":           {"Opaque.", exampleID, object{"format", "uuid"}},
-	"permission":       {"The role, as it is now.", "member", object{"enum", roles}},
+	"permission":       {"The role, as it is now.", "member", object{"enum", allRoles}},
 	"terms":            {"The current terms of use and privacy policy.", nil, nil},
 	"version":          {"The current terms version.", TERMS_VERSION, nil},
 	"accepted":         {"Whether the user has accepted this version.", true, nil},

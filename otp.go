@@ -156,7 +156,7 @@ func (s *server) sendCode(job codeJob) {
 		job.log.Warn("code not sent: waited too long")
 		return
 	}
-	u, found, err := s.loadUser(byEmail, job.email)
+	u, found, err := s.loadUser(whereEmail, job.email)
 	if err != nil {
 		job.log.Error("code not sent", "error", err)
 		return

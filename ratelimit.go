@@ -32,7 +32,7 @@ const maxKeys = 65_536 // keys that one limiter keeps
 type limiter struct {
 	burst  int
 	period time.Duration
-	what   string // what is counted, in words
+	by     string // what is counted, in words
 	seed   maphash.Seed
 	start  time.Time // times are kept as monotonic time since then
 
@@ -48,11 +48,11 @@ type limiter struct {
 	fullUntil time.Duration // until then, all maxKeys keys are being refused
 }
 
-func newLimiter(burst int, period time.Duration, what string) *limiter {
+func newLimiter(burst int, period time.Duration, by string) *limiter {
 	return &limiter{
 		burst:  burst,
 		period: period,
-		what:   what,
+		by:     by,
 		seed:   maphash.MakeSeed(),
 		start:  time.Now(),
 		spent:  map[uint64][]time.Duration{},
@@ -62,7 +62,7 @@ func newLimiter(burst int, period time.Duration, what string) *limiter {
 // String is the limit in words: "5 per 15m by e-mail and client address".
 func (l *limiter) String() string {
 	period := strings.Replace(l.period.String(), "m0s", "m", 1)
-	return fmt.Sprintf("%d per %s %s", l.burst, period, l.what)
+	return fmt.Sprintf("%d per %s by %s", l.burst, period, l.by)
 }
 
 // take spends a token of the key. If the key has none, the error is the 429 that says when
@@ -129,8 +129,8 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 	if now < l.fullUntil {
 		return l.fullUntil - now
 	}
-	victim, found, firstBack := l.findVictim(now)
-	if !found && !l.forgetsRefused {
+	victim, isRefused, firstBack := l.findVictim(now)
+	if isRefused && !l.forgetsRefused {
 		l.fullUntil = firstBack
 		return firstBack - now
 	}
@@ -138,13 +138,16 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 	return 0
 }
 
-// findVictim looks for the key that has spent least, among the first 64 in the random order
-// of Go's maps. It goes on past 64 until it finds one that is not being refused. If there
-// is none, firstBack says when the first of all tokens comes back, and victim is a key
-// that is being refused.
+// findVictim looks at the keys in the random order of Go's maps, and returns the one that has
+// spent least. It stops after 64 keys, if one of them is not being refused or if
+// forgetsRefused. Otherwise it goes on until it finds a key that is not being refused.
+//
+// isRefused is true if every key that it looked at is being refused, victim too. Unless
+// forgetsRefused, these are all keys, and firstBack is when the first of all their tokens
+// comes back.
 //
 // If nearly all keys are being refused, the search takes a millisecond or two.
-func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firstBack time.Duration) {
+func (l *limiter) findVictim(now time.Duration) (victim uint64, isRefused bool, firstBack time.Duration) {
 	fewest := l.burst
 	firstBack = now + l.period
 	seen := 0
@@ -162,16 +165,16 @@ func (l *limiter) findVictim(now time.Duration) (victim uint64, found bool, firs
 			break
 		}
 	}
-	return victim, fewest < l.burst, firstBack
+	return victim, fewest == l.burst, firstBack
 }
 
-// addressLimit returns the limit of step 4 that counts a request. Reading files has a
+// clientLimit returns the limit of step 4 that counts a request. Reading files has a
 // bucket of its own in place of the global one: else its 500 a second could not be reached.
-func (s *server) addressLimit(method, path string) *limiter {
+func (s *server) clientLimit(method, path string) *limiter {
 	if isRead(method) && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
 	}
-	return s.globalLimit
+	return s.requestLimit
 }
 
 // clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
@@ -206,9 +209,9 @@ func parseAddress(text string) netip.Addr {
 	return addr.Unmap().WithZone("")
 }
 
-// addressKey returns an IPv4 address as it is, and of an IPv6 address its /64, since one
+// clientKey returns an IPv4 address as it is, and of an IPv6 address its /64, since one
 // customer has all of those addresses.
-func addressKey(client netip.Addr) string {
+func clientKey(client netip.Addr) string {
 	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
 }
@@ -338,8 +341,8 @@ func (l *boundedListener) stopWaiting(c *connection) {
 	}
 }
 
-// A connection is one that a boundedListener has accepted. The *net.TCPConn in it has the ReadFrom by which
-// net/http sends files (sendfile); a net.Conn there would hide it.
+// A connection is one that a boundedListener has accepted. The *net.TCPConn in it has the
+// ReadFrom by which net/http sends files (sendfile); a net.Conn there would hide it.
 type connection struct {
 	*net.TCPConn
 	listener *boundedListener

@@ -24,19 +24,19 @@ import (
 var schema string
 
 const (
-	poolSize  = 8               // connections, all kept open
-	slowSize  = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout = 2 * time.Second // each: the wait for a slot, a statement, a read or write on its socket
+	poolSize      = 8               // connections, all kept open
+	expensiveSize = poolSize / 2    // of these, for expensive statements at a time
+	dbTimeout     = 2 * time.Second // each: the wait for a slot, a statement, a read or write on its socket
 )
 
 // A store runs statements. Its methods take no context: dbTimeout bounds each step of a
 // statement, whether or not the client waits. For a context, lib/pq would start a goroutine for each
 // statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
-	db         *sql.DB
-	slots      chan struct{} // one for each connection; bounds the wait
-	slowSlots  chan struct{} // one for each expensive statement
-	statements sync.Map      // text → *sql.Stmt, prepared at first use and kept
+	db             *sql.DB
+	slots          chan struct{} // one for each connection; bounds the wait
+	expensiveSlots chan struct{} // one for each expensive statement
+	statements     sync.Map      // text → *sql.Stmt, prepared at first use and kept
 }
 
 // A statement is what the store runs.
@@ -44,7 +44,7 @@ type statement struct {
 	text      string
 	args      []any
 	writes    bool // never sent a second time
-	expensive bool // holds at most slowSize connections, so that a session check finds one
+	expensive bool // holds at most expensiveSize connections, so that a session check finds one
 }
 
 func read(text string, args ...any) statement { return statement{text: text, args: args} }
@@ -72,9 +72,9 @@ func openStore(databaseURL string) (*store, error) {
 	}
 	connector.Dialer(deadlineDialer{})
 	st := &store{
-		db:        sql.OpenDB(connector),
-		slots:     make(chan struct{}, poolSize),
-		slowSlots: make(chan struct{}, slowSize),
+		db:             sql.OpenDB(connector),
+		slots:          make(chan struct{}, poolSize),
+		expensiveSlots: make(chan struct{}, expensiveSize),
 	}
 	// The default of 2 would open and close connections all the time.
 	st.db.SetMaxIdleConns(poolSize)
@@ -103,6 +103,10 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 		}
 	}
 	cfg = cfg.Clone() // a clone always has the map Runtime
+	// PostgreSQL ignores the letter case of a setting's name.
+	maps.DeleteFunc(cfg.Runtime, func(name, _ string) bool {
+		return settings[strings.ToLower(name)] != ""
+	})
 	maps.Copy(cfg.Runtime, settings)
 	return pq.NewConnectorConfig(cfg)
 }
@@ -135,17 +139,18 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 // rows runs a statement and calls scan for each row. The error of one that writes may mean
 // "done" as well as "not done": the connection may have broken after the statement.
 //
-// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations). D5: a read whose connection turns out to be dead is tried
-// once more on a new one, unless scan has had a row already. So once the database is back after
-// a crash, no read fails. H6: expensive statements never take all connections.
+// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations).
+// D5: a read whose connection turns out to be dead is tried once more on a new one, unless
+// scan has had a row already. So once the database is back after a crash, no read fails.
+// H6: expensive statements never take all connections.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
-		if err := take(st.slowSlots); err != nil {
+		if err := takeSlot(st.expensiveSlots); err != nil {
 			return err
 		}
-		defer func() { <-st.slowSlots }()
+		defer func() { <-st.expensiveSlots }()
 	}
-	if err := take(st.slots); err != nil {
+	if err := takeSlot(st.slots); err != nil {
 		return err
 	}
 	defer func() { <-st.slots }()
@@ -157,10 +162,10 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	return st.classifyDBError(err)
 }
 
-// take takes a slot, or gives up after dbTimeout.
+// takeSlot takes a slot, or gives up after dbTimeout.
 //
 // D2: a bounded wait, then 503.
-func take(slots chan struct{}) error {
+func takeSlot(slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
 		return nil

@@ -668,10 +668,10 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 			wg.Go(func() { c.elsewhere().do("GET", "/hubs?"+query, nil) })
 		}
 	}
-	waitUntil(t, "expensive statements that wait for the lock", func() bool { return waiting() >= slowSize })
+	waitUntil(t, "expensive statements that wait for the lock", func() bool { return waiting() >= expensiveSize })
 	c.elsewhere().do("GET", "/auth/session", nil).want(t, 200)
-	if got := waiting(); got > slowSize {
-		t.Errorf("got %d expensive statements at a time, want at most %d", got, slowSize)
+	if got := waiting(); got > expensiveSize {
+		t.Errorf("got %d expensive statements at a time, want at most %d", got, expensiveSize)
 	}
 	lock.Rollback()
 	wg.Wait()
