@@ -128,7 +128,7 @@ func TestRefusals(t *testing.T) {
 	testUser(t, db, freshAdmin, roleAdmin)
 
 	never := func(route) bool { return false }
-	terms := func(r route) bool { return r.access == termsAccepted }
+	terms := func(r route) bool { return r.access == sessionAndTerms }
 	session := func(r route) bool { return r.access.needsSession() }
 	states := []struct {
 		name, token string

@@ -285,7 +285,7 @@ func possible(r route) (codes []string) {
 		"unauthenticated":        r.access.needsSession(),
 		"invalid_code":           proof,
 		"account_suspended":      r.access.needsSession() || proof,
-		"terms_not_accepted":     r.access == termsAccepted,
+		"terms_not_accepted":     r.access == sessionAndTerms,
 		"forbidden":              r.roles != nil,
 		"cross_origin":           write,
 		"not_found":              strings.Contains(r.path, "{"),

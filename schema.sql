@@ -97,10 +97,10 @@ create table if not exists files (
     created_at   timestamptz not null default now()
 );
 
--- The rest is the search of GET /hubs with filters[name]: skip it at a first reading. It
--- finds the hubs whose name contains a part, and costs no correctness elsewhere; hubsByName
--- in hubs.go puts the functions below together, and docs/search.md explains the whole.
--- PostgreSQL inlines those that return rows and hub_name_contains, so that they cost no call.
+-- The rest is the search of GET /hubs with filters[name]: skip it at a first reading.
+-- hubsByName in hubs.go puts these functions together, and docs/search.md explains them step
+-- by step. PostgreSQL inlines those that return rows and hub_name_contains, so that they
+-- cost no call.
 
 -- Whether a name contains a part, both as keys. The bits first: a plain "and" would let
 -- PostgreSQL look for the text first.
