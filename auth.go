@@ -84,8 +84,8 @@ var emailRule = rule{
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both. I4:
-// emailForm lets no line break through, so none reaches a mail.
+// O9: ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both.
+// I4: emailForm lets no line break through, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
