@@ -53,7 +53,7 @@ const (
 	whereEmail = "lower(u.email) = $1" // the address in lower case
 )
 
-// loadUser reads a user. found is false if there is none.
+// loadUser reads a user by one of these conditions. found is false if there is none.
 func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
 	u = &user{}
 	found, err = s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -84,7 +84,8 @@ var emailRule = rule{
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both.
+// O9: ToLower would turn U+0130 and U+212A into ASCII letters. But emailForm refuses both, and
+// then this result is not used.
 // I4: emailForm lets no line break through, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
@@ -165,7 +166,7 @@ func (v sessionView) isValid() bool {
 }
 
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
-// code and an expired one are refused in the same way: none of them asks the database.
+// code and an expired one are refused in the same way, without asking the database.
 //
 // A right code is used up first. If the database is away then, it becomes valid again, so
 // that the user need not ask for another.
@@ -208,7 +209,7 @@ type sessionToken struct {
 
 // claims is the payload of the JWT. The times are seconds with microseconds. With whole seconds,
 // a sign-out everywhere could not tell a session that began just before it from one that began
-// just after. A float64 is close enough: fromSeconds rounds to the microsecond.
+// just after. A float64 holds such a number to less than a microsecond, and fromSeconds rounds.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
@@ -232,8 +233,8 @@ func (s *server) signToken(token sessionToken) string {
 	return signed
 }
 
-// tokenParser checks the form, the algorithm and the signature. Its checks of times are off:
-// they accept a token without iat, and their leeway would apply to exp, too.
+// tokenParser checks the form, the algorithm and the signature. It checks no times: the library
+// accepts a token without iat, and its one leeway would lengthen exp, too.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
 	jwt.WithStrictDecoding(),                // no other padding bits in the base64
@@ -243,9 +244,10 @@ var tokenParser = jwt.NewParser(
 // verifyToken reads the claims of a token. ok is false if the token is forged or malformed.
 // checkSession checks the rest: whether the token has expired, and its account.
 //
-// T1: HS256 with one of our keys, and no critical extension. T2: iat is not in the future, and
-// exp is at most 60 days after it. A missing time counts as 1970. Without exp, the token has
-// expired; without iat, it lives too long. T4: strict base64.
+// T1: HS256 with one of our keys, and no critical extension.
+// T2: iat is not in the future, and exp is at most 60 days after it. A missing time counts as
+// 1970: a token without exp has expired, and one without iat lives too long.
+// T4: strict base64.
 func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
@@ -275,8 +277,8 @@ func fromSeconds(seconds float64) time.Time {
 	return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC()
 }
 
-// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is no
-// regular expression because a page of hubs checks a hundred of them.
+// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
+// regular expression because a page of hubs checks a hundred ids.
 func isUUID(text string) bool {
 	if len(text) != 36 {
 		return false
@@ -349,9 +351,8 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	return nil
 }
 
-// checkSession says whether a session still lasts. These are all the ways in which one ends.
-// It leaves the user in the request's state, also when the session has ended: the log names the
-// user.
+// checkSession says whether the session of a token still lasts. It sets state.user even if it
+// refuses, so that the log can name the user.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
@@ -406,8 +407,8 @@ func (v acceptanceView) isValid() bool {
 	return v.Version != "" && !v.AcceptedAt.IsZero()
 }
 
-// acceptTerms records the acceptance. A second one keeps the first time: its update changes
-// nothing, and is there so that the row is returned.
+// acceptTerms records the acceptance. Accepting again keeps the first time: the update changes
+// nothing, but without it the statement would return no row.
 func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
 	if in.version != TERMS_VERSION {
 		return acceptanceView{}, newProblem(409, "conflict",
@@ -425,7 +426,8 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 // logout clears the cookie and does no more. A copied token lives on until it expires or the
 // user is signed out everywhere.
 //
-// T7: the clearing cookie empties a real cookie jar.
+// T7: the cookie that clears has the name, path and domain of the one that was set, so that the
+// browser removes it.
 func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	s.setSessionCookie(state, "", -1)
 	state.log().Info("signed out")
@@ -469,7 +471,7 @@ const (
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := append(args, "")[0]
+	name := append(args, "")[0] // "" if there is none
 	command, known := userCommands[name]
 	if !known {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
@@ -498,7 +500,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
-	// Each statement has the first parameters of these two, or none.
+	// A statement uses $1 (the address), $1 and $2 (the role), or neither: count the dollars.
 	parameters := []any{email, role}[:strings.Count(command.text, "$")]
 	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
 }
