@@ -85,7 +85,7 @@ var emailRule = rule{
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
 // O9: ToLower would turn U+0130 and U+212A into ASCII letters. But emailForm refuses both, and
-// then this result is not used.
+// with them the request.
 // I4: emailForm lets no line break through, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
@@ -168,7 +168,7 @@ func (v sessionView) isValid() bool {
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
 // code and an expired one are refused in the same way, without asking the database.
 //
-// A right code is used up first. If the database is away then, it becomes valid again, so
+// A right code is used up first. If the database is away then, the code becomes valid again, so
 // that the user need not ask for another.
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code, ok := s.codes.redeem(in.email, in.code)
@@ -199,7 +199,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	return s.getSession(state, nothing{})
 }
 
-// A sessionToken is what verifyToken has read from a token. It holds no role: that comes from
+// A sessionToken is what a token says. It holds no role: that comes from
 // the database. issuedAt is by the database's clock, because it is compared with the time of a
 // "sign out everywhere".
 type sessionToken struct {
@@ -207,9 +207,10 @@ type sessionToken struct {
 	issuedAt, expiresAt time.Time
 }
 
-// claims is the payload of the JWT. The times are seconds with microseconds. With whole seconds,
-// a sign-out everywhere could not tell a session that began just before it from one that began
-// just after. A float64 holds such a number to less than a microsecond, and fromSeconds rounds.
+// claims is the payload of the JWT. The times are in seconds, with six decimals. With whole
+// seconds, a sign-out everywhere could not tell a session that began just before it from one that
+// began just after. A float64 is exact to less than a microsecond for such a number, and
+// fromSeconds rounds.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
@@ -234,7 +235,7 @@ func (s *server) signToken(token sessionToken) string {
 }
 
 // tokenParser checks the form, the algorithm and the signature. It checks no times: the library
-// accepts a token without iat, and its one leeway would lengthen exp, too.
+// would accept a token without iat, and its leeway for iat would lengthen exp, too.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
 	jwt.WithStrictDecoding(),                // no other padding bits in the base64
@@ -246,7 +247,7 @@ var tokenParser = jwt.NewParser(
 //
 // T1: HS256 with one of our keys, and no critical extension.
 // T2: iat is not in the future, and exp is at most 60 days after it. A missing time counts as
-// 1970: a token without exp has expired, and one without iat lives too long.
+// 1970: a token without exp has expired, and one without iat has more than 60 days to its exp.
 // T4: strict base64.
 func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 	var c claims
@@ -296,9 +297,9 @@ func isUUID(text string) bool {
 }
 
 // setSessionCookie sets the cookie or, with a negative age in seconds, clears it. Name,
-// path and domain must be the same for both, or the browser keeps the cookie.
+// path and domain must be the same when it is cleared, or the browser keeps the cookie.
 //
-// T6: HttpOnly and SameSite=Lax always, Secure but for the local environment, 60 days.
+// T6: HttpOnly and SameSite=Lax always, Secure except locally, 60 days.
 func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
 	http.SetCookie(state, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -325,8 +326,8 @@ const (
 
 func (a access) needsSession() bool { return a != public && a != local }
 
-// authorize is the session check of every endpoint. The order is that of the refusals:
-// cookie, token, the account as it is now, terms, role.
+// authorize is the session check of every endpoint. It refuses for the first of these that
+// fails: cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, need access, permitted []string) error {
 	if !need.needsSession() {
 		return nil
@@ -351,8 +352,8 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	return nil
 }
 
-// checkSession says whether the session of a token still lasts. It sets state.user even if it
-// refuses, so that the log can name the user.
+// checkSession says whether the session of a token still lasts. If the user
+// exists, it sets state.user even if it refuses, so that the log can name the user.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
@@ -500,7 +501,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
-	// A statement uses $1 (the address), $1 and $2 (the role), or neither: count the dollars.
+	// A statement has $1 (the address), $1 and $2 (the role), or neither, each once at most.
 	parameters := []any{email, role}[:strings.Count(command.text, "$")]
 	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
 }

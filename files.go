@@ -7,12 +7,12 @@ package main
 // and the upload holds a lock (flock) on that file. Its name for good, <id>, is a second
 // link to the same bytes. The row in the table comes last and makes the file visible.
 //
-// A working name whose lock is free belongs to no running upload. The sweep looks at those,
+// A working name whose lock is free belongs to no running upload. The sweep looks at such names,
 // at the start and once a minute, in every server that uses the folder:
 //
-//	unfinished/<id>       a killed server left it. With a row, the upload had ended, and only
-//	                      the working name goes; without one, the bytes go as well.
-//	unfinished/<id>.undo  the upload was refused, but the database was away and its row may
+//	unfinished/<id>       a killed server left it. If it has a row, the upload is complete, and
+//	                      only the working name is removed; if not, the bytes are, too.
+//	unfinished/<id>.undo  the upload failed, but the database was away and its row may
 //	                      exist. Row and bytes are removed.
 
 import (
@@ -39,14 +39,14 @@ const (
 	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
 	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
 	uploadStart    = time.Minute     // the least time that an upload has
-	uploadPace     = 16 << 10        // an upload has one more second for so many bytes received
+	uploadPace     = 16 << 10        // one more second for so many bytes received
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
 	undoSuffix    = ".undo"      // of a working name whose row must go
-	sweepInterval = time.Minute  // also the least age of what is swept: an upload may just begin
+	sweepInterval = time.Minute  // also the least age of what is swept
 )
 
 // A file is what the table knows about a file.
@@ -64,7 +64,7 @@ func (f file) isValid() bool {
 		!f.CreatedAt.IsZero()
 }
 
-// isFileName keeps out what a path or a header could trip over.
+// isFileName refuses names that are unsafe in a path or a header.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
@@ -215,7 +215,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err != nil {
 		return file{}, err
 	}
-	defer working.Close() // frees the lock: last
+	defer working.Close() // deferred first, so it frees the lock last
 	rowMayExist := false
 	defer func() {
 		if err != nil {
@@ -288,7 +288,7 @@ type uploadForm struct {
 	part    *multipart.Part
 	name    string // of the file
 
-	limit    int64 // bytes of the body that may be read, for now
+	limit    int64 // bytes of the body that may be read; changes as the form is read
 	received int64 // bytes of the body that were read
 
 	started time.Time // the pace counts from here
@@ -335,8 +335,8 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 		return 0, errTooLarge
 	}
 	deadline := form.started.Add(uploadTimeout(form.received))
-	if stalled := time.Now().Add(stallTimeout); stalled.Before(deadline) {
-		deadline = stalled
+	if stallsAt := time.Now().Add(stallTimeout); stallsAt.Before(deadline) {
+		deadline = stallsAt
 	}
 	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
@@ -352,7 +352,7 @@ func uploadTimeout(received int64) time.Duration {
 }
 
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
-// the form; bytes after the form count towards its limit.
+// the form; bytes after the end of the form count as bytes of the form.
 func (form *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, form.part)
 	if err != nil {
@@ -384,7 +384,7 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 
 // drain reads the rest of a refused upload, within bounds. If the connection were closed while
 // the client still sends, the client would lose the answer. A client that sent "Expect:
-// 100-continue" sends nothing until we read. If we have read nothing, nothing is on its way.
+// 100-continue" sends nothing until we read. So if we have not read, there is nothing to drain.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
@@ -470,7 +470,7 @@ const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-d
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
 // http.ServeContent keeps it). A file never changes, so its id is its ETag.
 //
-// C4: private, because a cookie does not stop a shared cache.
+// C4: private, because a shared cache may store answers to requests with cookies.
 // F2: what a browser could run is an attachment, and sandboxed.
 // H7: a Range header with many ranges is ignored (RFC 9110 14.2 permits that); each would cost a
 // part of its own.

@@ -153,7 +153,7 @@ const plainOffset = 100
 // query has its own text, so that it is prepared once and planned for the index that
 // serves it. For example, active hubs with "har" in the name, newest first, on a first page:
 //
-//	with sample as materialized (select candidates, matches from hub_name_sample($3)),
+//	with sample as materialized (select ... from hub_name_sample($3)),
 //	...
 //	where (select ...) and status = $4 order by created_at desc, hub_id desc
 //	...
@@ -185,7 +185,7 @@ func (q hubQuery) statement() statement {
 	return statement{
 		text:      text,
 		args:      args,
-		expensive: q.name != nil || q.offset > plainOffset, // many times a first page
+		expensive: q.name != nil || q.offset > plainOffset, // costs many times a first page
 	}
 }
 
@@ -250,13 +250,13 @@ func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
 //
 //   - More than 20 candidates: "walked" reads entries until the page is full, all of them
 //     if need be. To gather more than 2 % of the hubs would not be faster.
-//   - Otherwise, if a full page is to be expected within 20,000 entries, "tried" reads up to
+//   - Otherwise, if a full page is to be expected within 20,000 entries (20 samples), "tried" reads up to
 //     40,000. The budget is for matches that come late in the order.
 //   - If "tried" did not fill the page, or was not worth it, "gathered" reads all
 //     candidates, about 2 % of the hubs at most.
 //
-// What "tried" found of a page that it did not fill, "gathered" finds again; an id that is
-// there twice does no harm. PostgreSQL skips a part whose condition on the sample is false.
+// What "tried" found of a page that it did not fill, "gathered" finds again; any (array …)
+// counts an id once. PostgreSQL skips a part whose condition on the sample is false.
 const hubsByName = `with sample as materialized (
 	select candidates > 20 as frequent, matches * 20 >= $1::bigint + $2::bigint as worth_a_try from hub_name_sample($3)),
 tried as materialized (

@@ -7,12 +7,12 @@
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. The server does not start if a route lacks its access
 //     rule, or if its input must be counted and it has no limit.
-//   - A request is refused if a field of its input is unknown, if the database is out of
-//     reach, or if the output breaks its contract.
+//   - A request is refused if a field of its input is unknown, if it needs the database and
+//     that is out of reach, or if the output breaks its contract.
 //   - Errors have one format, and one function writes them. What fails inside is logged
 //     once, under the request's id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
-//     environment, which has no mail server, codes are printed on standard output.
+//     environment without a mail server, codes are printed on standard output.
 //
 // Comments such as "O3: …" name the row of SECURITY.md whose promise a function keeps.
 //
@@ -51,7 +51,7 @@ import (
 
 func main() {
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // a second signal ends the process at once
+	context.AfterFunc(ctx, release) // from then on, a signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }
 
@@ -63,7 +63,8 @@ const (
 )
 
 // config is the environment after its checks. The lifetimes and the rate limits are not
-// settings but constants in the code. No setting turns a check off.
+// settings but constants in the code. No setting turns a check off, except that APP_ENV=local
+// drops what needs HTTPS or a mail server.
 type config struct {
 	env            string
 	addr           string
@@ -163,7 +164,7 @@ const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(r.getenv("SESSION_SECRET"), ",") {
-		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
+		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
 		r.require(len(key) >= 32 && len(different) >= 10,
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
 		r.require(key != placeholderKey,
@@ -277,7 +278,7 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	return proxies
 }
 
-// smtpForm lets no path and no query through, which would be ignored.
+// smtpForm refuses a path and a query: they would be ignored.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
 func (r *configReader) mailServer() (*url.URL, *mail.Address) {
@@ -295,7 +296,7 @@ func (r *configReader) mailServer() (*url.URL, *mail.Address) {
 	return server, from
 }
 
-// maxOrigin is the length of the longest allowed origin: "https://", a domain of 253
+// maxOrigin is a little more than the longest origin has: "https://", a domain of 253
 // characters, a port.
 const maxOrigin = 270
 
@@ -323,15 +324,15 @@ type server struct {
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
-	files  *os.Root // FILES_DIR
-	folder *os.File // FILES_DIR, open so that it can be synced
+	files  *os.Root // FILES_DIR, to open what is in it
+	folder *os.File // FILES_DIR itself, for Sync
 	// linkFile is files.Link. A test replaces it by a function that makes the link and reports
 	// an error, as a network file system may do.
 	linkFile func(oldname, newname string) error
 
 	codes     oneTimeCodes
 	codeJobs  chan codeJob  // requests for a code that wait for a worker
-	codeSlots chan struct{} // one for each unfinished request for a code
+	codeSlots chan struct{} // one for each unfinished request for a code; bounds codeJobs
 
 	// The limits by client address. All limits are kept in this process alone.
 	requestLimit, fileLimit *limiter
@@ -386,8 +387,8 @@ func (s *server) routes() []route {
 	}
 }
 
-// handler returns the six steps that every request takes. The step that is wrapped around the
-// others last runs first.
+// handler returns the six steps that every request takes. Each is wrapped around those above it,
+// so the last line runs first.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
 	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
@@ -404,8 +405,8 @@ var openAPI string
 //go:embed index.html
 var page string
 
-// pagePolicy is one half of the page's policy. The other half stands in the page: it may load
-// its own script and style, by their hashes, and answers of this server.
+// pagePolicy is one half of the page's policy. The other half is a meta element in index.html:
+// the page may load its own script and style, by their hashes, and answers of this server.
 const pagePolicy = "frame-ancestors 'none'"
 
 // A document is a fixed text with a Content-Security-Policy of its own.
@@ -477,7 +478,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	go func() { ended <- web.Serve(listener) }()
 	select {
 	case err := <-ended:
-		if ctx.Err() == nil { // at a stop, Accept may fail before we see ctx.Done
+		if ctx.Err() == nil { // else we are stopping, and Accept has failed because of that
 			return err
 		}
 	case <-ctx.Done():
@@ -545,7 +546,7 @@ func (s *server) warnOfPowerfulRole() {
 
 // stop lets everything finish that ends in time. http.Server.Shutdown alone drops connections
 // that were just accepted, and idle ones on which a request is arriving. So for drainTime
-// before it, each answer closes its connection.
+// before it, requests are still served, and each answer closes its connection.
 //
 // H3: every request that ends within stopTimeout is answered. After that, queued mail has
 // another stopTimeout to be sent.
@@ -556,13 +557,13 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	shutdownErr := web.Shutdown(ctx) // nil: every request has ended
-	// After Shutdown, because a request under way may still ask for a code.
+	// Mail is waited for after Shutdown, because a request under way may still ask for a code.
 	giveUp := time.AfterFunc(stopTimeout, func() {
 		s.log.Error("stopped with mail unsent")
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	for range mailQueue { // takes every slot, so it waits for each request for a code
+	for range mailQueue { // once every slot is ours, no request for a code is left
 		s.codeSlots <- struct{}{}
 	}
 	s.log.Info("stopped", "requestsCutOff", shutdownErr != nil)

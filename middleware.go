@@ -91,8 +91,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns the 401 of a session. The client's answer is the same for
-// every reason: missing, forged, expired or ended.
+// unauthenticated returns the 401 of a session. The answer to the client is the
+// same for every reason: missing, forged, expired or ended.
 func unauthenticated(reason string) *problem {
 	return &problem{
 		Status: 401, Code: "unauthenticated", reason: reason,
@@ -125,8 +125,8 @@ func invalid(errs ...fieldError) *problem {
 	}
 }
 
-// toProblem returns the answer that belongs to an error. An error that it does not know
-// is a bug: 500.
+// toProblem returns the answer that belongs to an error. An error that it does not know is a bug
+// or a broken disk: 500.
 func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
@@ -143,9 +143,9 @@ func toProblem(err error) *problem {
 	}
 }
 
-// bodyProblem returns the answer to a body that could not be read to its end or stored. A
-// refusal, such as a 413, stays as it is. An error of the disk is the server's. All else is a
-// body that is incomplete or malformed.
+// bodyProblem returns the answer if a body could not be read to its end, or not be stored. A
+// refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
+// a body that is incomplete or malformed.
 func bodyProblem(err error) *problem {
 	p := toProblem(err)
 	_, ofDisk := errors.AsType[*fs.PathError](err)
@@ -170,7 +170,7 @@ type requestState struct {
 	loggedInput string       // step 6: what the log may show of the input
 
 	status       int   // as sent; 0: nothing has been sent
-	bytes        int64 // of the body, as sent
+	bytes        int64 // of the body, as sent (of a HEAD: as it would be)
 	errorWritten bool  // fail has answered; what net/http writes after that is dropped
 }
 
@@ -196,7 +196,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // G3: one error format, for the router's own answers too.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound))) // 404 and redirects
+		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound))) // 404, redirects
 		return
 	}
 	if state.status == 0 {
@@ -224,7 +224,7 @@ func (state *requestState) Write(b []byte) (int, error) {
 }
 
 // ReadFrom sends a file. http.ServeContent calls it with an io.LimitedReader, mostly around an
-// *os.File. net/http then uses sendfile, but only if it gets that very pair of types.
+// *os.File. net/http then uses sendfile, but only for an *io.LimitedReader around an *os.File.
 //
 // H5: a download may take as long as it likes, but each piece must be taken within
 // stallTimeout. A client that reads nothing is cut off.
@@ -318,11 +318,11 @@ type fields struct {
 // A rule is what a field must satisfy. Every value of this API is sent as a string.
 type rule struct {
 	name     string
-	min, max int            // of a number, or of the characters of a text; max 0: any
+	min, max int            // bounds of a number, or of a text's length; max 0: any length
 	number   bool           // a whole number in decimal digits
 	trim     bool           // spaces around the text don't count
 	controls string         // the control characters that are allowed
-	pattern  *regexp.Regexp // of a text; max, if set, is checked first
+	pattern  *regexp.Regexp // of a text; checked after max
 	inWords  string         // the pattern in words
 	oneOf    []string
 	fallback string // the value of a field that is not sent
@@ -376,8 +376,8 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	// There are no errors from here on: the body is valid. No input has maxMembers different
-	// members. So after so many the input will be refused, and the rest need not be read.
+	// The body is valid, so nothing fails from here on. A body of maxMembers members is refused
+	// in any case, because no input has so many. So the rest need not be read.
 	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
@@ -385,7 +385,7 @@ func readJSON(body []byte) (*fields, error) {
 		decoder.Decode(&value)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(cmp.Or(name, "input"), "must be a string")
+			f.refuse(cmp.Or(name, "input"), "must be a string") // "input": the name is empty
 		}
 		f.values.Add(name, text)
 	}
@@ -428,7 +428,7 @@ func (f *fields) number(r rule) int {
 }
 
 // optional returns the value of a field, or nil if it is not sent. It ignores required and
-// fallback, because a change of a hub has the rules of its creation.
+// fallback, because PATCH uses the rules of POST.
 func (f *fields) optional(r rule) *string {
 	value, sent := f.take(r)
 	if !sent {
@@ -566,7 +566,8 @@ func (nothing) send(state *requestState) { state.WriteHeader(http.StatusNoConten
 // by authorize), input, the route's own limit. The limit comes after the input, so that a
 // malformed attempt is not counted.
 //
-// O5: the limit's counters are the limiter's own, apart from the codes. A new code resets none.
+// O5: attempts at a code are counted in route.limit, apart from the codes. A new code resets
+// nothing.
 func endpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
@@ -653,25 +654,6 @@ func (r route) validate() {
 	}
 }
 
-// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
-// 405 and redirects pass through requestState.WriteHeader.
-func (s *server) serveRoutes(routes []route) http.Handler {
-	mux := http.NewServeMux()
-	for _, route := range routes {
-		route.validate()
-		if route.access == local && s.cfg.env != envLocal {
-			continue
-		}
-		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := stateOf(w)
-			if err := route.contract.serve(s, route, state); err != nil {
-				state.fail(err)
-			}
-		})
-	}
-	return mux
-}
-
 // logRequests is step 1. It runs around the other steps: it makes the request's state, and
 // writes the log line when they are done. A panic ends here, as a 500. The local
 // environment writes no line for a request: there, people watch the log for codes.
@@ -692,7 +674,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 				panic(fault)
 			}
 			if fault != nil {
-				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // its callers
+				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // from it on
 				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
 			}
 		}()
@@ -747,13 +729,13 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 
 const requestIDCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
-// isRequestID reports whether every character of a text may stand in a request id: Trim then
-// leaves nothing.
+// isRequestID reports whether a text is 1 to 128 of these characters. Trim leaves nothing of such
+// a text.
 func isRequestID(text string) bool {
 	return text != "" && len(text) <= 128 && strings.Trim(text, requestIDCharacters) == ""
 }
 
-// limitByClient is step 4.
+// limitByClient is step 4: the limit by client address.
 func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
@@ -798,11 +780,30 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
+// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
+// 405 and redirects pass through requestState.WriteHeader.
+func (s *server) serveRoutes(routes []route) http.Handler {
+	mux := http.NewServeMux()
+	for _, route := range routes {
+		route.validate()
+		if route.access == local && s.cfg.env != envLocal {
+			continue
+		}
+		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
+			state := stateOf(w)
+			if err := route.contract.serve(s, route, state); err != nil {
+				state.fail(err)
+			}
+		})
+	}
+	return mux
+}
+
 // writeLogLine writes the line of one request. Every value is the server's own, a checked
-// identifier, or cleaned and cut. So no secret can get in.
+// identifier, or cleaned and cut. So no secret can get in. (The request id may be the
+// client's own: see SECURITY.md.)
 //
-// H4: a line has at most 2 kB, whatever the request, and nothing looks at more than some
-// hundred bytes of any header.
+// H4: a line has at most 2 kB, whatever the request, and its cost hardly grows with the request.
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	attrs := make([]slog.Attr, 0, 18)
@@ -864,11 +865,11 @@ const (
 	maxLoggedError = 700 // bytes of an error's text
 )
 
-// cleanText returns what the log may show of a text that a client wrote: its first 100 bytes,
-// cut where a token begins. A word that could be a secret becomes ***.
+// cleanText returns what the log may show of a text that a client wrote: at most 100 bytes, and
+// nothing from a token on. A word that could be a secret becomes ***.
 func cleanText(text string) string {
 	text = text[:min(len(text), maxLoggedText)]
-	if token := strings.Index(text, "eyJ"); token >= 0 {
+	if token := strings.Index(text, "eyJ"); token >= 0 { // {" in base64: a JWT begins so
 		text = text[:token] + "***"
 	}
 	words := strings.Split(text, " ")
@@ -884,7 +885,8 @@ func cleanText(text string) string {
 //
 //   - a character besides letters, digits and ./_-;:(),+ (an address has an @ or its escape),
 //   - six digits in a row, such as a one-time code, also as 482-913 or 482_913,
-//   - more than 24 letters, digits, - and _ in a row: a key or a piece of a token.
+//   - more than 24 letters and digits in a row, with any - and _ among them: a key or a piece
+//     of a token.
 func looksSecret(word string) bool {
 	digits := 0
 	run := 0

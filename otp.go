@@ -29,11 +29,11 @@ const (
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // a code younger than this is not replaced: no one can flood a mailbox
 
-	mailQueue   = 1000                   // requests for a code that are not done
+	mailQueue   = 1000                   // unfinished requests for a code
 	mailWorkers = 8                      // one hung connection does not hold up the rest
 	mailMaxWait = time.Minute            // a request that waited longer is dropped
 	mailTimeout = 10 * time.Second       // of one conversation with the mail server
-	mailDelay   = 500 * time.Millisecond // at most, before the work on a request begins
+	mailDelay   = 500 * time.Millisecond // of a request before its work begins; random, up to this
 )
 
 // A oneTimeCode is good once, for codeTTL.
@@ -53,8 +53,8 @@ type oneTimeCodes struct {
 // one stays valid.
 //
 // O1: all of 000000 to 999999 are equally likely.
-// O7: a mailbox gets one mail a minute, however many clients ask; sooner only after a used code
-// or a failed mail.
+// O7: a mailbox gets at most one mail a minute, however many clients ask; sooner only if the last
+// code was used or its mail failed.
 func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +66,7 @@ func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	code = fmt.Sprintf("%0*d", codeLength, n)
 	c.byEmail[email] = oneTimeCode{code, time.Now()}
-	// This frees the memory, and no more: redeem checks the age.
+	// Only to free memory: redeem checks the age.
 	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) })
 	return code, true
 }
@@ -90,7 +90,7 @@ func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool
 	return issued, true
 }
 
-// restore puts a redeemed code back that could not be exchanged for a session, because the
+// restore puts back a redeemed code that could not be exchanged for a session, because the
 // database was away. It keeps its age. If there is a newer code by now, that one stays.
 func (c *oneTimeCodes) restore(email string, code oneTimeCode) {
 	c.mu.Lock()
@@ -119,15 +119,15 @@ type codeJob struct {
 // queueCode hands a request for a code to the workers, after a random delay. ok is false if
 // the queue is full.
 //
-// O10: without the delay, the work for a known address would compete for the CPU with the
-// client's next request and show in its time. The delay holds up no worker.
+// O10: without the delay, the work for a known address would slow the client's next request,
+// which could be measured. No worker waits during the delay.
 func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
 	default:
 		return false
 	}
-	job := codeJob{email, time.Now(), log.With("email", email)} // maskAttr shortens it
+	job := codeJob{email, time.Now(), log.With("email", email)} // maskAttr masks it
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.codeJobs <- job // never blocks: it has room for as many jobs as there are slots
@@ -135,7 +135,7 @@ func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCodes is a worker. It ends with ctx.
+// sendCodes is a worker. It ends when ctx does.
 func (s *server) sendCodes(ctx context.Context) {
 	for {
 		select {

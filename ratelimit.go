@@ -21,10 +21,10 @@ import (
 const maxKeys = 65_536 // keys that one limiter keeps
 
 // A limiter is a token bucket for each key. A bucket holds burst tokens, and each token
-// comes back one period after it was spent. While none is there, the key is being refused.
+// comes back one period after it was spent. A key without a token is being refused.
 //
-// Such a bucket equals a sliding window: in no stretch of time as long as a period do more
-// than burst requests pass. A bucket that refills continuously would let up to twice as many
+// Such a bucket equals a sliding window: at most burst requests pass in any stretch of time as
+// long as a period. A bucket that refills continuously would let up to twice as many
 // pass. The price is memory: 8 to 16 bytes for each token that has been spent and is not
 // back, besides about 90 bytes for each key.
 //
@@ -36,8 +36,9 @@ type limiter struct {
 	seed   maphash.Seed
 	start  time.Time // times are kept as monotonic time since then
 
-	// forgetsRefused says whether a key that is being refused may give way to a new key when
-	// maxKeys are kept. If false, the new key is refused: no flood frees a refused key.
+	// forgetsRefused says whether a key that is being refused may be forgotten for a new key when
+	// maxKeys are kept. If false, a new key is refused while all of them are: no flood frees a
+	// refused key.
 	forgetsRefused bool
 
 	mu sync.Mutex
@@ -140,11 +141,11 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 }
 
 // findVictim chooses the key to forget: of the keys it looks at, the one that has spent least.
-// It looks at 64 keys, in the random order of Go's maps. If all 64 are being refused, it goes
-// on until it finds one that is not, unless forgetsRefused.
+// It looks at 64 keys, in the random order of Go's maps. If all 64 are being refused and
+// forgetsRefused is false, it goes on until it finds one that is not.
 //
-// isRefused: it has found only keys that are being refused. firstBack: when the first token of
-// the keys it has looked at comes back.
+// isRefused: every key that it has looked at is being refused. firstBack: when the first of
+// their tokens comes back.
 //
 // If nearly all keys are being refused, the search takes a millisecond or two.
 func (l *limiter) findVictim(now time.Duration) (
@@ -171,7 +172,7 @@ func (l *limiter) findVictim(now time.Duration) (
 }
 
 // clientLimit returns the limit of step 4 that counts a request. Reading files has a
-// bucket of its own in place of the global one: else its 500 a second could not be reached.
+// bucket of its own instead of requestLimit, which would let only 100 in 10 s pass.
 func (s *server) clientLimit(method, path string) *limiter {
 	if isRead(method) && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
@@ -212,7 +213,7 @@ func parseAddress(text string) netip.Addr {
 }
 
 // clientKey returns an IPv4 address as its /32, and an IPv6 address as its /64, since one
-// customer has all of those addresses.
+// customer usually has all of those addresses.
 func clientKey(client netip.Addr) string {
 	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
@@ -237,7 +238,7 @@ type transfers struct {
 // maxDescriptors returns how many files and connections the process may have open.
 func maxDescriptors() uint64 {
 	var limit syscall.Rlimit
-	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail; 0 if it did
+	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
 	return min(limit.Cur, 1<<20)
 }
 
@@ -271,11 +272,11 @@ const (
 	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
 )
 
-// A boundedListener bounds the number of open connections. A connection
-// waits while it is idle or its request head is unfinished. The one that has waited longest is
-// closed if more connections wait than half of the slots or, once all slots are taken, than an
-// eighth of them. (Not all: those that were just accepted need time to say something.)
-// Otherwise new connections wait in the kernel.
+// A boundedListener bounds the number of open connections. A connection waits while it is idle or
+// its request head is unfinished. The one that has waited longest is closed if more connections
+// wait than half of the slots or, once all slots are taken, than an eighth of them. (An eighth
+// may wait: a new connection needs time to send its request.) Otherwise new connections wait in
+// the kernel.
 type boundedListener struct {
 	net.Listener
 	stop  <-chan struct{} // closed when the server stops
@@ -366,7 +367,7 @@ func keepConnection(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, c)
 }
 
-// requestHeadFinished is called when a handler begins.
+// requestHeadFinished is called when a handler begins: net/http has read the head then.
 func requestHeadFinished(r *http.Request) {
 	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		c.listener.stopWaiting(c)

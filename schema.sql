@@ -19,7 +19,7 @@ create table if not exists users (
     created_at    timestamptz not null default now()
 );
 
--- One account an address, whatever its case; serves the look-up at sign-in.
+-- One account for each address, whatever its case; serves the look-up at sign-in.
 -- Collation C, here and above: other locales give some letters another lower case.
 create unique index if not exists users_email on users (lower(email));
 
@@ -77,7 +77,7 @@ end $$;
 drop index if exists hubs_name, hubs_created_at, hubs_updated_at,
     hubs_status_name, hubs_status_created_at, hubs_status_updated_at;
 
--- GET /hubs, one index an order, without and with filters[status]; read forwards for
+-- GET /hubs, one index for each order, without and with filters[status]; read forwards for
 -- asc and backwards for desc. hub_id makes the order total. The included columns let
 -- PostgreSQL find a page, and filter by name, in the index alone.
 create index if not exists hubs_by_name              on hubs (name, hub_id) include (name_mask, name_lower);

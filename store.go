@@ -30,7 +30,7 @@ const (
 )
 
 // A store runs statements. Its methods take no context: dbTimeout bounds each step of a
-// statement, whether or not the client waits. For a context, lib/pq would start a goroutine for
+// statement, whether or not the client waits. With a context, lib/pq would start a goroutine for
 // each statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
 	db             *sql.DB
@@ -43,10 +43,11 @@ type store struct {
 type statement struct {
 	text      string
 	args      []any
-	writes    bool // never sent a second time
-	expensive bool // of these at most expensiveSize run at a time
+	writes    bool // so never sent a second time
+	expensive bool // at most expensiveSize of these run at a time
 }
 
+// read and write make statements. store.row and store.rows run them.
 func read(text string, args ...any) statement { return statement{text: text, args: args} }
 
 func write(text string, args ...any) statement {
@@ -78,6 +79,7 @@ func openStore(databaseURL string) (*store, error) {
 	}
 	// The default of 2 would open and close connections all the time.
 	st.db.SetMaxIdleConns(poolSize)
+	// hub_name_sample needs the table hubs and the other functions.
 	tables := read("select count(*) from users, terms_acceptances, files, hub_name_sample('') where false")
 	_, err = st.row(tables, new(int))
 	if err != nil {
@@ -102,7 +104,7 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			return nil, complaint
 		}
 	}
-	cfg = cfg.Clone() // a clone always has the map Runtime
+	cfg = cfg.Clone() // its map Runtime is never nil
 	// PostgreSQL ignores the letter case of a setting's name.
 	maps.DeleteFunc(cfg.Runtime, func(name, _ string) bool {
 		return settings[strings.ToLower(name)] != ""
@@ -126,8 +128,8 @@ func migrate(ctx context.Context, databaseURL string, out io.Writer) error {
 	return err
 }
 
-// row runs a statement and scans its row. found is false if there is none; dest is then as
-// it was.
+// row runs a statement and scans its row. found is false if there is none; then dest is
+// unchanged.
 func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	err = st.rows(q, func(rows *sql.Rows) error {
 		found = true
@@ -174,7 +176,7 @@ func takeSlot(slots chan struct{}) error {
 	}
 }
 
-// errScan is a row that the code does not expect: a bug, although the database was reached.
+// errScan marks a row that the code could not take: a bug, and no outage.
 var errScan = errors.New("scan")
 
 // run runs a statement once. It is prepared at its first use, and kept.
@@ -227,9 +229,9 @@ func isConnectionGone(err error) bool {
 //	57  intervention by an operator, or by statement_timeout
 //	58  the system
 //
-// Other errors of PostgreSQL can only come from a bug.
+// Other errors of PostgreSQL come from a bug, or from a wrong set-up.
 //
-// Z2: a database that is away never means a session, nor the lack of one.
+// Z2: a database that is away gives nobody a session, and takes none away.
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
@@ -243,7 +245,7 @@ func (st *store) classifyDBError(err error) error {
 	switch class := string(answer.Code.Class()); {
 	case answer.Code == "23503": // a foreign key. Here all refer to users: the user was deleted
 		return unauthenticated("ended")
-	case class == "25":
+	case class == "25": // we are connected to a standby: connect anew
 		go st.dropIdle()
 		return unavailable(err)
 	case answer.Fatal() || strings.Contains("08 53 57 58", class):
@@ -272,9 +274,8 @@ func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) 
 type deadlineConn struct{ net.Conn }
 
 // Read hides io.EOF from lib/pq. Because of io.EOF, lib/pq would report a bad connection, and
-// database/sql would send the statement again, even a write. (Not guaranteed with TLS: there,
-// crypto/tls itself makes io.EOF of an orderly close. But before such a close PostgreSQL sends
-// a FATAL error.)
+// database/sql would send the statement again, even a write. With TLS, crypto/tls reports
+// an orderly close as io.EOF itself. But before it closes, PostgreSQL sends a FATAL error.
 //
 // A connection whose read failed is closed. Otherwise, if an answer broke off after an
 // error, lib/pq would use the connection again and take the late rest of that answer for
