@@ -360,7 +360,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 
 	var created, accepted, uploaded sync.Map // name → true, user → acceptedAt, file → content
 	newName := func() string { return fmt.Sprintf("hub %d", serial.Add(1)) }
-	hubs := startLoad(3, func() *testResponse {
+	hubs := startLoad(t, 3, func() *testResponse {
 		name := newName()
 		r := admin.elsewhere().do("POST", "/hubs", map[string]string{"name": name})
 		if r.status == 201 {
@@ -378,7 +378,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 	for range changedHubs {
 		patcher <- nextPatcher.Add(1) - 1
 	}
-	patches := startLoad(2, func() *testResponse {
+	patches := startLoad(t, 2, func() *testResponse {
 		i := <-patcher
 		defer func() { patcher <- i }()
 		n := patched[i].sent.Add(1)
@@ -388,7 +388,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 		}
 		return r
 	})
-	uploads := startLoad(2, func() *testResponse {
+	uploads := startLoad(t, 2, func() *testResponse {
 		content := strings.Repeat(newName()+"\n", 500)
 		r := admin.elsewhere().upload("f.txt", []byte(content))
 		if r.status == 201 {
@@ -414,7 +414,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // so that some are left for the time of the loss
 		return r
 	}
-	signIns := startLoad(1, enter)
+	signIns := startLoad(t, 1, enter)
 	loads := []*load{hubs, patches, uploads, signIns}
 
 	hubs.wait(t, 201, 100)
