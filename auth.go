@@ -33,13 +33,13 @@ const (
 	roleAdmin  = "admin"
 )
 
-var roles = []string{roleMember, roleAdmin}
+var allRoles = []string{roleMember, roleAdmin}
 
 // A user is an account as the database has it now.
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
-	Permission string `json:"permission"` // the role, one of roles
+	Permission string `json:"permission"` // the role, one of allRoles
 
 	suspended     bool
 	termsAccepted bool      // of TERMS_VERSION
@@ -49,11 +49,11 @@ type user struct {
 
 // The conditions by which loadUser finds a user.
 const (
-	byID    = "u.user_id = $1"
-	byEmail = "lower(u.email) = $1" // the address in lower case
+	whereID    = "u.user_id = $1"
+	whereEmail = "lower(u.email) = $1" // the address in lower case
 )
 
-// loadUser reads a user. found is false if there is none.
+// loadUser reads a user by one of these conditions. found is false if there is none.
 func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
 	u = &user{}
 	found, err = s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -79,12 +79,14 @@ const (
 
 var emailRule = rule{
 	name: "email", trim: true, min: 3, max: 254,
-	pattern: emailForm, form: "an e-mail address", required: true,
+	pattern: emailForm, inWords: "an e-mail address", required: true,
 }
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower would turn U+0130 and U+212A into ASCII letters; the form refuses both. I4: no line break passes it, so none reaches a mail.
+// O9: ToLower would turn U+0130 and U+212A into ASCII letters. But emailForm refuses both, and
+// then this result is not used.
+// I4: emailForm lets no line break through, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -97,7 +99,7 @@ func parseCodeRequest(f *fields) codeRequest {
 }
 
 func (in codeRequest) limitKey(state *requestState) string {
-	return in.email + " " + addressKey(state.client)
+	return in.email + " " + clientKey(state.client)
 }
 
 // A codeAnswer is the same for every address.
@@ -128,7 +130,7 @@ type guess struct{ email, code string }
 
 var codeRule = rule{
 	name:    "code",
-	pattern: regexp.MustCompile("^[0-9]{6}$"), form: "a code of six digits", required: true,
+	pattern: regexp.MustCompile("^[0-9]{6}$"), inWords: "a code of six digits", required: true,
 }
 
 func parseGuess(f *fields) guess {
@@ -159,12 +161,12 @@ type termsView struct {
 func (v sessionView) isValid() bool {
 	return isUUID(v.User.UserID) &&
 		emailForm.MatchString(v.User.Email) &&
-		slices.Contains(roles, v.User.Permission) &&
+		slices.Contains(allRoles, v.User.Permission) &&
 		!v.ExpiresAt.IsZero()
 }
 
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
-// code and an expired one are refused in the same way: none of them asks the database.
+// code and an expired one are refused in the same way, without asking the database.
 //
 // A right code is used up first. If the database is away then, it becomes valid again, so
 // that the user need not ask for another.
@@ -173,7 +175,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if !ok {
 		return sessionView{}, errInvalidCode
 	}
-	u, found, err := s.loadUser(byEmail, in.email)
+	u, found, err := s.loadUser(whereEmail, in.email)
 	if err != nil {
 		s.codes.restore(in.email, code)
 		return sessionView{}, err
@@ -181,6 +183,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if !found { // deleted, or given another address, since the code was sent
 		return sessionView{}, errInvalidCode
 	}
+	state.user = u
 	if u.suspended {
 		return sessionView{}, errSuspended
 	}
@@ -190,7 +193,6 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 		issuedAt:  u.now,
 		expiresAt: u.now.Add(sessionTTL),
 	}
-	state.user = u
 	state.session = token
 	state.log().Info("signed in")
 	s.setSessionCookie(state, s.signToken(token), int(sessionTTL.Seconds()))
@@ -207,7 +209,7 @@ type sessionToken struct {
 
 // claims is the payload of the JWT. The times are seconds with microseconds. With whole seconds,
 // a sign-out everywhere could not tell a session that began just before it from one that began
-// just after. A float64 is close enough: fromSeconds rounds to the microsecond.
+// just after. A float64 holds such a number to less than a microsecond, and fromSeconds rounds.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
@@ -231,32 +233,30 @@ func (s *server) signToken(token sessionToken) string {
 	return signed
 }
 
-// tokenParser checks the form, the algorithm and the signature. Its checks of times are off:
-// they accept a token without iat, and their leeway would apply to exp, too.
+// tokenParser checks the form, the algorithm and the signature. It checks no times: the library
+// accepts a token without iat, and its one leeway would lengthen exp, too.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
 	jwt.WithStrictDecoding(),                // no other padding bits in the base64
 	jwt.WithoutClaimsValidation(),
 )
 
-// errForged is every fault of a token but that it has expired. The log says "forged".
-var errForged = errors.New("the token is forged or malformed")
-
-// verifyToken reads the claims of a token, and checks everything that needs no account but
-// its expiry, which checkSession does.
+// verifyToken reads the claims of a token. ok is false if the token is forged or malformed.
+// checkSession checks the rest: whether the token has expired, and its account.
 //
-// T1: HS256 with one of our keys, and no critical extension. T2: iat is not in the future, and
-// exp is at most 60 days after it. A missing one counts as 1970: such a token lives too long, or
-// has expired. T4: strict base64.
-func (s *server) verifyToken(text string) (sessionToken, error) {
+// T1: HS256 with one of our keys, and no critical extension.
+// T2: iat is not in the future, and exp is at most 60 days after it. A missing time counts as
+// 1970: a token without exp has expired, and one without iat lives too long.
+// T4: strict base64.
+func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil
 	})
 	if err != nil {
-		return sessionToken{}, errForged
+		return sessionToken{}, false
 	}
-	token := sessionToken{
+	token = sessionToken{
 		email:     c.Email,
 		userID:    c.UserID,
 		issuedAt:  fromSeconds(c.IssuedAt),
@@ -268,17 +268,17 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	notYetValid := fromSeconds(c.NotBefore).After(now)
 	livesTooLong := c.ExpiresAt-c.IssuedAt > sessionTTL.Seconds()+1 // a second for rounding
 	if critical || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
-		return sessionToken{}, errForged
+		return sessionToken{}, false
 	}
-	return token, nil
+	return token, true
 }
 
 func fromSeconds(seconds float64) time.Time {
 	return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC()
 }
 
-// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is no
-// regular expression because a page of hubs checks a hundred of them.
+// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
+// regular expression because a page of hubs checks a hundred ids.
 func isUUID(text string) bool {
 	if len(text) != 36 {
 		return false
@@ -317,10 +317,10 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 type access string
 
 const (
-	public        access = "-"              // everyone
-	local         access = "local"          // everyone; the route exists only in the local environment
-	signedIn      access = "session"        // a session whose account is not suspended
-	termsAccepted access = "session, terms" // the same, with the current terms accepted
+	public          access = "-"              // everyone
+	local           access = "local"          // everyone; the route exists only in the local environment
+	sessionOnly     access = "session"        // a session whose account is not suspended
+	sessionAndTerms access = "session, terms" // the same, with the current terms accepted
 )
 
 func (a access) needsSession() bool { return a != public && a != local }
@@ -335,14 +335,14 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	if err != nil {
 		return unauthenticated("missing")
 	}
-	token, err := s.verifyToken(cookie.Value)
-	if err != nil {
+	token, ok := s.verifyToken(cookie.Value)
+	if !ok {
 		return unauthenticated("forged")
 	}
 	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
-	if need == termsAccepted && !state.user.termsAccepted {
+	if need == sessionAndTerms && !state.user.termsAccepted {
 		return errTermsMissing
 	}
 	if permitted != nil && !slices.Contains(permitted, state.user.Permission) {
@@ -351,9 +351,8 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	return nil
 }
 
-// checkSession says whether a session still lasts. These are all the ways in which one ends.
-// It leaves the user in the request's state, also when the session has ended: the log names the
-// user.
+// checkSession says whether the session of a token still lasts. It sets state.user even if it
+// refuses, so that the log can name the user.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
@@ -361,7 +360,7 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	if expired {
 		return unauthenticated("expired")
 	}
-	u, found, err := s.loadUser(byID, token.userID)
+	u, found, err := s.loadUser(whereID, token.userID)
 	if err != nil {
 		return err
 	}
@@ -370,9 +369,9 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	}
 	state.user = u
 	state.session = token
-	addressChanged := u.Email != token.email
+	emailChanged := u.Email != token.email
 	signedOutEverywhere := token.issuedAt.Before(u.signedOutAt)
-	if addressChanged || signedOutEverywhere {
+	if emailChanged || signedOutEverywhere {
 		return unauthenticated("ended")
 	}
 	if u.suspended {
@@ -408,8 +407,8 @@ func (v acceptanceView) isValid() bool {
 	return v.Version != "" && !v.AcceptedAt.IsZero()
 }
 
-// acceptTerms records the acceptance. A second one keeps the first time: its update changes
-// nothing, and is there so that the row is returned.
+// acceptTerms records the acceptance. Accepting again keeps the first time: the update changes
+// nothing, but without it the statement would return no row.
 func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
 	if in.version != TERMS_VERSION {
 		return acceptanceView{}, newProblem(409, "conflict",
@@ -427,7 +426,8 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 // logout clears the cookie and does no more. A copied token lives on until it expires or the
 // user is signed out everywhere.
 //
-// T7: the clearing cookie empties a real cookie jar.
+// T7: the cookie that clears has the name, path and domain of the one that was set, so that the
+// browser removes it.
 func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	s.setSessionCookie(state, "", -1)
 	state.log().Info("signed out")
@@ -471,7 +471,7 @@ const (
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := append(args, "")[0]
+	name := append(args, "")[0] // "" if there is none
 	command, known := userCommands[name]
 	if !known {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
@@ -492,15 +492,15 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if name == "role" {
 		role = flags.Arg(1)
 	}
-	if !slices.Contains(roles, role) {
+	if !slices.Contains(allRoles, role) {
 		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
-			role, strings.Join(roles, " and ")))
+			role, strings.Join(allRoles, " and ")))
 	}
 	email := flags.Arg(0)
 	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
-	// Each statement has the first parameters of these two, or none.
+	// A statement uses $1 (the address), $1 and $2 (the role), or neither: count the dollars.
 	parameters := []any{email, role}[:strings.Count(command.text, "$")]
 	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
 }

@@ -334,8 +334,8 @@ func TestTokenTimesAreExact(t *testing.T) {
 			if test.notBefore != "" {
 				payload += `,"nbf":` + test.notBefore
 			}
-			token, err := s.verifyToken(forge(hs256, payload+"}", key, sha256.New))
-			valid := err == nil && time.Now().Before(token.expiresAt) // as checkSession has it
+			token, ok := s.verifyToken(forge(hs256, payload+"}", key, sha256.New))
+			valid := ok && time.Now().Before(token.expiresAt) // as checkSession has it
 			if valid != test.good {
 				t.Errorf("%+v: got %v, want %v", test, valid, test.good)
 			}
@@ -545,6 +545,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 		} {
 			email := newEmail()
 			testUser(t, database, email, "member")
+			userID := queryValue[string](t, database, "select user_id from users where email = $1", email)
 			client := srv.client(t)
 			askCode(client, email)
 			code := srv.code(t, email)
@@ -552,6 +553,11 @@ func TestSessionFollowsAccount(t *testing.T) {
 			r := presentCode(client, email, code)
 			if wantProblem(t, r, c.status, c.code); r.header.Get("Set-Cookie") != "" {
 				t.Errorf("%s: a cookie: %v", what, r)
+			}
+			// Only the code of a suspended user has proved who it is.
+			named := srv.log.count(`"msg":"refused"`, `"code":"`+c.code+`"`, userID)
+			if want := map[string]int{"account_suspended": 1}[c.code]; named != want {
+				t.Errorf("%s: got %d log lines that name the user, want %d", what, named, want)
 			}
 		}
 	})
@@ -856,7 +862,7 @@ func BenchmarkSessionCheck(b *testing.B) {
 	b.Run("token", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := srv.verifyToken(token); err != nil {
+			if _, ok := srv.verifyToken(token); !ok {
 				b.Fatal(err)
 			}
 		}

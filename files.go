@@ -13,7 +13,7 @@ package main
 //	unfinished/<id>       a killed server left it. With a row, the upload had ended, and only
 //	                      the working name goes; without one, the bytes go as well.
 //	unfinished/<id>.undo  the upload was refused, but the database was away and its row may
-//	                      exist. The row goes, the bytes go.
+//	                      exist. Row and bytes are removed.
 
 import (
 	"bytes"
@@ -38,15 +38,15 @@ import (
 const (
 	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
 	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
-	uploadStart    = time.Minute     // the time that every upload has
-	uploadPace     = 16 << 10        // bytes, for each of which it has a second more
+	uploadStart    = time.Minute     // the least time that an upload has
+	uploadPace     = 16 << 10        // an upload has one more second for so many bytes received
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
 	undoSuffix    = ".undo"      // of a working name whose row must go
-	sweepInterval = time.Minute  // also the age of what is swept: a younger one may lack its lock
+	sweepInterval = time.Minute  // also the least age of what is swept: an upload may just begin
 )
 
 // A file is what the table knows about a file.
@@ -119,7 +119,7 @@ func (s *server) sweepOnce() error {
 	return errors.Join(errs...)
 }
 
-// sweepUpload ends what an upload has left behind, unless the upload still runs.
+// sweepUpload cleans up after one upload, unless it still runs.
 //
 // F3: of an upload that was cut off, killed or refused, nothing is kept.
 func (s *server) sweepUpload(name string) error {
@@ -233,7 +233,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 		return file{}, err
 	}
 	// The account may have changed while the file arrived.
-	if err := s.authorize(state, termsAccepted, nil); err != nil {
+	if err := s.authorize(state, sessionAndTerms, nil); err != nil {
 		return file{}, err
 	}
 	f = file{
@@ -279,16 +279,16 @@ func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool)
 	state.log().Warn("a failed upload is left to the sweep", "fileId", id, "error", err)
 }
 
-// An uploadForm reads the multipart form that a file comes in. It gives an upload time as
-// long as it moves, and bounds what is read.
+// An uploadForm reads the multipart form that a file comes in. It bounds the bytes and the time:
+// stallTimeout without progress, uploadTimeout in all.
 type uploadForm struct {
 	state   *requestState
 	maxFile int64 // bytes of the file
 	parts   *multipart.Reader
-	file    *multipart.Part
+	part    *multipart.Part
 	name    string // of the file
 
-	limit    int64 // bytes of the body that may be read so far
+	limit    int64 // bytes of the body that may be read, for now
 	received int64 // bytes of the body that were read
 
 	started time.Time // the pace counts from here
@@ -296,8 +296,8 @@ type uploadForm struct {
 
 // open checks the headers of an upload before it reads a byte of it, then reads the form up
 // to the beginning of the file.
-func (f *uploadForm) open() error {
-	r := f.state.request
+func (form *uploadForm) open() error {
+	r := form.state.request
 	kind, params := mediaType(r.Header)
 	if kind != "multipart/form-data" {
 		return errMediaType
@@ -305,73 +305,74 @@ func (f *uploadForm) open() error {
 	if params["boundary"] == "" {
 		return invalid(fieldError{"body", "must name its boundary in the Content-Type"})
 	}
-	if r.ContentLength > f.maxFile+maxFormBytes {
+	if r.ContentLength > form.maxFile+maxFormBytes {
 		return errTooLarge
 	}
-	f.parts = multipart.NewReader(f, params["boundary"])
-	f.limit = maxPartHeaders // the reader itself would hold 10 MB of a part's headers in memory
-	part, err := f.parts.NextRawPart()
+	form.parts = multipart.NewReader(form, params["boundary"])
+	form.limit = maxPartHeaders // package multipart alone would take 10 MB of headers
+	part, err := form.parts.NextRawPart()
 	if err != nil {
 		return bodyProblem(err)
 	}
-	f.file = part
-	f.limit = f.maxFile + maxFormBytes
+	form.part = part
+	form.limit = form.maxFile + maxFormBytes
 	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 	name := disposition["filename"]
-	f.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
-	if part.FormName() != "file" || !isFileName(f.name) {
+	form.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
+	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file",
-			"must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
+			"must be the only part, its name 1 to 255 bytes of UTF-8 without control characters"})
 	}
 	return nil
 }
 
 // Read is how the multipart reader reads the body.
 //
-// H1: a slow upload that moves is not cut off. H5: one that does not move is.
-func (f *uploadForm) Read(p []byte) (int, error) {
-	if f.received > f.limit {
+// H1: an upload that is slower than uploadPace is cut off after its first minute.
+// H5: one that does not move is cut off after stallTimeout.
+func (form *uploadForm) Read(p []byte) (int, error) {
+	if form.received > form.limit {
 		return 0, errTooLarge
 	}
-	deadline := f.started.Add(uploadTimeout(f.received))
+	deadline := form.started.Add(uploadTimeout(form.received))
 	if stalled := time.Now().Add(stallTimeout); stalled.Before(deadline) {
 		deadline = stalled
 	}
-	deadlines := http.NewResponseController(f.state)
+	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
 	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
-	n, err := f.state.request.Body.Read(p[:min(int64(len(p)), f.limit-f.received+1)])
-	f.received += int64(n)
+	n, err := form.state.request.Body.Read(p[:min(int64(len(p)), form.limit-form.received+1)])
+	form.received += int64(n)
 	return n, err
 }
 
-// uploadTimeout returns how long an upload may have taken when so many bytes are here.
+// uploadTimeout returns how long an upload of so many bytes may take.
 func uploadTimeout(received int64) time.Duration {
 	return uploadStart + time.Duration(received/uploadPace)*time.Second
 }
 
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
 // the form; bytes after the form count towards its limit.
-func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
-	size, err = io.Copy(out, f.file)
+func (form *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
+	size, err = io.Copy(out, form.part)
 	if err != nil {
 		return "", 0, err
 	}
-	if size > f.maxFile {
+	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	f.limit = size + maxFormBytes
-	_, err = f.parts.NextRawPart()
+	form.limit = size + maxFormBytes
+	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
 	if err != io.EOF { // a body that breaks off gives another error
 		return "", 0, err
 	}
-	if _, err := io.Copy(io.Discard, f); err != nil {
+	if _, err := io.Copy(io.Discard, form); err != nil {
 		return "", 0, err
 	}
-	if f.received > f.limit { // Read lets one byte too many through, to notice
+	if form.received > form.limit { // Read lets one byte more through, so that this can be seen
 		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -381,15 +382,15 @@ func (f *uploadForm) receive(out *os.File) (kind string, size int64, err error) 
 	return contentType(head), size, nil
 }
 
-// drain reads the rest of a refused upload, within bounds: a connection that is closed over
-// bytes still on their way loses the answer. A client that sent "Expect: 100-continue" sends
-// nothing until we read, so there is nothing to drain unless we have.
-func (f *uploadForm) drain() {
-	if f.received == 0 && f.state.request.Header.Get("Expect") != "" {
+// drain reads the rest of a refused upload, within bounds. If the connection were closed while
+// the client still sends, the client would lose the answer. A client that sent "Expect:
+// 100-continue" sends nothing until we read. If we have read nothing, nothing is on its way.
+func (form *uploadForm) drain() {
+	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
 	}
-	http.NewResponseController(f.state).SetReadDeadline(time.Now().Add(refusedTimeout))
-	io.CopyN(io.Discard, f.state.request.Body, f.maxFile)
+	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
+	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 
 // contentType finds the type of a file from its first bytes, whatever the client said. Text
@@ -417,7 +418,7 @@ type fileContent struct {
 	end     func() // of the transfer
 }
 
-// isValid compares the bytes on disk with the row.
+// isValid compares the size on disk with the row.
 func (c fileContent) isValid() bool {
 	info, err := c.content.Stat()
 	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.isValid()
@@ -469,9 +470,10 @@ const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-d
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
 // http.ServeContent keeps it). A file never changes, so its id is its ETag.
 //
-// C4: private, because a cookie does not stop a shared cache. F2: what a browser could run
-// is an attachment, and sandboxed. H7: a Range header with many ranges is ignored (RFC 9110
-// 14.2 permits that); each would cost a part of its own.
+// C4: private, because a cookie does not stop a shared cache.
+// F2: what a browser could run is an attachment, and sandboxed.
+// H7: a Range header with many ranges is ignored (RFC 9110 14.2 permits that); each would cost a
+// part of its own.
 func (c fileContent) send(state *requestState) {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, c.ContentType) {

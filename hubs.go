@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// A hub is a hub as it is stored and sent.
+// A hub, as it is stored and sent.
 type hub struct {
 	HubID       string    `json:"hubId"`
 	Name        string    `json:"name"`
@@ -76,9 +76,9 @@ type hubQuery struct {
 }
 
 var (
-	limitRule   = rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}
-	offsetRule  = rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}
-	orderByRule = rule{
+	pageLimitRule  = rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}
+	pageOffsetRule = rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}
+	orderByRule    = rule{
 		name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name",
 	}
 	orderDirectionRule = rule{
@@ -90,8 +90,8 @@ var (
 
 func parseHubQuery(f *fields) hubQuery {
 	return hubQuery{
-		limit:          f.number(limitRule),
-		offset:         f.number(offsetRule),
+		limit:          f.number(pageLimitRule),
+		offset:         f.number(pageOffsetRule),
 		orderBy:        f.text(orderByRule),
 		orderDirection: f.text(orderDirectionRule),
 		name:           f.optional(nameFilterRule),
@@ -107,8 +107,8 @@ var hubOrders = map[string]string{
 	"updatedAt": "updated_at",
 }
 
-// A hubPage is one page of a list. It has no total: to count costs more as the table grows,
-// hasMore costs one row.
+// A hubPage is one page of a list. It has no total: counting costs more as the table grows.
+// HasMore costs one row.
 type hubPage struct {
 	Items   []hub `json:"items"`
 	Limit   int   `json:"limit"`
@@ -127,7 +127,7 @@ func (p hubPage) isValid() bool {
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	var row hub // every row is scanned into it, then copied
+	var row hub // each row is scanned into it; append copies it
 	targets := row.scanTargets()
 	err := s.store.rows(q.statement(), func(rows *sql.Rows) error {
 		if err := rows.Scan(targets...); err != nil {
@@ -195,40 +195,6 @@ const hubsFirstPages = "select " + hubColumns + ` from hubs where {status} order
 const hubsDeepPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
 	select hub_id from hubs where {status} order by {order} limit $1 offset $2)) order by {order}`
 
-// hubsByName takes one of two ways, which find the same hubs (see schema.sql): a walk in
-// the list's order, and gathering the matches by the index of pieces. A sample of a
-// thousand hubs decides:
-//
-//   - More than 20 candidates: "walked" reads entries until the page is full, all of them
-//     if need be. That is no slower than gathering over 2 % of the hubs.
-//   - Otherwise, if a full page is to be expected within 20,000 entries, "tried" reads up to
-//     40,000. The budget is for matches that come late in the order.
-//   - If "tried" did not fill the page, or was not worth it, "gathered" reads all
-//     candidates, about 2 % of the hubs at most.
-//
-// What "tried" found of a page that it did not fill, "gathered" finds again; an id that is
-// there twice does no harm. PostgreSQL skips a part whose condition on the sample is false.
-const hubsByName = `with sample as materialized (
-	select candidates > 20 as frequent, matches * 20 >= $1::bigint + $2::bigint as worth_a_try from hub_name_sample($3)),
-tried as materialized (
-	select hub_id from (
-		select hub_id, name_lower, name_mask, {column} from hubs
-		where (select worth_a_try and not frequent from sample) and {status}
-		order by {order} limit 40000) entries
-	where hub_name_contains(name_lower, name_mask, (select hub_name_key($3)), (select hub_name_mask(hub_name_key($3))))
-	order by {order} limit $1 offset $2),
-walked as (
-	select hub_id from hubs_walked_by_name($3)
-	where (select frequent from sample) and {status}
-	order by {order} limit $1 offset $2),
-gathered as (
-	select hub_id from hubs_gathered_by_name($3)
-	where (select not frequent from sample) and (select count(*) < $1 from tried) and {status}
-	order by {order} limit $1 offset $2)
-select ` + hubColumns + ` from hubs where hub_id = any (array(
-	select hub_id from tried union all select hub_id from walked union all select hub_id from gathered))
-order by {order}`
-
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	var h hub
 	found, err := s.store.row(
@@ -259,7 +225,7 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	return h, nil
 }
 
-// changeHub sets what the input has. nil becomes null, for which the old value stays.
+// changeHub sets what the input has. A nil is sent as null, and coalesce keeps the old value.
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
 	found, err := s.store.row(
@@ -276,3 +242,38 @@ func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
 		new(string))
 	return nothing{}, orNotFound(found, err)
 }
+
+// hubsByName is the list with filters[name]. Skip it at a first reading: docs/search.md explains
+// it step by step. It takes one of two ways, which find the same hubs (see the end of
+// schema.sql): a walk in the list's order, and gathering the matches by the index of pieces. A
+// sample of a thousand hubs decides:
+//
+//   - More than 20 candidates: "walked" reads entries until the page is full, all of them
+//     if need be. To gather more than 2 % of the hubs would not be faster.
+//   - Otherwise, if a full page is to be expected within 20,000 entries, "tried" reads up to
+//     40,000. The budget is for matches that come late in the order.
+//   - If "tried" did not fill the page, or was not worth it, "gathered" reads all
+//     candidates, about 2 % of the hubs at most.
+//
+// What "tried" found of a page that it did not fill, "gathered" finds again; an id that is
+// there twice does no harm. PostgreSQL skips a part whose condition on the sample is false.
+const hubsByName = `with sample as materialized (
+	select candidates > 20 as frequent, matches * 20 >= $1::bigint + $2::bigint as worth_a_try from hub_name_sample($3)),
+tried as materialized (
+	select hub_id from (
+		select hub_id, name_lower, name_mask, {column} from hubs
+		where (select worth_a_try and not frequent from sample) and {status}
+		order by {order} limit 40000) entries
+	where hub_name_contains(name_lower, name_mask, (select hub_name_key($3)), (select hub_name_mask(hub_name_key($3))))
+	order by {order} limit $1 offset $2),
+walked as (
+	select hub_id from hubs_walked_by_name($3)
+	where (select frequent from sample) and {status}
+	order by {order} limit $1 offset $2),
+gathered as (
+	select hub_id from hubs_gathered_by_name($3)
+	where (select not frequent from sample) and (select count(*) < $1 from tried) and {status}
+	order by {order} limit $1 offset $2)
+select ` + hubColumns + ` from hubs where hub_id = any (array(
+	select hub_id from tried union all select hub_id from walked union all select hub_id from gathered))
+order by {order}`

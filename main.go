@@ -1,20 +1,20 @@
 // Hubs is a passwordless data API server. A user proves who they are with a one-time code
-// sent by e-mail, a signed token in a cookie keeps them signed in, and every request reads
-// their state afresh from PostgreSQL.
+// sent by e-mail, a signed token in a cookie keeps them signed in, and every request with a
+// session reads their account afresh from PostgreSQL.
 //
 // The rules that the code keeps:
 //
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
-//     runs the checks in one order. An endpoint whose access rule or limit is forgotten
-//     does not start.
-//   - An unknown field, a dependency that is out of reach and an output that breaks its
-//     contract end in a refusal.
+//     runs the checks in one order. The server does not start if a route lacks its access
+//     rule, or if its input must be counted and it has no limit.
+//   - A request is refused if a field of its input is unknown, if the database is out of
+//     reach, or if the output breaks its contract.
 //   - Errors have one format, and one function writes them. What fails inside is logged
 //     once, under the request's id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
 //     environment, which has no mail server, codes are printed on standard output.
 //
-// Comments such as "O3: …" name the row of SECURITY.md that a function keeps.
+// Comments such as "O3: …" name the row of SECURITY.md whose promise a function keeps.
 //
 // Read the files in this order: main.go (configuration, routes, the pipeline, start and
 // stop, commands), middleware.go (errors, strict input, the contract, the six steps, the
@@ -62,8 +62,8 @@ const (
 	envProduction = "production"
 )
 
-// config is the environment after its checks. Limits and lifetimes are not settings but
-// constants, each beside the code that keeps it. No setting turns a check off.
+// config is the environment after its checks. The lifetimes and the rate limits are not
+// settings but constants in the code. No setting turns a check off.
 type config struct {
 	env            string
 	addr           string
@@ -86,70 +86,71 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// settings reads the environment and collects everything that is wrong with it.
-type settings struct {
+// A configReader reads the environment and collects everything that is wrong with it.
+type configReader struct {
 	getenv func(string) string
 	env    string // APP_ENV
 	errors []error
 }
 
-func (s *settings) require(ok bool, complaint string) {
+// require notes the complaint unless ok. The caller goes on.
+func (r *configReader) require(ok bool, complaint string) {
 	if !ok {
-		s.errors = append(s.errors, usageError(complaint))
+		r.errors = append(r.errors, usageError(complaint))
 	}
 }
 
 // list returns the elements of a comma-separated setting.
-func (s *settings) list(name, fallback string) []string {
-	value := cmp.Or(s.getenv(name), fallback)
+func (r *configReader) list(name, fallback string) []string {
+	value := cmp.Or(r.getenv(name), fallback)
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
-// loadConfig reads the environment once. The error reports all that is wrong together.
+// loadConfig reads the environment once. Its error lists everything that is wrong.
 //
-// K1: bad configuration ends the start, with no secret printed. K3: so do settings that
-// would work and be dangerous; the functions below say which.
+// K1: bad configuration ends the start, with no secret printed.
+// K3: settings that would work but be dangerous end it, too. The functions below say which.
 func loadConfig(getenv func(string) string) (config, error) {
-	s := &settings{getenv: getenv, env: getenv("APP_ENV")}
-	known := slices.Contains([]string{envLocal, envStaging, envProduction}, s.env)
-	s.require(known, "APP_ENV: must be local, staging or production")
+	r := &configReader{getenv: getenv, env: getenv("APP_ENV")}
+	r.require(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
+		"APP_ENV: must be local, staging or production")
 
 	cfg := config{
-		env:            s.env,
-		addr:           s.address(),
-		databaseURL:    s.databaseURL(),
+		env:            r.env,
+		addr:           r.address(),
+		databaseURL:    r.databaseURL(),
 		filesDir:       cmp.Or(getenv("FILES_DIR"), "data/files"),
-		maxUploadBytes: s.maxUploadBytes(),
-		sessionKeys:    s.sessionKeys(),
-		cookieName:     s.cookieName(),
-		cookieDomain:   s.cookieDomain(),
-		allowedOrigins: s.allowedOrigins(),
-		originDomain:   s.originDomain(),
-		trustedProxies: s.trustedProxies(),
+		maxUploadBytes: r.maxUploadBytes(),
+		sessionKeys:    r.sessionKeys(),
+		cookieName:     r.cookieName(),
+		cookieDomain:   r.cookieDomain(),
+		allowedOrigins: r.allowedOrigins(),
+		originDomain:   r.originDomain(),
+		trustedProxies: r.trustedProxies(),
 	}
-	cfg.smtpURL, cfg.mailFrom = s.mailServer()
-	return cfg, errors.Join(s.errors...)
+	cfg.smtpURL, cfg.mailFrom = r.mailServer()
+	return cfg, errors.Join(r.errors...)
 }
 
-func (s *settings) address() string {
-	addr := cmp.Or(s.getenv("ADDR"), "127.0.0.1:8080")
+func (r *configReader) address() string {
+	addr := cmp.Or(r.getenv("ADDR"), "127.0.0.1:8080")
 	_, err := net.ResolveTCPAddr("tcp", addr)
-	s.require(err == nil,
+	r.require(err == nil,
 		"ADDR: must be host:port, the port at most 65535")
 	return addr
 }
 
-func (s *settings) databaseURL() string {
-	databaseURL := s.getenv("DATABASE_URL")
+func (r *configReader) databaseURL() string {
+	databaseURL := r.getenv("DATABASE_URL")
 	if _, err := newConnector(databaseURL, nil); err != nil {
-		s.errors = append(s.errors, err)
+		r.errors = append(r.errors, err)
 	}
 	return databaseURL
 }
 
-func (s *settings) maxUploadBytes() int64 {
-	size, err := strconv.ParseInt(cmp.Or(s.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	s.require(err == nil && size > 0 && size <= 1<<40,
+func (r *configReader) maxUploadBytes() int64 {
+	size, err := strconv.ParseInt(cmp.Or(r.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
+	r.require(err == nil && size > 0 && size <= 1<<40,
 		"MAX_UPLOAD_BYTES: must be 1 to 2^40")
 	return size
 }
@@ -157,18 +158,18 @@ func (s *settings) maxUploadBytes() int64 {
 // placeholderKey is the key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. Other checks keep
-// out keys that a person has made up.
-func (s *settings) sessionKeys() jwt.VerificationKeySet {
+// T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. A key that a person
+// has typed often has fewer than 10 different bytes.
+func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
-	for key := range strings.SplitSeq(s.getenv("SESSION_SECRET"), ",") {
+	for key := range strings.SplitSeq(r.getenv("SESSION_SECRET"), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
-		s.require(len(key) >= 32 && len(different) >= 10,
+		r.require(len(key) >= 32 && len(different) >= 10,
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
-		s.require(key != placeholderKey,
+		r.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
-		// A space after a comma would make another key of it, and sign everyone out.
-		s.require(strings.TrimSpace(key) == key,
+		// A space after a comma would be part of the key: another key, and everyone is signed out.
+		r.require(strings.TrimSpace(key) == key,
 			"SESSION_SECRET: no spaces around a key")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
@@ -179,20 +180,20 @@ var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- whatever
 // their letter case, and drop a cookie that does not keep the rules of its prefix.
-func (s *settings) cookieName() string {
+func (r *configReader) cookieName() string {
 	prefix := "__Secure-hubs"
-	if s.env == envLocal {
+	if r.env == envLocal {
 		prefix = "hubs"
 	}
-	prefix = cmp.Or(s.getenv("COOKIE_PREFIX"), prefix)
+	prefix = cmp.Or(r.getenv("COOKIE_PREFIX"), prefix)
 	lower := strings.ToLower(prefix)
-	s.require(cookiePrefixForm.MatchString(prefix),
+	r.require(cookiePrefixForm.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	s.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	r.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	needsHTTPS := strings.HasPrefix(lower, "__secure-")
-	s.require(!needsHTTPS || s.env != envLocal,
+	r.require(!needsHTTPS || r.env != envLocal,
 		"COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
-	return prefix + "_auth_" + s.env
+	return prefix + "_auth_" + r.env
 }
 
 // isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
@@ -202,12 +203,12 @@ func isSharedDomain(domain string) bool {
 	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
 }
 
-func (s *settings) cookieDomain() string {
-	domain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
-	if s.env == envLocal {
-		s.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
+func (r *configReader) cookieDomain() string {
+	domain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
+	if r.env == envLocal {
+		r.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
-		s.require(isSharedDomain(domain),
+		r.require(isSharedDomain(domain),
 			"COOKIE_DOMAIN: must be a domain of two labels or more, no address")
 	}
 	return domain
@@ -219,21 +220,21 @@ const localOrigins = "http://localhost:3000,http://localhost:4200,http://localho
 
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
-func (s *settings) allowedOrigins() []string {
+func (r *configReader) allowedOrigins() []string {
 	fallback := ""
-	if s.env == envLocal {
+	if r.env == envLocal {
 		fallback = localOrigins
 	}
-	origins := s.list("ALLOWED_ORIGINS", fallback)
-	if s.env == envProduction {
-		s.require(len(origins) == 0,
+	origins := r.list("ALLOWED_ORIGINS", fallback)
+	if r.env == envProduction {
+		r.require(len(origins) == 0,
 			"ALLOWED_ORIGINS: must be unset in production")
 		return nil
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
 		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
-		s.require(valid,
+		r.require(valid,
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
 	return origins
@@ -245,60 +246,61 @@ func isPort(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-func (s *settings) originDomain() string {
-	domain := strings.ToLower(s.getenv("ALLOWED_ORIGIN_DOMAIN"))
-	cookieDomain := strings.ToLower(s.getenv("COOKIE_DOMAIN"))
-	if s.env != envProduction {
-		s.require(domain == "",
+func (r *configReader) originDomain() string {
+	domain := strings.ToLower(r.getenv("ALLOWED_ORIGIN_DOMAIN"))
+	cookieDomain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
+	if r.env != envProduction {
+		r.require(domain == "",
 			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
 	}
-	s.require(isSharedDomain(domain),
+	r.require(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
-	// An unrelated domain is a typing error: no allowed page would send the cookie.
+	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
-	s.require(related,
+	r.require(related,
 		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
 	return domain
 }
 
-func (s *settings) trustedProxies() []netip.Prefix {
+func (r *configReader) trustedProxies() []netip.Prefix {
 	var proxies []netip.Prefix
-	for _, text := range s.list("TRUSTED_PROXIES", "") {
+	for _, text := range r.list("TRUSTED_PROXIES", "") {
 		prefix, err := netip.ParsePrefix(text)
-		// An IPv4 address is compared as such: a prefix of mapped ones would match nothing.
-		// A /0 would believe every client.
+		// parseAddress unmaps addresses, so that a prefix such as ::ffff:10.0.0.0/104 would
+		// match none. A /0 would match every client.
 		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
-		s.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
+		r.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
 	}
 	return proxies
 }
 
-// smtpForm has no path and no query, which would be ignored. smtpPorts has the schemes.
+// smtpForm lets no path and no query through, which would be ignored.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
-func (s *settings) mailServer() (*url.URL, *mail.Address) {
-	text := s.getenv("SMTP_URL")
-	if text == "" && s.env == envLocal {
+func (r *configReader) mailServer() (*url.URL, *mail.Address) {
+	text := r.getenv("SMTP_URL")
+	if text == "" && r.env == envLocal {
 		return nil, nil
 	}
 	server, err := url.Parse(text)
 	valid := err == nil && smtpForm.MatchString(text) && isPort(server.Port())
-	s.require(valid,
+	r.require(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
-	from, err := mail.ParseAddress(s.getenv("MAIL_FROM"))
-	s.require(err == nil && emailForm.MatchString(from.Address),
+	from, err := mail.ParseAddress(r.getenv("MAIL_FROM"))
+	r.require(err == nil && emailForm.MatchString(from.Address),
 		"MAIL_FROM: must be an e-mail address")
 	return server, from
 }
 
-// maxOrigin bounds what is compared: "https://", the 253 characters of a domain, a port.
+// maxOrigin is the length of the longest allowed origin: "https://", a domain of 253
+// characters, a port.
 const maxOrigin = 270
 
 // allowsOrigin is the allow-list. In production it is the https subdomains of one domain
-// on the default port: a host made of labels, so that no port and no trick passes.
+// on the default port. domainForm lets no port, user name or path through.
 //
 // C1: exactly these origins, and never null; in production neither http nor the bare domain.
 func (c *config) allowsOrigin(origin string) bool {
@@ -315,41 +317,41 @@ func (c *config) allowsOrigin(origin string) bool {
 // server is what the handlers share. Its configuration does not change once it serves.
 type server struct {
 	cfg        config
-	log        *slog.Logger // events; every text is masked
-	requestLog *slog.Logger // one line a request; it needs no mask (logRequest)
+	log        *slog.Logger // events; maskAttr masks their texts
+	requestLog *slog.Logger // one line for each request; writeLogLine cleans what it writes
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
 	files  *os.Root // FILES_DIR
 	folder *os.File // FILES_DIR, open so that it can be synced
-	// linkFile is files.Link. A test puts a link in its place that is made, but reported as
-	// failed, as a network file system may do.
+	// linkFile is files.Link. A test replaces it by a function that makes the link and reports
+	// an error, as a network file system may do.
 	linkFile func(oldname, newname string) error
 
 	codes     oneTimeCodes
 	codeJobs  chan codeJob  // requests for a code that wait for a worker
-	codeSlots chan struct{} // one for each request for a code that is not done
+	codeSlots chan struct{} // one for each unfinished request for a code
 
 	// The limits by client address. All limits are kept in this process alone.
-	globalLimit, fileLimit *limiter
-	transfers              transfers
+	requestLimit, fileLimit *limiter
+	transfers               transfers
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
 	masked := &slog.HandlerOptions{ReplaceAttr: maskAttr}
 	return &server{
-		cfg:         cfg,
-		log:         slog.New(slog.NewJSONHandler(out, masked)),
-		requestLog:  slog.New(slog.NewJSONHandler(out, nil)),
-		out:         out,
-		store:       st,
-		codes:       oneTimeCodes{byEmail: map[string]oneTimeCode{}},
-		codeJobs:    make(chan codeJob, mailQueue),
-		codeSlots:   make(chan struct{}, mailQueue),
-		globalLimit: newLimiter(100, 10*time.Second, "by client address"),
-		fileLimit:   newLimiter(500, time.Second, "by client address"),
-		transfers:   transfers{max: maxDescriptors() / 4, byUser: map[string]int{}}, // two descriptors each
+		cfg:          cfg,
+		log:          slog.New(slog.NewJSONHandler(out, masked)),
+		requestLog:   slog.New(slog.NewJSONHandler(out, nil)),
+		out:          out,
+		store:        st,
+		codes:        oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+		codeJobs:     make(chan codeJob, mailQueue),
+		codeSlots:    make(chan struct{}, mailQueue),
+		requestLimit: newLimiter(100, 10*time.Second, "client address"),
+		fileLimit:    newLimiter(500, time.Second, "client address"),
+		transfers:    transfers{max: maxDescriptors() / 4, byUser: map[string]int{}},
 	}
 }
 
@@ -357,38 +359,39 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 // limits of an endpoint live in its row.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	codeRequests := newLimiter(5, 15*time.Minute, "by e-mail and client address")
-	codeRequests.forgetsRefused = true
-	guesses := newLimiter(10, 15*time.Minute, "by e-mail")
+	codeRequestLimit := newLimiter(5, 15*time.Minute, "e-mail and client address")
+	codeRequestLimit.forgetsRefused = true
+	guessLimit := newLimiter(10, 15*time.Minute, "e-mail")
 	// The contract, with the name of the cookie that this server sets.
-	contractText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-	contractFile := document{"application/json", contentPolicy, contractText}
+	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
+	apiFile := document{"application/json", contentPolicy, apiText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
 	return []route{
 		// method, path, access, roles, status of success, limit, contract
-		{"POST", "/auth/otp/request", public, nil, 200, codeRequests, endpoint(parseCodeRequest, s.requestCode)},
-		{"POST", "/auth/otp/validate", public, nil, 200, guesses, endpoint(parseGuess, s.validateCode)},
-		{"POST", "/auth/logout", signedIn, nil, 204, nil, endpoint(nil, s.logout)},
-		{"GET", "/auth/session", signedIn, nil, 200, nil, endpoint(nil, s.getSession)},
-		{"POST", "/terms/acceptance", signedIn, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
-		{"GET", "/hubs", termsAccepted, nil, 200, nil, endpoint(parseHubQuery, s.listHubs)},
-		{"GET", "/hubs/{hubId}", termsAccepted, nil, 200, nil, endpoint(nil, s.getHub)},
-		{"POST", "/hubs", termsAccepted, admin, 201, nil, endpoint(parseNewHub, s.createHub)},
-		{"PATCH", "/hubs/{hubId}", termsAccepted, admin, 200, nil, endpoint(parseHubChange, s.changeHub)},
-		{"DELETE", "/hubs/{hubId}", termsAccepted, admin, 204, nil, endpoint(nil, s.deleteHub)},
-		{"POST", "/files/upload", termsAccepted, nil, 201, nil, endpoint(nil, s.upload)},
-		{"GET", "/files/{fileId}/{name}", termsAccepted, nil, 200, nil, endpoint(nil, s.getFile)},
+		{"POST", "/auth/otp/request", public, nil, 200, codeRequestLimit, endpoint(parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/validate", public, nil, 200, guessLimit, endpoint(parseGuess, s.validateCode)},
+		{"POST", "/auth/logout", sessionOnly, nil, 204, nil, endpoint(nil, s.logout)},
+		{"GET", "/auth/session", sessionOnly, nil, 200, nil, endpoint(nil, s.getSession)},
+		{"POST", "/terms/acceptance", sessionOnly, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
+		{"GET", "/hubs", sessionAndTerms, nil, 200, nil, endpoint(parseHubQuery, s.listHubs)},
+		{"GET", "/hubs/{hubId}", sessionAndTerms, nil, 200, nil, endpoint(nil, s.getHub)},
+		{"POST", "/hubs", sessionAndTerms, admin, 201, nil, endpoint(parseNewHub, s.createHub)},
+		{"PATCH", "/hubs/{hubId}", sessionAndTerms, admin, 200, nil, endpoint(parseHubChange, s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", sessionAndTerms, admin, 204, nil, endpoint(nil, s.deleteHub)},
+		{"POST", "/files/upload", sessionAndTerms, nil, 201, nil, endpoint(nil, s.upload)},
+		{"GET", "/files/{fileId}/{name}", sessionAndTerms, nil, 200, nil, endpoint(nil, s.getFile)},
 		{"GET", "/healthz", public, nil, 200, nil, endpoint(nil, s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(nil, contractFile.get)},
+		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(nil, apiFile.get)},
 		{"GET", "/{$}", local, nil, 200, nil, endpoint(nil, pageFile.get)},
 	}
 }
 
-// handler returns the six steps that every request takes, in this order.
+// handler returns the six steps that every request takes. The step that is wrapped around the
+// others last runs first.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
 	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
-	h = s.limitByAddress(h)     // 4. the limits by client address
+	h = s.limitByClient(h)      // 4. the limits by client address
 	h = s.setRequestContext(h)  // 3. request id, client address
 	h = s.setSecurityHeaders(h) // 2. with the CORS headers
 	h = s.logRequests(h)        // 1. begins first and ends last
@@ -401,8 +404,8 @@ var openAPI string
 //go:embed index.html
 var page string
 
-// The learner's page says in itself what else it may load: its own script and style, by
-// their hashes, and answers of this server.
+// pagePolicy is one half of the page's policy. The other half stands in the page: it may load
+// its own script and style, by their hashes, and answers of this server.
 const pagePolicy = "frame-ancestors 'none'"
 
 // A document is a fixed text with a Content-Security-Policy of its own.
@@ -435,7 +438,7 @@ const (
 	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
 	idleTimeout   = 2 * time.Minute
 	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
-	stopTimeout   = 12 * time.Second       // at a stop, for requests under way, then for queued mail
+	stopTimeout   = 12 * time.Second       // at a stop, for requests, then again for queued mail
 	memoryTarget  = 192 << 20              // bytes; above it the garbage collector works harder
 )
 
@@ -474,14 +477,16 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	go func() { ended <- web.Serve(listener) }()
 	select {
 	case err := <-ended:
-		return err
+		if ctx.Err() == nil { // at a stop, Accept may fail before we see ctx.Done
+			return err
+		}
 	case <-ctx.Done():
-		return s.stop(web, listener)
 	}
+	return s.stop(web, listener)
 }
 
-// H1: slow headers, bodies and readers end by their timeouts. H2: OPTIONS * goes through
-// the pipeline too.
+// H1: a client that sends or reads too slowly is cut off.
+// H2: OPTIONS * goes through the pipeline too.
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s.handler(s.routes()),
@@ -489,7 +494,7 @@ func (s *server) newHTTPServer() *http.Server {
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
+		MaxHeaderBytes:               12 << 10, // net/http adds 4 kB: 16 kB
 		DisableGeneralOptionsHandler: true,
 		ConnContext:                  keepConnection,
 		ConnState:                    trackConnection,
@@ -497,8 +502,8 @@ func (s *server) newHTTPServer() *http.Server {
 	}
 }
 
-// listen opens ADDR, or takes the socket that systemd hands over (socket activation): then
-// no connection is refused while the server restarts.
+// listen opens ADDR, or takes the socket that systemd hands over (socket activation). With
+// such a socket, no connection is refused while the server restarts.
 func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
@@ -538,30 +543,30 @@ func (s *server) warnOfPowerfulRole() {
 	}
 }
 
-// stop ends the server so that nothing is lost that ends in time. http.Server.Shutdown alone
-// drops connections that were just accepted, and idle ones on which a request is arriving.
-// So for a moment before it, each answer closes its connection.
+// stop lets everything finish that ends in time. http.Server.Shutdown alone drops connections
+// that were just accepted, and idle ones on which a request is arriving. So for drainTime
+// before it, each answer closes its connection.
 //
-// H3: every request that ends within stopTimeout is answered, and queued mail has as long again
-// to be sent.
+// H3: every request that ends within stopTimeout is answered. After that, queued mail has
+// another stopTimeout to be sent.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(drainTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	cutOff := web.Shutdown(ctx)
+	shutdownErr := web.Shutdown(ctx) // nil: every request has ended
 	// After Shutdown, because a request under way may still ask for a code.
 	giveUp := time.AfterFunc(stopTimeout, func() {
 		s.log.Error("stopped with mail unsent")
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	for range mailQueue { // all slots are taken when no request for a code is left
+	for range mailQueue { // takes every slot, so it waits for each request for a code
 		s.codeSlots <- struct{}{}
 	}
-	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
-	if cutOff != nil {
+	s.log.Info("stopped", "requestsCutOff", shutdownErr != nil)
+	if shutdownErr != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
 	}
 	return nil
@@ -632,7 +637,7 @@ func printRoutes(out io.Writer) error {
 	const row = "%-6s  %-22s  %-21s  %s\n"
 	_, err := fmt.Fprintf(out, row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
-		limit := s.addressLimit(r.method, r.path).String()
+		limit := s.clientLimit(r.method, r.path).String()
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}

@@ -485,6 +485,26 @@ func TestServeFails(t *testing.T) {
 	}
 }
 
+// A signal that comes while the server starts stops it like any other: exit status 0. Twenty
+// starts, because the runtime chooses at random what a server with two things to do does first.
+func TestSignalDuringTheStart(t *testing.T) {
+	t.Parallel()
+	env := serverEnv(t)
+	stopped, cancel := context.WithCancel(context.Background())
+	cancel()
+	var servers sync.WaitGroup
+	for range 20 {
+		servers.Go(func() {
+			var out, errOut logBuffer
+			code := run(stopped, []string{"serve"}, lookup(env), &out, &errOut)
+			if code != 0 || out.count(`"msg":"stopped"`) != 1 {
+				t.Errorf("got exit %d, errors %q, want exit 0 and \"stopped\" in the log:\n%s", code, errOut.String(), out.String())
+			}
+		})
+	}
+	servers.Wait()
+}
+
 // The README shows the route table as the command prints it.
 func TestRouteTableInReadme(t *testing.T) {
 	t.Parallel()

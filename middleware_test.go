@@ -128,7 +128,7 @@ func TestRefusals(t *testing.T) {
 	testUser(t, db, freshAdmin, roleAdmin)
 
 	never := func(route) bool { return false }
-	terms := func(r route) bool { return r.access == termsAccepted }
+	terms := func(r route) bool { return r.access == sessionAndTerms }
 	session := func(r route) bool { return r.access.needsSession() }
 	states := []struct {
 		name, token string
@@ -287,7 +287,7 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 		"role, public":     {route{"GET", "/x", public, []string{roleAdmin}, 204, nil, serve}, true},
 		"role, local":      {route{"GET", "/x", local, []string{roleAdmin}, 204, nil, serve}, true},
 		"public":           {route{"GET", "/x", public, nil, 204, nil, serve}, false},
-		"role and session": {route{"GET", "/x", signedIn, []string{roleAdmin}, 204, nil, serve}, false},
+		"role and session": {route{"GET", "/x", sessionOnly, []string{roleAdmin}, 204, nil, serve}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if fault := startRoutes([]route{test.route}); (fault != nil) != test.panic {

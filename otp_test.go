@@ -713,7 +713,7 @@ func awayOffice(t *testing.T) (office, *logBuffer) {
 	}
 	db := sql.OpenDB(connector)
 	db.Close() // out of reach at once, without a network
-	s.store = &store{db: db, slots: make(chan struct{}, poolSize), slowSlots: make(chan struct{}, slowSize)}
+	s.store = &store{db: db, slots: make(chan struct{}, poolSize), expensiveSlots: make(chan struct{}, expensiveSize)}
 	log := &logBuffer{}
 	logging := newServer(config{}, nil, log)
 	s.log, s.requestLog = logging.log, logging.requestLog

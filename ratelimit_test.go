@@ -578,7 +578,7 @@ func FuzzClientAddress(f *testing.F) {
 				}
 			}
 		}
-		key := addressKey(got)
+		key := clientKey(got)
 		if prefix, err := netip.ParsePrefix(key); got.Is6() && (err != nil || prefix.Bits() != 64 || !prefix.Contains(got)) {
 			t.Errorf("key %q of %v", key, got)
 		}

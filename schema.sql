@@ -37,13 +37,6 @@ create or replace function hub_name_key(name text) returns text
     language sql immutable strict parallel safe
     return translate(lower(name collate "und-x-icu"), 'ς', 'σ') collate "C";
 
--- Every piece of one, two and three characters of a name. The high cost tells the
--- planner to use the index on these pieces (hubs_name_grams) and never to compute them.
-create or replace function hub_name_grams(name text) returns text[]
-    language sql immutable strict parallel safe cost 100000
-    return (select array_agg(substr(name, at, size))
-            from generate_series(1, length(name)) at, generate_series(1, 3) size);
-
 -- A summary of a name in 64 bits: one bit for each letter (the lower half) and one for
 -- each pair of letters (the upper half); some letters and pairs share a bit. A name that
 -- contains a part has all bits of the part. Looking at bits is five times as fast as
@@ -60,7 +53,7 @@ create or replace function hub_name_mask(name text) returns bigint
 create table if not exists hubs (
     hub_id      uuid not null default gen_random_uuid(),
     name        text collate "C" not null check (char_length(name) between 1 and 100),
-    -- What filters[name] is compared with. Stored, because computing it takes 4 us a name.
+    -- What filters[name] is compared with. Stored, because computing it takes 4 us for each name.
     name_lower  text collate "C" not null generated always as (hub_name_key(name)) stored,
     name_mask   bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored,
     description text not null default '' check (char_length(description) <= 2000),
@@ -80,6 +73,7 @@ do $$ begin
             name_mask bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored;
     end if;
 end $$;
+-- Indexes of earlier versions.
 drop index if exists hubs_name, hubs_created_at, hubs_updated_at,
     hubs_status_name, hubs_status_created_at, hubs_status_updated_at;
 
@@ -93,13 +87,21 @@ create index if not exists hubs_by_status_name       on hubs (status, name, hub_
 create index if not exists hubs_by_status_created_at on hubs (status, created_at, hub_id) include (name_mask, name_lower);
 create index if not exists hubs_by_status_updated_at on hubs (status, updated_at, hub_id) include (name_mask, name_lower);
 
--- GET /hubs with filters[name] that few names contain, from one character on.
--- Without fastupdate, because every search would read the list of pending entries.
-create index if not exists hubs_name_grams on hubs using gin (hub_name_grams(name_lower)) with (fastupdate = off);
+-- What was uploaded; the bytes are in FILES_DIR under file_id. A row is written
+-- last, once the file is whole and on disk: no row, no file.
+create table if not exists files (
+    file_id      uuid primary key default gen_random_uuid(),
+    user_id      uuid references users on delete set null,
+    name         text not null check (octet_length(name) between 1 and 255),
+    content_type text not null,
+    size         bigint not null check (size >= 0),
+    created_at   timestamptz not null default now()
+);
 
--- The search of GET /hubs with filters[name]. hubsByName in hubs.go puts the functions
--- below together. PostgreSQL inlines those that return rows and hub_name_contains, so
--- that they cost no call.
+-- The rest is the search of GET /hubs with filters[name]: skip it at a first reading.
+-- hubsByName in hubs.go puts these functions together, and docs/search.md explains them step
+-- by step. PostgreSQL inlines those that return rows and hub_name_contains, so that they
+-- cost no call.
 
 -- Whether a name contains a part, both as keys. The bits first: a plain "and" would let
 -- PostgreSQL look for the text first.
@@ -114,9 +116,21 @@ create or replace function hubs_walked_by_name(part text) returns setof hubs lan
     where hub_name_contains(name_lower, name_mask, (select hub_name_key(part)), (select hub_name_mask(hub_name_key(part))))
 $$;
 
+-- Every piece of one, two and three characters of a name. The high cost tells the
+-- planner to use the index on these pieces (hubs_name_grams) and never to compute them.
+create or replace function hub_name_grams(name text) returns text[]
+    language sql immutable strict parallel safe cost 100000
+    return (select array_agg(substr(name, at, size))
+            from generate_series(1, length(name)) at, generate_series(1, 3) size);
+
+-- Serves a search for a text that few names contain, even of one character. Without
+-- fastupdate, because every search would read the list of pending entries.
+create index if not exists hubs_name_grams on hubs using gin (hub_name_grams(name_lower)) with (fastupdate = off);
+
 -- The pieces by which the second way looks a part up: every third piece of three characters,
--- and the last one. They cover the part. Looking up all pieces would read more of the index
--- than it saves of the table (7.5 ms against 3.3 for two words, at a million hubs).
+-- and the last one. Together they cover the part. Looking up all pieces would be slower: it
+-- reads more of the index than it saves of the table (7.5 ms against 3.3 for two words, at a
+-- million hubs).
 create or replace function hub_name_pieces(part text) returns text[]
     language sql immutable strict parallel safe
     return array(select substr(part, least(at, greatest(1, length(part) - 2)), 3)
@@ -133,7 +147,7 @@ $$;
 
 -- A sample to choose the way by: of the first thousand hubs by hub_id (it is random, so
 -- they are a fair sample), how many have all pieces of the part (candidates, which the
--- second way would gather), and how many of these contain the part (matches). Stops at
+-- second way would gather), and how many of these contain the part (matches). It stops at
 -- the 21st candidate.
 create or replace function hub_name_sample(part text)
     returns table (candidates bigint, matches bigint) language sql stable as $$
@@ -144,16 +158,5 @@ create or replace function hub_name_sample(part text)
             from unnest(hub_name_pieces(hub_name_key(part))) piece))
         limit 21) seen
 $$;
-
--- What was uploaded; the bytes are in FILES_DIR under file_id. A row is written
--- last, once the file is whole and on disk: no row, no file.
-create table if not exists files (
-    file_id      uuid primary key default gen_random_uuid(),
-    user_id      uuid references users on delete set null,
-    name         text not null check (octet_length(name) between 1 and 255),
-    content_type text not null,
-    size         bigint not null check (size >= 0),
-    created_at   timestamptz not null default now()
-);
 
 commit;

@@ -24,19 +24,19 @@ import (
 var schema string
 
 const (
-	poolSize  = 8               // connections, all kept open
-	slowSize  = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout = 2 * time.Second // each: the wait for a slot, a statement, a read or write on its socket
+	poolSize      = 8               // connections, all kept open
+	expensiveSize = poolSize / 2    // of these, for expensive statements at a time
+	dbTimeout     = 2 * time.Second // for one wait, one statement, one read or write on a socket
 )
 
 // A store runs statements. Its methods take no context: dbTimeout bounds each step of a
-// statement, whether or not the client waits. For a context, lib/pq would start a goroutine for each
-// statement, and dial a connection to cancel it each time a client goes away.
+// statement, whether or not the client waits. For a context, lib/pq would start a goroutine for
+// each statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
-	db         *sql.DB
-	slots      chan struct{} // one for each connection; bounds the wait
-	slowSlots  chan struct{} // one for each expensive statement
-	statements sync.Map      // text → *sql.Stmt, prepared at first use and kept
+	db             *sql.DB
+	slots          chan struct{} // one for each connection; bounds the wait
+	expensiveSlots chan struct{} // one for each expensive statement
+	statements     sync.Map      // text → *sql.Stmt, prepared at first use and kept
 }
 
 // A statement is what the store runs.
@@ -44,7 +44,7 @@ type statement struct {
 	text      string
 	args      []any
 	writes    bool // never sent a second time
-	expensive bool // holds at most slowSize connections, so that a session check finds one
+	expensive bool // of these at most expensiveSize run at a time
 }
 
 func read(text string, args ...any) statement { return statement{text: text, args: args} }
@@ -58,8 +58,8 @@ func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
 		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()),
 		"timezone":          "UTC",
-		// limit and offset as parameters would be planned anew at each call (79 µs against
-		// 54). Every statement here is written for one plan.
+		// One plan for all calls of a statement. Otherwise PostgreSQL would plan a list anew at
+		// each call, because of its limit and offset (79 µs against 54).
 		"plan_cache_mode": "force_generic_plan",
 		// Each statement has an index that serves it, and is too short to gain from a compiler
 		// or from parallel workers.
@@ -72,9 +72,9 @@ func openStore(databaseURL string) (*store, error) {
 	}
 	connector.Dialer(deadlineDialer{})
 	st := &store{
-		db:        sql.OpenDB(connector),
-		slots:     make(chan struct{}, poolSize),
-		slowSlots: make(chan struct{}, slowSize),
+		db:             sql.OpenDB(connector),
+		slots:          make(chan struct{}, poolSize),
+		expensiveSlots: make(chan struct{}, expensiveSize),
 	}
 	// The default of 2 would open and close connections all the time.
 	st.db.SetMaxIdleConns(poolSize)
@@ -97,12 +97,16 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 	if err != nil || databaseURL == "" {
 		return nil, complaint
 	}
-	for _, other := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
-		if strings.Count(other.Host, ":") == 1 { // lib/pq would look host:port up as a name
+	for _, server := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
+		if strings.Count(server.Host, ":") == 1 { // lib/pq would look host:port up as a name
 			return nil, complaint
 		}
 	}
 	cfg = cfg.Clone() // a clone always has the map Runtime
+	// PostgreSQL ignores the letter case of a setting's name.
+	maps.DeleteFunc(cfg.Runtime, func(name, _ string) bool {
+		return settings[strings.ToLower(name)] != ""
+	})
 	maps.Copy(cfg.Runtime, settings)
 	return pq.NewConnectorConfig(cfg)
 }
@@ -132,20 +136,21 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	return found && err == nil, err
 }
 
-// rows runs a statement and calls scan for each row. The error of one that writes may mean
-// "done" as well as "not done": the connection may have broken after the statement.
+// rows runs a statement and calls scan for each row. If a write returns an error, it may have
+// been done all the same: the connection may have broken after the statement.
 //
-// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations). D5: a read whose connection turns out to be dead is tried
-// once more on a new one, unless scan has had a row already. So once the database is back after
-// a crash, no read fails. H6: expensive statements never take all connections.
+// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations).
+// D5: a read whose connection turns out to be dead is tried once more on a new one, unless scan
+// has had a row already. So once the database is back after a crash, no read fails.
+// H6: expensive statements never take all connections.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
-		if err := take(st.slowSlots); err != nil {
+		if err := takeSlot(st.expensiveSlots); err != nil {
 			return err
 		}
-		defer func() { <-st.slowSlots }()
+		defer func() { <-st.expensiveSlots }()
 	}
-	if err := take(st.slots); err != nil {
+	if err := takeSlot(st.slots); err != nil {
 		return err
 	}
 	defer func() { <-st.slots }()
@@ -157,10 +162,10 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	return st.classifyDBError(err)
 }
 
-// take takes a slot, or gives up after dbTimeout.
+// takeSlot takes a slot, or gives up after dbTimeout.
 //
 // D2: a bounded wait, then 503.
-func take(slots chan struct{}) error {
+func takeSlot(slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
 		return nil
@@ -169,7 +174,7 @@ func take(slots chan struct{}) error {
 	}
 }
 
-// errScan is a row that the code does not expect: a bug, and not a matter of reach.
+// errScan is a row that the code does not expect: a bug, although the database was reached.
 var errScan = errors.New("scan")
 
 // run runs a statement once. It is prepared at its first use, and kept.
@@ -181,8 +186,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 			return false, err
 		}
 		prepared, ok = st.statements.LoadOrStore(q.text, fresh)
-		if ok {
-			fresh.Close() // another request was first
+		if ok { // another request was first
+			fresh.Close()
 		}
 	}
 	rows, err := prepared.(*sql.Stmt).Query(q.args...)
@@ -205,18 +210,24 @@ func (st *store) dropIdle() {
 	st.db.SetMaxIdleConns(poolSize)
 }
 
-// isConnectionGone reports whether a connection was closed or reset under a statement. A
-// timeout is no such case, nor is a host that refuses new connections.
+// isConnectionGone reports whether a connection was closed or reset under a statement. Timeouts
+// and refused new connections do not count.
 func isConnectionGone(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err)
 	return ok && broken.Op != "dial" && !broken.Timeout()
 }
 
-// classifyDBError turns the errors of a database that is out of reach into a 503; the rest
-// can only come from a bug. PostgreSQL's own errors come from the statement, except those
-// that end or refuse the connection (FATAL), and the classes (PostgreSQL manual, appendix
-// A) 08 of connections, 53 of resources, 57 of an operator's intervention, 58 of the system,
-// and 25 of a standby that takes no writes.
+// classifyDBError turns the errors of a database that is out of reach into a 503. These are all
+// errors of the connection. Of PostgreSQL's own errors, they are those that end or refuse the
+// connection (FATAL) and these classes (PostgreSQL manual, appendix A):
+//
+//	08  connections
+//	25  transactions: a standby takes no writes
+//	53  resources
+//	57  intervention by an operator, or by statement_timeout
+//	58  the system
+//
+// Other errors of PostgreSQL can only come from a bug.
 //
 // Z2: a database that is away never means a session, nor the lack of one.
 func (st *store) classifyDBError(err error) error {
@@ -225,12 +236,12 @@ func (st *store) classifyDBError(err error) error {
 	}
 	answer, isAnswer := errors.AsType[*pq.Error](err)
 	if !isAnswer {
-		// Not waited for: if the database hangs, closing takes dbTimeout a connection.
+		// Not waited for: if the database hangs, closing takes dbTimeout for each connection.
 		go st.dropIdle()
 		return unavailable(err)
 	}
 	switch class := string(answer.Code.Class()); {
-	case answer.Code == "23503": // foreign key: the user was deleted meanwhile
+	case answer.Code == "23503": // a foreign key. Here all refer to users: the user was deleted
 		return unauthenticated("ended")
 	case class == "25":
 		go st.dropIdle()
@@ -260,15 +271,16 @@ func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) 
 
 type deadlineConn struct{ net.Conn }
 
-// Read hides io.EOF from lib/pq. It would call the connection bad, and database/sql would
-// then send the statement again: a write would be done twice. (Not guaranteed: below TLS an
-// orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
+// Read hides io.EOF from lib/pq. Because of io.EOF, lib/pq would report a bad connection, and
+// database/sql would send the statement again, even a write. (Not guaranteed with TLS: there,
+// crypto/tls itself makes io.EOF of an orderly close. But before such a close PostgreSQL sends
+// a FATAL error.)
 //
 // A connection whose read failed is closed. Otherwise, if an answer broke off after an
 // error, lib/pq would use the connection again and take the late rest of that answer for
 // the answer to the next statement.
 //
-// D1: no write is done twice, and a hung PostgreSQL is left within dbTimeout.
+// D1: no write is done twice, and a hung PostgreSQL is given up after dbTimeout.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)

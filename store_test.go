@@ -276,25 +276,34 @@ func TestConnectionsComeBack(t *testing.T) {
 // DATABASE_URL may say what it likes: the bounds of the store hold.
 func TestBoundsOverrideTheURL(t *testing.T) {
 	t.Parallel()
-	u, err := url.Parse(newDatabase(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := u.Query()
-	query.Set("statement_timeout", "0")
-	query.Set("timezone", "Asia/Tokyo")
-	query.Set("plan_cache_mode", "force_custom_plan")
-	u.RawQuery = query.Encode()
-	st, err := openStore(u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.db.Close()
-	for setting, want := range map[string]string{"statement_timeout": "2s", "timezone": "UTC", "plan_cache_mode": "force_generic_plan"} {
-		var got string
-		if err := readOnce(st, "select current_setting($1)", []any{setting}, &got); err != nil || got != want {
-			t.Errorf("%s: %q, want %q, %v", setting, got, want, err)
-		}
+	database := newDatabase(t)
+	overrides := map[string]string{"statement_timeout": "0", "timezone": "Asia/Tokyo", "plan_cache_mode": "force_custom_plan"}
+	bounds := map[string]string{"statement_timeout": "2s", "timezone": "UTC", "plan_cache_mode": "force_generic_plan"}
+	// PostgreSQL takes the name of a setting in any letter case.
+	for name, inCase := range map[string]func(string) string{"lower case": strings.ToLower, "upper case": strings.ToUpper} {
+		t.Run(name, func(t *testing.T) {
+			u, err := url.Parse(database)
+			if err != nil {
+				t.Fatal(err)
+			}
+			query := u.Query()
+			for setting, value := range overrides {
+				query.Set(inCase(setting), value)
+			}
+			u.RawQuery = query.Encode()
+			st, err := openStore(u.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer st.db.Close()
+			for setting, want := range bounds {
+				var got string
+				err := readOnce(st, "select current_setting($1)", []any{setting}, &got)
+				if err != nil || got != want {
+					t.Errorf("%s: got %q, want %q, %v", setting, got, want, err)
+				}
+			}
+		})
 	}
 }
 
@@ -668,10 +677,10 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 			wg.Go(func() { c.elsewhere().do("GET", "/hubs?"+query, nil) })
 		}
 	}
-	waitUntil(t, "expensive statements that wait for the lock", func() bool { return waiting() >= slowSize })
+	waitUntil(t, "expensive statements that wait for the lock", func() bool { return waiting() >= expensiveSize })
 	c.elsewhere().do("GET", "/auth/session", nil).want(t, 200)
-	if got := waiting(); got > slowSize {
-		t.Errorf("got %d expensive statements at a time, want at most %d", got, slowSize)
+	if got := waiting(); got > expensiveSize {
+		t.Errorf("got %d expensive statements at a time, want at most %d", got, expensiveSize)
 	}
 	lock.Rollback()
 	wg.Wait()

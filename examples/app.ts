@@ -55,7 +55,10 @@ async function send<T>(method: Method, url: URL, body?: BodyInit, headers: Recor
     throw new Error(`No answer from ${api}. Does the server run, and does ALLOWED_ORIGINS name ${location.origin}?`);
   }
   if (!response.ok) {
-    throw new Problem(response.status, await response.json(), Number(response.headers.get('retry-after')));
+    // The errors of a proxy are not JSON.
+    const problem: ProblemBody | null = await response.json().catch(() => null);
+    if (!problem) throw new Error(`The answer was ${response.status} ${response.statusText}.`);
+    throw new Problem(response.status, problem, Number(response.headers.get('retry-after')));
   }
   return response.status === 204 ? undefined as T : await response.json();
 }
