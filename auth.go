@@ -53,7 +53,7 @@ const (
 	whereEmail = "lower(u.email) = $1" // the address in lower case
 )
 
-// loadUser reads a user. found is false if there is none.
+// loadUser reads a user by one of these conditions. found is false if there is none.
 func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
 	u = &user{}
 	found, err = s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -84,7 +84,8 @@ var emailRule = rule{
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both.
+// O9: ToLower would turn U+0130 and U+212A into ASCII letters. But emailForm refuses both, and
+// with them the request.
 // I4: emailForm lets no line break through, so none reaches a mail.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
@@ -165,9 +166,9 @@ func (v sessionView) isValid() bool {
 }
 
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
-// code and an expired one are refused in the same way: none of them asks the database.
+// code and an expired one are refused in the same way, without asking the database.
 //
-// A right code is used up first. If the database is away then, it becomes valid again, so
+// A right code is used up first. If the database is away then, the code becomes valid again, so
 // that the user need not ask for another.
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code, ok := s.codes.redeem(in.email, in.code)
@@ -198,7 +199,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	return s.getSession(state, nothing{})
 }
 
-// A sessionToken is what verifyToken has read from a token. It holds no role: that comes from
+// A sessionToken is what a token says. It holds no role: that comes from
 // the database. issuedAt is by the database's clock, because it is compared with the time of a
 // "sign out everywhere".
 type sessionToken struct {
@@ -206,9 +207,10 @@ type sessionToken struct {
 	issuedAt, expiresAt time.Time
 }
 
-// claims is the payload of the JWT. The times are seconds with microseconds. With whole seconds,
-// a sign-out everywhere could not tell a session that began just before it from one that began
-// just after. A float64 is close enough: fromSeconds rounds to the microsecond.
+// claims is the payload of the JWT. The times are in seconds, with six decimals. With whole
+// seconds, a sign-out everywhere could not tell a session that began just before it from one that
+// began just after. A float64 is exact to less than a microsecond for such a number, and
+// fromSeconds rounds.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
@@ -232,8 +234,8 @@ func (s *server) signToken(token sessionToken) string {
 	return signed
 }
 
-// tokenParser checks the form, the algorithm and the signature. Its checks of times are off:
-// they accept a token without iat, and their leeway would apply to exp, too.
+// tokenParser checks the form, the algorithm and the signature. It checks no times: the library
+// would accept a token without iat, and its leeway for iat would lengthen exp, too.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
 	jwt.WithStrictDecoding(),                // no other padding bits in the base64
@@ -243,9 +245,10 @@ var tokenParser = jwt.NewParser(
 // verifyToken reads the claims of a token. ok is false if the token is forged or malformed.
 // checkSession checks the rest: whether the token has expired, and its account.
 //
-// T1: HS256 with one of our keys, and no critical extension. T2: iat is not in the future, and
-// exp is at most 60 days after it. A missing time counts as 1970. Without exp, the token has
-// expired; without iat, it lives too long. T4: strict base64.
+// T1: HS256 with one of our keys, and no critical extension.
+// T2: iat is not in the future, and exp is at most 60 days after it. A missing time counts as
+// 1970: a token without exp has expired, and one without iat has more than 60 days to its exp.
+// T4: strict base64.
 func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
@@ -275,8 +278,8 @@ func fromSeconds(seconds float64) time.Time {
 	return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC()
 }
 
-// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is no
-// regular expression because a page of hubs checks a hundred of them.
+// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
+// regular expression because a page of hubs checks a hundred ids.
 func isUUID(text string) bool {
 	if len(text) != 36 {
 		return false
@@ -294,9 +297,9 @@ func isUUID(text string) bool {
 }
 
 // setSessionCookie sets the cookie or, with a negative age in seconds, clears it. Name,
-// path and domain must be the same for both, or the browser keeps the cookie.
+// path and domain must be the same when it is cleared, or the browser keeps the cookie.
 //
-// T6: HttpOnly and SameSite=Lax always, Secure but for the local environment, 60 days.
+// T6: HttpOnly and SameSite=Lax always, Secure except locally, 60 days.
 func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
 	http.SetCookie(state, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -323,8 +326,8 @@ const (
 
 func (a access) needsSession() bool { return a != public && a != local }
 
-// authorize is the session check of every endpoint. The order is that of the refusals:
-// cookie, token, the account as it is now, terms, role.
+// authorize is the session check of every endpoint. It refuses for the first of these that
+// fails: cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, need access, permitted []string) error {
 	if !need.needsSession() {
 		return nil
@@ -349,9 +352,8 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	return nil
 }
 
-// checkSession says whether a session still lasts. These are all the ways in which one ends.
-// It leaves the user in the request's state, also when the session has ended: the log names the
-// user.
+// checkSession says whether the session of a token still lasts. If the user
+// exists, it sets state.user even if it refuses, so that the log can name the user.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
@@ -406,8 +408,8 @@ func (v acceptanceView) isValid() bool {
 	return v.Version != "" && !v.AcceptedAt.IsZero()
 }
 
-// acceptTerms records the acceptance. A second one keeps the first time: its update changes
-// nothing, and is there so that the row is returned.
+// acceptTerms records the acceptance. Accepting again keeps the first time: the update changes
+// nothing, but without it the statement would return no row.
 func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
 	if in.version != TERMS_VERSION {
 		return acceptanceView{}, newProblem(409, "conflict",
@@ -425,7 +427,8 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 // logout clears the cookie and does no more. A copied token lives on until it expires or the
 // user is signed out everywhere.
 //
-// T7: the clearing cookie empties a real cookie jar.
+// T7: the cookie that clears has the name, path and domain of the one that was set, so that the
+// browser removes it.
 func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	s.setSessionCookie(state, "", -1)
 	state.log().Info("signed out")
@@ -469,7 +472,7 @@ const (
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := append(args, "")[0]
+	name := append(args, "")[0] // "" if there is none
 	command, known := userCommands[name]
 	if !known {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
@@ -498,7 +501,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
-	// Each statement has the first parameters of these two, or none.
+	// A statement has $1 (the address), $1 and $2 (the role), or neither, each once at most.
 	parameters := []any{email, role}[:strings.Count(command.text, "$")]
 	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
 }

@@ -27,9 +27,15 @@ func readText(t *testing.T, name string) string {
 	return string(text)
 }
 
-// declares reports whether a source declares a function or a method of that name.
+// declares reports whether a source declares a function or a method of that name. Methods of the
+// same name are told apart by their type: guess.limitKey.
 func declares(source, function string) bool {
-	declaration := `(?m)^\s*(async )?func(tion)? (\([^)]*\) )?` + function + `[\[(]`
+	receiver := `(\([^)]*\) )?`
+	if of, name, isMethod := strings.Cut(function, "."); isMethod {
+		receiver = `\((\w+ )?\*?` + of + `\) `
+		function = name
+	}
+	declaration := `(?m)^\s*(async )?func(tion)? ` + receiver + function + `[\[(]`
 	return regexp.MustCompile(declaration).MatchString(source)
 }
 
@@ -46,7 +52,7 @@ func documents(t *testing.T) []string {
 // Every place in the code that a document names as file:function exists.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	t.Parallel()
-	place := regexp.MustCompile(`\b([a-z]+\.(?:go|html)):(\w+)`)
+	place := regexp.MustCompile(`\b([a-z]+\.(?:go|html)):(\w+(?:\.\w+)?)`)
 	for _, document := range documents(t) {
 		t.Run(document, func(t *testing.T) {
 			places := place.FindAllStringSubmatch(readText(t, document), -1)
@@ -92,9 +98,27 @@ func TestReadmeIsOnePage(t *testing.T) {
 	}
 }
 
+// The exercises in the README quote conditions of the code as they are.
+func TestExercisesQuoteTheCode(t *testing.T) {
+	t.Parallel()
+	quoted := regexp.MustCompile("`(if [^`{]*)\\{").FindAllStringSubmatch(readText(t, "README.md"), -1)
+	if len(quoted) == 0 {
+		t.Error("the README quotes no condition")
+	}
+	var sources strings.Builder
+	for _, file := range serverSources {
+		sources.WriteString(readText(t, file))
+	}
+	for _, found := range quoted {
+		if !strings.Contains(sources.String(), found[1]) {
+			t.Errorf("no source has %q", found[1])
+		}
+	}
+}
+
 // securityRow is a row of SECURITY.md's table: id, file and function (none for deploy/ and
 // go.mod), tests.
-var securityRow = regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|.*?\\| `([a-z./]+)(?::(\\w+))?`[^|]*\\| (`[^|]*) \\|")
+var securityRow = regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|.*?\\| `([a-z./]+)(?::([\\w.]+))?`[^|]*\\| (`[^|]*) \\|")
 
 // SECURITY.md names the function and the tests of each row: all of them exist.
 func TestSecurityPage(t *testing.T) {
@@ -146,13 +170,17 @@ func TestCommentsNameTheRowsTheyKeep(t *testing.T) {
 			want[row[1]+" at "+row[2]+":"+row[3]] = true
 		}
 	}
-	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\([^)]*\) )?(\w+)`)
+	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\((?:\w+ )?\*?(\w+)\) )?(\w+)`)
 	mark := regexp.MustCompile(`(?:// |[.;] )([A-Z][0-9]+): `)
 	inComments := map[string]bool{}
 	for _, file := range serverSources {
 		for _, found := range declaration.FindAllStringSubmatch(readText(t, file), -1) {
 			for _, id := range mark.FindAllStringSubmatch(found[1], -1) {
-				inComments[id[1]+" at "+file+":"+found[2]] = true
+				place := id[1] + " at " + file + ":"
+				if want[place+found[2]+"."+found[3]] { // a method that SECURITY.md names with its type
+					place += found[2] + "."
+				}
+				inComments[place+found[3]] = true
 			}
 		}
 	}

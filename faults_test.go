@@ -25,16 +25,19 @@ import (
 
 // A load is a number of clients that send one request after the other.
 type load struct {
-	quit    chan struct{}
-	workers sync.WaitGroup
-	mu      sync.Mutex
-	count   map[int]int // by status
-	slowest time.Duration
+	quit     chan struct{}
+	stopOnce sync.Once
+	workers  sync.WaitGroup
+	mu       sync.Mutex
+	count    map[int]int // by status
+	slowest  time.Duration
 }
 
-// startLoad calls request again and again until end. It must be safe in several goroutines.
-func startLoad(workers int, request func() *testResponse) *load {
+// startLoad calls request again and again until end, or until the test has failed. It must be
+// safe in several goroutines.
+func startLoad(t testing.TB, workers int, request func() *testResponse) *load {
 	l := &load{quit: make(chan struct{}), count: map[int]int{}}
+	t.Cleanup(l.stop)
 	for range workers {
 		l.workers.Go(func() {
 			for {
@@ -55,26 +58,40 @@ func startLoad(workers int, request func() *testResponse) *load {
 	return l
 }
 
+// stop may be called more than once.
+func (l *load) stop() {
+	l.stopOnce.Do(func() { close(l.quit) })
+	l.workers.Wait()
+}
+
 func (l *load) counts() map[int]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.count)
 }
 
-// wait waits for n more answers with a status.
+// wait waits for n more answers with a status. Meanwhile each is a success or a 503.
 func (l *load) wait(t testing.TB, status, n int) {
 	t.Helper()
 	n += l.counts()[status]
 	what := fmt.Sprintf("%d answers %d, have %v", n, status, l.counts())
-	waitUntil(t, what, func() bool { return l.counts()[status] >= n })
+	waitUntil(t, what, func() bool {
+		t.Helper()
+		counts := l.counts()
+		for other := range counts {
+			if other/100 != 2 && other != 503 {
+				t.Fatalf("got the answers %v, want successes and 503 only", counts)
+			}
+		}
+		return counts[status] >= n
+	})
 }
 
 // end stops the load. Every answer must have been success or 503, within the bounds of the
 // store.
 func (l *load) end(t testing.TB, what string, success int) {
 	t.Helper()
-	close(l.quit)
-	l.workers.Wait()
+	l.stop()
 	t.Logf("%s: answers %v, the slowest after %v", what, l.count, l.slowest.Round(time.Millisecond))
 	for status := range l.count {
 		if status != success && status != 503 {
@@ -96,7 +113,7 @@ func TestDatabaseHangs(t *testing.T) {
 	c, _ := s.member(t, "admin")
 	f := c.upload("a.txt", []byte("content")).stored(t)
 	hubs := func() *testResponse { return c.elsewhere().do("GET", "/hubs", nil) }
-	warm := startLoad(2*poolSize, hubs)
+	warm := startLoad(t, 2*poolSize, hubs)
 	warm.wait(t, 200, 10*poolSize)
 	warm.end(t, "warm", 200)
 
@@ -133,7 +150,7 @@ func TestDatabaseHangs(t *testing.T) {
 	waitUntil(t, "service again", func() bool { return hubs().status == 200 })
 	c.elsewhere().do("GET", "/healthz", nil).want(t, 200)
 
-	busy := startLoad(3*poolSize, hubs)
+	busy := startLoad(t, 3*poolSize, hubs)
 	busy.wait(t, 200, 100)
 	pg.pause()
 	busy.wait(t, 503, 3*poolSize)
@@ -153,7 +170,7 @@ func TestDatabaseRestarts(t *testing.T) {
 	s.allowErrors(`"error":"unavailable`)
 	c, _ := s.member(t, "admin")
 	var created sync.Map
-	load := startLoad(4, func() *testResponse {
+	load := startLoad(t, 4, func() *testResponse {
 		name := fmt.Sprintf("hub %d", serial.Add(1))
 		r := c.elsewhere().do("POST", "/hubs", map[string]string{"name": name})
 		if r.status == 201 {

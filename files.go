@@ -7,13 +7,13 @@ package main
 // and the upload holds a lock (flock) on that file. Its name for good, <id>, is a second
 // link to the same bytes. The row in the table comes last and makes the file visible.
 //
-// A working name whose lock is free belongs to no running upload. The sweep looks at those,
+// A working name whose lock is free belongs to no running upload. The sweep looks at such names,
 // at the start and once a minute, in every server that uses the folder:
 //
-//	unfinished/<id>       a killed server left it. With a row, the upload had ended, and only
-//	                      the working name goes; without one, the bytes go as well.
-//	unfinished/<id>.undo  the upload was refused, but the database was away and its row may
-//	                      exist. The row goes, the bytes go.
+//	unfinished/<id>       a killed server left it. If it has a row, the upload is complete, and
+//	                      only the working name is removed; if not, the bytes are, too.
+//	unfinished/<id>.undo  the upload failed, but the database was away and its row may
+//	                      exist. Row and bytes are removed.
 
 import (
 	"bytes"
@@ -38,15 +38,15 @@ import (
 const (
 	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
 	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
-	uploadStart    = time.Minute     // the time that every upload has
-	uploadPace     = 16 << 10        // bytes, for each of which it has a second more
+	uploadStart    = time.Minute     // the least time that an upload has
+	uploadPace     = 16 << 10        // one more second for so many bytes received
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
 	undoSuffix    = ".undo"      // of a working name whose row must go
-	sweepInterval = time.Minute  // also the age of what is swept: a younger one may lack its lock
+	sweepInterval = time.Minute  // also the least age of what is swept
 )
 
 // A file is what the table knows about a file.
@@ -64,7 +64,7 @@ func (f file) isValid() bool {
 		!f.CreatedAt.IsZero()
 }
 
-// isFileName keeps out what a path or a header could trip over.
+// isFileName refuses names that are unsafe in a path or a header.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
@@ -119,7 +119,7 @@ func (s *server) sweepOnce() error {
 	return errors.Join(errs...)
 }
 
-// sweepUpload ends what an upload has left behind, unless the upload still runs.
+// sweepUpload cleans up after one upload, unless it still runs.
 //
 // F3: of an upload that was cut off, killed or refused, nothing is kept.
 func (s *server) sweepUpload(name string) error {
@@ -215,7 +215,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err != nil {
 		return file{}, err
 	}
-	defer working.Close() // frees the lock: last
+	defer working.Close() // deferred first, so it frees the lock last
 	rowMayExist := false
 	defer func() {
 		if err != nil {
@@ -279,8 +279,8 @@ func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool)
 	state.log().Warn("a failed upload is left to the sweep", "fileId", id, "error", err)
 }
 
-// An uploadForm reads the multipart form that a file comes in. It gives an upload time as
-// long as it moves, and bounds what is read.
+// An uploadForm reads the multipart form that a file comes in. It bounds the bytes and the time:
+// stallTimeout without progress, uploadTimeout in all.
 type uploadForm struct {
 	state   *requestState
 	maxFile int64 // bytes of the file
@@ -288,7 +288,7 @@ type uploadForm struct {
 	part    *multipart.Part
 	name    string // of the file
 
-	limit    int64 // bytes of the body that may be read so far
+	limit    int64 // bytes of the body that may be read; changes as the form is read
 	received int64 // bytes of the body that were read
 
 	started time.Time // the pace counts from here
@@ -309,7 +309,7 @@ func (form *uploadForm) open() error {
 		return errTooLarge
 	}
 	form.parts = multipart.NewReader(form, params["boundary"])
-	form.limit = maxPartHeaders // the reader itself would hold 10 MB of a part's headers in memory
+	form.limit = maxPartHeaders // package multipart alone would take 10 MB of headers
 	part, err := form.parts.NextRawPart()
 	if err != nil {
 		return bodyProblem(err)
@@ -321,21 +321,22 @@ func (form *uploadForm) open() error {
 	form.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file",
-			"must be the form's only part, its name 1 to 255 bytes of printable UTF-8"})
+			"must be the only part, its name 1 to 255 bytes of UTF-8 without control characters"})
 	}
 	return nil
 }
 
 // Read is how the multipart reader reads the body.
 //
-// H1: a slow upload that moves is not cut off. H5: one that does not move is.
+// H1: an upload that is slower than uploadPace is cut off after its first minute.
+// H5: one that does not move is cut off after stallTimeout.
 func (form *uploadForm) Read(p []byte) (int, error) {
 	if form.received > form.limit {
 		return 0, errTooLarge
 	}
 	deadline := form.started.Add(uploadTimeout(form.received))
-	if stalled := time.Now().Add(stallTimeout); stalled.Before(deadline) {
-		deadline = stalled
+	if stallsAt := time.Now().Add(stallTimeout); stallsAt.Before(deadline) {
+		deadline = stallsAt
 	}
 	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
@@ -345,13 +346,13 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// uploadTimeout returns how long an upload may have taken when so many bytes are here.
+// uploadTimeout returns how long an upload of so many bytes may take.
 func uploadTimeout(received int64) time.Duration {
 	return uploadStart + time.Duration(received/uploadPace)*time.Second
 }
 
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
-// the form; bytes after the form count towards its limit.
+// the form; bytes after the end of the form count as bytes of the form.
 func (form *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, form.part)
 	if err != nil {
@@ -371,7 +372,7 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 	if _, err := io.Copy(io.Discard, form); err != nil {
 		return "", 0, err
 	}
-	if form.received > form.limit { // Read lets one byte too many through, to notice
+	if form.received > form.limit { // Read lets one byte more through, so that this can be seen
 		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -381,9 +382,9 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 	return contentType(head), size, nil
 }
 
-// drain reads the rest of a refused upload, within bounds: a connection that is closed over
-// bytes still on their way loses the answer. A client that sent "Expect: 100-continue" sends
-// nothing until we read, so there is nothing to drain unless we have.
+// drain reads the rest of a refused upload, within bounds. If the connection were closed while
+// the client still sends, the client would lose the answer. A client that sent "Expect:
+// 100-continue" sends nothing until we read. So if we have not read, there is nothing to drain.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
@@ -417,7 +418,7 @@ type fileContent struct {
 	end     func() // of the transfer
 }
 
-// isValid compares the bytes on disk with the row.
+// isValid compares the size on disk with the row.
 func (c fileContent) isValid() bool {
 	info, err := c.content.Stat()
 	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.isValid()
@@ -469,9 +470,10 @@ const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-d
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
 // http.ServeContent keeps it). A file never changes, so its id is its ETag.
 //
-// C4: private, because a cookie does not stop a shared cache. F2: what a browser could run
-// is an attachment, and sandboxed. H7: a Range header with many ranges is ignored (RFC 9110
-// 14.2 permits that); each would cost a part of its own.
+// C4: private, because a shared cache may store answers to requests with cookies.
+// F2: what a browser could run is an attachment, and sandboxed.
+// H7: a Range header with many ranges is ignored (RFC 9110 14.2 permits that); each would cost a
+// part of its own.
 func (c fileContent) send(state *requestState) {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, c.ContentType) {

@@ -335,6 +335,9 @@ func (r *testResponse) answerFault() error {
 	if r.status >= 400 && r.header.Get("Content-Type") != "application/problem+json" {
 		fault("an error as %q", r.header.Get("Content-Type"))
 	}
+	if after := r.header.Values("Retry-After"); len(after) > 0 && r.status != 429 && r.status != 503 {
+		fault("Retry-After: %q", after)
+	}
 	if len(faults) > 0 {
 		fault("in %v", r)
 	}

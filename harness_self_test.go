@@ -56,6 +56,7 @@ func TestHarnessProblem(t *testing.T) {
 		"field":        replace("limit", "offset"),
 		"error detail": replace(`"limit","detail":"d"`, `"limit","detail":""`),
 		"content type": func(r *testResponse) { r.header.Set("Content-Type", "application/json") },
+		"retry after":  func(r *testResponse) { r.header.Set("Retry-After", "1") },
 		"doubled header": func(r *testResponse) {
 			r.header.Add("X-Frame-Options", "DENY")
 		},

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// A hub is a hub as it is stored and sent.
+// A hub, as it is stored and sent.
 type hub struct {
 	HubID       string    `json:"hubId"`
 	Name        string    `json:"name"`
@@ -107,8 +107,8 @@ var hubOrders = map[string]string{
 	"updatedAt": "updated_at",
 }
 
-// A hubPage is one page of a list. It has no total: to count costs more as the table grows,
-// hasMore costs one row.
+// A hubPage is one page of a list. It has no total: counting costs more as the table grows.
+// HasMore costs one row.
 type hubPage struct {
 	Items   []hub `json:"items"`
 	Limit   int   `json:"limit"`
@@ -127,7 +127,7 @@ func (p hubPage) isValid() bool {
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	var row hub // every row is scanned into it, then copied
+	var row hub // each row is scanned into it; append copies it
 	targets := row.scanTargets()
 	err := s.store.rows(q.statement(), func(rows *sql.Rows) error {
 		if err := rows.Scan(targets...); err != nil {
@@ -153,7 +153,7 @@ const plainOffset = 100
 // query has its own text, so that it is prepared once and planned for the index that
 // serves it. For example, active hubs with "har" in the name, newest first, on a first page:
 //
-//	with sample as materialized (select candidates, matches from hub_name_sample($3)),
+//	with sample as materialized (select ... from hub_name_sample($3)),
 //	...
 //	where (select ...) and status = $4 order by created_at desc, hub_id desc
 //	...
@@ -185,7 +185,7 @@ func (q hubQuery) statement() statement {
 	return statement{
 		text:      text,
 		args:      args,
-		expensive: q.name != nil || q.offset > plainOffset, // many times a first page
+		expensive: q.name != nil || q.offset > plainOffset, // costs many times a first page
 	}
 }
 
@@ -225,7 +225,7 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	return h, nil
 }
 
-// changeHub sets what the input has. nil becomes null, for which the old value stays.
+// changeHub sets what the input has. A nil is sent as null, and coalesce keeps the old value.
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
 	found, err := s.store.row(
@@ -249,14 +249,14 @@ func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
 // sample of a thousand hubs decides:
 //
 //   - More than 20 candidates: "walked" reads entries until the page is full, all of them
-//     if need be. That is no slower than gathering over 2 % of the hubs.
-//   - Otherwise, if a full page is to be expected within 20,000 entries, "tried" reads up to
+//     if need be. To gather more than 2 % of the hubs would not be faster.
+//   - Otherwise, if a full page is to be expected within 20,000 entries (20 samples), "tried" reads up to
 //     40,000. The budget is for matches that come late in the order.
 //   - If "tried" did not fill the page, or was not worth it, "gathered" reads all
 //     candidates, about 2 % of the hubs at most.
 //
-// What "tried" found of a page that it did not fill, "gathered" finds again; an id that is
-// there twice does no harm. PostgreSQL skips a part whose condition on the sample is false.
+// What "tried" found of a page that it did not fill, "gathered" finds again; any (array …)
+// counts an id once. PostgreSQL skips a part whose condition on the sample is false.
 const hubsByName = `with sample as materialized (
 	select candidates > 20 as frequent, matches * 20 >= $1::bigint + $2::bigint as worth_a_try from hub_name_sample($3)),
 tried as materialized (

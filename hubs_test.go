@@ -224,48 +224,6 @@ func TestHubListSearchFindsWholeParts(t *testing.T) {
 	}
 }
 
-// I1, I2: every parameter has its allow-list or its bounds, and stands there once.
-func TestHubListRefusesBadParameters(t *testing.T) {
-	t.Parallel()
-	srv := startServer(t)
-	member, _ := srv.member(t, roleMember)
-	for i, test := range []struct{ query, fields string }{
-		{"limit=0", "limit"}, {"limit=101", "limit"}, {"limit=-1", "limit"}, {"limit=", "limit"}, {"limit=x", "limit"},
-		{"limit=1.0", "limit"}, {"limit=1e1", "limit"}, {"limit=01", "limit"}, {"limit=%2B1", "limit"}, {"limit=+1", "limit"},
-		{"limit=0x1", "limit"}, {"limit=1_0", "limit"}, {"limit=%EF%BC%91", "limit"}, {"limit=%00", "limit"}, {"limit=%ff", "limit"},
-		{"limit=9223372036854775808", "limit"}, {"limit=18446744073709551617", "limit"}, {"limit", "limit"},
-		{"offset=-1", "offset"}, {"offset=10001", "offset"}, {"offset=-0", "offset"}, {"offset=9223372036854775807", "offset"},
-		{"limit=1&limit=1", "limit"}, {"limit=1&limit=2", "limit"}, {"offset=0&limit=1&offset=0", "offset"},
-		{"filters[name]=a&filters%5Bname%5D=a", "filters[name]"},
-		{"Limit=1", "Limit"}, {"page=1", "page"}, {"=1", ""}, {"limit%00=1", "limit\x00"}, {"hubId=x&role=admin", "hubId role"},
-		{"limit=1;offset=2", "query"}, {";", "query"}, {"limit=1&%zz", "query"}, {"limit=%", "query"}, {"filters[name]=%a", "query"},
-		{"orderBy=", "orderBy"}, {"orderBy=Name", "orderBy"}, {"orderBy=hub_id", "orderBy"}, {"orderBy=created_at", "orderBy"},
-		{"orderBy=name,createdAt", "orderBy"}, {"orderBy=name%20desc", "orderBy"}, {"orderBy=(select+1)", "orderBy"},
-		{"orderBy=name;drop%20table%20hubs", "query"}, {"orderBy=name%3Bdrop%20table%20hubs", "orderBy"},
-		{"orderDirection=", "orderDirection"}, {"orderDirection=ASC", "orderDirection"}, {"orderDirection=asc,hub_id", "orderDirection"},
-		{"filters[name]=", "filters[name]"}, {"filters[name]=" + strings.Repeat("a", 101), "filters[name]"},
-		{"filters[name]=%ff", "filters[name]"}, {"filters[name]=%00", "filters[name]"}, {"filters[name]=a%0ab", "filters[name]"},
-		{"filters[name]=%ed%a0%80", "filters[name]"}, {"filters[name]=%EF%BF%BD", "filters[name]"},
-		{"filters[status]=", "filters[status]"}, {"filters[status]=Active", "filters[status]"}, {"filters[status]=active'--", "filters[status]"},
-		{"filters[hubId]=x", "filters[hubId]"}, {"filters[]=x", "filters[]"}, {"filters=x", "filters"}, {"filters[name][x]=y", "filters[name][x]"},
-		{"filters.name=x", "filters.name"}, {"limit=0&offset=-1&orderBy=x&y=z", "limit offset orderBy y"},
-	} {
-		if i%90 == 89 {
-			member = member.elsewhere()
-		}
-		answer := member.do("GET", "/hubs?"+test.query, nil)
-		if test.fields == "" { // a parameter without a name can't be named
-			answer.want(t, 400)
-			continue
-		}
-		wantInvalid(t, answer, strings.Split(test.fields, " ")...)
-	}
-	for _, query := range []string{"", "?", "?limit=100&offset=10000", "?filters[name]=" + strings.Repeat("%F0%9F%98%80", 100),
-		"?filters%5Bstatus%5D=archived", "?&limit=1&", "?filters[name]=+"} {
-		member.do("GET", "/hubs"+query, nil).want(t, 200)
-	}
-}
-
 // The rules of a hub's fields, at creation and at change alike.
 func TestHubFields(t *testing.T) {
 	t.Parallel()

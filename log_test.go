@@ -443,7 +443,7 @@ func TestReasonOfARefusedSession(t *testing.T) {
 	email := newEmail()
 	userID := testUser(t, db, email, roleMember)
 	signed := func(key string, times string) string {
-		return testToken{Payload: `{"email":"<email>","userId":"<userId>",` + times + `}`}.sign(key, "<email>", email, "<userId>", userID)
+		return testToken{Payload: new(`{"email":"<email>","userId":"<userId>",` + times + `}`)}.sign(key, "<email>", email, "<userId>", userID)
 	}
 	const good = `"iat":<now>,"exp":<now+3600>`
 	account := func(change string) string { // a session that the change ends

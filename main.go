@@ -1,20 +1,20 @@
 // Hubs is a passwordless data API server. A user proves who they are with a one-time code
-// sent by e-mail, a signed token in a cookie keeps them signed in, and every request reads
-// their state afresh from PostgreSQL.
+// sent by e-mail, a signed token in a cookie keeps them signed in, and every request with a
+// session reads their account afresh from PostgreSQL.
 //
 // The rules that the code keeps:
 //
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
-//     runs the checks in one order. An endpoint whose access rule or limit is forgotten
-//     does not start.
-//   - An unknown field, a dependency that is out of reach and an output that breaks its
-//     contract end in a refusal.
+//     runs the checks in one order. The server does not start if a route lacks its access
+//     rule, or if its input must be counted and it has no limit.
+//   - A request is refused if a field of its input is unknown, if it needs the database and
+//     that is out of reach, or if the output breaks its contract.
 //   - Errors have one format, and one function writes them. What fails inside is logged
 //     once, under the request's id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
-//     environment, which has no mail server, codes are printed on standard output.
+//     environment without a mail server, codes are printed on standard output.
 //
-// Comments such as "O3: …" name the row of SECURITY.md that a function keeps.
+// Comments such as "O3: …" name the row of SECURITY.md whose promise a function keeps.
 //
 // Read the files in this order: main.go (configuration, routes, the pipeline, start and
 // stop, commands), middleware.go (errors, strict input, the contract, the six steps, the
@@ -51,7 +51,7 @@ import (
 
 func main() {
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // a second signal ends the process at once
+	context.AfterFunc(ctx, release) // from then on, a signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }
 
@@ -62,8 +62,9 @@ const (
 	envProduction = "production"
 )
 
-// config is the environment after its checks. Limits and lifetimes are not settings but
-// constants, each beside the code that keeps it. No setting turns a check off.
+// config is the environment after its checks. The lifetimes and the rate limits are not
+// settings but constants in the code. No setting turns a check off, except that APP_ENV=local
+// drops what needs HTTPS or a mail server.
 type config struct {
 	env            string
 	addr           string
@@ -93,6 +94,7 @@ type configReader struct {
 	errors []error
 }
 
+// require notes the complaint unless ok. The caller goes on.
 func (r *configReader) require(ok bool, complaint string) {
 	if !ok {
 		r.errors = append(r.errors, usageError(complaint))
@@ -105,10 +107,10 @@ func (r *configReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
-// loadConfig reads the environment once. The error reports all that is wrong together.
+// loadConfig reads the environment once. Its error lists everything that is wrong.
 //
-// K1: bad configuration ends the start, with no secret printed. K3: so do settings that
-// would work and be dangerous; the functions below say which.
+// K1: bad configuration ends the start, with no secret printed.
+// K3: settings that would work but be dangerous end it, too. The functions below say which.
 func loadConfig(getenv func(string) string) (config, error) {
 	r := &configReader{getenv: getenv, env: getenv("APP_ENV")}
 	r.require(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
@@ -157,17 +159,17 @@ func (r *configReader) maxUploadBytes() int64 {
 // placeholderKey is the key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. Other checks keep
-// out keys that a person has made up.
+// T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. A key that a person
+// has typed often has fewer than 10 different bytes.
 func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(r.getenv("SESSION_SECRET"), ",") {
-		different := slices.Compact(slices.Sorted(slices.Values([]byte(key))))
+		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
 		r.require(len(key) >= 32 && len(different) >= 10,
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
 		r.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
-		// A space after a comma would make another key of it, and sign everyone out.
+		// A space after a comma would be part of the key: another key, and everyone is signed out.
 		r.require(strings.TrimSpace(key) == key,
 			"SESSION_SECRET: no spaces around a key")
 		keys.Keys = append(keys.Keys, []byte(key))
@@ -255,7 +257,7 @@ func (r *configReader) originDomain() string {
 	}
 	r.require(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
-	// An unrelated domain is a typing error: no allowed page would send the cookie.
+	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
 	r.require(related,
@@ -267,8 +269,8 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	var proxies []netip.Prefix
 	for _, text := range r.list("TRUSTED_PROXIES", "") {
 		prefix, err := netip.ParsePrefix(text)
-		// An IPv4 address is compared as such: a prefix of mapped ones would match nothing.
-		// A /0 would believe every client.
+		// parseAddress unmaps addresses, so that a prefix such as ::ffff:10.0.0.0/104 would
+		// match none. A /0 would match every client.
 		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
 		r.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
@@ -276,7 +278,7 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	return proxies
 }
 
-// smtpForm has no path and no query, which would be ignored. smtpPorts has the schemes.
+// smtpForm refuses a path and a query: they would be ignored.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
 func (r *configReader) mailServer() (*url.URL, *mail.Address) {
@@ -294,11 +296,12 @@ func (r *configReader) mailServer() (*url.URL, *mail.Address) {
 	return server, from
 }
 
-// maxOrigin bounds what is compared: "https://", the 253 characters of a domain, a port.
+// maxOrigin is a little more than the longest origin has: "https://", a domain of 253
+// characters, a port.
 const maxOrigin = 270
 
 // allowsOrigin is the allow-list. In production it is the https subdomains of one domain
-// on the default port: a host made of labels, so that no port and no trick passes.
+// on the default port. domainForm lets no port, user name or path through.
 //
 // C1: exactly these origins, and never null; in production neither http nor the bare domain.
 func (c *config) allowsOrigin(origin string) bool {
@@ -315,21 +318,21 @@ func (c *config) allowsOrigin(origin string) bool {
 // server is what the handlers share. Its configuration does not change once it serves.
 type server struct {
 	cfg        config
-	log        *slog.Logger // events; every text is masked
-	requestLog *slog.Logger // one line a request; it needs no mask (writeLogLine)
+	log        *slog.Logger // events; maskAttr masks their texts
+	requestLog *slog.Logger // one line for each request; writeLogLine cleans what it writes
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
-	files  *os.Root // FILES_DIR
-	folder *os.File // FILES_DIR, open so that it can be synced
-	// linkFile is files.Link. A test puts a link in its place that is made, but reported as
-	// failed, as a network file system may do.
+	files  *os.Root // FILES_DIR, to open what is in it
+	folder *os.File // FILES_DIR itself, for Sync
+	// linkFile is files.Link. A test replaces it by a function that makes the link and reports
+	// an error, as a network file system may do.
 	linkFile func(oldname, newname string) error
 
 	codes     oneTimeCodes
 	codeJobs  chan codeJob  // requests for a code that wait for a worker
-	codeSlots chan struct{} // one for each request for a code that is not done
+	codeSlots chan struct{} // one for each unfinished request for a code; bounds codeJobs
 
 	// The limits by client address. All limits are kept in this process alone.
 	requestLimit, fileLimit *limiter
@@ -349,7 +352,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeSlots:    make(chan struct{}, mailQueue),
 		requestLimit: newLimiter(100, 10*time.Second, "client address"),
 		fileLimit:    newLimiter(500, time.Second, "client address"),
-		transfers:    transfers{max: maxDescriptors() / 4, byUser: map[string]int{}}, // two descriptors each
+		transfers:    transfers{max: maxDescriptors() / 4, byUser: map[string]int{}},
 	}
 }
 
@@ -384,7 +387,8 @@ func (s *server) routes() []route {
 	}
 }
 
-// handler returns the six steps that every request takes, in this order.
+// handler returns the six steps that every request takes. Each is wrapped around those above it,
+// so the last line runs first.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
 	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
@@ -401,8 +405,8 @@ var openAPI string
 //go:embed index.html
 var page string
 
-// The learner's page says in itself what else it may load: its own script and style, by
-// their hashes, and answers of this server.
+// pagePolicy is one half of the page's policy. The other half is a meta element in index.html:
+// the page may load its own script and style, by their hashes, and answers of this server.
 const pagePolicy = "frame-ancestors 'none'"
 
 // A document is a fixed text with a Content-Security-Policy of its own.
@@ -435,7 +439,7 @@ const (
 	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
 	idleTimeout   = 2 * time.Minute
 	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
-	stopTimeout   = 12 * time.Second       // at a stop, for requests under way, then for queued mail
+	stopTimeout   = 12 * time.Second       // at a stop, for requests, then again for queued mail
 	memoryTarget  = 192 << 20              // bytes; above it the garbage collector works harder
 )
 
@@ -474,7 +478,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	go func() { ended <- web.Serve(listener) }()
 	select {
 	case err := <-ended:
-		if ctx.Err() == nil {
+		if ctx.Err() == nil { // else we are stopping, and Accept has failed because of that
 			return err
 		}
 	case <-ctx.Done():
@@ -482,8 +486,8 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	return s.stop(web, listener)
 }
 
-// H1: slow headers, bodies and readers end by their timeouts. H2: OPTIONS * goes through
-// the pipeline too.
+// H1: a client that sends or reads too slowly is cut off.
+// H2: OPTIONS * goes through the pipeline too.
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s.handler(s.routes()),
@@ -491,7 +495,7 @@ func (s *server) newHTTPServer() *http.Server {
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               16<<10 - 4096, // net/http adds 4,096 of its own
+		MaxHeaderBytes:               12 << 10, // net/http adds 4 kB: 16 kB
 		DisableGeneralOptionsHandler: true,
 		ConnContext:                  keepConnection,
 		ConnState:                    trackConnection,
@@ -499,8 +503,8 @@ func (s *server) newHTTPServer() *http.Server {
 	}
 }
 
-// listen opens ADDR, or takes the socket that systemd hands over (socket activation): then
-// no connection is refused while the server restarts.
+// listen opens ADDR, or takes the socket that systemd hands over (socket activation). With
+// such a socket, no connection is refused while the server restarts.
 func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
@@ -540,30 +544,30 @@ func (s *server) warnOfPowerfulRole() {
 	}
 }
 
-// stop ends the server so that nothing is lost that ends in time. http.Server.Shutdown alone
-// drops connections that were just accepted, and idle ones on which a request is arriving.
-// So for a moment before it, each answer closes its connection.
+// stop lets everything finish that ends in time. http.Server.Shutdown alone drops connections
+// that were just accepted, and idle ones on which a request is arriving. So for drainTime
+// before it, requests are still served, and each answer closes its connection.
 //
-// H3: every request that ends within stopTimeout is answered, and queued mail has as long again
-// to be sent.
+// H3: every request that ends within stopTimeout is answered. After that, queued mail has
+// another stopTimeout to be sent.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(drainTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	cutOff := web.Shutdown(ctx)
-	// After Shutdown, because a request under way may still ask for a code.
+	shutdownErr := web.Shutdown(ctx) // nil: every request has ended
+	// Mail is waited for after Shutdown, because a request under way may still ask for a code.
 	giveUp := time.AfterFunc(stopTimeout, func() {
 		s.log.Error("stopped with mail unsent")
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	for range mailQueue { // all slots are taken when no request for a code is left
+	for range mailQueue { // once every slot is ours, no request for a code is left
 		s.codeSlots <- struct{}{}
 	}
-	s.log.Info("stopped", "requestsCutOff", cutOff != nil)
-	if cutOff != nil {
+	s.log.Info("stopped", "requestsCutOff", shutdownErr != nil)
+	if shutdownErr != nil {
 		return errors.New("stopped, but some requests did not end in time and were cut off")
 	}
 	return nil

@@ -74,7 +74,7 @@ var (
 	errForbidden = newProblem(403, "forbidden",
 		"Your role does not permit this.")
 	errTermsMissing = newProblem(403, "terms_not_accepted",
-		"Accept the terms first: POST /terms/acceptance, the version of GET /auth/session.")
+		"Accept the terms: send the version from GET /auth/session to POST /terms/acceptance.")
 	errCrossOrigin = newProblem(403, "cross_origin",
 		"Pages of this origin may not write here.")
 	errNotFound = newProblem(404, "not_found",
@@ -91,8 +91,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns the 401 of a session. The client's answer is the same for
-// every reason: missing, forged, expired or ended.
+// unauthenticated returns the 401 of a session. The answer to the client is the
+// same for every reason: missing, forged, expired or ended.
 func unauthenticated(reason string) *problem {
 	return &problem{
 		Status: 401, Code: "unauthenticated", reason: reason,
@@ -125,8 +125,8 @@ func invalid(errs ...fieldError) *problem {
 	}
 }
 
-// toProblem returns the answer that belongs to an error. An error that it does not know
-// is a bug: 500.
+// toProblem returns the answer that belongs to an error. An error that it does not know is a bug
+// or a broken disk: 500.
 func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
@@ -143,15 +143,16 @@ func toProblem(err error) *problem {
 	}
 }
 
-// bodyProblem returns the answer to a body that could not be read to its end or stored.
-// Errors of the disk are the server's; all else is a body that broke off or is malformed.
+// bodyProblem returns the answer if a body could not be read to its end, or not be stored. A
+// refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
+// a body that is incomplete or malformed.
 func bodyProblem(err error) *problem {
 	p := toProblem(err)
 	_, ofDisk := errors.AsType[*fs.PathError](err)
 	if ofDisk || p.Status < 500 {
 		return p
 	}
-	return invalid(fieldError{"body", "is broken off or malformed"})
+	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
 // A requestState is one request and its answer: what the steps of the pipeline share. To
@@ -164,12 +165,12 @@ type requestState struct {
 	id     string     // step 3: the request id, in the log and in every error
 	client netip.Addr // step 3: the client's address
 
-	user        *user        // step 6: loaded once, where the route needs or begins a session
+	user        *user        // step 6: the account, if the route needs or begins a session
 	session     sessionToken // step 6: with user
 	loggedInput string       // step 6: what the log may show of the input
 
 	status       int   // as sent; 0: nothing has been sent
-	bytes        int64 // of the body, as sent
+	bytes        int64 // of the body, as sent (of a HEAD: as it would be)
 	errorWritten bool  // fail has answered; what net/http writes after that is dropped
 }
 
@@ -195,7 +196,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // G3: one error format, for the router's own answers too.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
+		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound))) // 404, redirects
 		return
 	}
 	if state.status == 0 {
@@ -222,8 +223,8 @@ func (state *requestState) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom sends a file. http.ServeContent calls it with an io.LimitedReader around an
-// *os.File; net/http then uses sendfile, but only if it gets that very pair of types.
+// ReadFrom sends a file. http.ServeContent calls it with an io.LimitedReader, mostly around an
+// *os.File. net/http then uses sendfile, but only for an *io.LimitedReader around an *os.File.
 //
 // H5: a download may take as long as it likes, but each piece must be taken within
 // stallTimeout. A client that reads nothing is cut off.
@@ -255,10 +256,10 @@ var headersOfSuccess = []string{
 // removes what a handler has prepared for a success, such as a cookie or caching headers.
 // Once a status has been sent, all that is left is to cut the connection.
 //
-// G3: one error format, with the request id. G4: one line in the log for each 401, 403
-// and 429, and for each failure inside.
+// G3: one error format, with the request id.
+// G4: a line in the log for each 401, 403 and 429, and for each failure inside.
 func (state *requestState) fail(err error) {
-	p := *toProblem(err)
+	p := *toProblem(err) // a copy: some problems are shared variables
 	state.logProblem(&p)
 	if state.status != 0 {
 		panic(http.ErrAbortHandler)
@@ -270,7 +271,8 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// net/http reads the rest of a body before it answers: not for long, if it is withheld.
+	// net/http reads the rest of the body before it sends the answer. A client that withholds
+	// the rest gets a second for it.
 	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
@@ -316,11 +318,11 @@ type fields struct {
 // A rule is what a field must satisfy. Every value of this API is sent as a string.
 type rule struct {
 	name     string
-	min, max int            // of a number, or of the characters of a trimmed text (max 0: any)
+	min, max int            // bounds of a number, or of a text's length; max 0: any length
 	number   bool           // a whole number in decimal digits
 	trim     bool           // spaces around the text don't count
 	controls string         // the control characters that are allowed
-	pattern  *regexp.Regexp // of a text; max bounds the text before the pattern sees it
+	pattern  *regexp.Regexp // of a text; checked after max
 	inWords  string         // the pattern in words
 	oneOf    []string
 	fallback string // the value of a field that is not sent
@@ -336,7 +338,8 @@ const (
 // readFields reads the input of a request: the query string of a GET or HEAD, else a JSON
 // body.
 //
-// I2: a query with odd, repeated, unknown or badly escaped parameters, or with ";", is a 400.
+// I2: a query with malformed, repeated, unknown or badly escaped parameters, or with ";", is a
+// 400.
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if isRead(r.Method) {
@@ -373,8 +376,8 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	// There are no errors from here on: the body is valid. Of maxMembers members some are unknown
-	// or repeated, so that the input is refused without a look at the rest.
+	// The body is valid, so nothing fails from here on. A body of maxMembers members is refused
+	// in any case, because no input has so many. So the rest need not be read.
 	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
@@ -382,7 +385,7 @@ func readJSON(body []byte) (*fields, error) {
 		decoder.Decode(&value)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(cmp.Or(name, "input"), "must be a string")
+			f.refuse(cmp.Or(name, "input"), "must be a string") // "input": the name is empty
 		}
 		f.values.Add(name, text)
 	}
@@ -424,8 +427,8 @@ func (f *fields) number(r rule) int {
 	return n
 }
 
-// optional returns the value of a field, or nil if it is not sent. It ignores that a rule says
-// required: a change of a hub has the rules of its creation.
+// optional returns the value of a field, or nil if it is not sent. It ignores required and
+// fallback, because PATCH uses the rules of POST.
 func (f *fields) optional(r rule) *string {
 	value, sent := f.take(r)
 	if !sent {
@@ -450,7 +453,7 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	}
 	complaint := r.validate(value)
 	if len(values) > 1 {
-		complaint = "is there more than once"
+		complaint = "is sent more than once"
 	}
 	if complaint != "" {
 		f.refuse(r.name, complaint)
@@ -468,8 +471,8 @@ func (r rule) forLog(value string) string {
 	return fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
 }
 
-// validate says what is wrong with a value; "" means nothing. A lone surrogate of JSON
-// has become U+FFFD, which stands for text that was lost.
+// validate says what is wrong with a value; "" means nothing. encoding/json has replaced a
+// lone surrogate by U+FFFD (utf8.RuneError).
 func (r rule) validate(value string) string {
 	switch {
 	case strings.ContainsRune(value, utf8.RuneError): // true of invalid UTF-8 as well
@@ -508,7 +511,8 @@ func (r rule) validateText(value string) string {
 	return ""
 }
 
-// finish returns the 400 that names the wrong fields, the unknown ones included.
+// finish returns the 400 that names the wrong fields, or nil. What is left over is unknown, and
+// wrong.
 //
 // Z3: a member that no one asked for, such as role or userId, is refused by name.
 func (f *fields) finish() error {
@@ -548,8 +552,8 @@ type limitKeyer interface{ limitKey(*requestState) string }
 // A sender is an output that writes itself, because it is not JSON.
 type sender interface{ send(*requestState) }
 
-// nothing is the input of an endpoint that ignores body and query, or reads the body
-// itself as upload does, and the output of one that answers 204.
+// nothing is an empty input or output. As an input it means that body and query are ignored, or
+// that the handler reads the body itself, as upload does. As an output it is a 204.
 type nothing struct{}
 
 func (nothing) isValid() bool            { return true }
@@ -562,7 +566,8 @@ func (nothing) send(state *requestState) { state.WriteHeader(http.StatusNoConten
 // by authorize), input, the route's own limit. The limit comes after the input, so that a
 // malformed attempt is not counted.
 //
-// O5: counters live in the limiter, apart from the codes. A new code resets nothing.
+// O5: attempts at a code are counted in route.limit, apart from the codes. A new code resets
+// nothing.
 func endpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
@@ -587,8 +592,8 @@ func endpoint[In any, Out output](
 			}
 			state.loggedInput = strings.Join(f.logged, "&")
 		}
-		if in, ok := any(in).(limitKeyer); ok {
-			if err := route.limit.take(in.limitKey(state)); err != nil {
+		if counted, ok := any(in).(limitKeyer); ok {
+			if err := route.limit.take(counted.limitKey(state)); err != nil {
 				return err
 			}
 		}
@@ -596,8 +601,8 @@ func endpoint[In any, Out output](
 		if err != nil {
 			return err
 		}
-		if open, ok := any(out).(io.Closer); ok {
-			defer open.Close()
+		if closer, ok := any(out).(io.Closer); ok {
+			defer closer.Close()
 		}
 		return route.send(state, out)
 	}
@@ -611,15 +616,15 @@ func (r route) send(state *requestState, out output) error {
 	if !out.isValid() {
 		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
 	}
-	if out, ok := out.(sender); ok {
-		out.send(state)
+	if custom, ok := out.(sender); ok {
+		custom.send(state)
 		return nil
 	}
 	return json.NewEncoder(jsonAnswer{state, r.status}).Encode(out)
 }
 
 // A jsonAnswer is what json.Encoder writes to. The encoder writes once, when it has the whole
-// text, so an error of its own comes before anything is sent.
+// text. So if it fails, nothing has been sent.
 type jsonAnswer struct {
 	state  *requestState
 	status int
@@ -649,28 +654,9 @@ func (r route) validate() {
 	}
 }
 
-// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
-// 405 and redirects pass through requestState.WriteHeader.
-func (s *server) serveRoutes(routes []route) http.Handler {
-	mux := http.NewServeMux()
-	for _, route := range routes {
-		route.validate()
-		if route.access == local && s.cfg.env != envLocal {
-			continue
-		}
-		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := stateOf(w)
-			if err := route.contract.serve(s, route, state); err != nil {
-				state.fail(err)
-			}
-		})
-	}
-	return mux
-}
-
-// logRequests is step 1. It frames the other steps: it begins the request's state, and
+// logRequests is step 1. It runs around the other steps: it makes the request's state, and
 // writes the log line when they are done. A panic ends here, as a 500. The local
-// environment writes no line a request: there, people watch the log for codes.
+// environment writes no line for a request: there, people watch the log for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
@@ -688,7 +674,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 				panic(fault)
 			}
 			if fault != nil {
-				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // the frames below it
+				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // from it on
 				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
 			}
 		}()
@@ -702,7 +688,8 @@ const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 // setSecurityHeaders is step 2. It also sets the CORS headers for an allowed origin, so
 // that a page can read every answer, the 429 of step 4 included.
 //
-// C1: CORS headers for exactly the allowed origins. C3: the headers stand on every answer.
+// C1: CORS headers for exactly the allowed origins.
+// C3: the headers stand on every answer.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -742,11 +729,13 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 
 const requestIDCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
+// isRequestID reports whether a text is 1 to 128 of these characters. Trim leaves nothing of such
+// a text.
 func isRequestID(text string) bool {
 	return text != "" && len(text) <= 128 && strings.Trim(text, requestIDCharacters) == ""
 }
 
-// limitByClient is step 4.
+// limitByClient is step 4: the limit by client address.
 func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
@@ -772,7 +761,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 		isPreflight := r.Method == http.MethodOptions &&
 			r.Header.Get("Access-Control-Request-Method") != ""
 		if !allowed && (isForeignWrite || isPreflight) {
-			// The browser tells the page nothing that a developer could look up.
+			// The browser hides the reason from the page. A developer finds it here.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 				"origin", s.originForLog(r), "method", cleanText(r.Method))
@@ -791,11 +780,30 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
+// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
+// 405 and redirects pass through requestState.WriteHeader.
+func (s *server) serveRoutes(routes []route) http.Handler {
+	mux := http.NewServeMux()
+	for _, route := range routes {
+		route.validate()
+		if route.access == local && s.cfg.env != envLocal {
+			continue
+		}
+		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
+			state := stateOf(w)
+			if err := route.contract.serve(s, route, state); err != nil {
+				state.fail(err)
+			}
+		})
+	}
+	return mux
+}
+
 // writeLogLine writes the line of one request. Every value is the server's own, a checked
-// identifier, or cleaned and cut. So no secret can get in, a line has at most 2 kB
-// whatever the request, and nothing looks at more than maxLoggedText bytes of any text.
+// identifier, or cleaned and cut. So no secret can get in. (The request id may be the
+// client's own: see SECURITY.md.)
 //
-// H4: the cost of a line does not grow with the request.
+// H4: a line has at most 2 kB, whatever the request, and its cost hardly grows with the request.
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	attrs := make([]slog.Attr, 0, 18)
@@ -857,11 +865,11 @@ const (
 	maxLoggedError = 700 // bytes of an error's text
 )
 
-// cleanText returns what the log may show of a text that a client wrote: its first 100
-// bytes, up to where a token begins. A word that could be a secret becomes ***.
+// cleanText returns what the log may show of a text that a client wrote: at most 100 bytes, and
+// nothing from a token on. A word that could be a secret becomes ***.
 func cleanText(text string) string {
 	text = text[:min(len(text), maxLoggedText)]
-	if token := strings.Index(text, "eyJ"); token >= 0 {
+	if token := strings.Index(text, "eyJ"); token >= 0 { // {" in base64: a JWT begins so
 		text = text[:token] + "***"
 	}
 	words := strings.Split(text, " ")
@@ -873,9 +881,12 @@ func cleanText(text string) string {
 	return strings.Join(words, " ")
 }
 
-// looksSecret reports whether a word has a character besides letters, digits and
-// ./_-;:(),+ (an address has an @ or its escape), six digits in a row (a one-time code, also
-// spelled 482-913 or 482_913), or more letters and digits in a row than words have.
+// looksSecret reports whether a word could be a secret. That is so if it has
+//
+//   - a character besides letters, digits and ./_-;:(),+ (an address has an @ or its escape),
+//   - six digits in a row, such as a one-time code, also as 482-913 or 482_913,
+//   - more than 24 letters and digits in a row, with any - and _ among them: a key or a piece
+//     of a token.
 func looksSecret(word string) bool {
 	digits := 0
 	run := 0
@@ -884,7 +895,7 @@ func looksSecret(word string) bool {
 		case strings.IndexByte("0123456789", c) >= 0:
 			digits++
 			run++
-		case 'a' <= c|0x20 && c|0x20 <= 'z': // a letter: 0x20 makes it a small one
+		case 'a' <= c|0x20 && c|0x20 <= 'z': // a letter: |0x20 makes it lower case
 			digits = 0
 			run++
 		case strings.IndexByte("./;:(),+", c) >= 0:
@@ -901,7 +912,7 @@ func looksSecret(word string) bool {
 }
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
-// the message included, but for four attributes, whose values are ids and addresses.
+// the message included, except in four attributes, whose values are ids and IP addresses.
 //
 // G2: no code, token, cookie, password or whole address gets into a log. (A request id is the
 // client's own word, and has at most 128 characters.)

@@ -29,11 +29,11 @@ const (
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // a code younger than this is not replaced: no one can flood a mailbox
 
-	mailQueue   = 1000                   // requests for a code that are not done
+	mailQueue   = 1000                   // unfinished requests for a code
 	mailWorkers = 8                      // one hung connection does not hold up the rest
 	mailMaxWait = time.Minute            // a request that waited longer is dropped
 	mailTimeout = 10 * time.Second       // of one conversation with the mail server
-	mailDelay   = 500 * time.Millisecond // at most, before the work on a request begins
+	mailDelay   = 500 * time.Millisecond // of a request before its work begins; random, up to this
 )
 
 // A oneTimeCode is good once, for codeTTL.
@@ -42,8 +42,8 @@ type oneTimeCode struct {
 	issuedAt time.Time // with monotonic time
 }
 
-// oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of active
-// users get in, so their number bounds it. A restart forgets all codes.
+// oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of active users
+// get in, so there are never more codes than users. A restart forgets all codes.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]oneTimeCode
@@ -52,8 +52,9 @@ type oneTimeCodes struct {
 // issue makes a code. ok is false if the last one is younger than codeResend: then the last
 // one stays valid.
 //
-// O1: all of 000000 to 999999 are equally likely. O7: a mailbox gets one mail a minute, however
-// many clients ask; sooner only after a used code or a failed mail.
+// O1: all of 000000 to 999999 are equally likely.
+// O7: a mailbox gets at most one mail a minute, however many clients ask; sooner only if the last
+// code was used or its mail failed.
 func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,11 +62,11 @@ func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 	if time.Since(c.byEmail[email].issuedAt) < codeResend {
 		return "", false
 	}
-	// crypto/rand ends the process rather than fail.
+	// crypto/rand never returns an error here: it ends the process.
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	code = fmt.Sprintf("%0*d", codeLength, n)
 	c.byEmail[email] = oneTimeCode{code, time.Now()}
-	// This frees the memory, and no more: redeem checks the age.
+	// Only to free memory: redeem checks the age.
 	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) })
 	return code, true
 }
@@ -73,8 +74,9 @@ func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
 // redeem uses a code up and returns it. ok is false if the code is wrong, expired or was
 // never issued.
 //
-// O2: the age is checked here, whether or not anything was swept. O3: look-up, comparison
-// and removal are one step, so of a hundred requests with the right code one succeeds.
+// O2: the age is checked here, whether or not anything was swept.
+// O3: look-up, comparison and removal are one step, so of a hundred requests with the right code
+// one succeeds.
 func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,8 +90,8 @@ func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool
 	return issued, true
 }
 
-// restore makes a code valid again that could not be exchanged for a session, because the
-// database was away. Its age stays. If there is a newer code, that one stays.
+// restore puts back a redeemed code that could not be exchanged for a session, because the
+// database was away. It keeps its age. If there is a newer code by now, that one stays.
 func (c *oneTimeCodes) restore(email string, code oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +111,7 @@ func (c *oneTimeCodes) withdraw(email, code string) {
 
 // A codeJob is a request for a code on its way to a worker.
 type codeJob struct {
-	email    string // in lower case, as the client sent it: only for the look-up
+	email    string // what the client sent, in lower case; mail goes to the stored address
 	queuedAt time.Time
 	log      *slog.Logger
 }
@@ -117,15 +119,15 @@ type codeJob struct {
 // queueCode hands a request for a code to the workers, after a random delay. ok is false if
 // the queue is full.
 //
-// O10: without the delay, the work for a known address would compete for the CPU with the
-// client's next request and show in its time. The delay holds up no worker.
+// O10: without the delay, the work for a known address would slow the client's next request,
+// which could be measured. No worker waits during the delay.
 func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
 	default:
 		return false
 	}
-	job := codeJob{email, time.Now(), log.With("email", email)}
+	job := codeJob{email, time.Now(), log.With("email", email)} // maskAttr masks it
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.codeJobs <- job // never blocks: it has room for as many jobs as there are slots
@@ -133,7 +135,7 @@ func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCodes is a worker. It ends with ctx.
+// sendCodes is a worker. It ends when ctx does.
 func (s *server) sendCodes(ctx context.Context) {
 	for {
 		select {
@@ -178,8 +180,8 @@ func (s *server) sendCode(job codeJob) {
 	job.log.Info("code sent")
 }
 
-// smtpPorts has the default port of each scheme: with STARTTLS, and encrypted from the
-// first byte on.
+// smtpPorts has the default port of each scheme. smtp begins in plain text and then does
+// STARTTLS; smtps is TLS from the first byte on.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
 // mail delivers a code. Connection and conversation end within mailTimeout; net/smtp has no
@@ -244,9 +246,8 @@ func tlsConfig(host string) *tls.Config {
 
 // secureMail encrypts the conversation and signs in.
 //
-// D4: STARTTLS is required of every host but a loopback one, even if the server does not
-// offer it, since an attacker on the way may have removed the offer. Without it, neither
-// mail nor password is sent.
+// D4: every host except loopback must do STARTTLS. If the server does not offer it, an attacker
+// on the way may have removed the offer. Then neither mail nor password is sent.
 func secureMail(client *smtp.Client, relay *url.URL) error {
 	host := relay.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)

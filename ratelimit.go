@@ -21,23 +21,24 @@ import (
 const maxKeys = 65_536 // keys that one limiter keeps
 
 // A limiter is a token bucket for each key. A bucket holds burst tokens, and each token
-// comes back one period after it was spent.
+// comes back one period after it was spent. A key without a token is being refused.
 //
-// This is the same as a log of the requests of the last period: in no stretch of time as
-// long as a period do more than burst requests pass. A bucket that refills continuously
-// would let up to twice as many pass. The price is memory: 8 to 16 bytes for each token
-// that has been spent and is not back, besides about 90 bytes a key.
+// Such a bucket equals a sliding window: at most burst requests pass in any stretch of time as
+// long as a period. A bucket that refills continuously would let up to twice as many
+// pass. The price is memory: 8 to 16 bytes for each token that has been spent and is not
+// back, besides about 90 bytes for each key.
 //
-// Of a key only its hash is kept. Should two keys collide (2^-64), they share a bucket.
+// Only the hash of a key is kept. Two keys whose hashes collide (2^-64) share a bucket.
 type limiter struct {
 	burst  int
 	period time.Duration
-	by     string // what is counted, in words
+	by     string // what the key is, in words
 	seed   maphash.Seed
 	start  time.Time // times are kept as monotonic time since then
 
-	// forgetsRefused says what happens when maxKeys are kept and all are being refused. If true,
-	// one of them gives way to a new key. If false, the new key is refused: no flood frees a key.
+	// forgetsRefused says whether a key that is being refused may be forgotten for a new key when
+	// maxKeys are kept. If false, a new key is refused while all of them are: no flood frees a
+	// refused key.
 	forgetsRefused bool
 
 	mu sync.Mutex
@@ -68,8 +69,8 @@ func (l *limiter) String() string {
 // take spends a token of the key. If the key has none, the error is the 429 that says when
 // the next one comes back.
 //
-// L1: exact under parallel requests, wherever the period begins. L4: Retry-After is true: by
-// then a token is back.
+// L1: exact under parallel requests, wherever the period begins.
+// L4: Retry-After is true: by then a token is back.
 func (l *limiter) take(key string) error {
 	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
@@ -124,7 +125,8 @@ func (l *limiter) firstTokenBack(spent []time.Duration) time.Duration {
 // being refused.
 //
 // L3: bounded memory; a flood of new keys frees no key that is being refused, unless
-// forgetsRefused. L5: what it takes to fill a limiter stands in SECURITY.md.
+// forgetsRefused.
+// L5: what it takes to fill a limiter stands in SECURITY.md.
 func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 	if now < l.fullUntil {
 		return l.fullUntil - now
@@ -138,16 +140,17 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 	return 0
 }
 
-// findVictim looks at the keys in the random order of Go's maps, and returns the one that has
-// spent least. It stops after 64 keys, if one of them is not being refused or if
-// forgetsRefused. Otherwise it goes on until it finds a key that is not being refused.
+// findVictim chooses the key to forget: of the keys it looks at, the one that has spent least.
+// It looks at 64 keys, in the random order of Go's maps. If all 64 are being refused and
+// forgetsRefused is false, it goes on until it finds one that is not.
 //
-// isRefused is true if every key that it looked at is being refused, victim too. Unless
-// forgetsRefused, these are all keys, and firstBack is when the first of all their tokens
-// comes back.
+// isRefused: every key that it has looked at is being refused. firstBack: when the first of
+// their tokens comes back.
 //
 // If nearly all keys are being refused, the search takes a millisecond or two.
-func (l *limiter) findVictim(now time.Duration) (victim uint64, isRefused bool, firstBack time.Duration) {
+func (l *limiter) findVictim(now time.Duration) (
+	victim uint64, isRefused bool, firstBack time.Duration,
+) {
 	fewest := l.burst
 	firstBack = now + l.period
 	seen := 0
@@ -169,7 +172,7 @@ func (l *limiter) findVictim(now time.Duration) (victim uint64, isRefused bool, 
 }
 
 // clientLimit returns the limit of step 4 that counts a request. Reading files has a
-// bucket of its own in place of the global one: else its 500 a second could not be reached.
+// bucket of its own instead of requestLimit, which would let only 100 in 10 s pass.
 func (s *server) clientLimit(method, path string) *limiter {
 	if isRead(method) && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
@@ -209,8 +212,8 @@ func parseAddress(text string) netip.Addr {
 	return addr.Unmap().WithZone("")
 }
 
-// clientKey returns an IPv4 address as it is, and of an IPv6 address its /64, since one
-// customer has all of those addresses.
+// clientKey returns an IPv4 address as its /32, and an IPv6 address as its /64, since one
+// customer usually has all of those addresses.
 func clientKey(client netip.Addr) string {
 	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
@@ -222,9 +225,9 @@ const (
 	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
 )
 
-// transfers counts the uploads and downloads that run. Each holds two file descriptors, its
-// connection and its file. So a quarter as many transfers as the process may have descriptors
-// use half of these.
+// transfers counts the uploads and downloads that run. Each holds two file descriptors: its
+// connection and its file. max is a quarter of the descriptors that the process may have, so
+// transfers use at most half of them.
 type transfers struct {
 	max    uint64 // of all users
 	mu     sync.Mutex
@@ -235,7 +238,7 @@ type transfers struct {
 // maxDescriptors returns how many files and connections the process may have open.
 func maxDescriptors() uint64 {
 	var limit syscall.Rlimit
-	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail; the limit would be 0
+	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
 	return min(limit.Cur, 1<<20)
 }
 
@@ -269,15 +272,15 @@ const (
 	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
 )
 
-// A boundedListener has no more than a number of connections open at a time. A connection
-// waits while it is idle or its request head is unfinished. The one that has waited longest is
-// closed if more than half of all wait, or if all slots are taken and more than an eighth wait.
-// (Those that were just accepted must have time to say something.) Otherwise new connections
-// wait in the kernel.
+// A boundedListener bounds the number of open connections. A connection waits while it is idle or
+// its request head is unfinished. The one that has waited longest is closed if more connections
+// wait than half of the slots or, once all slots are taken, than an eighth of them. (An eighth
+// may wait: a new connection needs time to send its request.) Otherwise new connections wait in
+// the kernel.
 type boundedListener struct {
 	net.Listener
 	stop  <-chan struct{} // closed when the server stops
-	slots chan struct{}   // one for each open connection
+	slots chan struct{}   // one for each open connection, and one for Accept
 
 	mu      sync.Mutex
 	waiting list.List // of *connection, the longest wait first
@@ -292,7 +295,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	l.closeLongest()
 	select {
 	case l.slots <- struct{}{}:
-	case <-l.stop: // http.Server.Shutdown waits for this
+	case <-l.stop: // http.Server.Shutdown waits until Accept has returned
 		return nil, net.ErrClosed
 	}
 	conn, err := l.Listener.Accept()
@@ -342,7 +345,7 @@ func (l *boundedListener) stopWaiting(c *connection) {
 }
 
 // A connection is one that a boundedListener has accepted. The *net.TCPConn in it has the
-// ReadFrom by which net/http sends files (sendfile); a net.Conn there would hide it.
+// ReadFrom by which net/http sends files (sendfile); embedding a net.Conn would hide it.
 type connection struct {
 	*net.TCPConn
 	listener *boundedListener
@@ -364,14 +367,14 @@ func keepConnection(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, c)
 }
 
-// requestHeadFinished is called when a handler begins.
+// requestHeadFinished is called when a handler begins: net/http has read the head then.
 func requestHeadFinished(r *http.Request) {
 	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		c.listener.stopWaiting(c)
 	}
 }
 
-// trackConnection is the http.Server.ConnState.
+// trackConnection is the http.Server.ConnState: a connection that becomes idle starts to wait.
 func trackConnection(conn net.Conn, state http.ConnState) {
 	if c, ok := conn.(*connection); ok && state == http.StateIdle {
 		c.listener.startWaiting(c)

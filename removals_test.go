@@ -118,8 +118,7 @@ func TestRemovalsAreWellFormed(t *testing.T) {
 		if _, ok := rows[r.row]; r.row != "" && !ok {
 			t.Errorf("%s: SECURITY.md has no row %s", r.name, r.row)
 		}
-		for _, name := range r.tests {
-			name, _, _ = strings.Cut(name, "/")
+		for _, name := range r.testFunctions() {
 			if !strings.Contains(tests, "\nfunc "+name+"(") {
 				t.Errorf("%s: there is no test %s", r.name, name)
 			}
@@ -133,6 +132,100 @@ func TestRemovalsAreWellFormed(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Each test is needed: a removal names it, or the table in testdata/removals/README.md says
+// what else it guards.
+func TestEveryTestIsNeeded(t *testing.T) {
+	t.Parallel()
+	removals, err := readRemovals()
+	if err != nil {
+		t.Fatal(err)
+	}
+	isNamed := map[string]bool{}
+	for _, r := range removals {
+		for _, name := range r.testFunctions() {
+			isNamed[name] = true
+		}
+	}
+	isListed := testsWithoutRemoval(t)
+	exists := map[string]bool{}
+	for _, found := range testFunction.FindAllStringSubmatch(testSources(t), -1) {
+		name := found[1]
+		exists[name] = true
+		switch {
+		case !isNamed[name] && !isListed[name]:
+			t.Errorf("%s is named by no removal, and testdata/removals/README.md does not list it", name)
+		case isNamed[name] && isListed[name]:
+			t.Errorf("%s is named by a removal, and testdata/removals/README.md lists it as named by none", name)
+		}
+	}
+	if !exists["TestEveryTestIsNeeded"] {
+		t.Errorf("found %d tests, and not this one", len(exists))
+	}
+	for _, name := range slices.Sorted(maps.Keys(isListed)) {
+		if !exists[name] {
+			t.Errorf("testdata/removals/README.md lists %s, which is not there", name)
+		}
+	}
+}
+
+// Each test that a row of SECURITY.md names notices a removal of that very row, unless no
+// removal names it at all.
+func TestEveryTestOfARowIsNeeded(t *testing.T) {
+	t.Parallel()
+	removals, err := readRemovals()
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string][]string{} // by row
+	for _, r := range removals {
+		named[r.row] = append(named[r.row], r.testFunctions()...)
+	}
+	isListed := testsWithoutRemoval(t)
+	for _, row := range securityRow.FindAllStringSubmatch(readText(t, "SECURITY.md"), -1) {
+		for _, test := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(row[4], -1) {
+			if !slices.Contains(named[row[1]], test[1]) && !isListed[test[1]] {
+				t.Errorf("%s names %s, but no removal of %s does", row[1], test[1], row[1])
+			}
+		}
+	}
+}
+
+// testFunction is a test with its name. TestMain is none: it takes a *testing.M.
+var testFunction = regexp.MustCompile(`(?m)^func (Test\w*)\(\w+ \*testing\.T\)`)
+
+// testFunctions returns the removal's tests without the names of subtests.
+func (r removal) testFunctions() []string {
+	var functions []string
+	for _, test := range r.tests {
+		function, _, _ := strings.Cut(test, "/")
+		functions = append(functions, function)
+	}
+	return functions
+}
+
+// testsWithoutRemoval reads the table "Tests that no removal names" of
+// testdata/removals/README.md. Each row of it says what the test guards.
+func testsWithoutRemoval(t *testing.T) map[string]bool {
+	t.Helper()
+	const title = "\n## Tests that no removal names\n"
+	_, table, found := strings.Cut(readText(t, "testdata/removals/README.md"), title)
+	if !found {
+		t.Fatalf("testdata/removals/README.md lacks the title%s", title)
+	}
+	listed := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|(.*)\\|$").FindAllStringSubmatch(table, -1) {
+		name, guards := row[1], strings.TrimSpace(row[2])
+		if guards == "" {
+			t.Errorf("testdata/removals/README.md does not say what %s guards", name)
+		}
+		if listed[name] {
+			t.Errorf("testdata/removals/README.md lists %s twice", name)
+		}
+		listed[name] = true
+	}
+	return listed
 }
 
 var updateRemovals = flag.Bool("update-removals", false, "write the numbers of removals into SECURITY.md")

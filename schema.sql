@@ -19,7 +19,7 @@ create table if not exists users (
     created_at    timestamptz not null default now()
 );
 
--- One account an address, whatever its case; serves the look-up at sign-in.
+-- One account for each address, whatever its case; serves the look-up at sign-in.
 -- Collation C, here and above: other locales give some letters another lower case.
 create unique index if not exists users_email on users (lower(email));
 
@@ -53,7 +53,7 @@ create or replace function hub_name_mask(name text) returns bigint
 create table if not exists hubs (
     hub_id      uuid not null default gen_random_uuid(),
     name        text collate "C" not null check (char_length(name) between 1 and 100),
-    -- What filters[name] is compared with. Stored, because computing it takes 4 us a name.
+    -- What filters[name] is compared with. Stored, because computing it takes 4 us for each name.
     name_lower  text collate "C" not null generated always as (hub_name_key(name)) stored,
     name_mask   bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored,
     description text not null default '' check (char_length(description) <= 2000),
@@ -73,10 +73,11 @@ do $$ begin
             name_mask bigint not null generated always as (hub_name_mask(hub_name_key(name))) stored;
     end if;
 end $$;
+-- Indexes of earlier versions.
 drop index if exists hubs_name, hubs_created_at, hubs_updated_at,
     hubs_status_name, hubs_status_created_at, hubs_status_updated_at;
 
--- GET /hubs, one index an order, without and with filters[status]; read forwards for
+-- GET /hubs, one index for each order, without and with filters[status]; read forwards for
 -- asc and backwards for desc. hub_id makes the order total. The included columns let
 -- PostgreSQL find a page, and filter by name, in the index alone.
 create index if not exists hubs_by_name              on hubs (name, hub_id) include (name_mask, name_lower);
@@ -122,13 +123,14 @@ create or replace function hub_name_grams(name text) returns text[]
     return (select array_agg(substr(name, at, size))
             from generate_series(1, length(name)) at, generate_series(1, 3) size);
 
--- GET /hubs with filters[name] that few names contain, from one character on.
--- Without fastupdate, because every search would read the list of pending entries.
+-- Serves a search for a text that few names contain, even of one character. Without
+-- fastupdate, because every search would read the list of pending entries.
 create index if not exists hubs_name_grams on hubs using gin (hub_name_grams(name_lower)) with (fastupdate = off);
 
 -- The pieces by which the second way looks a part up: every third piece of three characters,
--- and the last one. They cover the part. Looking up all pieces would read more of the index
--- than it saves of the table (7.5 ms against 3.3 for two words, at a million hubs).
+-- and the last one. Together they cover the part. Looking up all pieces would be slower: it
+-- reads more of the index than it saves of the table (7.5 ms against 3.3 for two words, at a
+-- million hubs).
 create or replace function hub_name_pieces(part text) returns text[]
     language sql immutable strict parallel safe
     return array(select substr(part, least(at, greatest(1, length(part) - 2)), 3)
@@ -145,7 +147,7 @@ $$;
 
 -- A sample to choose the way by: of the first thousand hubs by hub_id (it is random, so
 -- they are a fair sample), how many have all pieces of the part (candidates, which the
--- second way would gather), and how many of these contain the part (matches). Stops at
+-- second way would gather), and how many of these contain the part (matches). It stops at
 -- the 21st candidate.
 create or replace function hub_name_sample(part text)
     returns table (candidates bigint, matches bigint) language sql stable as $$

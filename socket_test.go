@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -19,6 +20,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // A heldSocket is a listening socket that the test holds, as systemd would. The test
@@ -119,12 +121,18 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 	// The next server starts beside the old one, which then stops.
 	for range 3 {
 		slow := startSlowUpload(t, current.testServer)
+		idle := idleConnection(t, held.addr)
 		next := held.start(t)
 		mark := next.log.mark()
 		load.waitMore(t, 20)
 		current.signal(t, syscall.SIGTERM)
 		load.waitMore(t, 40) // the old server does not accept any more
 		next.log.waitAfter(t, mark, `"msg":"request"`)
+		// The upload outlasts the moment in which the old server ends what is idle.
+		idle.conn.SetDeadline(time.Now().Add(patience))
+		if _, err := idle.in.ReadByte(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("idle connection at the stop: got %v, want its end", err)
+		}
 		slow.finish(t)
 		if code := current.wait(t); code != 0 {
 			t.Errorf("old server: exit %d, want 0\n%s", code, current.log)
@@ -149,6 +157,22 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 	}
 	load.end()
 	t.Logf("%d requests, none failed", load.done.Load())
+}
+
+// idleConnection is one on which the server that runs has answered a request.
+func idleConnection(t *testing.T, addr string) *rawClient {
+	t.Helper()
+	client, err := dialRaw(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.conn.Close() })
+	client.conn.SetDeadline(time.Now().Add(patience))
+	client.send("GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+	if status, _, err := client.receive(); status != 200 || err != nil {
+		t.Fatalf("got %d, %v, want 200", status, err)
+	}
+	return client
 }
 
 // A slowUpload is a request that is under way until finish.

@@ -26,12 +26,12 @@ var schema string
 const (
 	poolSize      = 8               // connections, all kept open
 	expensiveSize = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout     = 2 * time.Second // each: the wait for a slot, a statement, a read or write on its socket
+	dbTimeout     = 2 * time.Second // for one wait, one statement, one read or write on a socket
 )
 
 // A store runs statements. Its methods take no context: dbTimeout bounds each step of a
-// statement, whether or not the client waits. For a context, lib/pq would start a goroutine for each
-// statement, and dial a connection to cancel it each time a client goes away.
+// statement, whether or not the client waits. With a context, lib/pq would start a goroutine for
+// each statement, and dial a connection to cancel it each time a client goes away.
 type store struct {
 	db             *sql.DB
 	slots          chan struct{} // one for each connection; bounds the wait
@@ -43,10 +43,11 @@ type store struct {
 type statement struct {
 	text      string
 	args      []any
-	writes    bool // never sent a second time
-	expensive bool // holds at most expensiveSize connections, so that a session check finds one
+	writes    bool // so never sent a second time
+	expensive bool // at most expensiveSize of these run at a time
 }
 
+// read and write make statements. store.row and store.rows run them.
 func read(text string, args ...any) statement { return statement{text: text, args: args} }
 
 func write(text string, args ...any) statement {
@@ -58,8 +59,8 @@ func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
 		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()),
 		"timezone":          "UTC",
-		// limit and offset as parameters would be planned anew at each call (79 µs against
-		// 54). Every statement here is written for one plan.
+		// One plan for all calls of a statement. Otherwise PostgreSQL would plan a list anew at
+		// each call, because of its limit and offset (79 µs against 54).
 		"plan_cache_mode": "force_generic_plan",
 		// Each statement has an index that serves it, and is too short to gain from a compiler
 		// or from parallel workers.
@@ -78,6 +79,7 @@ func openStore(databaseURL string) (*store, error) {
 	}
 	// The default of 2 would open and close connections all the time.
 	st.db.SetMaxIdleConns(poolSize)
+	// hub_name_sample needs the table hubs and the other functions.
 	tables := read("select count(*) from users, terms_acceptances, files, hub_name_sample('') where false")
 	_, err = st.row(tables, new(int))
 	if err != nil {
@@ -97,12 +99,12 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 	if err != nil || databaseURL == "" {
 		return nil, complaint
 	}
-	for _, other := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
-		if strings.Count(other.Host, ":") == 1 { // lib/pq would look host:port up as a name
+	for _, server := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
+		if strings.Count(server.Host, ":") == 1 { // lib/pq would look host:port up as a name
 			return nil, complaint
 		}
 	}
-	cfg = cfg.Clone() // a clone always has the map Runtime
+	cfg = cfg.Clone() // its map Runtime is never nil
 	// PostgreSQL ignores the letter case of a setting's name.
 	maps.DeleteFunc(cfg.Runtime, func(name, _ string) bool {
 		return settings[strings.ToLower(name)] != ""
@@ -126,8 +128,8 @@ func migrate(ctx context.Context, databaseURL string, out io.Writer) error {
 	return err
 }
 
-// row runs a statement and scans its row. found is false if there is none; dest is then as
-// it was.
+// row runs a statement and scans its row. found is false if there is none; then dest is
+// unchanged.
 func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	err = st.rows(q, func(rows *sql.Rows) error {
 		found = true
@@ -136,12 +138,12 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	return found && err == nil, err
 }
 
-// rows runs a statement and calls scan for each row. The error of one that writes may mean
-// "done" as well as "not done": the connection may have broken after the statement.
+// rows runs a statement and calls scan for each row. If a write returns an error, it may have
+// been done all the same: the connection may have broken after the statement.
 //
 // D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations).
-// D5: a read whose connection turns out to be dead is tried once more on a new one, unless
-// scan has had a row already. So once the database is back after a crash, no read fails.
+// D5: a read whose connection turns out to be dead is tried once more on a new one, unless scan
+// has had a row already. So once the database is back after a crash, no read fails.
 // H6: expensive statements never take all connections.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
@@ -174,7 +176,7 @@ func takeSlot(slots chan struct{}) error {
 	}
 }
 
-// errScan is a row that the code does not expect: a bug, and not a matter of reach.
+// errScan marks a row that the code could not take: a bug, and no outage.
 var errScan = errors.New("scan")
 
 // run runs a statement once. It is prepared at its first use, and kept.
@@ -186,8 +188,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 			return false, err
 		}
 		prepared, ok = st.statements.LoadOrStore(q.text, fresh)
-		if ok {
-			fresh.Close() // another request was first
+		if ok { // another request was first
+			fresh.Close()
 		}
 	}
 	rows, err := prepared.(*sql.Stmt).Query(q.args...)
@@ -210,34 +212,40 @@ func (st *store) dropIdle() {
 	st.db.SetMaxIdleConns(poolSize)
 }
 
-// isConnectionGone reports whether a connection was closed or reset under a statement. A
-// timeout is no such case, nor is a host that refuses new connections.
+// isConnectionGone reports whether a connection was closed or reset under a statement. Timeouts
+// and refused new connections do not count.
 func isConnectionGone(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err)
 	return ok && broken.Op != "dial" && !broken.Timeout()
 }
 
-// classifyDBError turns the errors of a database that is out of reach into a 503; the rest
-// can only come from a bug. PostgreSQL's own errors come from the statement, except those
-// that end or refuse the connection (FATAL), and the classes (PostgreSQL manual, appendix
-// A) 08 of connections, 53 of resources, 57 of an operator's intervention, 58 of the system,
-// and 25 of a standby that takes no writes.
+// classifyDBError turns the errors of a database that is out of reach into a 503. These are all
+// errors of the connection. Of PostgreSQL's own errors, they are those that end or refuse the
+// connection (FATAL) and these classes (PostgreSQL manual, appendix A):
 //
-// Z2: a database that is away never means a session, nor the lack of one.
+//	08  connections
+//	25  transactions: a standby takes no writes
+//	53  resources
+//	57  intervention by an operator, or by statement_timeout
+//	58  the system
+//
+// Other errors of PostgreSQL come from a bug, or from a wrong set-up.
+//
+// Z2: a database that is away gives nobody a session, and takes none away.
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
 	}
 	answer, isAnswer := errors.AsType[*pq.Error](err)
 	if !isAnswer {
-		// Not waited for: if the database hangs, closing takes dbTimeout a connection.
+		// Not waited for: if the database hangs, closing takes dbTimeout for each connection.
 		go st.dropIdle()
 		return unavailable(err)
 	}
 	switch class := string(answer.Code.Class()); {
-	case answer.Code == "23503": // foreign key: the user was deleted meanwhile
+	case answer.Code == "23503": // a foreign key. Here all refer to users: the user was deleted
 		return unauthenticated("ended")
-	case class == "25":
+	case class == "25": // we are connected to a standby: connect anew
 		go st.dropIdle()
 		return unavailable(err)
 	case answer.Fatal() || strings.Contains("08 53 57 58", class):
@@ -265,15 +273,15 @@ func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) 
 
 type deadlineConn struct{ net.Conn }
 
-// Read hides io.EOF from lib/pq. It would call the connection bad, and database/sql would
-// then send the statement again: a write would be done twice. (Not guaranteed: below TLS an
-// orderly close gets through to lib/pq. PostgreSQL says FATAL first.)
+// Read hides io.EOF from lib/pq. Because of io.EOF, lib/pq would report a bad connection, and
+// database/sql would send the statement again, even a write. With TLS, crypto/tls reports
+// an orderly close as io.EOF itself. But before it closes, PostgreSQL sends a FATAL error.
 //
 // A connection whose read failed is closed. Otherwise, if an answer broke off after an
 // error, lib/pq would use the connection again and take the late rest of that answer for
 // the answer to the next statement.
 //
-// D1: no write is done twice, and a hung PostgreSQL is left within dbTimeout.
+// D1: no write is done twice, and a hung PostgreSQL is given up after dbTimeout.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
