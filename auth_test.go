@@ -742,3 +742,58 @@ func BenchmarkSessionCheck(b *testing.B) {
 		}
 	})
 }
+
+// Only the current version of the terms counts: an earlier one does not, nor does a later one,
+// which a release brought that was taken back.
+func TestOnlyTheCurrentTermsCount(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	database, email := srv.env["DATABASE_URL"], newEmail()
+	userID := testUser(t, database, email, roleMember)
+	c := srv.signIn(t, email)
+	for _, version := range []string{"", "2026-10-31", TERMS_VERSION + " ", TERMS_VERSION + "b", "2026-11-02", "x"} {
+		execSQL(t, database, "insert into terms_acceptances (user_id, version) values ($1, $2)", userID, version)
+		wantProblem(t, c.do("GET", "/hubs", nil), 403, "terms_not_accepted")
+		if got := c.do("GET", "/auth/session", nil).want(t, 200).field(t, "terms", "accepted"); got != false {
+			t.Errorf("version %q accepted: got %v, want false", version, got)
+		}
+	}
+	c.acceptTerms()
+	c.do("GET", "/hubs", nil).want(t, 200)
+}
+
+// T5: a session is dated by the database's clock, as "sign out everywhere" is. So the two are
+// in their order, although the clocks of the server and of the database differ by seconds.
+func TestSessionsAreDatedByTheDatabase(t *testing.T) {
+	t.Parallel()
+	for _, shift := range []string{"-30 seconds", "30 seconds"} {
+		t.Run(shift, func(t *testing.T) {
+			t.Parallel()
+			direct := newDatabase(t)
+			execSQL(t, direct, "create schema shifted")
+			execSQL(t, direct, `create function shifted.clock_timestamp() returns timestamptz language sql
+				return pg_catalog.clock_timestamp() + interval '`+shift+`'`)
+			u, err := url.Parse(direct)
+			if err != nil {
+				t.Fatal(err)
+			}
+			query := u.Query()
+			query.Set("search_path", "shifted, pg_catalog, public") // of two functions, the first
+			u.RawQuery = query.Encode()
+			srv := startServer(t, map[string]string{"DATABASE_URL": u.String()})
+			email := newEmail()
+			testUser(t, direct, email, roleMember)
+			before := srv.signIn(t, email)
+			before.do("GET", "/auth/session", nil).want(t, 200)
+			if code, _, errOut := runCLI(srv.env, "user", "signout", email); code != 0 {
+				t.Fatal(errOut)
+			}
+			signedOut := queryValue[time.Time](t, direct, "select signed_out_at from users where email = $1", email)
+			if off := time.Since(signedOut).Abs(); off < 15*time.Second {
+				t.Fatalf("signed out at %v: the clock is not shifted", signedOut)
+			}
+			wantProblem(t, before.do("GET", "/auth/session", nil), 401, rejected)
+			srv.signIn(t, email).do("GET", "/auth/session", nil).want(t, 200)
+		})
+	}
+}

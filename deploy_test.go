@@ -1646,3 +1646,148 @@ func TestSystemdSocket(t *testing.T) {
 		t.Errorf("%v\n%s", err, log)
 	}
 }
+
+// H3: systemd lets a stop take its time: the requests under way, then the mail. Only a server
+// that does not end by itself is killed.
+func TestUnitWaitsForTheStop(t *testing.T) {
+	t.Parallel()
+	line := regexp.MustCompile(`(?m)^TimeoutStopSec=([0-9]+)$`).FindStringSubmatch(shipped(t, "hubs.service"))
+	if line == nil {
+		t.Fatal("hubs.service has no TimeoutStopSec")
+	}
+	seconds, err := strconv.Atoi(line[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, want := time.Duration(seconds)*time.Second, drainTime+2*stopTimeout
+	if got <= want {
+		t.Errorf("got TimeoutStopSec %v, want more than %v", got, want)
+	}
+}
+
+// T8: browsers send no cookie of production to staging, and allow no page of the one on the
+// other: the domains in the two files are strangers.
+func TestStagingAndProductionShareNoDomain(t *testing.T) {
+	t.Parallel()
+	domains := func(env string) (domains []string) {
+		values := readEnv(t, "deploy/"+env+".env")
+		text := values["COOKIE_DOMAIN"] + "," + values["ALLOWED_ORIGIN_DOMAIN"] + "," + values["ALLOWED_ORIGINS"]
+		for domain := range strings.SplitSeq(text, ",") {
+			if domain = strings.TrimPrefix(domain, "https://"); domain != "" {
+				domains = append(domains, domain)
+			}
+		}
+		return domains
+	}
+	staging, production := domains(envStaging), domains(envProduction)
+	if len(staging) < 2 || len(production) < 2 {
+		t.Fatalf("got %q and %q, want a cookie's domain and origins in each", staging, production)
+	}
+	for _, a := range staging {
+		for _, b := range production {
+			if strings.HasSuffix("."+a, "."+b) || strings.HasSuffix("."+b, "."+a) {
+				t.Errorf("staging has %s, production %s: one holds the other", a, b)
+			}
+		}
+	}
+}
+
+// roles.sql leaves hubs_server no right that it was given before, by mistake or by an earlier
+// version of the file.
+func TestRolesTakeOldRightsBack(t *testing.T) {
+	t.Parallel()
+	pg := newPostgres(t) // roles.sql changes the rights in all databases
+	execSQL(t, pg.url, "create role hubs_owner login password 'p'")
+	execSQL(t, pg.url, "create database hubs_owner owner hubs_owner")
+	database := withDatabase(pg.url, "hubs_owner")
+	if err := applySchema(withUser(t, database, "hubs_owner", "p")); err != nil {
+		t.Fatal(err)
+	}
+	for _, statement := range []string{
+		"create role hubs_server login password 'p' createdb createrole",
+		"grant all on all tables in schema public to hubs_server",
+		"grant update (suspended) on users to hubs_server",
+		"grant all on schema public to hubs_server",
+		"grant all on database hubs_owner to hubs_server",
+		"grant execute on function lo_create(oid), pg_advisory_lock(bigint) to hubs_server",
+	} {
+		execSQL(t, database, statement)
+	}
+	serverURL := withUser(t, database, "hubs_server", "p")
+	taken := []string{
+		"create database d", "create role r", "create table t ()", "create schema s", "create temporary table tt ()",
+		"update users set suspended = false", "update users set permission = 'member'", "delete from users",
+		"insert into users (email) values ('x@y.example')", "delete from terms_acceptances", "update files set name = 'x'",
+		"truncate hubs", "select lo_create(0)", "select pg_advisory_lock(1)",
+	}
+	before := testDB(t, serverURL)
+	for _, statement := range taken {
+		if err := expectRefused(before, statement); err == nil {
+			t.Errorf("%s: refused before roles.sql, so this test shows nothing", statement)
+		}
+	}
+	before.Close()
+	for _, statement := range []string{"drop database d", "drop table t", "drop schema s", "drop role r"} {
+		execSQL(t, database, statement)
+	}
+	execSQL(t, database, shipped(t, "roles.sql"))
+	after := testDB(t, serverURL)
+	for _, statement := range taken {
+		if err := expectRefused(after, statement); err != nil {
+			t.Errorf("%s: %v", statement, err)
+		}
+	}
+}
+
+// G5: the method in a proxy's log is one that the server has, and never another text of the
+// client's. nginx takes letters, "_" and "-" for a method, which is enough for a name.
+func TestProxyLogsKnownMethodsOnly(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{haproxy, nginx} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			p := startProxy(t, engine, newBrokenServer(t, "down"))
+			for method, want := range map[string]string{
+				"POST": "POST", "GETJANE_ROE": "-", "JANE_ROE-GET": "-", "JANE_ROE": "-", "PATCH-JANE_ROE": "-",
+			} {
+				address := newAddress()
+				conn := p.dial(t, address)
+				io.WriteString(conn, method+" / HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+				io.Copy(io.Discard, conn)
+				var line string
+				waitUntil(t, method+" in the log", func() bool {
+					lines := p.logged(t)
+					i := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, address+":") })
+					if i >= 0 {
+						line = lines[i]
+					}
+					return i >= 0
+				})
+				if strings.Contains(line, "JANE") || !slices.Contains(strings.Fields(line), want) {
+					t.Errorf("%s: got %q, want %q for the method", method, line, want)
+				}
+			}
+		})
+	}
+}
+
+// G5: nginx reports some faults, such as an address that no socket can connect to, above the
+// level "error", and quotes the request in each.
+func TestNginxQuotesNoRequestAtAnyLevel(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, nginx, "[fe80::1]:9") // a link-local address without its link: EINVAL
+	address := newAddress()
+	conn := p.dial(t, address)
+	io.WriteString(conn, "GET /jane.roe?code=482913 HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n")
+	io.Copy(io.Discard, conn)
+	waitUntil(t, "the fault in the log", func() bool {
+		return slices.ContainsFunc(p.logged(t), func(line string) bool {
+			return strings.Contains(line, address+":") && strings.Contains(line, " status=50")
+		})
+	})
+	for _, line := range p.logged(t) {
+		if strings.Contains(line, "jane.roe") || strings.Contains(line, "482913") {
+			t.Errorf("the request in the log: %s", line)
+		}
+	}
+}

@@ -626,3 +626,32 @@ func TestOwnIdentifiersAreNotMasked(t *testing.T) {
 		}
 	}
 }
+
+// The log names the user of a session that has ended or is suspended: who is it that still
+// tries?
+func TestRefusedSessionsNameTheirUser(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	database := srv.env["DATABASE_URL"]
+	for _, test := range []struct {
+		change string
+		status int
+		code   string
+	}{
+		{"update users set signed_out_at = clock_timestamp() where email = $1", 401, "unauthenticated"},
+		{"update users set email = 'x' || email where email = $1", 401, "unauthenticated"},
+		{"update users set suspended = true where email = $1", 403, "account_suspended"},
+	} {
+		t.Run(test.change, func(t *testing.T) {
+			c, email := srv.member(t, roleMember)
+			userID := queryValue[string](t, database, "select user_id from users where email = $1", email)
+			execSQL(t, database, test.change, email)
+			mark := srv.log.mark()
+			wantProblem(t, c.do("GET", "/hubs", nil), test.status, test.code)
+			line := srv.log.waitAfter(t, mark, `"msg":"refused"`, `"code":"`+test.code+`"`)
+			if !strings.Contains(line, `"userId":"`+userID+`"`) {
+				t.Errorf("got %s, want the user %s in it", line, userID)
+			}
+		})
+	}
+}

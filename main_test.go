@@ -808,3 +808,108 @@ func TestUnreadAnswersEnd(t *testing.T) {
 		t.Errorf("%d of %d were written, one took %v, %v", n, asked, line.Duration, err)
 	}
 }
+
+// Ctrl-C stops the server as SIGTERM does: with exit status 0, and the log says so.
+func TestInterruptStopsInOrder(t *testing.T) {
+	t.Parallel()
+	p := startProcess(t)
+	p.signal(t, syscall.SIGINT)
+	if code := p.wait(t); code != 0 {
+		t.Errorf("got exit status %d, want 0\n%s", code, p.stderr)
+	}
+	p.log.waitFor(t, `"msg":"stopped"`, `"requestsCutOff":false`)
+}
+
+// A second signal ends the process at once, also while a mail is under way, for which the
+// first one lets it live on.
+func TestSecondSignalEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			m := newMailServer(t, mailOptions{})
+			p := startProcess(t, m.env())
+			p.allowErrors("code not sent") // if no signal ends the process, the mail's timeout does
+			m.fail(mailHangs)
+			email := newEmail()
+			testUser(t, p.env["DATABASE_URL"], email, roleMember)
+			askCode(p.client(t), email)
+			waitUntil(t, "a worker at its mail", func() bool { open, _, _ := m.connections(); return open == 1 })
+			p.signal(t, sig)
+			// The first signal may just be on its way, so one more is sent until one ends the process.
+			waitUntil(t, "the end of the process", func() bool {
+				p.cmd.Process.Signal(sig)
+				select {
+				case <-p.done:
+					return true
+				default:
+					return false
+				}
+			})
+			if p.exit != -1 {
+				t.Errorf("got exit status %d, want an end by the signal", p.exit)
+			}
+		})
+	}
+}
+
+// A user command whose answer is lost may be done, and it is not sent again: a second "user
+// add" would find the user of the first one, and say that nothing was changed.
+func TestUserCommandIsSentOnce(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	tap := newWireTap(t, database)
+	email := newEmail()
+	tap.endAfter(email)
+	code, out, errOut := runCLI(map[string]string{"DATABASE_URL": tap.url}, "user", "add", "-role", "admin", email)
+	if code != 1 || out != "" || strings.Contains(errOut, "nothing was changed") {
+		t.Errorf("got exit %d, output %q, errors %q; want exit 1 and an error that leaves open whether it is done", code, out, errOut)
+	}
+	if n := queryValue[int](t, database, "select count(*) from users where email = $1 and permission = 'admin'", email); n != 1 {
+		t.Errorf("got %d users, want 1: the connection ended after the statement", n)
+	}
+}
+
+// Addresses are compared in ASCII, also by a database whose own locale gives I another lower
+// case. (PostgreSQL takes such a locale from version 15 on.)
+func TestAddressesInATurkishDatabase(t *testing.T) {
+	t.Parallel()
+	pg, err := startShared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("test_%d", serial.Add(1))
+	execSQL(t, pg.url, "create database "+name+" template template0 encoding utf8 locale_provider icu icu_locale 'tr-TR' locale 'C'")
+	t.Cleanup(func() { execSQL(t, pg.url, "drop database "+name+" with (force)") })
+	database := withDatabase(pg.url, name)
+	if got := queryValue[string](t, database, "select lower('I')"); got != "ı" {
+		t.Fatalf("the lower case of I: got %q, want ı: the database is not Turkish", got)
+	}
+	if err := applySchema(database); err != nil {
+		t.Fatal(err)
+	}
+	srv := startServer(t, map[string]string{"DATABASE_URL": database})
+	for _, stored := range []string{"INFO@IRIS.EXAMPLE", "istanbul@izmir.example"} {
+		lower, upper := strings.ToLower(stored), strings.ToUpper(stored)
+		for _, command := range []struct {
+			args []string
+			exit int
+		}{
+			{[]string{"add", stored}, 0}, {[]string{"add", lower}, 1}, {[]string{"add", upper}, 1},
+			{[]string{"suspend", upper}, 0}, {[]string{"activate", lower}, 0},
+			{[]string{"role", upper, "admin"}, 0}, {[]string{"show", upper}, 0}, {[]string{"show", lower}, 0},
+		} {
+			code, out, errOut := runCLI(srv.env, append([]string{"user"}, command.args...)...)
+			if code != command.exit {
+				t.Errorf("user %s: got exit %d, %s%s; want exit %d", command.args, code, out, errOut, command.exit)
+			}
+		}
+		c := srv.client(t)
+		askCode(c, upper)
+		presentCode(c, lower, srv.code(t, stored)).want(t, 200)
+		if code, _, errOut := runCLI(srv.env, "user", "signout", upper); code != 0 {
+			t.Errorf("user signout %s: got exit %d, %s; want 0", upper, code, errOut)
+		}
+		wantProblem(t, c.do("GET", "/auth/session", nil), 401, rejected)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -21,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,9 +110,9 @@ func TestCodeLifetime(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			codes := newCodes()
-			code := mustIssue(t, codes, "a")
+			codes.byEmail["a"] = oneTimeCode{"012345", time.Now()} // issue would start a timer
 			time.Sleep(after)
-			if _, ok := codes.redeem("a", code); ok != good {
+			if _, ok := codes.redeem("a", "012345"); ok != good {
 				t.Errorf("after %v: %v", after, ok)
 			}
 		})
@@ -831,5 +833,80 @@ func TestSteppedClockChangesNothing(t *testing.T) {
 		if !strings.Contains(at.String(), " m=") {
 			t.Errorf("the time of %s, %v, has no monotonic reading", what, at)
 		}
+	}
+}
+
+// The timer of a code that was used or replaced does not touch the next code of its mailbox.
+func TestOldTimersSpareNewCodes(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(codes *oneTimeCodes, code string){
+		"used":     func(codes *oneTimeCodes, code string) { codes.redeem("a", code) },
+		"replaced": func(*oneTimeCodes, string) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				codes := newCodes()
+				old := mustIssue(t, codes, "a")
+				end(codes, old)
+				time.Sleep(codeTTL / 2)
+				next := mustIssue(t, codes, "a")
+				time.Sleep(codeTTL - 1)
+				synctest.Wait() // the timer of the old code is long done
+				if _, ok := codes.redeem("a", next); !ok {
+					t.Errorf("the code does not work %v after it was made", codeTTL-1)
+				}
+			})
+		})
+	}
+}
+
+// D3: an attempt to send a mail ends within mailTimeout, of which connecting is a part. A worker
+// that had the time twice would outlast a stop.
+func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
+	t.Parallel()
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(socket)
+	err = errors.Join(
+		syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}),
+		syscall.Listen(socket, 0),
+		syscall.SetNonblock(socket, true),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	for { // nobody accepts, so the queue soon is full
+		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
+		if err != nil {
+			break
+		}
+		defer conn.Close()
+	}
+	// Halfway there is room, and TCP's next attempt connects. The server never says a word.
+	halfway := time.AfterFunc(mailTimeout/2, func() {
+		for {
+			waiting, _, err := syscall.Accept(socket)
+			if err != nil {
+				return
+			}
+			syscall.Close(waiting)
+		}
+	})
+	defer halfway.Stop()
+	s := &server{cfg: config{
+		smtpURL:  &url.URL{Scheme: "smtp", Host: addr},
+		mailFrom: &mail.Address{Address: "signin@example.com"},
+	}}
+	start := time.Now()
+	err = s.mail("a@b.example", "012345")
+	if got := time.Since(start); err == nil || got > mailTimeout+mailTimeout/4 {
+		t.Errorf("got %v after %v, want an error within %v", err, got, mailTimeout)
 	}
 }

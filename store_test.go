@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/lib/pq"
@@ -791,4 +792,100 @@ func lockTables(t testing.TB, databaseURL, tables string) *sql.Tx {
 		t.Fatal(err)
 	}
 	return lock
+}
+
+// H6: an expensive statement that waits for its turn holds no connection while it waits.
+func TestWaitingExpensiveStatementsHoldNoConnection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		st := &store{ // without a database: no statement gets as far
+			slots:          make(chan struct{}, poolSize),
+			expensiveSlots: make(chan struct{}, expensiveSize),
+		}
+		for range expensiveSize {
+			st.expensiveSlots <- struct{}{}
+		}
+		var waiting sync.WaitGroup
+		for range 2 * poolSize {
+			waiting.Go(func() {
+				if err := st.rows(statement{text: "select 1", expensive: true}, nil); err == nil {
+					t.Error("got no error without a free place")
+				}
+			})
+		}
+		synctest.Wait()
+		if got := len(st.slots); got != 0 {
+			t.Errorf("got %d connections held, want 0", got)
+		}
+		waiting.Wait()
+	})
+}
+
+// D1: a read is tried again only after its connection was closed or reset. A database that hangs
+// is not asked twice, which would take twice as long, nor is one that refuses connections.
+func TestWhichReadsAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"none":               {nil, false},
+		"reset":              {&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}, true},
+		"closed":             {&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}, true},
+		"wrapped":            {fmt.Errorf("prepare: %w", &net.OpError{Op: "read", Err: net.ErrClosed}), true},
+		"hung at a read":     {&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, false},
+		"hung at a write":    {&net.OpError{Op: "write", Err: os.ErrDeadlineExceeded}, false},
+		"refused":            {&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, false},
+		"dial without end":   {&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, false},
+		"answer of another":  {errScan, false},
+		"PostgreSQL's error": {&pq.Error{Code: "57P01"}, false},
+	} {
+		if got := isConnectionGone(test.err); got != test.want {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+// With nothing to change, a migrate waits for no reader, and so no reader waits for it.
+func TestMigrateLetsReadsGoOn(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	reader, err := testDB(t, database).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Rollback()
+	// The transaction keeps the locks of its reads until it ends.
+	if _, err := reader.Exec("select from users, terms_acceptances, hubs, files"); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set("lock_timeout", "1s") // of a lock that it should not even ask for
+	u.RawQuery = query.Encode()
+	if err := applySchema(u.String()); err != nil {
+		t.Errorf("beside a transaction that has read all tables: %v", err)
+	}
+}
+
+// The sample by which a search chooses its way takes \, % and _ for plain characters, as the
+// search does. Otherwise it would gather names that most hubs have, or walk for one that none has.
+func TestSampleOfASearchTakesPlainCharacters(t *testing.T) {
+	t.Parallel()
+	database := newDatabase(t)
+	const most = 21 // where the sample stops
+	execSQL(t, database, `insert into hubs (name) select 'a\b%c_d' from generate_series(1, $1)`, most)
+	for part, want := range map[string]int{
+		`\`: most, `%`: most, `_`: most, `a\b`: most, `\b%`: most, `b%c`: most, `c_d`: most, `A\B%C_D`: most,
+		`a%d`: 0, `a_b`: 0, `\%`: 0, `\_`: 0, `\\`: 0, `__`: 0, `%%`: 0, `ab`: 0,
+	} {
+		for _, counted := range []string{"candidates", "matches"} {
+			if got := queryValue[int](t, database, "select "+counted+" from hub_name_sample($1)", part); got != want {
+				t.Errorf("%s of %s: got %d, want %d", counted, part, got, want)
+			}
+		}
+	}
 }
