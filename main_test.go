@@ -824,32 +824,27 @@ func TestInterruptStopsInOrder(t *testing.T) {
 // first one lets it live on.
 func TestSecondSignalEndsTheProcess(t *testing.T) {
 	t.Parallel()
-	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		t.Run(sig.String(), func(t *testing.T) {
-			t.Parallel()
-			m := newMailServer(t, mailOptions{})
-			p := startProcess(t, m.env())
-			p.allowErrors("code not sent") // if no signal ends the process, the mail's timeout does
-			m.fail(mailHangs)
-			email := newEmail()
-			testUser(t, p.env["DATABASE_URL"], email, roleMember)
-			askCode(p.client(t), email)
-			waitUntil(t, "a worker at its mail", func() bool { open, _, _ := m.connections(); return open == 1 })
-			p.signal(t, sig)
-			// The first signal may just be on its way, so one more is sent until one ends the process.
-			waitUntil(t, "the end of the process", func() bool {
-				p.cmd.Process.Signal(sig)
-				select {
-				case <-p.done:
-					return true
-				default:
-					return false
-				}
-			})
-			if p.exit != -1 {
-				t.Errorf("got exit status %d, want an end by the signal", p.exit)
-			}
-		})
+	m := newMailServer(t, mailOptions{})
+	p := startProcess(t, m.env())
+	p.allowErrors("code not sent") // if no signal ends the process, the mail's timeout does
+	m.fail(mailHangs)
+	email := newEmail()
+	testUser(t, p.env["DATABASE_URL"], email, roleMember)
+	askCode(p.client(t), email)
+	waitUntil(t, "a worker at its mail", func() bool { open, _, _ := m.connections(); return open == 1 })
+	p.signal(t, syscall.SIGTERM)
+	// The server may not have heard of the first signal yet, so more are sent until one ends it.
+	waitUntil(t, "the end of the process", func() bool {
+		p.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-p.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if p.exit != -1 {
+		t.Errorf("got exit status %d, want an end by the signal", p.exit)
 	}
 }
 
