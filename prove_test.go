@@ -174,6 +174,8 @@ type lane struct {
 	p   *prover
 	dir string
 	pg  *testPostgres
+	// lock is held by mutate_test.go, where each run is a process.
+	lock *os.File
 }
 
 func (p *prover) prove(t *testing.T, removals []removal, verbose bool) error {
@@ -448,7 +450,7 @@ func (l *lane) emptyPostgres() error {
 		drop("select rolname from pg_roles where rolname not like 'pg\\_%' and rolname <> 'postgres'", "drop role %s"))
 }
 
-// compile makes the test binary of a tree, with the files of tests that the named ones need: a
+// compile makes the test binary of a tree, with the parts of the tests that the named ones need: a
 // third of the time. go vet looks at the server's files, which are all that a removal changes.
 func (p *prover) compile(tree, binary, tags string, names []string) (output []byte, duration time.Duration, err error) {
 	p.build <- struct{}{}
@@ -466,77 +468,80 @@ func (p *prover) compile(tree, binary, tags string, names []string) (output []by
 			vet = append(vet, filepath.Base(source))
 		}
 	}
-	overlay := binary + ".json"
-	if err := leaveOutTests(tree, overlay, names); err != nil {
-		return nil, 0, err
+	cmd := exec.CommandContext(ctx, "go", vet...)
+	cmd.Dir = tree
+	output, err = cmd.CombinedOutput()
+	if err == nil {
+		output, err = compileTests(ctx, tree, binary, names, "-tags="+tags)
 	}
-	// No vet of the tests, no path of the copy in what is compiled, nothing for a debugger.
-	test := []string{"test", "-c", "-overlay=" + overlay, "-vet=off", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=" + tags, "-o", binary, "."}
-	for _, args := range [][]string{vet, test} {
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = tree
-		if output, err := cmd.CombinedOutput(); err != nil {
-			return output, time.Since(started), err
-		}
-	}
-	return nil, time.Since(started), nil
+	return output, time.Since(started), err
 }
 
-// leaveOutTests writes an overlay for go test (see go help build), in which the files are not
-// there that declare nothing which the named tests use.
+// compileTests makes the test binary that the named tests need. flags are those of go test.
+func compileTests(ctx context.Context, tree, binary string, names []string, flags ...string) (output []byte, err error) {
+	overlay := binary + ".json"
+	if err := leaveOutTests(tree, overlay, names); err != nil {
+		return nil, err
+	}
+	// No vet of the tests, no path of the copy in what is compiled, nothing for a debugger.
+	args := []string{"test", "-c", "-overlay=" + overlay, "-vet=off", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", binary}
+	args = append(args, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, ".")...)
+	cmd.Dir = tree
+	return cmd.CombinedOutput()
+}
+
+// leaveOutTests writes an overlay for go test (see go help build): of the test files it has the
+// declarations that the named tests use, and nothing else. The lines keep their numbers.
 func leaveOutTests(tree, overlay string, names []string) error {
 	paths, err := filepath.Glob(tree + "/*_test.go")
 	if err != nil {
 		return err
 	}
-	declaredIn := map[string][]string{} // by name: the files, of which some have build tags
-	uses := map[string][]string{}       // by file: the names that it does not declare itself
+	files := map[string]*ast.File{}
+	set := token.NewFileSet()
+	declared := map[string][]ast.Decl{} // by name: several, where files have build tags
 	for _, path := range paths {
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
+		if files[path], err = parser.ParseFile(set, path, nil, 0); err != nil {
 			return err
 		}
-		for name := range file.Scope.Objects {
-			declaredIn[name] = append(declaredIn[name], path)
-		}
-		for _, declaration := range file.Decls { // who needs a type needs its methods
-			if f, ok := declaration.(*ast.FuncDecl); ok && f.Recv != nil {
-				receiver := f.Recv.List[0].Type
-				if pointer, ok := receiver.(*ast.StarExpr); ok {
-					receiver = pointer.X
-				}
-				if name, ok := receiver.(*ast.Ident); ok {
-					declaredIn[name.Name] = append(declaredIn[name.Name], path)
-				}
+		for _, declaration := range files[path].Decls {
+			for _, name := range namesOf(declaration) {
+				declared[name] = append(declared[name], declaration)
 			}
 		}
-		for _, name := range file.Unresolved { // of other files, or of no file here
-			uses[path] = append(uses[path], name.Name)
-		}
 	}
-	needed := map[string]bool{}
-	todo := []string{"TestMain"}
+	needed := map[ast.Decl]bool{}
+	todo := []string{"TestMain", "init", "_"}
 	for _, name := range names {
 		name, _, _ = strings.Cut(name, "/")
 		todo = append(todo, name)
 	}
 	for len(todo) > 0 {
-		for _, path := range declaredIn[todo[0]] {
-			if !needed[path] {
-				needed[path] = true
-				todo = append(todo, uses[path]...)
+		for _, declaration := range declared[todo[0]] {
+			if !needed[declaration] {
+				needed[declaration] = true
+				todo = slices.AppendSeq(todo, maps.Keys(usedBy(declaration)))
 			}
 		}
 		todo = todo[1:]
 	}
 	replace := map[string]string{}
-	for _, path := range paths {
-		if !needed[path] {
-			path, err := filepath.Abs(path)
-			if err != nil {
+	for i, path := range paths {
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		absolute, err := filepath.Abs(path)
+		if err != nil {
+			return err
+		}
+		replace[absolute] = "" // not there
+		if text, some := without(set, files[path], source, needed); some {
+			replace[absolute] = fmt.Sprintf("%s.%d.go", overlay, i)
+			if err := os.WriteFile(replace[absolute], text, 0o644); err != nil {
 				return err
 			}
-			replace[path] = ""
 		}
 	}
 	text, err := json.Marshal(map[string]any{"Replace": replace})
@@ -546,6 +551,87 @@ func leaveOutTests(tree, overlay string, names []string) error {
 	return os.WriteFile(overlay, text, 0o644)
 }
 
+// namesOf returns what makes a declaration needed: its names, and the receiver's of a method.
+func namesOf(declaration ast.Decl) (names []string) {
+	switch d := declaration.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			return []string{d.Name.Name}
+		}
+		return slices.Collect(maps.Keys(usedBy(d.Recv.List[0].Type)))
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				names = append(names, spec.Name.Name)
+			case *ast.ValueSpec:
+				for _, name := range spec.Names {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+// usedBy returns the names in a piece of code, without those that follow a dot.
+func usedBy(node ast.Node) map[string]bool {
+	names := map[string]bool{}
+	ast.Inspect(node, func(node ast.Node) bool {
+		switch node := node.(type) {
+		case *ast.SelectorExpr:
+			maps.Copy(names, usedBy(node.X))
+			return false
+		case *ast.Ident:
+			names[node.Name] = true
+		}
+		return true
+	})
+	return names
+}
+
+var majorVersion = regexp.MustCompile(`/v[0-9]+$`)
+
+// without returns a source in which the declarations that are not needed, and the imports that
+// only they use, are blank. some is false if nothing is left.
+func without(set *token.FileSet, file *ast.File, source []byte, needed map[ast.Decl]bool) (text []byte, some bool) {
+	text = bytes.Clone(source)
+	blank := func(node ast.Node) {
+		part := text[set.Position(node.Pos()).Offset:set.Position(node.End()).Offset]
+		for i := range part {
+			if part[i] != '\n' {
+				part[i] = ' '
+			}
+		}
+	}
+	used := map[string]bool{} // of the names that the file does not declare: imports among them
+	for _, declaration := range file.Decls {
+		if d, ok := declaration.(*ast.GenDecl); ok && d.Tok == token.IMPORT {
+			continue
+		}
+		if !needed[declaration] {
+			blank(declaration)
+			continue
+		}
+		some = true
+		for _, name := range file.Unresolved {
+			if declaration.Pos() <= name.Pos() && name.Pos() < declaration.End() {
+				used[name.Name] = true
+			}
+		}
+	}
+	for _, imported := range file.Imports {
+		name := filepath.Base(majorVersion.ReplaceAllString(strings.Trim(imported.Path.Value, `"`), ""))
+		if imported.Name != nil {
+			name = imported.Name.Name
+		}
+		if name != "_" && !used[name] {
+			blank(imported)
+		}
+	}
+	return text, some
+}
+
 // testResults is what a test run said, by test.
 type testResults struct {
 	action map[string]string // pass, fail or skip
@@ -553,26 +639,34 @@ type testResults struct {
 	ended  string // why the whole binary ended early, or ""
 }
 
+func newTestResults() testResults {
+	return testResults{action: map[string]string{}, output: map[string]string{}}
+}
+
+// add takes a line of test2json. failed is the test that failed by it, or "".
+func (r *testResults) add(line []byte) (failed string) {
+	var event struct{ Action, Test, Output string }
+	if json.Unmarshal(line, &event) != nil {
+		return ""
+	}
+	switch event.Action {
+	case "pass", "fail", "skip":
+		r.action[event.Test] = event.Action
+	case "output":
+		r.output[event.Test] += event.Output
+		r.ended = firstOf(r.ended, endOfBinary(event.Output))
+	}
+	if event.Action == "fail" {
+		return event.Test
+	}
+	return ""
+}
+
 // runTests runs tests of a binary in a tree. An error is none of the tests'.
 func (l *lane) runTests(tree, binary string, names []string) (testResults, error) {
 	ctx, cancel := context.WithTimeout(l.p.ctx, runTimeout+time.Minute)
 	defer cancel()
-	var patterns []string
-	for _, name := range names {
-		var parts []string
-		for part := range strings.SplitSeq(name, "/") {
-			parts = append(parts, "^"+regexp.QuoteMeta(part)+"$")
-		}
-		patterns = append(patterns, strings.Join(parts, "/"))
-	}
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", binary, "-test.v=test2json", "-test.count=1",
-		"-test.parallel=4", "-test.timeout="+runTimeout.String(), "-test.run="+strings.Join(patterns, "|"))
-	cmd.Dir = tree
-	cmd.Env = append(os.Environ(), "TMPDIR="+l.dir+"/tmp", "HUBS_TEST_POSTGRES="+l.pg.url,
-		"GOFLAGS=-buildvcs=false", "PROVE=")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
+	cmd := l.testCommand(ctx, tree, binary, names, "-test.timeout="+runTimeout.String())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -582,32 +676,38 @@ func (l *lane) runTests(tree, binary string, names []string) (testResults, error
 	if _, isExit := errors.AsType[*exec.ExitError](err); err != nil && !isExit {
 		return testResults{}, err
 	}
-	results := testResults{action: map[string]string{}, output: map[string]string{}}
-	said := map[string]*strings.Builder{}
+	results := newTestResults()
 	for line := range bytes.Lines(out) {
-		var event struct{ Action, Test, Output string }
-		if json.Unmarshal(line, &event) != nil {
-			continue
-		}
-		switch event.Action {
-		case "pass", "fail", "skip":
-			results.action[event.Test] = event.Action
-		case "output":
-			if said[event.Test] == nil {
-				said[event.Test] = &strings.Builder{}
-			}
-			said[event.Test].WriteString(event.Output)
-			results.ended = firstOf(results.ended, endOfBinary(event.Output))
-		}
-	}
-	for test, output := range said {
-		results.output[test] = output.String()
+		results.add(line)
 	}
 	results.ended = firstOf(results.ended, endOfBinary(stderr.String()))
 	if results.ended == "" && results.action[""] == "" {
 		results.ended = "the tests did not end in time"
 	}
 	return results, nil
+}
+
+// testCommand is a run of tests of a binary, in a process group of its own, with the lane's
+// PostgreSQL. flags are those of the binary.
+func (l *lane) testCommand(ctx context.Context, tree, binary string, names []string, flags ...string) *exec.Cmd {
+	var patterns []string
+	for _, name := range names {
+		var parts []string
+		for part := range strings.SplitSeq(name, "/") {
+			parts = append(parts, "^"+regexp.QuoteMeta(part)+"$")
+		}
+		patterns = append(patterns, strings.Join(parts, "/"))
+	}
+	args := []string{"tool", "test2json", binary, "-test.v=test2json", "-test.count=1", "-test.parallel=4",
+		"-test.run=" + strings.Join(patterns, "|")}
+	cmd := exec.CommandContext(ctx, "go", append(args, flags...)...)
+	cmd.Dir = tree
+	cmd.Env = append(os.Environ(), "TMPDIR="+l.dir+"/tmp", "HUBS_TEST_POSTGRES="+l.pg.url,
+		"GOFLAGS=-buildvcs=false", "PROVE=")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	return cmd
 }
 
 var runtimeEnd = regexp.MustCompile(`(?m)^(panic: |fatal error: ).*`)
