@@ -809,3 +809,28 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 		}
 	})
 }
+
+// L3: keys whose tokens are all back give way to new ones, also while no sweep has forgotten them.
+func TestIdleKeysGiveWayBeforeTheSweep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(1, time.Minute, "")
+		time.Sleep(30 * time.Second)
+		for i := range keyBound {
+			l.take(strconv.Itoa(i))
+		}
+		time.Sleep(30 * time.Second)
+		if got := refusedFor(t, l, "early"); got != 30*time.Second { // it sweeps, and finds nothing
+			t.Errorf("got a wait of %v, want 30s", got)
+		}
+		time.Sleep(30 * time.Second)
+		for i := range 100 {
+			if got := refusedFor(t, l, fmt.Sprint("late ", i)); got != 0 {
+				t.Fatalf("key %d: got a wait of %v, want none", i, got)
+			}
+		}
+		if got := keysHeld(l); got != keyBound || l.sweptAt != time.Minute {
+			t.Errorf("got %d keys, swept at %v; want %d, swept at 1m0s", got, l.sweptAt, keyBound)
+		}
+	})
+}
