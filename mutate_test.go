@@ -179,7 +179,7 @@ func (p *prover) unleash(file, tree string, workers int) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"unleash", "--workers=" + strconv.Itoa(workers), "--timeout-coefficient=6", "--exclude-files=/"}
+	args := []string{"unleash", "--workers=" + strconv.Itoa(workers), "--timeout-coefficient=4", "--exclude-files=/"}
 	for _, source := range sources {
 		if source != file && !strings.HasSuffix(source, "_test.go") {
 			args = append(args, "--exclude-files=^"+source+"$")
@@ -333,17 +333,19 @@ func (l *lane) runUntilFailure(binary string, names []string) (status int, faile
 	}
 	results := newTestResults()
 	reader := bufio.NewReader(out)
-	for failed == "" {
-		line, err := reader.ReadBytes('\n')
-		failed = results.add(line)
-		if err != nil {
-			break
+	var reason string
+	byAssertion := false
+	for !byAssertion && err == nil {
+		var line []byte
+		line, err = reader.ReadBytes('\n')
+		if name := results.add(line); name != "" { // without an assertion: the words of a panic follow
+			failed = name
+			reason, byAssertion = results.verdict(name)
 		}
 	}
 	cmd.Cancel()
 	cmd.Wait()
 	results.ended = firstOf(results.ended, endOfBinary(stderr.String()))
-	reason, byAssertion := results.verdict(failed)
 	switch {
 	case byAssertion:
 		return exitKilled, failed, failed + ": " + results.message(failed)
