@@ -47,7 +47,8 @@ var mutatedFiles = []struct {
 
 // slowTests run only if all the others have passed.
 var slowTests = []string{
-	"TestAllKeysRefused", "TestConnectionsAreBounded", "TestDatabaseRefusesConnections", "TestFloodFreesNoTokens",
+	"TestAllKeysRefused", "TestConnectionsAreBounded", "TestConnectionsLeaveDescriptors",
+	"TestDatabaseRefusesConnections", "TestFloodFreesNoTokens",
 	"TestFloodOfNewKeys", "TestHungMailServer", "TestMailRefusedInOneAnswer", "TestMailServerFails",
 	"TestNewClientGetsIn", "TestSlowAndLargeRequests", "TestWaitingConnectionsGiveWay",
 }
