@@ -622,3 +622,16 @@ func TestOwnIdentifiersAreNotMasked(t *testing.T) {
 		}
 	}
 }
+
+// The log has all bytes of a file that is sent in several pieces.
+func TestRequestLogCountsEachPiece(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{})))
+	c, _ := srv.member(t, roleMember)
+	const size = 2*transferPiece + 1000
+	path := c.upload("large.txt", []byte(strings.Repeat("x", size))).stored(t).Path
+	c.do("GET", path, nil, "X-Request-Id", "large").want(t, 200)
+	if got := logLine(t, srv, "large")["bytes"]; got != float64(size) {
+		t.Errorf("got %v bytes, want %d", got, size)
+	}
+}

@@ -331,7 +331,7 @@ func (l *lane) prove(r removal) (v verdict) {
 		v.reason = "the patch does not apply: " + strings.TrimSpace(string(out))
 		return v
 	}
-	binary := tree + "/removal.test"
+	binary := l.dir + "/removal.test" // not in the tree: beside it lie parts of tests
 	out, duration, err := l.p.compile(tree, binary, r.tags, r.tests)
 	v.build = duration
 	if err != nil {
@@ -539,6 +539,7 @@ func leaveOutTests(tree, overlay string, names []string) error {
 		replace[absolute] = "" // not there
 		if text, some := without(set, files[path], source, needed); some {
 			replace[absolute] = fmt.Sprintf("%s.%d.go", overlay, i)
+			text = append([]byte("//line "+filepath.Base(path)+":1\n"), text...) // for the messages
 			if err := os.WriteFile(replace[absolute], text, 0o644); err != nil {
 				return err
 			}
