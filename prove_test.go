@@ -446,7 +446,7 @@ func (l *lane) emptyPostgres() error {
 	}
 	return errors.Join(
 		drop("select datname from pg_database where datname not in ('postgres', 'template0', 'template1')",
-			"drop database %s with (force)"),
+			"drop database if exists %s with (force)"),
 		drop("select rolname from pg_roles where rolname not like 'pg\\_%' and rolname <> 'postgres'", "drop role %s"))
 }
 
