@@ -655,3 +655,23 @@ func TestRefusedSessionsNameTheirUser(t *testing.T) {
 		})
 	}
 }
+
+// A file that is sent in several pieces ends where it should, and the log has all its bytes.
+// What a client asked for may be a part of it.
+func TestPiecesOfAFileAreCounted(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t, stagingEnv(newMailServer(t, mailOptions{})))
+	c, _ := srv.member(t, roleMember)
+	const size = 5 * transferPiece
+	path := c.upload("large.txt", []byte(strings.Repeat("x", size))).stored(t).Path
+	for asked, want := range map[string]int{
+		"bytes=0-": size,
+		fmt.Sprintf("bytes=100-%d", 100+2*transferPiece-1): 2 * transferPiece,
+		fmt.Sprintf("bytes=7-%d", 7+transferPiece):         transferPiece + 1,
+	} {
+		c.do("GET", path, nil, "Range", asked, "X-Request-Id", asked[len("bytes="):]).want(t, 206)
+		if got := logLine(t, srv, asked[len("bytes="):])["bytes"]; got != float64(want) {
+			t.Errorf("%s: got %v bytes, want %d", asked, got, want)
+		}
+	}
+}

@@ -1214,3 +1214,15 @@ func TestLongContentTypeIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A refusal that no waiting helps has no Retry-After.
+func TestRetryAfterOnlyWhereWaitingHelps(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	for path, status := range map[string]int{"/none": 404, "/hubs": 401} {
+		answer := call(t, s, one(1), "GET", path, "").want(t, status)
+		if got := answer.header.Values("Retry-After"); len(got) != 0 {
+			t.Errorf("%s: got Retry-After %q, want none", path, got)
+		}
+	}
+}

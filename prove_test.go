@@ -25,7 +25,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	gopath "path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -178,6 +177,8 @@ type lane struct {
 	p   *prover
 	dir string
 	pg  *testPostgres
+	// lock is held by mutate_test.go, where each run is a process.
+	lock *os.File
 }
 
 func (p *prover) prove(t *testing.T, removals []removal, verbose bool) error {
@@ -362,7 +363,7 @@ func (l *lane) prove(r removal) (v verdict) {
 		v.reason = "the patch does not apply: " + strings.TrimSpace(string(out))
 		return v
 	}
-	binary := tree + "/removal.test"
+	binary := l.dir + "/removal.test" // not in the tree: beside it lie parts of tests
 	out, duration, err := l.p.compile(tree, binary, r.tags, r.tests)
 	v.build = duration
 	if err != nil {
@@ -477,12 +478,12 @@ func (l *lane) emptyPostgres() error {
 	}
 	return errors.Join(
 		drop("select datname from pg_database where datname not in ('postgres', 'template0', 'template1')",
-			"drop database %s with (force)"),
+			"drop database if exists %s with (force)"),
 		drop("select rolname from pg_roles where rolname not like 'pg\\_%' and rolname <> 'postgres'", "drop role %s"))
 }
 
-// compile makes the test binary of a tree, with what the named tests need. go vet looks at the
-// server's files, which are all that a removal changes.
+// compile makes the test binary of a tree, with the parts of the tests that the named ones need: a
+// third of the time. go vet looks at the server's files, which are all that a removal changes.
 func (p *prover) compile(tree, binary, tags string, names []string) (output []byte, duration time.Duration, err error) {
 	p.build <- struct{}{}
 	defer func() { <-p.build }()
@@ -499,106 +500,83 @@ func (p *prover) compile(tree, binary, tags string, names []string) (output []by
 			vet = append(vet, filepath.Base(source))
 		}
 	}
+	cmd := exec.CommandContext(ctx, "go", vet...)
+	cmd.Dir = tree
+	output, err = cmd.CombinedOutput()
+	if err == nil {
+		output, err = compileTests(ctx, tree, binary, names, "-tags="+tags)
+	}
+	return output, time.Since(started), err
+}
+
+// compileTests makes the test binary that the named tests need. flags are those of go test.
+func compileTests(ctx context.Context, tree, binary string, names []string, flags ...string) (output []byte, err error) {
 	overlay := binary + ".json"
 	if err := leaveOutTests(tree, overlay, names); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	// No vet of the tests, no path of the copy in what is compiled, nothing for a debugger, and no
 	// optimization, which takes longer than the tests gain by it.
-	test := []string{"test", "-c", "-overlay=" + overlay, "-vet=off", "-trimpath", "-buildvcs=false",
-		"-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-tags=" + tags, "-o", binary, "."}
-	for _, args := range [][]string{vet, test} {
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = tree
-		if output, err := cmd.CombinedOutput(); err != nil {
-			return output, time.Since(started), err
-		}
-	}
-	return nil, time.Since(started), nil
+	args := []string{"test", "-c", "-overlay=" + overlay, "-vet=off", "-trimpath", "-buildvcs=false",
+		"-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-o", binary}
+	args = append(args, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, ".")...)
+	cmd.Dir = tree
+	return cmd.CombinedOutput()
 }
 
-// A testDeclaration is one declaration of a test file, with what it needs.
-type testDeclaration struct {
-	path    string
-	names   []string        // that it declares; of a method, the type
-	uses    map[string]bool // identifiers in it
-	imports map[string]bool // of these, packages
-	source  string          // with a //line comment: messages then name the line in the real file
-}
-
-// leaveOutTests writes an overlay for go test (see go help build), in which the test files have
-// only those declarations that the named tests use, directly or through others: a third of the
-// time to compile.
+// leaveOutTests writes an overlay for go test (see go help build): of the test files it has the
+// declarations that the named tests use, and nothing else. The lines keep their numbers.
 func leaveOutTests(tree, overlay string, names []string) error {
 	paths, err := filepath.Glob(tree + "/*_test.go")
 	if err != nil {
 		return err
 	}
 	files := map[string]*ast.File{}
-	var all []*testDeclaration
-	declared := map[string][]*testDeclaration{}
+	set := token.NewFileSet()
+	declared := map[string][]ast.Decl{} // by name: several, where files have build tags
 	for _, path := range paths {
-		file, declarations, err := readTestFile(path)
-		if err != nil {
+		if files[path], err = parser.ParseFile(set, path, nil, 0); err != nil {
 			return err
 		}
-		files[path] = file
-		all = append(all, declarations...)
-		for _, d := range declarations {
-			for _, name := range d.names {
-				declared[name] = append(declared[name], d) // files with build tags may share a name
+		for _, declaration := range files[path].Decls {
+			for _, name := range namesOf(declaration) {
+				declared[name] = append(declared[name], declaration)
 			}
 		}
 	}
-
-	needed := map[*testDeclaration]bool{}
-	todo := []string{"TestMain"}
+	needed := map[ast.Decl]bool{}
+	todo := []string{"TestMain", "init", "_"}
 	for _, name := range names {
 		name, _, _ = strings.Cut(name, "/")
 		todo = append(todo, name)
 	}
 	for len(todo) > 0 {
-		for _, d := range declared[todo[0]] {
-			if !needed[d] {
-				needed[d] = true
-				todo = slices.AppendSeq(todo, maps.Keys(d.uses))
+		for _, declaration := range declared[todo[0]] {
+			if !needed[declaration] {
+				needed[declaration] = true
+				todo = slices.AppendSeq(todo, maps.Keys(usedBy(declaration)))
 			}
 		}
 		todo = todo[1:]
 	}
-
-	dir := overlay + ".files"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
 	replace := map[string]string{}
-	for _, path := range paths {
-		path, err := filepath.Abs(path)
+	for i, path := range paths {
+		source, err := os.ReadFile(path)
 		if err != nil {
 			return err
-		}
-		replace[path] = "" // the file is not there
-	}
-	for path, file := range files {
-		var kept []*testDeclaration
-		for _, d := range all {
-			if d.path == path && needed[d] {
-				kept = append(kept, d)
-			}
-		}
-		if kept == nil {
-			continue
 		}
 		absolute, err := filepath.Abs(path)
 		if err != nil {
 			return err
 		}
-		reduced := filepath.Join(dir, filepath.Base(path))
-		if err := os.WriteFile(reduced, reducedTestFile(file, kept), 0o644); err != nil {
-			return err
-		}
-		if replace[absolute], err = filepath.Abs(reduced); err != nil {
-			return err
+		replace[absolute] = "" // not there
+		if text, some := without(set, files[path], source, needed); some {
+			replace[absolute] = fmt.Sprintf("%s.%d.go", overlay, i)
+			text = append([]byte("//line "+filepath.Base(path)+":1\n"), text...) // for the messages
+			if err := os.WriteFile(replace[absolute], text, 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	text, err := json.Marshal(map[string]any{"Replace": replace})
@@ -608,102 +586,85 @@ func leaveOutTests(tree, overlay string, names []string) error {
 	return os.WriteFile(overlay, text, 0o644)
 }
 
-// readTestFile takes a test file apart.
-func readTestFile(path string) (*ast.File, []*testDeclaration, error) {
-	source, err := os.ReadFile(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	positions := token.NewFileSet()
-	file, err := parser.ParseFile(positions, path, source, parser.ParseComments)
-	if err != nil {
-		return nil, nil, err
-	}
-	var declarations []*testDeclaration
-	for _, declaration := range file.Decls {
-		d := &testDeclaration{path: path, uses: map[string]bool{}, imports: map[string]bool{}}
-		switch declaration := declaration.(type) {
-		case *ast.FuncDecl:
-			d.names = []string{declaration.Name.Name}
-			if declaration.Recv != nil { // whoever needs a type needs its methods
-				d.names = nil
-				ast.Inspect(declaration.Recv.List[0].Type, func(n ast.Node) bool {
-					if name, ok := n.(*ast.Ident); ok {
-						d.names = append(d.names, name.Name)
-					}
-					return true
-				})
-			}
-		case *ast.GenDecl:
-			if declaration.Tok == token.IMPORT {
-				continue
-			}
-			for _, spec := range declaration.Specs {
-				switch spec := spec.(type) {
-				case *ast.TypeSpec:
-					d.names = append(d.names, spec.Name.Name)
-				case *ast.ValueSpec:
-					for _, name := range spec.Names {
-						d.names = append(d.names, name.Name)
-					}
+// namesOf returns what makes a declaration needed: its names, and the receiver's of a method.
+func namesOf(declaration ast.Decl) (names []string) {
+	switch d := declaration.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			return []string{d.Name.Name}
+		}
+		return slices.Collect(maps.Keys(usedBy(d.Recv.List[0].Type)))
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				names = append(names, spec.Name.Name)
+			case *ast.ValueSpec:
+				for _, name := range spec.Names {
+					names = append(names, name.Name)
 				}
 			}
 		}
-		var visit func(ast.Node) bool
-		visit = func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.Ident:
-				d.uses[n.Name] = true
-			case *ast.SelectorExpr: // what stands after the dot is no name of this package
-				if x, ok := n.X.(*ast.Ident); ok && x.Obj == nil {
-					d.imports[x.Name] = true
-				}
-				ast.Inspect(n.X, visit)
-				return false
-			}
-			return true
-		}
-		ast.Inspect(declaration, visit)
-		start := positions.Position(declaration.Pos())
-		end := positions.Position(declaration.End())
-		d.source = fmt.Sprintf("//line %s:%d\n%s\n", filepath.Base(path), start.Line, source[start.Offset:end.Offset])
-		declarations = append(declarations, d)
 	}
-	return file, declarations, nil
+	return names
 }
 
-var majorVersion = regexp.MustCompile(`^v[0-9]+$`)
+// usedBy returns the names in a piece of code, without those that follow a dot.
+func usedBy(node ast.Node) map[string]bool {
+	names := map[string]bool{}
+	ast.Inspect(node, func(node ast.Node) bool {
+		switch node := node.(type) {
+		case *ast.SelectorExpr:
+			maps.Copy(names, usedBy(node.X))
+			return false
+		case *ast.Ident:
+			names[node.Name] = true
+		}
+		return true
+	})
+	return names
+}
 
-// reducedTestFile returns a test file with some of its declarations, and the imports that they
-// use.
-func reducedTestFile(file *ast.File, kept []*testDeclaration) []byte {
-	var text bytes.Buffer
-	for _, comment := range file.Comments {
-		if constraint := comment.List[0].Text; strings.HasPrefix(constraint, "//go:build ") {
-			fmt.Fprintf(&text, "%s\n\n", constraint)
+var majorVersion = regexp.MustCompile(`/v[0-9]+$`)
+
+// without returns a source in which the declarations that are not needed, and the imports that
+// only they use, are blank. some is false if nothing is left.
+func without(set *token.FileSet, file *ast.File, source []byte, needed map[ast.Decl]bool) (text []byte, some bool) {
+	text = bytes.Clone(source)
+	blank := func(node ast.Node) {
+		part := text[set.Position(node.Pos()).Offset:set.Position(node.End()).Offset]
+		for i := range part {
+			if part[i] != '\n' {
+				part[i] = ' '
+			}
 		}
 	}
-	fmt.Fprintf(&text, "package %s\n", file.Name.Name)
-	for _, spec := range file.Imports {
-		path := strings.Trim(spec.Path.Value, `"`)
-		name := gopath.Base(path)
-		if majorVersion.MatchString(name) {
-			name = gopath.Base(gopath.Dir(path))
+	used := map[string]bool{} // of the names that the file does not declare: imports among them
+	for _, declaration := range file.Decls {
+		if d, ok := declaration.(*ast.GenDecl); ok && d.Tok == token.IMPORT {
+			continue
 		}
-		alias := ""
-		if spec.Name != nil {
-			name = spec.Name.Name
-			alias = name + " "
+		if !needed[declaration] {
+			blank(declaration)
+			continue
 		}
-		isUsed := func(d *testDeclaration) bool { return name == "_" || d.imports[name] }
-		if slices.ContainsFunc(kept, isUsed) {
-			fmt.Fprintf(&text, "import %s%q\n", alias, path)
+		some = true
+		for _, name := range file.Unresolved {
+			if declaration.Pos() <= name.Pos() && name.Pos() < declaration.End() {
+				used[name.Name] = true
+			}
 		}
 	}
-	for _, d := range kept {
-		text.WriteString(d.source)
+	for _, imported := range file.Imports {
+		name := filepath.Base(majorVersion.ReplaceAllString(strings.Trim(imported.Path.Value, `"`), ""))
+		if imported.Name != nil {
+			name = imported.Name.Name
+		}
+		if name != "_" && !used[name] {
+			blank(imported)
+		}
 	}
-	return text.Bytes()
+	return text, some
 }
 
 // testResults is what a test run said, by test.
@@ -713,26 +674,34 @@ type testResults struct {
 	ended  string // why the whole binary ended early, or ""
 }
 
+func newTestResults() testResults {
+	return testResults{action: map[string]string{}, output: map[string]string{}}
+}
+
+// add takes a line of test2json. failed is the test that failed by it, or "".
+func (r *testResults) add(line []byte) (failed string) {
+	var event struct{ Action, Test, Output string }
+	if json.Unmarshal(line, &event) != nil {
+		return ""
+	}
+	switch event.Action {
+	case "pass", "fail", "skip":
+		r.action[event.Test] = event.Action
+	case "output":
+		r.output[event.Test] += event.Output
+		r.ended = firstOf(r.ended, endOfBinary(event.Output))
+	}
+	if event.Action == "fail" {
+		return event.Test
+	}
+	return ""
+}
+
 // runTests runs tests of a binary in a tree. An error is none of the tests'.
 func (l *lane) runTests(tree, binary string, names []string) (testResults, error) {
 	ctx, cancel := context.WithTimeout(l.p.ctx, runTimeout+time.Minute)
 	defer cancel()
-	var patterns []string
-	for _, name := range names {
-		var parts []string
-		for part := range strings.SplitSeq(name, "/") {
-			parts = append(parts, "^"+regexp.QuoteMeta(part)+"$")
-		}
-		patterns = append(patterns, strings.Join(parts, "/"))
-	}
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", binary, "-test.v=test2json", "-test.count=1",
-		"-test.parallel=4", "-test.timeout="+runTimeout.String(), "-test.run="+strings.Join(patterns, "|"))
-	cmd.Dir = tree
-	cmd.Env = append(os.Environ(), "TMPDIR="+l.dir+"/tmp", "HUBS_TEST_POSTGRES="+l.pg.url,
-		"GOFLAGS=-buildvcs=false", "PROVE=")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
+	cmd := l.testCommand(ctx, tree, binary, names, "-test.timeout="+runTimeout.String())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -742,32 +711,38 @@ func (l *lane) runTests(tree, binary string, names []string) (testResults, error
 	if _, isExit := errors.AsType[*exec.ExitError](err); err != nil && !isExit {
 		return testResults{}, err
 	}
-	results := testResults{action: map[string]string{}, output: map[string]string{}}
-	said := map[string]*strings.Builder{}
+	results := newTestResults()
 	for line := range bytes.Lines(out) {
-		var event struct{ Action, Test, Output string }
-		if json.Unmarshal(line, &event) != nil {
-			continue
-		}
-		switch event.Action {
-		case "pass", "fail", "skip":
-			results.action[event.Test] = event.Action
-		case "output":
-			if said[event.Test] == nil {
-				said[event.Test] = &strings.Builder{}
-			}
-			said[event.Test].WriteString(event.Output)
-			results.ended = firstOf(results.ended, endOfBinary(event.Output))
-		}
-	}
-	for test, output := range said {
-		results.output[test] = output.String()
+		results.add(line)
 	}
 	results.ended = firstOf(results.ended, endOfBinary(stderr.String()))
 	if results.ended == "" && results.action[""] == "" {
 		results.ended = "the tests did not end in time"
 	}
 	return results, nil
+}
+
+// testCommand is a run of tests of a binary, in a process group of its own, with the lane's
+// PostgreSQL. flags are those of the binary.
+func (l *lane) testCommand(ctx context.Context, tree, binary string, names []string, flags ...string) *exec.Cmd {
+	var patterns []string
+	for _, name := range names {
+		var parts []string
+		for part := range strings.SplitSeq(name, "/") {
+			parts = append(parts, "^"+regexp.QuoteMeta(part)+"$")
+		}
+		patterns = append(patterns, strings.Join(parts, "/"))
+	}
+	args := []string{"tool", "test2json", binary, "-test.v=test2json", "-test.count=1", "-test.parallel=4",
+		"-test.run=" + strings.Join(patterns, "|")}
+	cmd := exec.CommandContext(ctx, "go", append(args, flags...)...)
+	cmd.Dir = tree
+	cmd.Env = append(os.Environ(), "TMPDIR="+l.dir+"/tmp", "HUBS_TEST_POSTGRES="+l.pg.url,
+		"GOFLAGS=-buildvcs=false", "PROVE=")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	return cmd
 }
 
 var runtimeEnd = regexp.MustCompile(`(?m)^(panic: |fatal error: ).*`)

@@ -706,3 +706,76 @@ func TestWhichLimitForgetsRefusedKeys(t *testing.T) {
 		})
 	}
 }
+
+// L4: when a limiter is full of refused keys, the wait of the first new key is as true as that
+// of the next ones, which is kept, however long the limiter has been there.
+func TestFullLimiterTellsEachNewKeyTheTruth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(1, time.Minute, "")
+		time.Sleep(time.Hour)
+		for i := range keyBound {
+			l.take(strconv.Itoa(i))
+		}
+		for second := range 3 {
+			want := time.Minute - time.Duration(second)*time.Second
+			if got := refusedFor(t, l, "new"); got != want {
+				t.Errorf("after %d s: got a wait of %v, want %v", second, got, want)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// The sweep of a full limiter takes milliseconds. So there is one a period, not one a request: a
+// key whose token came back since the last sweep is still held.
+func TestSweepIsOnceAPeriod(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(1, time.Minute, "")
+		start := time.Now()
+		for _, step := range []struct {
+			at   time.Duration
+			key  string
+			held int
+		}{
+			{90 * time.Second, "a", 1}, // the first request: a sweep, of nothing
+			{120 * time.Second, "b", 2},
+			{150*time.Second - 1, "c", 3},
+			{150 * time.Second, "d", 3}, // a sweep: a is forgotten
+			{190 * time.Second, "e", 4}, // b's token is back
+			{210 * time.Second, "f", 2}, // a sweep: b, c and d are forgotten
+		} {
+			time.Sleep(time.Until(start.Add(step.at)))
+			l.take(step.key)
+			if got := keysHeld(l); got != step.held {
+				t.Errorf("at %v: got %d keys, want %d", step.at, got, step.held)
+			}
+		}
+	})
+}
+
+// L3: keys whose tokens are all back give way to new ones, also while no sweep has forgotten them.
+func TestIdleKeysGiveWayBeforeTheSweep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(1, time.Minute, "")
+		time.Sleep(30 * time.Second)
+		for i := range keyBound {
+			l.take(strconv.Itoa(i))
+		}
+		time.Sleep(30 * time.Second)
+		if got := refusedFor(t, l, "early"); got != 30*time.Second { // it sweeps, and finds nothing
+			t.Errorf("got a wait of %v, want 30s", got)
+		}
+		time.Sleep(30 * time.Second)
+		for i := range 100 {
+			if got := refusedFor(t, l, fmt.Sprint("late ", i)); got != 0 {
+				t.Fatalf("key %d: got a wait of %v, want none", i, got)
+			}
+		}
+		if got := keysHeld(l); got != keyBound || l.sweptAt != time.Minute {
+			t.Errorf("got %d keys, swept at %v; want %d, swept at 1m0s", got, l.sweptAt, keyBound)
+		}
+	})
+}
