@@ -252,20 +252,3 @@ func manyLines(size int) string {
 	}
 	return lines.String()
 }
-
-// H8: where the process may have few descriptors, connections take half of them at most. Files
-// and the database have the rest.
-func TestConnectionsLeaveDescriptors(t *testing.T) {
-	t.Parallel()
-	const descriptors = 128
-	s := startThrough(t, []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, descriptors), "sh"})
-	c, _ := s.member(t, "member")
-	waitUntil(t, "half of the descriptors taken", func() bool {
-		connectAll(t, s.addr, 8, withheldBody) // some give way before their heads are read
-		return s.descriptors(t) >= descriptors/2
-	})
-	connectAll(t, s.addr, descriptors/2, withheldBody) // they wait in the kernel
-	for range 10 {
-		c.upload("a.txt", []byte("content")).stored(t)
-	}
-}

@@ -47,7 +47,7 @@ var mutatedFiles = []struct {
 
 // slowTests run only if all the others have passed.
 var slowTests = []string{
-	"TestAllKeysRefused", "TestConnectionsAreBounded", "TestConnectionsLeaveDescriptors",
+	"TestAllKeysRefused", "TestConnectionsAreBounded",
 	"TestDatabaseRefusesConnections", "TestFloodFreesNoTokens",
 	"TestFloodOfNewKeys", "TestHungMailServer", "TestMailRefusedInOneAnswer", "TestMailServerFails",
 	"TestNewClientGetsIn", "TestSlowAndLargeRequests", "TestWaitingConnectionsGiveWay",
