@@ -41,8 +41,8 @@ var mutatedFiles = []struct {
 	{"otp.go", []string{"otp_test.go", "TestAddressesLookAlike"}},
 	{"ratelimit.go", []string{"ratelimit_test.go", "connections_test.go", "transfers_test.go", "TestCorpusForwarded"}},
 	{"auth.go", []string{"auth_test.go", "TestUserCommands", "TestUserListAndShow", "TestWrongCommandLines",
-		"TestCorpusTokens", "TestCorpusCookies", "TestCorpusEmails", "TestEmailForms", "TestCodeForms", "TestOutputsAreChecked"}},
-	{"middleware.go", []string{"middleware_test.go", "log_test.go", "TestCorpusOrigins", "TestCorpusQueries", "TestCorpusBodies"}},
+		"TestForgedTokens", "TestCookieName", "TestEmailForms", "TestCodeForms", "TestOutputsAreChecked"}},
+	{"middleware.go", []string{"middleware_test.go", "log_test.go", "TestCORS", "TestHubListRefusesBadParameters", "TestStrictJSON"}},
 }
 
 // slowTests run only if all the others have passed.
