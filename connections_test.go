@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -175,6 +176,57 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Errorf("a client that had to wait: %v %v", r, err)
 	}
 	waitUntil(t, "the connections to be gone", func() bool { return s.descriptors(t)-before < 50 })
+}
+
+// A brokenListener accepts nothing, as when the process has no descriptors left.
+type brokenListener struct{ net.Listener }
+
+func (brokenListener) Accept() (net.Conn, error) { return nil, syscall.EMFILE }
+
+// H8: an Accept that fails takes no slot, else a lack of descriptors would end the service for good.
+func TestFailedAcceptTakesNoSlot(t *testing.T) {
+	t.Parallel()
+	l := newBoundedListener(brokenListener{}, nil)
+	if _, err := l.Accept(); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("got %v, want %v", err, syscall.EMFILE)
+	}
+	if got := len(l.slots); got != 0 {
+		t.Errorf("got %d slots taken, want 0", got)
+	}
+}
+
+// H8: the kernel holds at most 192 kB for a client that does not read. By itself it would take
+// megabytes, which no measure of the process shows.
+func TestSendBufferIsBounded(t *testing.T) {
+	t.Parallel()
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	client, err := net.Dial("tcp", inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := newBoundedListener(inner, nil).Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		size, err := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF)
+		if err != nil || size > 192<<10 {
+			t.Errorf("got a send buffer of %d bytes, %v; want at most %d", size, err, 192<<10)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // H8: requests under way and silent connections together can't keep a new client out until

@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -781,6 +782,7 @@ func TestUploadRefusals(t *testing.T) {
 		"ends in dot dot":      {part(`name="file"; filename="a/.."`), formType, 400, "file"},
 		"ends in a slash":      {part(`name="file"; filename="a/"`), formType, 400, "file"},
 		"256 bytes":            {part(`name="file"; filename="` + strings.Repeat("n", 256) + `"`), formType, 400, "file"},
+		"256 bytes, Greek":     {part(`name="file"; filename="` + strings.Repeat("λ", 128) + `"`), formType, 400, "file"},
 		"bad UTF-8":            {part("name=\"file\"; filename=\"\xff\""), formType, 400, "file"},
 		"bad UTF-8, encoded":   {part("name=\"file\"; filename*=UTF-8''%ff"), formType, 400, "file"},
 		"NUL":                  {part("name=\"file\"; filename*=UTF-8''a%00b"), formType, 400, "file"},
@@ -1315,6 +1317,89 @@ func TestSweepOfNoFolderFails(t *testing.T) {
 	}
 	if err := s.sweepOnce(); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("sweep without the folder: got %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+// F3: an upload that can't be swept does not keep those after it from being swept.
+func TestSweepGoesOnToTheNextUpload(t *testing.T) {
+	t.Parallel()
+	var s *server
+	ts := startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
+	const first, last = "00000000-0000-4000-8000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff"
+	dir := filepath.Join(s.cfg.filesDir, unfinished)
+	if err := os.Mkdir(filepath.Join(dir, first), 0o700); err != nil { // can't be opened as a file
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, last), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ts.ageUnfinished(t)
+	if err := s.sweepOnce(); err == nil {
+		t.Error("sweep of a folder among the uploads: got no error")
+	}
+	if _, err := os.Stat(filepath.Join(dir, last)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the upload after it: got %v, want it swept", err)
+	}
+}
+
+// F3: a sweep that fails is not the last one.
+func TestSweepGoesOnAfterAFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		s := newServer(config{}, nil, &log)
+		files, err := os.OpenRoot(t.TempDir()) // has no folder of unfinished uploads: each sweep fails
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer files.Close()
+		s.files = files
+		go s.sweepUploads()
+		time.Sleep(3*sweepInterval + time.Second)
+		s.stopping.Store(true)
+		time.Sleep(sweepInterval)
+		if got := strings.Count(log.String(), "the sweep of unfinished uploads failed"); got != 3 {
+			t.Errorf("got %d failed sweeps in three intervals, want 3", got)
+		}
+	})
+}
+
+// F3: a sweep does not lock the file of a young upload, not even to find out that it is young: the
+// upload may be about to lock it, and would fail.
+func TestSweepLocksNoYoungUpload(t *testing.T) {
+	t.Parallel()
+	var s *server
+	startInside(t, func(srv *server, _ *httptest.Server) { s = srv })
+	young, err := os.Create(filepath.Join(s.cfg.filesDir, unfinished, testUUID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer young.Close()
+	swept := make(chan error, 1)
+	go func() {
+		for range 2000 {
+			if err := s.sweepOnce(); err != nil {
+				swept <- err
+				return
+			}
+		}
+		swept <- nil
+	}()
+	for {
+		if err := lockFile(young); err != nil {
+			t.Fatal("a sweep has locked the file of a young upload: ", err)
+		}
+		if err := syscall.Flock(int(young.Fd()), syscall.LOCK_UN); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-swept:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		default:
+		}
 	}
 }
 

@@ -232,6 +232,18 @@ func TestHubListReadsLittleOfALargeTable(t *testing.T) {
 			}
 		}
 	})
+
+	// Exactly a page of these is within the budget of a search by name; the rest is behind it, and
+	// the page has to say so. Low ids: they are in the sample, which makes the search try.
+	execSQL(t, databaseURL, `insert into hubs (hub_id, name)
+		select ('00000000-0000-4000-8000-' || lpad(n::text, 12, '0'))::uuid,
+			case when n <= 20 then 'AA Pagefiller ' else 'zz Pagefiller ' end || n
+		from generate_series(1, 25) n`)
+	name := "pagefiller"
+	q := hubQuery{limit: 20, orderBy: "name", orderDirection: "asc", name: &name}
+	if got := len(reader.page(q)); got != q.limit+1 {
+		t.Errorf("a page of 20 and one more: got %d hubs, want %d", got, q.limit+1)
+	}
 }
 
 // BenchmarkGrowth runs once, whatever b.N, and takes a few minutes: it prints what each

@@ -273,6 +273,7 @@ func TestMaskOfEachKind(t *testing.T) {
 		{"ada@b.example", "a***@b.example"},
 		{"ada@corp", "a***@corp"},
 		{"ada%2540b.example", "a******"},
+		{"ada%252540b.example", "a******"},
 		{"ada.byron`@b.example", "a***@b.example"},
 		{"ada%byron@b.example", "a***@b.example"},
 		{`ada\u0040b.example`, `a***\u0040b.example`},

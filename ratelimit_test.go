@@ -727,6 +727,23 @@ func TestFullLimiterTellsEachNewKeyTheTruth(t *testing.T) {
 	})
 }
 
+// L5: a limiter that has looked at all its keys, and found all of them refused, does not look again
+// until the first token is back: to look takes a millisecond, which each new key would cost.
+func TestFullLimiterIsSearchedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(1, time.Minute, "")
+		for i := range keyBound {
+			l.take(strconv.Itoa(i))
+		}
+		time.Sleep(time.Second)
+		refusedFor(t, l, "new")
+		if l.fullUntil != time.Minute {
+			t.Errorf("got %v as the time of the next search, want 1m0s", l.fullUntil)
+		}
+	})
+}
+
 // The sweep of a full limiter takes milliseconds. So there is one a period, not one a request: a
 // key whose token came back since the last sweep is still held.
 func TestSweepIsOnceAPeriod(t *testing.T) {

@@ -460,6 +460,12 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 		wantProblem(t, r, 503, "unavailable")
 	}
 	s.wantStored(t, stored)
+
+	// A delete that is sent again finds nothing: the client would be told that there was no such hub.
+	id := queryValue[string](t, database, "select hub_id from hubs where name = 'first'")
+	tap.endAfter(id)
+	wantProblem(t, c.do("DELETE", "/hubs/"+id, nil), 503, "unavailable")
+	wantProblem(t, c.do("GET", "/hubs/"+id, nil), 404, "not_found")
 }
 
 // A wireTap counts the messages that clients send to PostgreSQL, by type, and can

@@ -405,6 +405,26 @@ func (s *testServer) unfinishedFiles(t testing.TB) (names []string) {
 	return names
 }
 
+// H5: an upload counts before any of its form has arrived.
+func TestUploadWithoutItsFormIsATransfer(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c, _ := s.member(t, "member")
+	small := c.upload("small.txt", []byte("content")).stored(t)
+	for range transfersPerUser {
+		conn, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, c.uploadHead(formType, 1000))
+	}
+	waitUntil(t, "uploads without a form that fill the user's share", func() bool {
+		r, _ := c.elsewhere().try("GET", small.Path, nil)
+		return r.status == 429
+	})
+}
+
 // H5: a download that ends because the file has lost its bytes gives its place back.
 func TestLostFileKeepsNoTransfer(t *testing.T) {
 	t.Parallel()
