@@ -20,7 +20,7 @@ import (
 )
 
 // TERMS_VERSION is the version of the terms of use and the privacy policy that a user must
-// have accepted. Raising it makes every user accept again.
+// have accepted. Raising it makes every user accept again. The specification gives it its name.
 const TERMS_VERSION = "2026-11-01"
 
 const (
@@ -199,9 +199,8 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	return s.getSession(state, nothing{})
 }
 
-// A sessionToken is what a token says. It holds no role: that comes from
-// the database. issuedAt is by the database's clock, because it is compared with the time of a
-// "sign out everywhere".
+// A sessionToken is what a token says. It holds no role: that comes from the database. issuedAt is
+// by the database's clock, because it is compared with the time of a "sign out everywhere".
 type sessionToken struct {
 	email, userID       string
 	issuedAt, expiresAt time.Time
@@ -242,12 +241,13 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken reads the claims of a token. ok is false if the token is forged or malformed.
-// checkSession checks the rest: whether the token has expired, and its account.
+// verifyToken reads the claims of a token. ok is false if none of our keys signed it, if it is
+// malformed, or if its times can't be ours. checkSession checks the rest: whether the token has
+// expired, and its account.
 //
 // T1: HS256 with one of our keys, and no critical extension.
-// T2: iat is not in the future, and exp is at most 60 days after it. A missing time counts as
-// 1970: a token without exp has expired, and one without iat has more than 60 days to its exp.
+// T2: iat is at most clockSkew in the future, and exp is at most 60 days after it. A missing time
+// counts as 1970: a token without exp has expired, and one without iat has more than 60 days to its exp.
 // T4: strict base64.
 func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 	var c claims
@@ -326,7 +326,7 @@ const (
 
 func (a access) needsSession() bool { return a != public && a != local }
 
-// authorize is the session check of every endpoint. It refuses for the first of these that
+// authorize is the session check of every endpoint. It refuses a request at the first of these that
 // fails: cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, need access, permitted []string) error {
 	if !need.needsSession() {
@@ -352,8 +352,8 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	return nil
 }
 
-// checkSession says whether the session of a token still lasts. If the user
-// exists, it sets state.user even if it refuses, so that the log can name the user.
+// checkSession says whether the session of a token still lasts. If the user exists, it sets
+// state.user even if it refuses, so that the log can name the user.
 //
 // T5: the account is read from the database by each request, so a change shows at once.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
@@ -472,7 +472,7 @@ const (
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := append(args, "")[0] // "" if there is none
+	name := append(args, "")[0] // "" if args is empty
 	command, known := userCommands[name]
 	if !known {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
@@ -487,7 +487,7 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
 	if flags.NArg() != command.arguments {
-		return usageError(fmt.Sprintf("user %s: wants %d arguments after its flags, got %d\n\n%s",
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s) after its flags, got %d\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
 	if name == "role" {
@@ -501,7 +501,8 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if command.arguments > 0 && emailRule.validate(email) != "" {
 		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
 	}
-	// A statement has $1 (the address), $1 and $2 (the role), or neither, each once at most.
+	// A statement has no parameter, or $1 (the address), or $1 and $2 (the role). Each stands in it
+	// once.
 	parameters := []any{email, role}[:strings.Count(command.text, "$")]
 	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
 }

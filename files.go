@@ -4,8 +4,8 @@ package main
 // file's id; everything else about a file is in the table files.
 //
 // An upload has two names on disk. Its working name, unfinished/<id>, exists while it runs,
-// and the upload holds a lock (flock) on that file. Its name for good, <id>, is a second
-// link to the same bytes. The row in the table comes last and makes the file visible.
+// and the upload holds a lock (flock) on that file. Its final name, <id>, is a second link to the
+// same bytes. The row in the table comes last and makes the file visible.
 //
 // A working name whose lock is free belongs to no running upload. The sweep looks at such names,
 // at the start and once a minute, in every server that uses the folder:
@@ -39,7 +39,7 @@ const (
 	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
 	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
 	uploadStart    = time.Minute     // the least time that an upload has
-	uploadPace     = 16 << 10        // one more second for so many bytes received
+	uploadPace     = 16 << 10        // bytes that give an upload one more second
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
@@ -198,8 +198,8 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	return f, nil
 }
 
-// storeUpload receives a file and stores it. It returns when the bytes are on disk under
-// their name for good and the row is written. If it fails, nothing of the upload is left, or the
+// storeUpload receives a file and stores it. It returns when the bytes are on disk under their
+// final name and the row is written. If it fails, nothing of the upload is left, or the
 // sweep removes the rest.
 //
 // F4: working name, bytes, fsync, link, fsync of the folder, then the row. The working
@@ -254,8 +254,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	return f, nil
 }
 
-// makeDurable gives the bytes of an upload their name for good. Bytes and name then survive a
-// power cut.
+// makeDurable gives the bytes of an upload their final name. Bytes and name then survive a power
+// cut.
 func (s *server) makeDurable(working *os.File, id string) error {
 	if err := working.Sync(); err != nil {
 		return err
@@ -341,6 +341,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
 	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
+	// One byte more than the limit is read, so that an excess can be seen.
 	n, err := form.state.request.Body.Read(p[:min(int64(len(p)), form.limit-form.received+1)])
 	form.received += int64(n)
 	return n, err
@@ -372,7 +373,7 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 	if _, err := io.Copy(io.Discard, form); err != nil {
 		return "", 0, err
 	}
-	if form.received > form.limit { // Read lets one byte more through, so that this can be seen
+	if form.received > form.limit {
 		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -402,9 +403,10 @@ func contentType(head []byte) string {
 		return found
 	}
 	valid := bytes.ToValidUTF8(head, nil)
-	cut := len(head) - len(valid)
-	cutAtEnd := len(head) == sniffLength && cut < utf8.UTFMax && bytes.HasPrefix(head, valid)
-	isUTF8 := cut == 0 || cutAtEnd
+	dropped := len(head) - len(valid)
+	// HasPrefix: what was dropped stood at the end.
+	onlyAtEnd := len(head) == sniffLength && dropped < utf8.UTFMax && bytes.HasPrefix(head, valid)
+	isUTF8 := dropped == 0 || onlyAtEnd
 	if !isUTF8 || bytes.ContainsRune(head, '<') {
 		return "application/octet-stream"
 	}

@@ -158,7 +158,7 @@ func (r listReader) query(text string, args ...any) (values []string) {
 
 // page returns the ids of a page.
 func (r listReader) page(q hubQuery) []string {
-	list := q.statement()
+	list := q.listStatement()
 	return r.query("select hub_id from ("+list.text+") page", list.args...)
 }
 
@@ -166,7 +166,7 @@ func (r listReader) page(q hubQuery) []string {
 // literals, since execute takes no parameters.
 func (r listReader) explain(q hubQuery) planNode {
 	r.t.Helper()
-	list := q.statement()
+	list := q.listStatement()
 	r.query("prepare page as " + list.text)
 	defer r.query("deallocate page")
 	literals := make([]string, len(list.args))

@@ -129,7 +129,7 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	var row hub // each row is scanned into it; append copies it
 	targets := row.scanTargets()
-	err := s.store.rows(q.statement(), func(rows *sql.Rows) error {
+	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
 		if err := rows.Scan(targets...); err != nil {
 			return err
 		}
@@ -144,11 +144,10 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	return page, nil
 }
 
-// plainOffset is the last offset at which reading the rows in order and dropping the
-// first ones is the fastest way.
+// Up to plainOffset, the fastest way is to read the rows in order and to drop the first ones.
 const plainOffset = 100
 
-// statement returns the SQL of the list and its arguments: $1 is the number of rows, $2
+// listStatement returns the SQL of the list and its arguments: $1 is the number of rows, $2
 // the offset, then come the name and the status, if the query has them. Each shape of the
 // query has its own text, so that it is prepared once and planned for the index that
 // serves it. For example, active hubs with "har" in the name, newest first, on a first page:
@@ -162,7 +161,7 @@ const plainOffset = 100
 //
 // I1: of what a client sends, only the direction gets into the text, and only asc or desc passes
 // its rule. All values are parameters.
-func (q hubQuery) statement() statement {
+func (q hubQuery) listStatement() statement {
 	var text string
 	args := []any{q.limit + 1, q.offset}
 	switch {

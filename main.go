@@ -2,13 +2,13 @@
 // sent by e-mail, a signed token in a cookie keeps them signed in, and every request with a
 // session reads their account afresh from PostgreSQL.
 //
-// The rules that the code keeps:
+// The rules that this program keeps:
 //
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. The server does not start if a route lacks its access
-//     rule, or if its input must be counted and it has no limit.
-//   - A request is refused if a field of its input is unknown, if it needs the database and
-//     that is out of reach, or if the output breaks its contract.
+//     rule, or if a route whose input is counted lacks its limit.
+//   - A request is refused if its endpoint reads an input and a field of it is unknown, if it
+//     needs the database and that is out of reach, or if the output breaks its contract.
 //   - Errors have one format, and one function writes them. What fails inside is logged
 //     once, under the request's id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
@@ -101,7 +101,7 @@ func (r *configReader) require(ok bool, complaint string) {
 	}
 }
 
-// list returns the elements of a comma-separated setting.
+// list returns the elements of a setting, which commas or spaces separate.
 func (r *configReader) list(name, fallback string) []string {
 	value := cmp.Or(r.getenv(name), fallback)
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
@@ -110,7 +110,7 @@ func (r *configReader) list(name, fallback string) []string {
 // loadConfig reads the environment once. Its error lists everything that is wrong.
 //
 // K1: bad configuration ends the start, with no secret printed.
-// K3: settings that would work but be dangerous end it, too. The functions below say which.
+// K3: so do settings that would work but are dangerous. The functions below say which.
 func loadConfig(getenv func(string) string) (config, error) {
 	r := &configReader{getenv: getenv, env: getenv("APP_ENV")}
 	r.require(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
@@ -193,12 +193,12 @@ func (r *configReader) cookieName() string {
 	r.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	needsHTTPS := strings.HasPrefix(lower, "__secure-")
 	r.require(!needsHTTPS || r.env != envLocal,
-		"COOKIE_PREFIX: __Secure- needs HTTPS, so not locally")
+		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
 	return prefix + "_auth_" + r.env
 }
 
 // isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
-// labels or more, and is no IP address. One label would be a whole top-level domain.
+// labels or more, and is not an IP address. One label would be a whole top-level domain.
 func isSharedDomain(domain string) bool {
 	_, err := netip.ParseAddr(domain)
 	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
@@ -210,7 +210,7 @@ func (r *configReader) cookieDomain() string {
 		r.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
 		r.require(isSharedDomain(domain),
-			"COOKIE_DOMAIN: must be a domain of two labels or more, no address")
+			"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 	}
 	return domain
 }
@@ -256,7 +256,7 @@ func (r *configReader) originDomain() string {
 		return ""
 	}
 	r.require(isSharedDomain(domain),
-		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, no address")
+		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
 	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
@@ -296,12 +296,12 @@ func (r *configReader) mailServer() (*url.URL, *mail.Address) {
 	return server, from
 }
 
-// maxOrigin is a little more than the longest origin has: "https://", a domain of 253
+// maxOrigin is a little more than the length of the longest origin: "https://", a domain of 253
 // characters, a port.
 const maxOrigin = 270
 
-// allowsOrigin is the allow-list. In production it is the https subdomains of one domain
-// on the default port. domainForm lets no port, user name or path through.
+// allowsOrigin reports whether origin is in the allow-list. In production that is the https
+// subdomains of one domain on the default port. domainForm lets no port, user name or path through.
 //
 // C1: exactly these origins, and never null; in production neither http nor the bare domain.
 func (c *config) allowsOrigin(origin string) bool {
@@ -356,8 +356,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	}
 }
 
-// routes is every endpoint of this server. {…} is a part of the path. Call it once: the
-// limits of an endpoint live in its row.
+// routes returns every endpoint. {…} is a part of the path. A server calls it once, because it
+// makes the endpoints' own limits.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
 	codeRequestLimit := newLimiter(5, 15*time.Minute, "e-mail and client address")
@@ -544,7 +544,7 @@ func (s *server) warnOfPowerfulRole() {
 	}
 }
 
-// stop lets everything finish that ends in time. http.Server.Shutdown alone drops connections
+// stop waits for the requests and the mail that end in time. http.Server.Shutdown drops connections
 // that were just accepted, and idle ones on which a request is arriving. So for drainTime
 // before it, requests are still served, and each answer closes its connection.
 //
@@ -581,7 +581,7 @@ const usage = `usage: hubs [COMMAND]
   user add [-role ROLE] EMAIL         add a user; ROLE is member (default) or admin
   user role EMAIL ROLE                change the role
   user suspend EMAIL                  refuse the user from the next request on
-  user activate EMAIL                 take a suspension back
+  user activate EMAIL                 lift a suspension
   user signout EMAIL                  end all sessions of the user
   user list                           list the users
   user show EMAIL                     show one user
@@ -628,7 +628,7 @@ func runCommand(
 		_, err := io.WriteString(out, usage)
 		return err
 	default:
-		return usageError("there is no command " + strconv.Quote(command) + "\n\n" + usage)
+		return usageError("there is no command \"" + command + "\"\n\n" + usage)
 	}
 }
 

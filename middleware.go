@@ -100,7 +100,7 @@ func unauthenticated(reason string) *problem {
 	}
 }
 
-// unavailable returns the 503 of a database or a mail queue that is out of reach.
+// unavailable returns the 503 of a database that is out of reach, or of a mail queue that is full.
 func unavailable(cause error) *problem {
 	return &problem{
 		Status: 503, Code: "unavailable", Detail: "Try again soon.",
@@ -111,13 +111,13 @@ func unavailable(cause error) *problem {
 // rateLimited returns the 429 of a limit; wait is the time until a request can pass again.
 func rateLimited(limit string, wait time.Duration) *problem {
 	return &problem{
-		Status: 429, Code: "rate_limited", Detail: "The limit: " + limit + ".",
+		Status: 429, Code: "rate_limited", Detail: "The limit is " + limit + ".",
 		retryAfter: wait,
 	}
 }
 
-// invalid returns the 400 that names the wrong fields. It reports at most 20, so that a
-// small request can't cause a large response.
+// invalid returns the 400 that names the wrong fields. It reports at most 20, so that a small
+// request can't cause a large answer.
 func invalid(errs ...fieldError) *problem {
 	return &problem{
 		Status: 400, Code: "invalid_request", Detail: "The input is not valid.",
@@ -125,8 +125,8 @@ func invalid(errs ...fieldError) *problem {
 	}
 }
 
-// toProblem returns the answer that belongs to an error. An error that it does not know is a bug
-// or a broken disk: 500.
+// toProblem returns the problem that answers err. An error that it does not know is a bug or a
+// broken disk: 500.
 func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
@@ -143,7 +143,7 @@ func toProblem(err error) *problem {
 	}
 }
 
-// bodyProblem returns the answer if a body could not be read to its end, or not be stored. A
+// bodyProblem returns the problem of a body that could not be read to its end or be stored. A
 // refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
 // a body that is incomplete or malformed.
 func bodyProblem(err error) *problem {
@@ -155,8 +155,9 @@ func bodyProblem(err error) *problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// A requestState is one request and its answer: what the steps of the pipeline share. To
-// net/http it is the http.ResponseWriter. Only the request's own goroutine uses it.
+// A requestState is one request and its answer: what the steps of the pipeline share. It is also the
+// http.ResponseWriter that the router and http.ServeContent write to. Only the request's own
+// goroutine uses it.
 type requestState struct {
 	http.ResponseWriter // net/http's own
 	request             *http.Request
@@ -170,7 +171,7 @@ type requestState struct {
 	loggedInput string       // step 6: what the log may show of the input
 
 	status       int   // as sent; 0: nothing has been sent
-	bytes        int64 // of the body, as sent (of a HEAD: as it would be)
+	bytes        int64 // of the body, as written; for a HEAD of a file it is 0
 	errorWritten bool  // fail has answered; what net/http writes after that is dropped
 }
 
@@ -196,7 +197,8 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // G3: one error format, for the router's own answers too.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound))) // 404, redirects
+		// What is not in the table becomes a 404: redirects, and the 400 of OPTIONS *.
+		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
 		return
 	}
 	if state.status == 0 {
@@ -223,8 +225,9 @@ func (state *requestState) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom sends a file. http.ServeContent calls it with an io.LimitedReader, mostly around an
-// *os.File. net/http then uses sendfile, but only for an *io.LimitedReader around an *os.File.
+// ReadFrom sends a file. Only http.ServeContent calls it, with an *io.LimitedReader. Each piece goes
+// on as an *io.LimitedReader around the same reader: if that is an *os.File, as for all but
+// several ranges at once, net/http uses sendfile.
 //
 // H5: a download may take as long as it likes, but each piece must be taken within
 // stallTimeout. A client that reads nothing is cut off.
@@ -271,8 +274,8 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// net/http reads the rest of the body before it sends the answer. A client that withholds
-	// the rest gets a second for it.
+	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
+	// withholds the rest gets a second for it.
 	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
@@ -338,8 +341,8 @@ const (
 // readFields reads the input of a request: the query string of a GET or HEAD, else a JSON
 // body.
 //
-// I2: a query with malformed, repeated, unknown or badly escaped parameters, or with ";", is a
-// 400.
+// I2: a query with a bad escape or ";" is a 400; with repeated or wrong parameters, take refuses
+// it; with unknown ones, finish does.
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if isRead(r.Method) {
@@ -376,8 +379,9 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	// The body is valid, so nothing fails from here on. A body of maxMembers members is refused
-	// in any case, because no input has so many. So the rest need not be read.
+	// The body is valid JSON, so Token can't fail. Decode fails only for a number that is out of
+	// range, and value is then nil, which is no string. A body of maxMembers members is refused in
+	// any case, because no input has so many. So the rest need not be read.
 	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
@@ -385,7 +389,7 @@ func readJSON(body []byte) (*fields, error) {
 		decoder.Decode(&value)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(cmp.Or(name, "input"), "must be a string") // "input": the name is empty
+			f.refuse(name, "must be a string")
 		}
 		f.values.Add(name, text)
 	}
@@ -408,7 +412,10 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
+// refuse notes what is wrong with a field. An empty name is reported as "input". A name longer than
+// any of ours is cut, so that a small request can't cause a large answer.
 func (f *fields) refuse(name, detail string) {
+	name = cmp.Or(name[:min(len(name), 64)], "input")
 	f.errors = append(f.errors, fieldError{name, detail})
 }
 
@@ -517,7 +524,7 @@ func (r rule) validateText(value string) string {
 // Z3: a member that no one asked for, such as role or userId, is refused by name.
 func (f *fields) finish() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
-		f.refuse(cmp.Or(name, "input"), "is not known here")
+		f.refuse(name, "is not known here")
 	}
 	if f.errors != nil {
 		return invalid(f.errors...)
@@ -576,8 +583,8 @@ func endpoint[In any, Out output](
 	var noOut Out
 	_, hasLimitKey := any(noIn).(limitKeyer)
 	c := contract{input: noIn, output: noOut, hasLimitKey: hasLimitKey}
-	c.serve = func(s *server, route route, state *requestState) error {
-		if err := s.authorize(state, route.access, route.roles); err != nil {
+	c.serve = func(s *server, row route, state *requestState) error {
+		if err := s.authorize(state, row.access, row.roles); err != nil {
 			return err
 		}
 		var in In
@@ -593,7 +600,7 @@ func endpoint[In any, Out output](
 			state.loggedInput = strings.Join(f.logged, "&")
 		}
 		if counted, ok := any(in).(limitKeyer); ok {
-			if err := route.limit.take(counted.limitKey(state)); err != nil {
+			if err := row.limit.take(counted.limitKey(state)); err != nil {
 				return err
 			}
 		}
@@ -604,7 +611,7 @@ func endpoint[In any, Out output](
 		if closer, ok := any(out).(io.Closer); ok {
 			defer closer.Close()
 		}
-		return route.send(state, out)
+		return row.send(state, out)
 	}
 	return c
 }
@@ -660,7 +667,7 @@ func (r route) validate() {
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
-		requestHeadFinished(r)
+		finishRequestHead(r)
 		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
 		if s.stopping.Load() {
 			w.Header().Set("Connection", "close")
@@ -865,7 +872,7 @@ const (
 	maxLoggedError = 700 // bytes of an error's text
 )
 
-// cleanText returns what the log may show of a text that a client wrote: at most 100 bytes, and
+// cleanText returns what the log may show of a text that a client wrote: of its first 100 bytes,
 // nothing from a token on. A word that could be a secret becomes ***.
 func cleanText(text string) string {
 	text = text[:min(len(text), maxLoggedText)]

@@ -1152,6 +1152,23 @@ func TestErrorsEndAtTwenty(t *testing.T) {
 	}
 }
 
+// A field that is not known is reported by the first 64 bytes of its name, for the same reason: each
+// "<" of it has six characters in the answer.
+func TestLongNamesOfFieldsAreCut(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	for name, want := range map[string]string{
+		strings.Repeat("<", 5000):       strings.Repeat("<", 64),
+		"x" + strings.Repeat("λ", 2500): "x" + strings.Repeat("λ", 31) + "\ufffd",
+	} {
+		r := call(t, s, one(1), "POST", "/auth/otp/request", fmt.Sprintf(`{%q:1}`, name))
+		wantProblem(t, r, 400, "invalid_request", want, "email", want)
+		if len(r.body) > 2000 {
+			t.Errorf("got %d bytes as the answer to %d, want at most 2000", len(r.body), len(name))
+		}
+	}
+}
+
 // I3: of a JSON object the first 64 members are read, and no more: each costs many times its
 // size. So an address behind as many others is not seen.
 func TestTooManyMembers(t *testing.T) {

@@ -265,7 +265,7 @@ var problemDocs = []struct {
 	{413, "too_large", "The body is over its limit.", "The body is larger than this endpoint takes."},
 	{415, "unsupported_media_type", "The Content-Type or Content-Encoding is not taken here.", "This Content-Type or Content-Encoding is not taken."},
 	{416, "range_not_satisfiable", "The file has no such range.", "The file has no such range."},
-	{429, "rate_limited", "Over a limit; `detail` names it.", "The limit: 100 per 10s by client address."},
+	{429, "rate_limited", "Over a limit; `detail` names it.", "The limit is 100 per 10s by client address."},
 	{500, "internal", "A bug; the server's log has it under this id.", "The server failed; its log says why."},
 	{503, "unavailable", "The database or the mail queue is out of reach.", "Try again soon."},
 	{507, "insufficient_storage", "No room for the file.", "There is no room for the file."},

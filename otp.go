@@ -169,7 +169,7 @@ func (s *server) sendCode(job codeJob) {
 	}
 	code, ok := s.codes.issue(job.email)
 	if !ok {
-		job.log.Info("code not sent: the last one is too young")
+		job.log.Info("code not sent: the last one is less than a minute old")
 		return
 	}
 	if err := s.mail(u.Email, code); err != nil {

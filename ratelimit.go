@@ -25,8 +25,8 @@ const maxKeys = 65_536 // keys that one limiter keeps
 //
 // Such a bucket equals a sliding window: at most burst requests pass in any stretch of time as
 // long as a period. A bucket that refills continuously would let up to twice as many
-// pass. The price is memory: 8 to 16 bytes for each token that has been spent and is not
-// back, besides about 90 bytes for each key.
+// pass. The price is memory: up to 16 bytes for each token of a bucket, besides about 90 bytes for
+// each key.
 //
 // Only the hash of a key is kept. Two keys whose hashes collide (2^-64) share a bucket.
 type limiter struct {
@@ -131,8 +131,8 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 	if now < l.fullUntil {
 		return l.fullUntil - now
 	}
-	victim, isRefused, firstBack := l.findVictim(now)
-	if isRefused && !l.forgetsRefused {
+	victim, allRefused, firstBack := l.findVictim(now)
+	if allRefused && !l.forgetsRefused {
 		l.fullUntil = firstBack
 		return firstBack - now
 	}
@@ -141,22 +141,22 @@ func (l *limiter) makeRoom(now time.Duration) (wait time.Duration) {
 }
 
 // findVictim chooses the key to forget: of the keys it looks at, the one that has spent least.
-// It looks at 64 keys, in the random order of Go's maps. If all 64 are being refused and
+// It looks at 64 keys, from a random place in the map. If all 64 are being refused and
 // forgetsRefused is false, it goes on until it finds one that is not.
 //
-// isRefused: every key that it has looked at is being refused. firstBack: when the first of
+// allRefused: every key that it has looked at is being refused. firstBack: when the first of
 // their tokens comes back.
 //
 // If nearly all keys are being refused, the search takes a millisecond or two.
 func (l *limiter) findVictim(now time.Duration) (
-	victim uint64, isRefused bool, firstBack time.Duration,
+	victim uint64, allRefused bool, firstBack time.Duration,
 ) {
 	fewest := l.burst
 	firstBack = now + l.period
 	seen := 0
 	for hash, spent := range l.spent {
 		spent = l.stillSpent(spent, now)
-		if len(spent) < fewest || seen == 0 {
+		if len(spent) < fewest || seen == 0 { // the first one even if it is being refused
 			victim = hash
 			fewest = len(spent)
 		}
@@ -184,7 +184,9 @@ func (s *server) clientLimit(method, path string) *limiter {
 // from the right: each element was written by the hop to its right, and counts only if that
 // hop is trusted.
 //
-// L2: what stands further left was written by the client itself.
+// What is no address ends the reading.
+//
+// L2: what stands further left may have been written by the client itself.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
@@ -213,7 +215,7 @@ func parseAddress(text string) netip.Addr {
 }
 
 // clientKey returns an IPv4 address as its /32, and an IPv6 address as its /64, since one
-// customer usually has all of those addresses.
+// customer usually has all the addresses of a /64.
 func clientKey(client netip.Addr) string {
 	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
@@ -272,11 +274,11 @@ const (
 	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
 )
 
-// A boundedListener bounds the number of open connections. A connection waits while it is idle or
-// its request head is unfinished. The one that has waited longest is closed if more connections
-// wait than half of the slots or, once all slots are taken, than an eighth of them. (An eighth
-// may wait: a new connection needs time to send its request.) Otherwise new connections wait in
-// the kernel.
+// A boundedListener bounds the number of open connections: each holds a slot. A connection waits
+// while it is idle or its request head is unfinished. Waiting connections may hold up to half of
+// the slots. When all slots are taken, they may hold only an eighth, because a new connection needs
+// time to send its request. If more wait, the one that has waited longest is closed. If all slots
+// are taken and none is closed, new connections wait in the kernel.
 type boundedListener struct {
 	net.Listener
 	stop  <-chan struct{} // closed when the server stops
@@ -367,8 +369,8 @@ func keepConnection(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, c)
 }
 
-// requestHeadFinished is called when a handler begins: net/http has read the head then.
-func requestHeadFinished(r *http.Request) {
+// finishRequestHead is called when a handler begins: net/http has read the head then.
+func finishRequestHead(r *http.Request) {
 	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		c.listener.stopWaiting(c)
 	}

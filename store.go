@@ -99,6 +99,7 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 	if err != nil || databaseURL == "" {
 		return nil, complaint
 	}
+	// cfg.Host is the first host; cfg.Multi has the others.
 	for _, server := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
 		if strings.Count(server.Host, ":") == 1 { // lib/pq would look host:port up as a name
 			return nil, complaint
@@ -219,9 +220,9 @@ func isConnectionGone(err error) bool {
 	return ok && broken.Op != "dial" && !broken.Timeout()
 }
 
-// classifyDBError turns the errors of a database that is out of reach into a 503. These are all
-// errors of the connection. Of PostgreSQL's own errors, they are those that end or refuse the
-// connection (FATAL) and these classes (PostgreSQL manual, appendix A):
+// classifyDBError turns the errors of a database that is out of reach into a 503. Every error that
+// is not PostgreSQL's own counts as one of the connection. Of PostgreSQL's own, those count that
+// end or refuse the connection (FATAL), and these classes (PostgreSQL manual, appendix A):
 //
 //	08  connections
 //	25  transactions: a standby takes no writes
@@ -236,19 +237,20 @@ func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
 	}
-	answer, isAnswer := errors.AsType[*pq.Error](err)
-	if !isAnswer {
+	dbErr, isDBError := errors.AsType[*pq.Error](err)
+	if !isDBError {
 		// Not waited for: if the database hangs, closing takes dbTimeout for each connection.
 		go st.dropIdle()
 		return unavailable(err)
 	}
-	switch class := string(answer.Code.Class()); {
-	case answer.Code == "23503": // a foreign key. Here all refer to users: the user was deleted
+	switch class := string(dbErr.Code.Class()); {
+	case dbErr.Code == "23503": // a foreign key. Here all refer to users: the user was deleted
 		return unauthenticated("ended")
 	case class == "25": // we are connected to a standby: connect anew
 		go st.dropIdle()
 		return unavailable(err)
-	case answer.Fatal() || strings.Contains("08 53 57 58", class):
+	// A class has two characters, so it can match only one of these whole.
+	case dbErr.Fatal() || strings.Contains("08 53 57 58", class):
 		return unavailable(err)
 	}
 	return err
