@@ -39,8 +39,9 @@ func newLearner(t *testing.T, b *browser) *learner {
 	l := &learner{browser: b, srv: srv, email: newEmail(), database: srv.env["DATABASE_URL"]}
 	noteEmail([]byte(`{"email":"` + l.email + `"}`))
 	testUser(t, l.database, l.email, "member")
-	execSQL(t, l.database, `insert into hubs (name, status, description) select 'Hub ' || to_char(n, 'FM00'),
-		case when n > 10 then 'archived' else 'active' end, '<b>no markup</b>' from generate_series(1, 12) n`)
+	execSQL(t, l.database, `insert into hubs (name, status, description)
+		select 'Hub ' || to_char(n, 'FM00') || case when n = 12 then ' <b>no markup</b>' else '' end,
+			case when n > 10 then 'archived' else 'active' end, '<b>no markup</b>' from generate_series(1, 12) n`)
 	l.open(srv.base + "/")
 	return l
 }
@@ -186,14 +187,14 @@ func (l *learner) walkHubs(t *testing.T) {
 	b.click("#next")
 	wantHubs("Hubs 6 to 10. There are more.", "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
 	b.click("#next")
-	wantHubs("Hubs 11 to 12. These are the last.", "Hub 11", "Hub 12")
+	wantHubs("Hubs 11 to 12. These are the last.", "Hub 11", "Hub 12 <b>no markup</b>")
 	b.click("#previous")
 	wantHubs("Hubs 6 to 10. There are more.", "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
 	// The drivers can't choose: they scroll the select under the navigation.
 	script[any](b, `document.querySelector('#filter-status').value = 'archived';
 		document.querySelector('#order-direction').value = 'desc'`)
 	b.click("#list-hubs")
-	wantHubs("Hubs 1 to 2. These are the last.", "Hub 12", "Hub 11")
+	wantHubs("Hubs 1 to 2. These are the last.", "Hub 12 <b>no markup</b>", "Hub 11")
 	b.keys("#filter-name", "B 11"+enterKey)
 	wantHubs("Hubs 1 to 1. These are the last.", "Hub 11")
 	b.keys("#filter-name", "%"+enterKey)
@@ -233,6 +234,10 @@ func (l *learner) walkFiles(t *testing.T) {
 // walkRefusals takes steps 8 and 9.
 func (l *learner) walkRefusals(t *testing.T) {
 	b := l.browser
+	note := filepath.Join(t.TempDir(), "note.txt")
+	if err := os.WriteFile(note, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	l.act(l.enter("#new-hub-name", "Mine"), "member-writes", "403 forbidden")
 	b.wantConsole(refusedBy + "403")
 	for range 4 {
@@ -253,7 +258,29 @@ func (l *learner) walkRefusals(t *testing.T) {
 	execSQL(t, l.database, "update users set suspended = false")
 	l.act(l.press("#check-session"), "session", "The session is good.")
 	b.wantConsole(refusedBy + "403")
+
+	// A double click calls once. The click after it would come third if it did not.
+	exchanges := func() int {
+		return script[int](b, "return document.querySelector('#exchange-log').childElementCount")
+	}
+	before := exchanges()
+	twice := func() {
+		script[any](b, "const button = document.querySelector('#check-session'); button.click(); button.click()")
+	}
+	l.act(twice, "session", "The session is good.")
+	l.act(l.press("#check-session"), "session", "The session is good.")
+	if got := exchanges() - before; got != 2 {
+		t.Errorf("a double click and a click: got %d calls, want 2", got)
+	}
+
+	// Who comes to the browser next does not see the file of the user who has signed out.
+	b.keys("#file", note)
+	l.act(l.press("#upload"), "upload", "note.txt is uploaded.")
+	b.waitText("#preview pre", "mine")
 	l.act(l.press("#sign-out"), "logout", "You are signed out.")
+	if shown := script[string](b, "return document.querySelector('#preview').textContent"); shown != "" {
+		t.Errorf("signed out, and yet the page shows %q", shown)
+	}
 	if left := b.cookies(); len(left) != 0 || b.visible("#check-session") { // T7
 		t.Errorf("signed out, and yet: %v", left)
 	}
