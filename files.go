@@ -321,7 +321,7 @@ func (form *uploadForm) open() error {
 	form.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file",
-			"must be the only part, its name 1 to 255 bytes of UTF-8 without control characters"})
+			"must be the only part, its file name 1 to 255 bytes of UTF-8 without control characters"})
 	}
 	return nil
 }

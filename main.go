@@ -549,7 +549,8 @@ func (s *server) warnOfPowerfulRole() {
 // before it, requests are still served, and each answer closes its connection.
 //
 // H3: every request that ends within stopTimeout is answered. After that, queued mail has
-// another stopTimeout to be sent.
+// another stopTimeout to be sent. A request that still runs goes on meanwhile, and ends with the
+// process.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()

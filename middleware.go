@@ -478,7 +478,7 @@ func (r rule) forLog(value string) string {
 	return fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
 }
 
-// validate says what is wrong with a value; "" means nothing. encoding/json has replaced a
+// validate returns what is wrong with a value; "" means nothing. encoding/json has replaced a
 // lone surrogate by U+FFFD (utf8.RuneError).
 func (r rule) validate(value string) string {
 	switch {

@@ -11,6 +11,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -183,7 +184,7 @@ type lane struct {
 
 func (p *prover) prove(t *testing.T, removals []removal, verbose bool) error {
 	started := time.Now()
-	lanes := 2 * runtime.NumCPU() // the tests mostly wait
+	lanes := 3 * runtime.NumCPU() // the tests mostly wait
 	if n, err := strconv.Atoi(os.Getenv("PROVE_LANES")); err == nil {
 		lanes = n
 	}
@@ -431,6 +432,10 @@ func (l *lane) newCopy() (tree string, clean func() (left int), err error) {
 			return nil
 		}
 		target := tree + "/" + path
+		if path == "testdata/removals" { // hundreds of files that no removal changes
+			original, err := filepath.Abs(path)
+			return cmp.Or(err, os.Symlink(original, target), filepath.SkipDir)
+		}
 		if entry.IsDir() {
 			return os.MkdirAll(target, 0o755)
 		}
