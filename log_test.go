@@ -251,6 +251,25 @@ func TestHostileTextsInErrors(t *testing.T) {
 	}
 }
 
+// G2: the longest word of letters and digits that the log shows, and the shortest that it doesn't;
+// digits count as letters do, and letters are those from a to z.
+func TestLongestWordThatIsShown(t *testing.T) {
+	t.Parallel()
+	shown := strings.Repeat("a1Z", 8)
+	for text, want := range map[string]string{
+		shown:                    shown,
+		shown + "0":              "***",
+		shown + "a":              "***",
+		"/azAZ/" + shown:         "/azAZ/" + shown,
+		"/azAZ/" + shown + "-":   "/azAZ/" + shown + "-",
+		"/azAZ/" + shown + "-_1": "***",
+	} {
+		if got := cleanText(text); got != want {
+			t.Errorf("%s: got %q, want %q", text, got, want)
+		}
+	}
+}
+
 // Each kind of secret is masked for its own sake: in these texts nothing else is masked that
 // would hide it, neither an address nor a telling name nor six digits.
 func TestMaskOfEachKind(t *testing.T) {

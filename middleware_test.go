@@ -352,6 +352,17 @@ func TestPageIsLocalOnly(t *testing.T) {
 	}
 }
 
+// Outside the local environment, a route of it is left out, and those that follow it are not.
+func TestRoutesBehindALocalOneAreServed(t *testing.T) {
+	t.Parallel()
+	s := newServer(config{env: envStaging}, nil, io.Discard)
+	routes := s.routes()
+	slices.Reverse(routes) // GET / is the last one
+	staging := office{s, s.handler(routes)}
+	call(t, staging, one(1), "GET", "/openapi.json", "").want(t, 200)
+	wantProblem(t, call(t, staging, one(1), "GET", "/", ""), 404, "not_found")
+}
+
 const panicSecret = "a-secret-in-the-stack"
 
 type halfAnswer struct{}
