@@ -23,7 +23,7 @@ usage() {
 		       ./dev.sh prove [-v] [ROW|REMOVAL...]
 		                                 takes each protection out and shows that the tests notice (testdata/removals),
 		                                 all of them without arguments; -v shows code, removal and the tests' words;
-		                                 --ci: those of changed files and a tenth, within 8 minutes; PROVE_MINUTES;
+		                                 --ci: those of changed files and a tenth, within 12 minutes; PROVE_MINUTES;
 		                                 --count: writes the numbers into SECURITY.md
 		       ./dev.sh mutate [FILE...] changes one operator of a file at a time and shows which changes its tests
 		                                 do not notice (docs/mutants.md); otp.go ratelimit.go auth.go middleware.go
