@@ -55,7 +55,7 @@ async function send<T>(method: Method, url: URL, body?: BodyInit, headers: Recor
     throw new Error(`No answer from ${api}. Does the server run, and does ALLOWED_ORIGINS name ${location.origin}?`);
   }
   if (!response.ok) {
-    // The errors of a proxy are not JSON.
+    // The errors of some proxies are not JSON.
     const problem: ProblemBody | null = await response.json().catch(() => null);
     if (!problem) throw new Error(`The answer was ${response.status} ${response.statusText}.`);
     throw new Problem(response.status, problem, Number(response.headers.get('retry-after')));
