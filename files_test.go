@@ -1354,10 +1354,14 @@ func TestSweepGoesOnAfterAFailure(t *testing.T) {
 		}
 		defer files.Close()
 		s.files = files
-		go s.sweepUploads()
+		ended := make(chan struct{})
+		go func() {
+			s.sweepUploads()
+			close(ended)
+		}()
 		time.Sleep(3*sweepInterval + time.Second)
 		s.stopping.Store(true)
-		time.Sleep(sweepInterval)
+		<-ended
 		if got := strings.Count(log.String(), "the sweep of unfinished uploads failed"); got != 3 {
 			t.Errorf("got %d failed sweeps in three intervals, want 3", got)
 		}
