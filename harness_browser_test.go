@@ -192,10 +192,14 @@ func startChromium(t testing.TB, dir string, asked browserOptions) driver {
 			"profile.block_third_party_cookies": false,
 		},
 	}
-	return newWebDriver(t, port, map[string]any{
+	d, err := newWebDriver(port, map[string]any{
 		"goog:chromeOptions": options,
 		"goog:loggingPrefs":  map[string]string{"browser": "ALL", "performance": "ALL"},
 	})
+	if err != nil {
+		t.Fatal("WebDriver session: ", err)
+	}
+	return d
 }
 
 // startWebKit runs WebKitGTK's MiniBrowser, which needs a display, on a virtual one.
@@ -213,22 +217,32 @@ func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
 	if err = cmp.Or(err, os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	port := freePort(t)
 	env := []string{"DISPLAY=:" + display, "GTK_A11Y=none", "NO_AT_BRIDGE=1"}
 	env = append(env, "https_proxy=http://127.0.0.1:"+asked.proxy(t)) // plain HTTP goes straight
-	startDriver(t, dir, env, needProgram(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
-	waitUntil(t, "WebKitWebDriver on its port", func() bool {
-		conn, err := net.Dial("tcp", "127.0.0.1:"+port)
-		if err == nil {
-			conn.Close()
-		}
-		return err == nil
-	})
 	options := map[string]any{"binary": strings.TrimSpace(string(found)), "args": []string{"--automation"}}
-	return newWebDriver(t, port, map[string]any{
-		"webkitgtk:browserOptions": options,
-		"acceptInsecureCerts":      asked.hosts != nil,
-	})
+	// Now and then a driver does not answer, or another program has taken its port: then another one
+	// is started, on another port.
+	var d *webDriver
+	for range 3 {
+		port := freePort(t)
+		startDriver(t, dir, env, needProgram(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
+		waitUntil(t, "WebKitWebDriver on its port", func() bool {
+			conn, err := net.Dial("tcp", "127.0.0.1:"+port)
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+		d, err = newWebDriver(port, map[string]any{
+			"webkitgtk:browserOptions": options,
+			"acceptInsecureCerts":      asked.hosts != nil,
+		})
+		if err == nil {
+			return d
+		}
+	}
+	t.Fatal("WebDriver session, the third attempt: ", err)
+	return nil
 }
 
 // proxy starts a proxy that leads to the hosts, and returns its port: no driver can map
@@ -276,17 +290,19 @@ type webDriver struct {
 	session string // the address of the session at the driver
 }
 
-func newWebDriver(t testing.TB, port string, capabilities map[string]any) *webDriver {
-	t.Helper()
+func newWebDriver(port string, capabilities map[string]any) (*webDriver, error) {
 	d := &webDriver{"http://127.0.0.1:" + port + "/session"}
 	asked := map[string]any{"capabilities": map[string]any{"alwaysMatch": capabilities}}
 	answer, err := d.command("POST", "", asked)
 	var created struct{ SessionID string }
-	if err = cmp.Or(err, json.Unmarshal(answer, &created)); err != nil {
-		t.Fatalf("WebDriver session: %v", err)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(answer, &created); err != nil {
+		return nil, err
 	}
 	d.session += "/" + created.SessionID
-	return d
+	return d, nil
 }
 
 func (d *webDriver) command(method, path string, in any) (json.RawMessage, error) {
