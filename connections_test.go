@@ -127,10 +127,7 @@ func TestWaitingConnectionsGiveWay(t *testing.T) {
 					}
 				}
 			}
-			// Well before the time at which unfinished heads end anyway. When two begin to wait at the same
-			// moment, both may choose the same one to close; the next connection makes up for it. So some
-			// more than the bound may be left here, since none follows.
-			const left = waitingBound + 10
+			// Well before the time at which unfinished heads end anyway.
 			closed := 0
 			waitWithin(t, headerTimeout*8/10, "the oldest to give way", func() bool {
 				closed = 0
@@ -139,7 +136,7 @@ func TestWaitingConnectionsGiveWay(t *testing.T) {
 						closed++
 					}
 				}
-				return closed >= n-left
+				return closed >= n-waitingBound
 			})
 			c.elsewhere().do("GET", "/hubs", nil).want(t, 200)
 			fresh := *c

@@ -322,17 +322,21 @@ func (l *boundedListener) startWaiting(c *connection) {
 	l.closeLongest()
 }
 
-// closeLongest closes the connection that has waited longest, if too many wait.
+// closeLongest closes the connection that has waited longest, as long as too many wait. It looks
+// again after each, because another call may have chosen the same one.
 func (l *boundedListener) closeLongest() {
-	allowed := cap(l.slots) / 2
-	if len(l.slots) == cap(l.slots) {
-		allowed = cap(l.slots) / 8
-	}
-	l.mu.Lock()
-	longest := l.waiting.Front()
-	tooMany := l.waiting.Len() > allowed
-	l.mu.Unlock()
-	if tooMany {
+	for {
+		share := 2 // one slot in so many may hold a connection that waits
+		if len(l.slots) == cap(l.slots) {
+			share = 8
+		}
+		l.mu.Lock()
+		longest := l.waiting.Front()
+		waiting := l.waiting.Len()
+		l.mu.Unlock()
+		if waiting <= cap(l.slots)/share {
+			return
+		}
 		longest.Value.(*connection).Close()
 	}
 }
