@@ -151,6 +151,26 @@ func TestWaitingConnectionsGiveWay(t *testing.T) {
 	}
 }
 
+// H8: the bound holds when many connections begin to wait at the same moment: two of them must not
+// make room by closing the same one.
+func TestConnectionsThatWaitAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		l := newBoundedListener(nil, nil)
+		var all sync.WaitGroup
+		for range cap(l.slots) - 1 {
+			all.Go(func() {
+				l.slots <- struct{}{}
+				l.startWaiting(&connection{TCPConn: new(net.TCPConn), listener: l})
+			})
+		}
+		all.Wait()
+		if got := l.waiting.Len(); got != cap(l.slots)/2 {
+			t.Fatalf("got %d connections that wait, want %d", got, cap(l.slots)/2)
+		}
+	}
+}
+
 // H8: however many connect, the server holds a bounded number of connections. The others
 // wait, and are served when there is room.
 func TestConnectionsAreBounded(t *testing.T) {
