@@ -155,15 +155,19 @@ func TestWaitingConnectionsGiveWay(t *testing.T) {
 // make room by closing the same one.
 func TestConnectionsThatWaitAtOnce(t *testing.T) {
 	t.Parallel()
-	for range 20 {
+	for range 100 {
 		l := newBoundedListener(nil, nil)
+		begin := make(chan struct{})
 		var all sync.WaitGroup
 		for range cap(l.slots) - 1 {
+			l.slots <- struct{}{}
+			c := &connection{TCPConn: new(net.TCPConn), listener: l}
 			all.Go(func() {
-				l.slots <- struct{}{}
-				l.startWaiting(&connection{TCPConn: new(net.TCPConn), listener: l})
+				<-begin
+				l.startWaiting(c)
 			})
 		}
+		close(begin)
 		all.Wait()
 		if got := l.waiting.Len(); got != cap(l.slots)/2 {
 			t.Fatalf("got %d connections that wait, want %d", got, cap(l.slots)/2)
