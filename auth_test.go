@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // Sign-in as the user lives it, and everything that must not pass for a session.

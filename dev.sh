@@ -222,6 +222,7 @@ stop_postgres() {
 sql() { PGPASSWORD=${password:-${PGPASSWORD:-}} "$psql" -qXAt -v ON_ERROR_STOP=1 "$@"; }
 
 cmd_postgres() {
+	find_postgres || { say "PostgreSQL is not installed"; exit 69; } # the tests install nothing
 	if [ $# = 0 ]; then make_tmp; set -- "$tmp/postgres"; fi
 	# Tests may lose their data when the machine's power goes, not when a process dies.
 	start_postgres "$1" fsync=off max_connections=200

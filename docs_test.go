@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // The checks of the documents: what README.md, SECURITY.md and docs/ say about the code is

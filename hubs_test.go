@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // Tests of hubs.go: lists against a reference in Go, and the rules of a hub's fields.

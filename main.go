@@ -399,10 +399,10 @@ func (s *server) handler(routes []route) http.Handler {
 	return h
 }
 
-//go:embed openapi.json
+//go:embed web/openapi.json
 var openAPI string
 
-//go:embed index.html
+//go:embed web/index.html
 var page string
 
 // pagePolicy is one half of the page's policy. The other half is a meta element in index.html:

@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // Tests of main.go: configuration, commands, start and stop.

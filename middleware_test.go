@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // Tests of middleware.go, through HTTP: who is let in, the one error format, the

@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // openapi.json is made here from the contract table, so it can't drift from what the

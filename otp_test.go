@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // One-time codes and the mail that carries them.

@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // The limits, by a clock that the tests turn (testing/synctest): exact to the

@@ -1,3 +1,5 @@
+//go:build moving
+
 package main
 
 // The removals in testdata/removals: how they are read, and that each is well formed.

@@ -1,0 +1,201 @@
+// Package hubstest is the harness of the tests. Only tests import it.
+//
+// It drives the server from outside: the binary as a process (Start), a PostgreSQL of the
+// tests' own, a mail server (NewMailServer), a proxy that cuts connections (NewProxy), and
+// a client that checks every answer for what all answers must have (Client).
+package hubstest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Patience bounds each wait for something that must happen. A passing test never reaches
+// it, so it can be long enough for a loaded machine.
+const Patience = 30 * time.Second
+
+// WaitUntil waits for a state that nothing announces, such as a row that appears.
+func WaitUntil(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(Patience); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after %v still not: %s", Patience, what)
+		}
+	}
+}
+
+// Dir outlives the single tests of a package: the PostgreSQL they share, the certificates,
+// the binary.
+var Dir string
+
+// Main is the body of each package's TestMain.
+func Main(m *testing.M) {
+	dir, err := os.MkdirTemp("", "hubs-test-")
+	if err != nil {
+		panic(err)
+	}
+	Dir = dir
+	prepareDir()
+	code := m.Run()
+	if err := stopShared(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.RemoveAll(Dir)
+	os.Exit(code)
+}
+
+// prepareDir fills Dir, and makes this process and its children trust CA alone: crypto/x509
+// reads these variables once, at the first verification.
+func prepareDir() {
+	ca := filepath.Join(Dir, "ca")
+	// PostgreSQL refuses to run as root. The user it runs as instead must get in.
+	err := os.Chmod(Dir, 0o755)
+	if err == nil {
+		err = os.Mkdir(ca, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(ca, "ca.pem"), CA.PEM(), 0o644)
+	}
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("SSL_CERT_FILE", filepath.Join(ca, "ca.pem"))
+	os.Setenv("SSL_CERT_DIR", ca)
+}
+
+// Root is the folder of the module, which holds go.mod.
+var Root = sync.OnceValue(func() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		panic(err)
+	}
+	for !exists(filepath.Join(dir, "go.mod")) {
+		dir = filepath.Dir(dir)
+	}
+	return dir
+})
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// ReadFile returns a file of the module, such as "deploy/nginx.conf".
+func ReadFile(t testing.TB, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(Root(), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Binary returns the path of the server's binary: HUBS_BINARY, or else one that is built
+// once for each package of tests.
+var Binary = sync.OnceValue(func() string {
+	if path := os.Getenv("HUBS_BINARY"); path != "" {
+		return path
+	}
+	path := filepath.Join(Dir, "hubs")
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Dir = Root()
+	out, err := build.CombinedOutput()
+	if err != nil {
+		panic(fmt.Sprintf("go build: %v\n%s", err, out))
+	}
+	return path
+})
+
+// Run runs one command of the binary to its end. Its environment is env and nothing else
+// that the server reads.
+func Run(env map[string]string, args ...string) (code int, stdout, stderr string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
+	defer cancel()
+	var out, errOut strings.Builder
+	cmd := exec.CommandContext(ctx, Binary(), args...)
+	cmd.Env = processEnv(env)
+	cmd.Stdout = &out
+	cmd.Stderr = &errOut
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		panic(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
+}
+
+// processEnv returns the environment of a process of the server: env, and what a process
+// needs besides.
+func processEnv(env map[string]string) []string {
+	var list []string
+	kept := []string{"PATH", "HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOCOVERDIR"}
+	for _, name := range kept {
+		if value, ok := os.LookupEnv(name); ok {
+			list = append(list, name+"="+value)
+		}
+	}
+	for name, value := range env {
+		list = append(list, name+"="+value)
+	}
+	return list
+}
+
+// Need skips the test if a program is missing, and says what to install. With
+// HUBS_TEST_REQUIRE=all, as in CI, the test fails instead. It returns the program's path.
+func Need(t testing.TB, program, debianPackage string) string {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err == nil {
+		return path
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin"} { // not in every user's PATH
+		if path := filepath.Join(dir, program); exists(path) {
+			return path
+		}
+	}
+	Skip(t, program+" is missing: apt-get install "+debianPackage)
+	return ""
+}
+
+// NeedRoot skips a test that only root can run.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		Skip(t, "this test needs root: sudo go test")
+	}
+}
+
+// Skip skips a test that lacks something, or fails it with HUBS_TEST_REQUIRE=all.
+func Skip(t testing.TB, reason string) {
+	t.Helper()
+	if os.Getenv("HUBS_TEST_REQUIRE") == "all" {
+		t.Fatal(reason)
+	}
+	t.Skip(reason)
+}
+
+// Contract returns a value of web/openapi.json by the names on the way to it. Tests take
+// limits, lives and sizes from there.
+func Contract[T any](t testing.TB, names ...string) T {
+	t.Helper()
+	var value any
+	if err := json.Unmarshal([]byte(ReadFile(t, "web/openapi.json")), &value); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		object, _ := value.(map[string]any)
+		value = object[name]
+	}
+	found, ok := value.(T)
+	if !ok {
+		t.Fatalf("web/openapi.json: %q is %v", names, value)
+	}
+	return found
+}

@@ -1,0 +1,224 @@
+package hubstest
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+)
+
+// A Proxy stands between a server and its PostgreSQL or mail server. It fails on demand.
+type Proxy struct {
+	Addr, target string
+
+	mu       sync.Mutex
+	mode     proxyMode
+	changed  chan struct{} // closed and replaced by each change of mode
+	pairs    map[*proxyPair]bool
+	total    int
+	triggers map[string]func()
+}
+
+type proxyMode int
+
+const (
+	proxyPasses proxyMode = iota
+	proxyCut
+	proxyHangs
+	proxyDropsReplies
+)
+
+type proxyPair struct {
+	Client, server net.Conn
+	Done           chan struct{}
+	close          func()
+	tainted        bool // a reply was lost, so the connection can't be used any more
+}
+
+// NewProxy starts a proxy that passes everything to target (host:port).
+func NewProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Proxy{
+		Addr: ln.Addr().String(), target: target, changed: make(chan struct{}),
+		pairs: map[*proxyPair]bool{}, triggers: map[string]func(){},
+	}
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() { p.serve(conn) })
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		p.Cut()
+		work.Wait()
+	})
+	return p
+}
+
+// ProxyURL starts a proxy for the server that a URL names. It returns the URL with the proxy's
+// ProxyURL.
+func ProxyURL(t testing.TB, through string) (*Proxy, string) {
+	t.Helper()
+	u, err := url.Parse(through)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewProxy(t, u.Host)
+	u.Host = p.Addr
+	return p, u.String()
+}
+
+// Cut closes all connections and refuses new ones.
+func (p *Proxy) Cut() { p.set(proxyCut) }
+
+// Hang keeps connections open and accepts new ones, but passes nothing.
+func (p *Proxy) Hang() { p.set(proxyHangs) }
+
+// DropReplies passes what the client sends and drops what the server answers: a statement is
+// done, and the client can't know.
+func (p *Proxy) DropReplies() { p.set(proxyDropsReplies) }
+
+// Resume passes everything again, also what was held back. A connection that has lost a reply
+// is closed.
+func (p *Proxy) Resume() { p.set(proxyPasses) }
+
+// When calls do once, as soon as a client sends the text and before the text is passed on. With
+// cut, the statement is not done; with dropReplies, it is done and the client can't know.
+func (p *Proxy) When(text string, do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.triggers[text] = do
+}
+
+// Connections returns how many connections are open, and how many there were in total.
+func (p *Proxy) Connections() (open, total int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.pairs), p.total
+}
+
+func (p *Proxy) set(mode proxyMode) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mode = mode
+	close(p.changed)
+	p.changed = make(chan struct{})
+	for pair := range p.pairs {
+		if mode == proxyCut || pair.tainted {
+			pair.close()
+		}
+	}
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	pair := &proxyPair{Client: client, Done: make(chan struct{})}
+	pair.close = sync.OnceFunc(func() {
+		close(pair.Done)
+		// A reset, as from a machine that is gone, not an orderly end.
+		client.(*net.TCPConn).SetLinger(0)
+		client.Close()
+		if pair.server != nil {
+			pair.server.Close()
+		}
+	})
+	p.mu.Lock()
+	p.total++
+	p.pairs[pair] = true
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		pair.close()
+		delete(p.pairs, pair)
+	}()
+	if !p.pass(pair, true) {
+		return
+	}
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	pair.server = server
+	p.mu.Unlock()
+	select {
+	case <-pair.Done: // closed before it could close the server's side too
+		server.Close()
+		return
+	default:
+	}
+	var pumps sync.WaitGroup
+	pumps.Go(func() { p.pump(pair, server, client, true) })
+	pumps.Go(func() { p.pump(pair, client, server, false) })
+	pumps.Wait()
+}
+
+// pump copies one direction until either end is closed. Then it closes both.
+func (p *Proxy) pump(pair *proxyPair, to io.Writer, from io.Reader, fromClient bool) {
+	defer func() {
+		p.mu.Lock() // close reads pair.server
+		defer p.mu.Unlock()
+		pair.close()
+	}()
+	chunk := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(chunk)
+		if fromClient {
+			p.trigger(chunk[:n])
+		}
+		if n > 0 && p.pass(pair, fromClient) {
+			if _, err := to.Write(chunk[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// pass waits while the proxy hangs, then reports whether data may pass in this direction.
+func (p *Proxy) pass(pair *proxyPair, fromClient bool) bool {
+	for {
+		p.mu.Lock()
+		mode, changed := p.mode, p.changed
+		if mode == proxyDropsReplies && !fromClient {
+			pair.tainted = true
+		}
+		p.mu.Unlock()
+		if mode != proxyHangs {
+			return mode == proxyPasses || mode == proxyDropsReplies && fromClient
+		}
+		select {
+		case <-changed:
+		case <-pair.Done:
+			return false
+		}
+	}
+}
+
+func (p *Proxy) trigger(chunk []byte) {
+	var due []func()
+	p.mu.Lock()
+	for text, do := range p.triggers {
+		if bytes.Contains(chunk, []byte(text)) {
+			due = append(due, do)
+			delete(p.triggers, text)
+		}
+	}
+	p.mu.Unlock()
+	for _, do := range due {
+		do()
+	}
+}

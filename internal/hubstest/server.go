@@ -1,0 +1,222 @@
+package hubstest
+
+import (
+	"encoding/json"
+	"maps"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A Server is a running server: the binary in a process of its own.
+type Server struct {
+	Env  map[string]string // its settings
+	Addr string            // where it listens, host:port
+	// Base is how clients address it: the listener itself in the local environment, a name
+	// within COOKIE_DOMAIN over https elsewhere (see Client).
+	Base   string
+	Log    *Log // standard output
+	Stderr *Log
+	Cmd    *exec.Cmd
+	Mail   *MailServer // where the codes go; nil: to the log
+
+	done     chan struct{} // closed when the process has ended
+	signaled bool          // the test has sent a signal, and looks at the exit status itself
+
+	mu       sync.Mutex
+	allowed  []string       // see AllowErrors
+	codeLine map[string]int // by address: the first line of the log that Code has not read
+}
+
+// ServerEnv returns a working local configuration, overridden by each of the maps. An empty
+// value unsets. Clients come from addresses of their own by X-Forwarded-For, so that the
+// rate limits of one do not meet those of the next.
+func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
+	t.Helper()
+	env := map[string]string{
+		"APP_ENV":         "local",
+		"ADDR":            "127.0.0.1:0",
+		"SESSION_SECRET":  "test-secret-of-more-than-thirty-two-bytes",
+		"TRUSTED_PROXIES": "127.0.0.0/8",
+	}
+	for _, override := range overrides {
+		maps.Copy(env, override)
+	}
+	if _, ok := env["DATABASE_URL"]; !ok {
+		env["DATABASE_URL"] = NewDatabase(t)
+	}
+	if _, ok := env["FILES_DIR"]; !ok {
+		env["FILES_DIR"] = t.TempDir()
+	}
+	return env
+}
+
+// StagingEnv returns what ServerEnv needs besides on staging.
+func StagingEnv(m *MailServer) map[string]string {
+	env := m.Env()
+	env["APP_ENV"] = "staging"
+	env["COOKIE_DOMAIN"] = "staging.example.com"
+	return env
+}
+
+// ProductionEnv returns what ServerEnv needs besides on production.
+func ProductionEnv(m *MailServer) map[string]string {
+	env := m.Env()
+	env["APP_ENV"] = "production"
+	env["COOKIE_DOMAIN"] = "example.com"
+	env["ALLOWED_ORIGIN_DOMAIN"] = "example.com"
+	return env
+}
+
+// Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
+// its log must be clean (CheckLog). A second server on the same data is Start(t, first.Env).
+func Start(t testing.TB, overrides ...map[string]string) *Server {
+	t.Helper()
+	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
+}
+
+// StartThrough is Start by way of another command, such as one that sets a limit. The
+// command must end in exec of its last arguments.
+func StartThrough(t testing.TB, wrapper []string, overrides ...map[string]string) *Server {
+	t.Helper()
+	args := append(slices.Clone(wrapper), Binary(), "serve")
+	return StartCommand(t, exec.Command(args[0], args[1:]...), overrides...)
+}
+
+// StartCommand is Start for another way to start the binary.
+func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
+	t.Helper()
+	env := ServerEnv(t, overrides...)
+	s := &Server{
+		Env:      env,
+		Log:      &Log{},
+		Stderr:   &Log{},
+		Cmd:      cmd,
+		Mail:     mailServerOf(env["SMTP_URL"]),
+		done:     make(chan struct{}),
+		codeLine: map[string]int{},
+	}
+	cmd.Env = append(cmd.Env, processEnv(env)...)
+	cmd.Stdout = s.Log
+	cmd.Stderr = s.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		cmd.Wait()
+		close(s.done)
+	}()
+	t.Cleanup(func() {
+		if code := s.Stop(t); code != 0 && !s.signaled {
+			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
+		}
+		cmd.Process.Kill() // an error means that it has ended
+		s.CheckLog(t)
+	})
+	s.waitListening(t)
+	return s
+}
+
+func (s *Server) waitListening(t testing.TB) {
+	t.Helper()
+	line, _, err := s.Log.Wait(0, s.done, containsAll([]string{`"msg":"listening"`}))
+	if err != nil {
+		t.Fatalf("no server: %v that says listening\n%s", err, s.Stderr)
+	}
+	var listening struct{ Addr string }
+	if err := json.Unmarshal([]byte(line), &listening); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	s.Addr = listening.Addr
+	s.Base = "http://" + listening.Addr
+	if domain := s.Env["COOKIE_DOMAIN"]; domain != "" {
+		s.Base = "https://api." + domain
+	}
+}
+
+// Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
+func (s *Server) Stop(t testing.TB) int {
+	t.Helper()
+	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
+	return s.Wait(t)
+}
+
+// Signal sends a signal. From then on the test answers for the exit status.
+func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
+	t.Helper()
+	s.signaled = true
+	if err := s.Cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Wait waits for the end of the process and returns its exit status, or -1 after a signal
+// that killed it.
+func (s *Server) Wait(t testing.TB) int {
+	t.Helper()
+	select {
+	case <-s.done:
+		return s.Cmd.ProcessState.ExitCode()
+	case <-time.After(2 * Patience):
+		t.Errorf("the server has not ended after %v, log:\n%s", 2*Patience, s.Log)
+		return -1
+	}
+}
+
+// Done is closed when the process has ended.
+func (s *Server) Done() <-chan struct{} { return s.done }
+
+// AllowErrors makes the test accept logged errors that contain one of the parts.
+func (s *Server) AllowErrors(parts ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.allowed = append(s.allowed, parts...)
+}
+
+// codeLinePrefix begins the one line that is no JSON: the code, if there is no mail server.
+const codeLinePrefix = "Sign-in code for "
+
+var codeForm = regexp.MustCompile(`^[0-9]{6}$`)
+
+// Code returns the next code that was sent to the address, each of them once.
+func (s *Server) Code(t testing.TB, email string) string {
+	t.Helper()
+	code := ""
+	if s.Mail != nil {
+		code = s.Mail.WaitMail(t, email).Code(t)
+	} else {
+		code = s.printedCode(t, email)
+	}
+	if !codeForm.MatchString(code) {
+		t.Fatalf("code for %s: %q", email, code)
+	}
+	return code
+}
+
+func (s *Server) printedCode(t testing.TB, email string) string {
+	t.Helper()
+	prefix := strings.ToLower(codeLinePrefix + email + ": ")
+	s.mu.Lock()
+	from := s.codeLine[prefix]
+	s.mu.Unlock()
+	line, next, err := s.Log.Wait(from, s.done, func(line string) bool {
+		return strings.HasPrefix(strings.ToLower(line), prefix)
+	})
+	if err != nil {
+		t.Fatalf("%v with a code for %s", err, email)
+	}
+	s.mu.Lock()
+	s.codeLine[prefix] = next
+	s.mu.Unlock()
+	return line[len(prefix):]
+}
+
+// MaskedEmail is how the log shows an address: a***@example.com.
+func MaskedEmail(email string) string {
+	return email[:1] + "***" + email[strings.LastIndex(email, "@"):]
+}
