@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"regexp"
 	"slices"
@@ -84,9 +85,8 @@ var emailRule = rule{
 
 // parseEmail returns the address in lower case, by which addresses are compared.
 //
-// O9: ToLower would turn U+0130 and U+212A into ASCII letters. But emailForm refuses both, and
-// with them the request.
-// I4: emailForm lets no line break through, so none reaches a mail.
+// ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both (O9). It
+// lets no line break through either, so none reaches a mail (I4).
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -112,14 +112,11 @@ func (a codeAnswer) isValid() bool {
 	return a.CodeLength == codeLength && a.ExpiresInSeconds > 0
 }
 
-// requestCode puts the address on the queue and answers. A worker does the rest: sendCodes
-// in otp.go.
-//
-// O6: it does not look up whether the address is known. So neither the answer nor its time
-// can tell.
+// requestCode answers before the work on the request begins: startCode in otp.go. It does not
+// look up whether the address is known, so neither the answer nor its time can tell (O6).
 func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, error) {
-	if !s.queueCode(in.email, state.log()) {
-		return codeAnswer{}, unavailable(errors.New("the mail queue is full"))
+	if !s.startCode(in.email, state.log()) {
+		return codeAnswer{}, unavailable(errors.New("too many unfinished requests for a code"))
 	}
 	return codeAnswer{codeLength, int(codeTTL.Seconds())}, nil
 }
@@ -137,11 +134,9 @@ func parseGuess(f *fields) guess {
 	return guess{parseEmail(f), f.text(codeRule)}
 }
 
-// limitKey leaves the client's address out.
-//
-// O4: many clients together have no more guesses at one mailbox than one client has.
-//
-// O8: the price is that a stranger can lock an address for 15 minutes.
+// limitKey leaves the client's address out, so that many clients together have no more guesses
+// at one mailbox than one client has (O4). The price is that a stranger can lock an address for
+// 15 minutes (O8).
 func (in guess) limitKey(*requestState) string {
 	return in.email
 }
@@ -168,14 +163,17 @@ func (v sessionView) isValid() bool {
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
 // code and an expired one are refused in the same way, without asking the database.
 //
-// A right code is used up first. If the database is away then, the code becomes valid again, so
-// that the user need not ask for another.
+// A right code is used up first. If the account can't be read then, the code becomes valid
+// again, so that the user need not ask for another.
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code, ok := s.codes.redeem(in.email, in.code)
 	if !ok {
 		return sessionView{}, errInvalidCode
 	}
 	u, found, err := s.loadUser(whereEmail, in.email)
+	if err == nil && found {
+		err = compareClocks(u.now)
+	}
 	if err != nil {
 		s.codes.restore(in.email, code)
 		return sessionView{}, err
@@ -184,6 +182,12 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 		return sessionView{}, errInvalidCode
 	}
 	state.user = u
+	// "Sign out everywhere" ends codes in flight, too: it is what an operator does if
+	// somebody else may read the mailbox (S1).
+	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
+	if signedOutEverywhere {
+		return sessionView{}, errInvalidCode
+	}
 	if u.suspended {
 		return sessionView{}, errSuspended
 	}
@@ -199,6 +203,17 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	return s.getSession(state, nothing{})
 }
 
+// compareClocks returns a 503 if the database's clock and this server's are more than clockSkew
+// apart. verifyToken would refuse every token that is issued then (T9).
+func compareClocks(database time.Time) error {
+	here := time.Now()
+	if database.Sub(here).Abs() <= clockSkew {
+		return nil
+	}
+	return unavailable(fmt.Errorf("the clocks are more than %v apart: the database has %s, this server %s",
+		clockSkew, database.UTC().Format(time.RFC3339), here.UTC().Format(time.RFC3339)))
+}
+
 // A sessionToken is what a token says. It holds no role: that comes from the database. issuedAt is
 // by the database's clock, because it is compared with the time of a "sign out everywhere".
 type sessionToken struct {
@@ -206,10 +221,10 @@ type sessionToken struct {
 	issuedAt, expiresAt time.Time
 }
 
-// claims is the payload of the JWT. The times are in seconds, with six decimals. With whole
-// seconds, a sign-out everywhere could not tell a session that began just before it from one that
-// began just after. A float64 is exact to less than a microsecond for such a number, and
-// fromSeconds rounds.
+// claims is the payload of the JWT. The times are in seconds with six decimals, PostgreSQL's
+// precision: with whole seconds, a sign-out everywhere could not tell a session that began just
+// before it from one that began just after. A float64 has room for 53 bits. Such a number in
+// microseconds needs 51, so rounding to them gives back exactly what was written.
 type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
@@ -225,8 +240,8 @@ func (s *server) signToken(token sessionToken) string {
 	c := claims{
 		Email:     token.email,
 		UserID:    token.userID,
-		IssuedAt:  float64(token.issuedAt.UnixMicro()) / 1e6,
-		ExpiresAt: float64(token.expiresAt.UnixMicro()) / 1e6,
+		IssuedAt:  toSeconds(token.issuedAt),
+		ExpiresAt: toSeconds(token.expiresAt),
 	}
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, c)
 	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // strings and numbers: can't fail
@@ -241,21 +256,26 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken reads the claims of a token. ok is false if none of our keys signed it, if it is
-// malformed, or if its times can't be ours. checkSession checks the rest: whether the token has
-// expired, and its account.
+// verifyToken reads the claims of a token. refusal is "", or in one word why it is refused:
+// "forged" if none of our keys signed it or it is malformed, "clock" if its times can't be ours
+// by this server's clock. checkSession checks the rest: whether the token has expired, and its
+// account.
 //
-// T1: HS256 with one of our keys, and no critical extension.
-// T2: iat is at most clockSkew in the future, and exp is at most 60 days after it. A missing time
-// counts as 1970: a token without exp has expired, and one without iat has more than 60 days to its exp.
-// T4: strict base64.
-func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
+// A token is HS256 with one of our keys and without a critical extension (T1), in strict base64
+// (T4). Its iat is at most clockSkew in the future, and its exp at most 60 days after it (T2). A
+// missing time counts as 1970: a token without exp has expired, and one without iat has more
+// than 60 days to its exp.
+func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
 	var c claims
 	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil
 	})
 	if err != nil {
-		return sessionToken{}, false
+		return sessionToken{}, "forged"
+	}
+	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
+	if critical || !isUUID(c.UserID) {
+		return sessionToken{}, "forged"
 	}
 	token = sessionToken{
 		email:     c.Email,
@@ -264,18 +284,19 @@ func (s *server) verifyToken(text string) (token sessionToken, ok bool) {
 		expiresAt: fromSeconds(c.ExpiresAt),
 	}
 	now := time.Now()
-	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
 	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
 	notYetValid := fromSeconds(c.NotBefore).After(now)
-	livesTooLong := c.ExpiresAt-c.IssuedAt > sessionTTL.Seconds()+1 // a second for rounding
-	if critical || issuedInFuture || notYetValid || livesTooLong || !isUUID(c.UserID) {
-		return sessionToken{}, false
+	livesTooLong := token.expiresAt.Sub(token.issuedAt) > sessionTTL
+	if issuedInFuture || notYetValid || livesTooLong {
+		return sessionToken{}, "clock"
 	}
-	return token, true
+	return token, ""
 }
 
+func toSeconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
+
 func fromSeconds(seconds float64) time.Time {
-	return time.UnixMicro(int64(seconds*1e6 + 0.5)).UTC()
+	return time.UnixMicro(int64(math.Round(seconds * 1e6))).UTC()
 }
 
 // isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
@@ -298,8 +319,7 @@ func isUUID(text string) bool {
 
 // setSessionCookie sets the cookie or, with a negative age in seconds, clears it. Name,
 // path and domain must be the same when it is cleared, or the browser keeps the cookie.
-//
-// T6: HttpOnly and SameSite=Lax always, Secure except locally, 60 days.
+// It is HttpOnly and SameSite=Lax always, Secure except locally, and lives 60 days (T6).
 func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
 	http.SetCookie(state, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -313,32 +333,16 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 	})
 }
 
-// access says who may call an endpoint. The zero value is no rule: the server does not
-// start with a route that has none.
-type access string
-
-const (
-	public          access = "-"              // everyone
-	local           access = "local"          // everyone; the route exists only in the local environment
-	sessionOnly     access = "session"        // a session whose account is not suspended
-	sessionAndTerms access = "session, terms" // the same, with the current terms accepted
-)
-
-func (a access) needsSession() bool { return a != public && a != local }
-
-// authorize is the session check of every endpoint. It refuses a request at the first of these that
+// authorize is the session check of every endpoint that needs a session. It refuses a request at the first of these that
 // fails: cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, need access, permitted []string) error {
-	if !need.needsSession() {
-		return nil
-	}
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
 		return unauthenticated("missing")
 	}
-	token, ok := s.verifyToken(cookie.Value)
-	if !ok {
-		return unauthenticated("forged")
+	token, refusal := s.verifyToken(cookie.Value)
+	if refusal != "" {
+		return unauthenticated(refusal)
 	}
 	if err := s.checkSession(state, token); err != nil {
 		return err
@@ -353,9 +357,8 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 }
 
 // checkSession says whether the session of a token still lasts. If the user exists, it sets
-// state.user even if it refuses, so that the log can name the user.
-//
-// T5: the account is read from the database by each request, so a change shows at once.
+// state.user even if it refuses, so that the log can name the user. Each request reads the
+// account from the database, so a change shows at once (T5).
 func (s *server) checkSession(state *requestState, token sessionToken) error {
 	expired := !time.Now().Before(token.expiresAt)
 	if expired {
@@ -421,60 +424,41 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
 		state.user.UserID, in.version), &v.Version, &v.AcceptedAt)
-	return v, err
+	return v, endedIfUserGone(err)
+}
+
+// endedIfUserGone returns the 401 if a write failed because the user it refers to was deleted
+// while the request ran.
+func endedIfUserGone(err error) error {
+	if isForeignKeyViolation(err) {
+		return unauthenticated("ended")
+	}
+	return err
 }
 
 // logout clears the cookie and does no more. A copied token lives on until it expires or the
-// user is signed out everywhere.
-//
-// T7: the cookie that clears has the name, path and domain of the one that was set, so that the
-// browser removes it.
+// user is signed out everywhere. The cookie that clears has the name, path and domain of the one
+// that was set, so that the browser removes it (T7).
 func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	s.setSessionCookie(state, "", -1)
 	state.log().Info("signed out")
 	return nothing{}, nil
 }
 
-// userCommands has the commands "user …": the number of their arguments, the statement, and
-// what is printed when it is done.
-var userCommands = map[string]struct {
-	arguments  int
-	text, done string
-}{
-	"add": {1, "insert into users (email, permission) values ($1, $2) on conflict do nothing",
-		"added"},
-	"role": {2, "update users set permission = $2" + ofEmail,
-		"has the new role from the next request on"},
-	"suspend": {1, "update users set suspended = true" + ofEmail,
-		"suspended from the next request on"},
-	"activate": {1, "update users set suspended = false" + ofEmail,
-		"active from the next request on"},
-	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofEmail,
-		"signed out everywhere"},
-	"list": {0, "select " + userLine + " from users order by lower(email)", ""},
-	"show": {1, "select " + userLine + userDetails + " from users" + ofEmail, ""},
+// userArguments has the number of arguments of each command "user …", after its flags.
+var userArguments = map[string]int{
+	"add": 1, "role": 2, "suspend": 1, "activate": 1, "signout": 1,
+	"email": 2, "delete": 1, "list": 0, "show": 1,
 }
-
-const (
-	ofEmail = ` where lower(email) = lower($1 collate "C")`
-
-	userLine = `email || '  ' || permission ||
-		case when suspended then '  suspended' else '  active' end ||
-		to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
-
-	userDetails = ` ||
-		coalesce(to_char(signed_out_at,
-			E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '') ||
-		coalesce((select string_agg(E'\n  accepted terms ' || version ||
-			to_char(accepted_at, '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '' order by accepted_at)
-			from terms_acceptances t where t.user_id = users.user_id), '')`
-)
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
-	name := append(args, "")[0] // "" if args is empty
-	command, known := userCommands[name]
-	if !known {
+	if len(args) == 0 {
+		return usageError("user: name a command\n\n" + usage)
+	}
+	name := args[0]
+	count, isKnown := userArguments[name]
+	if !isKnown {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
@@ -483,58 +467,165 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if name == "add" {
 		flags.StringVar(&role, "role", roleMember, "")
 	}
-	if err := flags.Parse(args[1:]); err != nil {
+	err := flags.Parse(args[1:])
+	if err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
-	if flags.NArg() != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s) after its flags, got %d\n\n%s",
-			name, command.arguments, flags.NArg(), usage))
-	}
-	if name == "role" {
-		role = flags.Arg(1)
-	}
-	if !slices.Contains(allRoles, role) {
-		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
-			role, strings.Join(allRoles, " and ")))
+	if flags.NArg() != count {
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; flags such as -role "+
+			"come first\n\n%s", name, count, flags.NArg(), usage))
 	}
 	email := flags.Arg(0)
-	if command.arguments > 0 && emailRule.validate(email) != "" {
-		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
+	argument := flags.Arg(1) // the new role or address
+	if name == "add" {
+		argument = role
 	}
-	// A statement has no parameter, or $1 (the address), or $1 and $2 (the role). Each stands in it
-	// once.
-	parameters := []any{email, role}[:strings.Count(command.text, "$")]
-	return runUserCommand(name, statement{text: command.text, args: parameters}, databaseURL, out)
-}
-
-func runUserCommand(name string, command statement, databaseURL string, out io.Writer) error {
+	if err := checkUserArguments(name, email, argument); err != nil {
+		return err
+	}
 	st, err := openStore(databaseURL)
 	if err != nil {
 		return err
 	}
 	defer st.db.Close()
-	done := userCommands[name].done
-	if done != "" {
-		command.text += " returning email || ': " + done + "'"
-		command.writes = true
+	switch name {
+	case "list":
+		return listUsers(st, out)
+	case "show":
+		return showUser(st, email, out)
+	default:
+		return changeUser(st, name, email, argument, out)
 	}
-	found := false
-	err = st.rows(command, func(rows *sql.Rows) error {
-		found = true
-		var line string
-		if err := rows.Scan(&line); err != nil {
-			return err
+}
+
+func checkUserArguments(name, email, argument string) error {
+	addresses := []string{email}
+	switch name {
+	case "list":
+		return nil
+	case "add", "role":
+		if !slices.Contains(allRoles, argument) {
+			return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
+				argument, strings.Join(allRoles, " and ")))
 		}
-		_, err := fmt.Fprintln(out, line)
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case !found && name == "add":
-		return errors.New("there is a user with this address already; nothing was changed")
-	case !found && name != "list":
-		return errors.New("there is no user with this address; \"user list\" shows all")
+	case "email":
+		addresses = append(addresses, argument)
+	}
+	for _, address := range addresses {
+		if emailRule.validate(address) != "" {
+			return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", address))
+		}
 	}
 	return nil
+}
+
+// changeUser runs a command that changes one account, and prints what it did.
+func changeUser(st *store, name, email, argument string, out io.Writer) error {
+	change, done := userChange(name, email, argument)
+	var stored string
+	found, err := st.row(change, &stored)
+	isTaken := isUniqueViolation(err) || name == "add" && err == nil && !found
+	switch {
+	case isTaken:
+		return errors.New("there is a user with this address already; nothing was changed")
+	case err != nil:
+		return explainDBError(err)
+	case !found:
+		return errNoUser
+	}
+	_, err = fmt.Fprintf(out, "%s: %s\n", stored, done)
+	return err
+}
+
+var errNoUser = errors.New(`there is no user with this address; "user list" shows all`)
+
+// userChange returns the statement of a command, and what is printed when it is done. The
+// statement returns the stored address, or no row if there is no such user.
+func userChange(name, email, argument string) (change statement, done string) {
+	if name == "add" {
+		return write(`insert into users (email, permission) values ($1, $2)
+			on conflict do nothing returning email`, email, argument), "added"
+	}
+	email = strings.ToLower(email)
+	switch name {
+	case "role":
+		return write("update users set permission = $2 where lower(email) = $1 returning email",
+			email, argument), "has the new role from the next request on"
+	case "suspend":
+		return write("update users set suspended = true where lower(email) = $1 returning email",
+			email), "suspended from the next request on"
+	case "activate":
+		return write("update users set suspended = false where lower(email) = $1 returning email",
+			email), "active from the next request on"
+	case "signout":
+		return write(`update users set signed_out_at = clock_timestamp()
+			where lower(email) = $1 returning email`, email), "signed out everywhere"
+	case "email": // with a sign-out, so that an address that is changed back revives no session
+		return write(`update users set email = $2, signed_out_at = clock_timestamp()
+			where lower(email) = $1 returning email`, email, argument),
+			"has this address now, and is signed out everywhere"
+	default: // delete
+		return write("delete from users where lower(email) = $1 returning email", email),
+			"deleted; uploaded files stay"
+	}
+}
+
+// A userLine is what the commands list and show print of an account.
+type userLine struct {
+	user
+	createdAt time.Time
+}
+
+const userLineColumns = "user_id, email, permission, suspended, coalesce(signed_out_at, 'epoch'), created_at"
+
+func (l *userLine) scanTargets() []any {
+	return []any{&l.UserID, &l.Email, &l.Permission, &l.suspended, &l.signedOutAt, &l.createdAt}
+}
+
+func (l *userLine) String() string {
+	state := "active"
+	if l.suspended {
+		state = "suspended"
+	}
+	return fmt.Sprintf("%s  %s  %s  added %s",
+		l.Email, l.Permission, state, l.createdAt.UTC().Format(time.RFC3339))
+}
+
+func listUsers(st *store, out io.Writer) error {
+	all := read("select " + userLineColumns + " from users order by lower(email)")
+	return st.rows(all, func(rows *sql.Rows) error {
+		var line userLine
+		if err := rows.Scan(line.scanTargets()...); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(out, &line)
+		return err
+	})
+}
+
+func showUser(st *store, email string, out io.Writer) error {
+	var line userLine
+	found, err := st.row(read("select "+userLineColumns+" from users where lower(email) = $1",
+		strings.ToLower(email)), line.scanTargets()...)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return errNoUser
+	}
+	fmt.Fprintln(out, &line)
+	if line.signedOutAt.Unix() != 0 {
+		fmt.Fprintln(out, "  signed out everywhere", line.signedOutAt.UTC().Format(time.RFC3339))
+	}
+	terms := read(`select version, accepted_at from terms_acceptances where user_id = $1
+		order by accepted_at`, line.UserID)
+	return st.rows(terms, func(rows *sql.Rows) error {
+		var version string
+		var at time.Time
+		if err := rows.Scan(&version, &at); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(out, "  accepted terms", version, "at", at.UTC().Format(time.RFC3339))
+		return err
+	})
 }

@@ -7,19 +7,21 @@
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. The server does not start if a route lacks its access
 //     rule, or if a route whose input is counted lacks its limit.
-//   - A request is refused if its endpoint reads an input and a field of it is unknown, if it
-//     needs the database and that is out of reach, or if the output breaks its contract.
-//   - Errors have one format, and one function writes them. What fails inside is logged
-//     once, under the request's id, and never shown.
+//   - A request is refused if its endpoint reads an input and a field of it is unknown, or if
+//     it needs the database and that is out of reach. An output that breaks its contract is
+//     not sent; what a write has done by then stays done.
+//   - Errors have one format, and one function writes them, except those of net/http itself,
+//     which come before any handler. What fails inside is logged once, under the request's
+//     id, and never shown.
 //   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
 //     environment without a mail server, codes are printed on standard output.
 //
-// Comments such as "O3: …" name the row of SECURITY.md whose promise a function keeps.
+// An id in brackets, such as (O3), names the row of SECURITY.md whose promise a function keeps.
 //
-// Read the files in this order: main.go (configuration, routes, the pipeline, start and
-// stop, commands), middleware.go (errors, strict input, the contract, the six steps, the
-// log), auth.go (sign-in as the user lives it), otp.go (codes and mail), ratelimit.go,
-// store.go and schema.sql, hubs.go (the model of a resource), files.go.
+// Read the files in this order: main.go (configuration, routes, start and stop, commands),
+// middleware.go (the six steps, the contract, strict input, errors, the log), auth.go
+// (sign-in as the user lives it), otp.go (codes and mail), ratelimit.go, store.go and
+// schema.sql, hubs.go (the model of a resource), files.go.
 package main
 
 import (
@@ -42,6 +44,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -63,8 +66,9 @@ const (
 )
 
 // config is the environment after its checks. The lifetimes and the rate limits are not
-// settings but constants in the code. No setting turns a check off, except that APP_ENV=local
-// drops what needs HTTPS or a mail server.
+// settings but constants in the code. No setting turns a check off. APP_ENV=local drops what
+// needs HTTPS or a mail server, the line of each request, and the warning about the database
+// role; it adds the page, makes FILES_DIR, and prints codes and refused origins whole.
 type config struct {
 	env            string
 	addr           string
@@ -76,8 +80,7 @@ type config struct {
 	allowedOrigins []string       // local and staging
 	originDomain   string         // production
 	trustedProxies []netip.Prefix // whose X-Forwarded-For counts
-	smtpURL        *url.URL       // nil, in the local environment only: codes are printed
-	mailFrom       *mail.Address
+	mail           mailer
 	maxUploadBytes int64
 }
 
@@ -94,8 +97,8 @@ type configReader struct {
 	errors []error
 }
 
-// require notes the complaint unless ok. The caller goes on.
-func (r *configReader) require(ok bool, complaint string) {
+// check notes the complaint unless ok. The caller goes on.
+func (r *configReader) check(ok bool, complaint string) {
 	if !ok {
 		r.errors = append(r.errors, usageError(complaint))
 	}
@@ -107,14 +110,13 @@ func (r *configReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
-// loadConfig reads the environment once. Its error lists everything that is wrong.
-//
-// K1: bad configuration ends the start, with no secret printed.
-// K3: so do settings that would work but are dangerous. The functions below say which.
+// loadConfig reads the environment once. Its error lists everything that is wrong, and prints no
+// secret (K1). Settings that would work but are dangerous are wrong, too (K3). The functions
+// below say which.
 func loadConfig(getenv func(string) string) (config, error) {
 	r := &configReader{getenv: getenv, env: getenv("APP_ENV")}
-	r.require(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
-		"APP_ENV: must be local, staging or production")
+	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
+		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
 
 	cfg := config{
 		env:            r.env,
@@ -129,14 +131,16 @@ func loadConfig(getenv func(string) string) (config, error) {
 		originDomain:   r.originDomain(),
 		trustedProxies: r.trustedProxies(),
 	}
-	cfg.smtpURL, cfg.mailFrom = r.mailServer()
+	if r.env != envLocal || getenv("SMTP_URL") != "" {
+		cfg.mail = r.mailer()
+	}
 	return cfg, errors.Join(r.errors...)
 }
 
 func (r *configReader) address() string {
 	addr := cmp.Or(r.getenv("ADDR"), "127.0.0.1:8080")
 	_, err := net.ResolveTCPAddr("tcp", addr)
-	r.require(err == nil,
+	r.check(err == nil,
 		"ADDR: must be host:port, the port at most 65535")
 	return addr
 }
@@ -151,26 +155,26 @@ func (r *configReader) databaseURL() string {
 
 func (r *configReader) maxUploadBytes() int64 {
 	size, err := strconv.ParseInt(cmp.Or(r.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	r.require(err == nil && size > 0 && size <= 1<<40,
-		"MAX_UPLOAD_BYTES: must be 1 to 2^40")
+	r.check(err == nil && size > 0 && size <= 1<<40,
+		"MAX_UPLOAD_BYTES: must be digits, 1 to 2^40")
 	return size
 }
 
 // placeholderKey is the key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// T3: RFC 7518 3.2 asks for a key that is at least as long as the hash. A key that a person
-// has typed often has fewer than 10 different bytes.
+// sessionKeys asks for keys that are at least as long as the hash (RFC 7518 3.2). A key that a
+// person has typed often has fewer than 10 different bytes (T3).
 func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(r.getenv("SESSION_SECRET"), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
-		r.require(len(key) >= 32 && len(different) >= 10,
+		r.check(len(key) >= 32 && len(different) >= 10,
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
-		r.require(key != placeholderKey,
+		r.check(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		// A space after a comma would be part of the key: another key, and everyone is signed out.
-		r.require(strings.TrimSpace(key) == key,
+		r.check(strings.TrimSpace(key) == key,
 			"SESSION_SECRET: no spaces around a key")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
@@ -179,8 +183,8 @@ func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// T8: the cookie's name bears the environment. Browsers know __Host- and __Secure- whatever
-// their letter case, and drop a cookie that does not keep the rules of its prefix.
+// cookieName returns a name that bears the environment (T8). Browsers know __Host- and __Secure-
+// whatever their letter case, and drop a cookie that does not keep the rules of its prefix.
 func (r *configReader) cookieName() string {
 	prefix := "__Secure-hubs"
 	if r.env == envLocal {
@@ -188,11 +192,11 @@ func (r *configReader) cookieName() string {
 	}
 	prefix = cmp.Or(r.getenv("COOKIE_PREFIX"), prefix)
 	lower := strings.ToLower(prefix)
-	r.require(cookiePrefixForm.MatchString(prefix),
+	r.check(cookiePrefixForm.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	r.require(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	r.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	needsHTTPS := strings.HasPrefix(lower, "__secure-")
-	r.require(!needsHTTPS || r.env != envLocal,
+	r.check(!needsHTTPS || r.env != envLocal,
 		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
 	return prefix + "_auth_" + r.env
 }
@@ -207,9 +211,9 @@ func isSharedDomain(domain string) bool {
 func (r *configReader) cookieDomain() string {
 	domain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
 	if r.env == envLocal {
-		r.require(domain == "", "COOKIE_DOMAIN: must be unset locally")
+		r.check(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
-		r.require(isSharedDomain(domain),
+		r.check(isSharedDomain(domain),
 			"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 	}
 	return domain
@@ -228,14 +232,14 @@ func (r *configReader) allowedOrigins() []string {
 	}
 	origins := r.list("ALLOWED_ORIGINS", fallback)
 	if r.env == envProduction {
-		r.require(len(origins) == 0,
+		r.check(len(origins) == 0,
 			"ALLOWED_ORIGINS: must be unset in production")
 		return nil
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
 		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
-		r.require(valid,
+		r.check(valid,
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
 	return origins
@@ -251,16 +255,16 @@ func (r *configReader) originDomain() string {
 	domain := strings.ToLower(r.getenv("ALLOWED_ORIGIN_DOMAIN"))
 	cookieDomain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
 	if r.env != envProduction {
-		r.require(domain == "",
+		r.check(domain == "",
 			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
 	}
-	r.require(isSharedDomain(domain),
+	r.check(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
 	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
-	r.require(related,
+	r.check(related,
 		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
 	return domain
 }
@@ -272,7 +276,7 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 		// parseAddress unmaps addresses, so that a prefix such as ::ffff:10.0.0.0/104 would
 		// match none. A /0 would match every client.
 		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
-		r.require(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
+		r.check(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
 	}
 	return proxies
@@ -281,96 +285,72 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 // smtpForm refuses a path and a query: they would be ignored.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
-func (r *configReader) mailServer() (*url.URL, *mail.Address) {
+func (r *configReader) mailer() mailer {
 	text := r.getenv("SMTP_URL")
-	if text == "" && r.env == envLocal {
-		return nil, nil
-	}
-	server, err := url.Parse(text)
-	valid := err == nil && smtpForm.MatchString(text) && isPort(server.Port())
-	r.require(valid,
+	relay, err := url.Parse(text)
+	valid := err == nil && smtpForm.MatchString(text) && isPort(relay.Port())
+	r.check(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
 	from, err := mail.ParseAddress(r.getenv("MAIL_FROM"))
-	r.require(err == nil && emailForm.MatchString(from.Address),
+	r.check(err == nil && emailForm.MatchString(from.Address),
 		"MAIL_FROM: must be an e-mail address")
-	return server, from
-}
-
-// maxOrigin is a little more than the length of the longest origin: "https://", a domain of 253
-// characters, a port.
-const maxOrigin = 270
-
-// allowsOrigin reports whether origin is in the allow-list. In production that is the https
-// subdomains of one domain on the default port. domainForm lets no port, user name or path through.
-//
-// C1: exactly these origins, and never null; in production neither http nor the bare domain.
-func (c *config) allowsOrigin(origin string) bool {
-	if origin == "" || len(origin) > maxOrigin {
-		return false
-	}
-	if c.env != envProduction {
-		return slices.Contains(c.allowedOrigins, origin)
-	}
-	host, isHTTPS := strings.CutPrefix(origin, "https://")
-	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
+	return mailer{server: relay, from: from}
 }
 
 // server is what the handlers share. Its configuration does not change once it serves.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events; maskAttr masks their texts
-	requestLog *slog.Logger // one line for each request; writeLogLine cleans what it writes
+	requestLog *slog.Logger // one line for each request
 	out        io.Writer    // standard output: the logs, and locally the codes
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
 	files  *os.Root // FILES_DIR, to open what is in it
 	folder *os.File // FILES_DIR itself, for Sync
-	// linkFile is files.Link. A test replaces it by a function that makes the link and reports
-	// an error, as a network file system may do.
-	linkFile func(oldname, newname string) error
 
 	codes     oneTimeCodes
-	codeJobs  chan codeJob  // requests for a code that wait for a worker
-	codeSlots chan struct{} // one for each unfinished request for a code; bounds codeJobs
+	codeSlots chan struct{} // one for each unfinished request for a code
+	mailSlots chan struct{} // one for each conversation with the mail server
 
-	// The limits by client address. All limits are kept in this process alone.
-	requestLimit, fileLimit *limiter
-	transfers               transfers
+	// The limits of the specification. They are kept in this process alone.
+	requestLimit     *limiter
+	fileLimit        *limiter
+	codeRequestLimit *limiter
+	guessLimit       *limiter
+	transfers        transfers
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
 	masked := &slog.HandlerOptions{ReplaceAttr: maskAttr}
 	return &server{
-		cfg:          cfg,
-		log:          slog.New(slog.NewJSONHandler(out, masked)),
-		requestLog:   slog.New(slog.NewJSONHandler(out, nil)),
-		out:          out,
-		store:        st,
-		codes:        oneTimeCodes{byEmail: map[string]oneTimeCode{}},
-		codeJobs:     make(chan codeJob, mailQueue),
-		codeSlots:    make(chan struct{}, mailQueue),
-		requestLimit: newLimiter(100, 10*time.Second, "client address"),
-		fileLimit:    newLimiter(500, time.Second, "client address"),
-		transfers:    transfers{max: maxDescriptors() / 4, byUser: map[string]int{}},
+		cfg:              cfg,
+		log:              slog.New(slog.NewJSONHandler(out, masked)),
+		requestLog:       slog.New(slog.NewJSONHandler(out, nil)),
+		out:              out,
+		store:            st,
+		codes:            oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+		codeSlots:        make(chan struct{}, maxCodeRequests),
+		mailSlots:        make(chan struct{}, maxConversations),
+		requestLimit:     newLimiter(100, 10*time.Second, "client address"),
+		fileLimit:        newLimiter(500, time.Second, "client address"),
+		codeRequestLimit: newLimiter(5, 15*time.Minute, "e-mail and client address"),
+		guessLimit:       newLimiter(10, 15*time.Minute, "e-mail"),
+		transfers:        transfers{byUser: map[string]int{}},
 	}
 }
 
-// routes returns every endpoint. {…} is a part of the path. A server calls it once, because it
-// makes the endpoints' own limits.
+// routes returns every endpoint. {…} is a part of the path.
 func (s *server) routes() []route {
 	admin := []string{roleAdmin}
-	codeRequestLimit := newLimiter(5, 15*time.Minute, "e-mail and client address")
-	codeRequestLimit.forgetsRefused = true
-	guessLimit := newLimiter(10, 15*time.Minute, "e-mail")
 	// The contract, with the name of the cookie that this server sets.
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	apiFile := document{"application/json", contentPolicy, apiText}
-	pageFile := document{"text/html; charset=utf-8", pagePolicy, page}
+	pageFile := document{"text/html; charset=utf-8", pagePolicy, indexPage}
 	return []route{
 		// method, path, access, roles, status of success, limit, contract
-		{"POST", "/auth/otp/request", public, nil, 200, codeRequestLimit, endpoint(parseCodeRequest, s.requestCode)},
-		{"POST", "/auth/otp/validate", public, nil, 200, guessLimit, endpoint(parseGuess, s.validateCode)},
+		{"POST", "/auth/otp/request", public, nil, 200, s.codeRequestLimit, endpoint(parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/validate", public, nil, 200, s.guessLimit, endpoint(parseGuess, s.validateCode)},
 		{"POST", "/auth/logout", sessionOnly, nil, 204, nil, endpoint(nil, s.logout)},
 		{"GET", "/auth/session", sessionOnly, nil, 200, nil, endpoint(nil, s.getSession)},
 		{"POST", "/terms/acceptance", sessionOnly, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
@@ -387,23 +367,11 @@ func (s *server) routes() []route {
 	}
 }
 
-// handler returns the six steps that every request takes. Each is wrapped around those above it,
-// so the last line runs first.
-func (s *server) handler(routes []route) http.Handler {
-	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
-	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
-	h = s.limitByClient(h)      // 4. the limits by client address
-	h = s.setRequestContext(h)  // 3. request id, client address
-	h = s.setSecurityHeaders(h) // 2. with the CORS headers
-	h = s.logRequests(h)        // 1. begins first and ends last
-	return h
-}
-
 //go:embed web/openapi.json
 var openAPI string
 
 //go:embed web/index.html
-var page string
+var indexPage string
 
 // pagePolicy is one half of the page's policy. The other half is a meta element in index.html:
 // the page may load its own script and style, by their hashes, and answers of this server.
@@ -415,9 +383,10 @@ type document struct{ contentType, policy, text string }
 func (d document) get(*requestState, nothing) (document, error) { return d, nil }
 func (d document) isValid() bool                                { return true }
 
-func (d document) send(state *requestState) {
+func (d document) send(state *requestState, status int) {
 	state.Header().Set("Content-Type", d.contentType)
 	state.Header().Set("Content-Security-Policy", d.policy)
+	state.WriteHeader(status)
 	io.WriteString(state, d.text)
 }
 
@@ -427,20 +396,44 @@ type health struct {
 
 func (h health) isValid() bool { return h.Status == "ok" }
 
-// getHealth says whether the database answers. If it does not, the store's error is a 503.
+// getHealth says whether the server can work: whether it can read the tables, and FILES_DIR
+// is there. If not, the answer is a 503 (E1).
 func (s *server) getHealth(*requestState, nothing) (health, error) {
-	_, err := s.store.row(read("select 1"), new(int))
-	return health{"ok"}, err
+	err := s.store.checkTables()
+	if err == nil {
+		err = s.checkFiles()
+	}
+	if err != nil {
+		return health{}, unavailable(err)
+	}
+	return health{"ok"}, nil
 }
 
+// The time limits of a request. Each begins anew with every request of a connection.
+//
+//	header  until the head is read. net/http sets it when the first byte arrives, and for a
+//	        new connection when it is accepted.
+//	body    until head and body are read. net/http sets it with the limit for the head.
+//	        uploadForm.Read in files.go moves it on while an upload makes progress, and fail in
+//	        middleware.go shortens it to a second for the rest of a refused body.
+//	answer  until the answer is written. net/http sets it when the head has been read.
+//	        uploadForm.Read moves it on with the body, and sendPieces in files.go with each
+//	        piece of a download that was taken.
+//	idle    between two requests. net/http sets it when an answer is complete.
+//
+// A statement of the database has a limit of its own (dbTimeout in store.go), so a handler
+// that waits for one ends in time.
 const (
 	headerTimeout = 10 * time.Second
-	bodyTimeout   = 15 * time.Second // headers and JSON body together; uploads have more
-	answerTimeout = 30 * time.Second // handler and answer of a request; files have more
-	idleTimeout   = 2 * time.Minute
-	drainTime     = 500 * time.Millisecond // at a stop, for requests that are just arriving
-	stopTimeout   = 12 * time.Second       // at a stop, for requests, then again for queued mail
-	memoryTarget  = 192 << 20              // bytes; above it the garbage collector works harder
+	bodyTimeout   = 15 * time.Second
+	answerTimeout = 30 * time.Second
+	idleTimeout   = time.Minute
+)
+
+const (
+	drainTime    = 500 * time.Millisecond // at a stop, for requests that are just arriving
+	stopTimeout  = 12 * time.Second       // at a stop, for requests, then again for mail under way
+	memoryTarget = 192 << 20              // bytes; above it the garbage collector works harder
 )
 
 // serve runs the server until ctx ends, then stops it.
@@ -456,21 +449,16 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	defer st.db.Close()
 	s := newServer(cfg, st, out)
 	if err := s.openFiles(); err != nil {
-		return fmt.Errorf("FILES_DIR: %w", err)
+		return err
 	}
 	defer s.folder.Close()
-	listener, err := listen(cfg.addr, getenv, ctx.Done())
+	listener, err := listen(cfg.addr, getenv)
 	if err != nil {
 		return err
 	}
-	s.warnOfPowerfulRole()
+	s.warnOfDatabase()
 
 	go s.sweepUploads()
-	workers, endWorkers := context.WithCancel(context.Background())
-	defer endWorkers()
-	for range mailWorkers {
-		go s.sendCodes(workers)
-	}
 	debug.SetMemoryLimit(memoryTarget)
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
@@ -486,8 +474,8 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	return s.stop(web, listener)
 }
 
-// H1: a client that sends or reads too slowly is cut off.
-// H2: OPTIONS * goes through the pipeline too.
+// newHTTPServer returns the server with its time limits, by which a client that sends or reads
+// too slowly is cut off (H1). OPTIONS * goes through the pipeline, too (H2).
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s.handler(s.routes()),
@@ -497,15 +485,13 @@ func (s *server) newHTTPServer() *http.Server {
 		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               12 << 10, // net/http adds 4 kB: 16 kB
 		DisableGeneralOptionsHandler: true,
-		ConnContext:                  keepConnection,
-		ConnState:                    trackConnection,
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
 
 // listen opens ADDR, or takes the socket that systemd hands over (socket activation). With
 // such a socket, no connection is refused while the server restarts.
-func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.Listener, error) {
+func listen(addr string, getenv func(string) string) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
@@ -518,28 +504,100 @@ func listen(addr string, getenv func(string) string, stop <-chan struct{}) (net.
 		listener, err = net.Listen("tcp", addr)
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("ADDR: another program listens on %s; stop it or set ADDR", addr)
+		return nil, usageError("ADDR: another program listens on " + addr + "; stop it or set ADDR")
 	}
 	if err != nil {
-		return nil, err
+		return nil, usageError("ADDR: " + err.Error())
 	}
-	if _, ok := listener.(*net.TCPListener); !ok {
+	tcp, ok := listener.(*net.TCPListener)
+	if !ok {
 		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
 	}
-	return newBoundedListener(listener, stop), nil
+	return newBoundedListener(tcp), nil
 }
 
-// warnOfPowerfulRole logs a warning if the database role could change accounts: then an SQL
-// injection could make an administrator. deploy/roles.sql makes a role that can't.
-func (s *server) warnOfPowerfulRole() {
-	if s.cfg.env == envLocal {
-		return
+// The most expensive connection holds less than 250 kB, most of it the kernel's buffer for
+// what the client does not read. All together stay below 256 MB.
+const (
+	maxConnections = 1024
+	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
+)
+
+// A boundedListener bounds the number of open connections: each holds a slot until it is closed.
+// While all slots are taken, further connections wait in the kernel (H8). Slow and idle clients
+// are cut off by the time limits of a request; to keep one address from taking all slots is the
+// proxy's part.
+type boundedListener struct {
+	*net.TCPListener
+	slots  chan struct{}
+	closed chan struct{}
+	close  func() error
+}
+
+// newBoundedListener leaves three quarters of the descriptors that the process may have to
+// files and to the database: a transfer holds a connection and a file.
+func newBoundedListener(inner *net.TCPListener) *boundedListener {
+	var limit syscall.Rlimit
+	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
+	l := &boundedListener{
+		TCPListener: inner,
+		slots:       make(chan struct{}, min(maxConnections, limit.Cur/4)),
+		closed:      make(chan struct{}),
 	}
+	l.close = sync.OnceValue(func() error {
+		close(l.closed)
+		return inner.Close()
+	})
+	return l
+}
+
+// Accept takes a slot, then a connection. It must not wait for a slot after Close, because
+// http.Server.Shutdown waits for it.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.AcceptTCP()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	conn.SetWriteBuffer(sendBuffer)
+	return &boundedConnection{TCPConn: conn, release: sync.OnceFunc(func() { <-l.slots })}, nil
+}
+
+func (l *boundedListener) Close() error { return l.close() }
+
+// A boundedConnection gives its slot back when it is closed. The *net.TCPConn in it has the
+// ReadFrom by which net/http sends files (sendfile); embedding a net.Conn would hide it.
+type boundedConnection struct {
+	*net.TCPConn
+	release func()
+}
+
+func (c *boundedConnection) Close() error {
+	err := c.TCPConn.Close()
+	c.release() // after the close, so that the bound is never exceeded
+	return err
+}
+
+// warnOfDatabase logs a warning if the database role could change accounts: then an SQL
+// injection could make an administrator. deploy/roles.sql makes a role that can't. It also
+// warns if the clocks are too far apart for anybody to sign in (T9).
+func (s *server) warnOfDatabase() {
 	var mayWrite bool
-	question := read(`select has_any_column_privilege('users', 'insert, update')
-		or has_table_privilege('users', 'delete')`)
-	_, err := s.store.row(question, &mayWrite)
-	if err != nil || mayWrite {
+	var now time.Time
+	_, err := s.store.row(read(`select has_any_column_privilege('users', 'insert, update')
+		or has_table_privilege('users', 'delete'), clock_timestamp()`), &mayWrite, &now)
+	if err == nil {
+		err = compareClocks(now)
+	}
+	if err != nil {
+		s.log.Warn("the check of the database failed", "error", err)
+	}
+	if mayWrite && s.cfg.env != envLocal {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
 	}
 }
@@ -548,9 +606,8 @@ func (s *server) warnOfPowerfulRole() {
 // that were just accepted, and idle ones on which a request is arriving. So for drainTime
 // before it, requests are still served, and each answer closes its connection.
 //
-// H3: every request that ends within stopTimeout is answered. After that, queued mail has
-// another stopTimeout to be sent. A request that still runs goes on meanwhile, and ends with the
-// process.
+// Every request that ends within stopTimeout is answered. After that, mail under way has another
+// stopTimeout (H3). A request that still runs goes on meanwhile, and ends with the process.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
@@ -564,7 +621,7 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		os.Exit(1)
 	})
 	defer giveUp.Stop()
-	for range mailQueue { // once every slot is ours, no request for a code is left
+	for range maxCodeRequests { // once every slot is ours, no request for a code is left
 		s.codeSlots <- struct{}{}
 	}
 	s.log.Info("stopped", "requestsCutOff", shutdownErr != nil)
@@ -584,13 +641,16 @@ const usage = `usage: hubs [COMMAND]
   user suspend EMAIL                  refuse the user from the next request on
   user activate EMAIL                 lift a suspension
   user signout EMAIL                  end all sessions of the user
+  user email EMAIL NEW                change the address, and end all sessions
+  user delete EMAIL                   delete the user; uploaded files stay
   user list                           list the users
   user show EMAIL                     show one user
+  mail-test EMAIL                     send a mail through SMTP_URL, and say what became of it
   version                             print the version
   help                                print this text
 
 Settings are environment variables; docs/deploy.md lists them. The commands migrate and
-user need DATABASE_URL only.
+user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 `
 
 // run runs a command and returns the exit status: 0; 2 for a mistake in usage or
@@ -613,8 +673,17 @@ func run(
 func runCommand(
 	ctx context.Context, args []string, getenv func(string) string, out io.Writer,
 ) error {
+	wantsHelp := len(args) > 0 && slices.Contains(
+		[]string{"help", "-h", "-help", "--help"}, args[len(args)-1])
+	if wantsHelp {
+		_, err := io.WriteString(out, usage)
+		return err
+	}
 	if len(args) > 0 && args[0] == "user" {
 		return userCommand(args[1:], getenv("DATABASE_URL"), out)
+	}
+	if len(args) == 2 && args[0] == "mail-test" {
+		return mailTest(args[1], getenv, out)
 	}
 	switch command := strings.Join(args, " "); command {
 	case "", "serve":
@@ -623,14 +692,29 @@ func runCommand(
 		return migrate(ctx, getenv("DATABASE_URL"), out)
 	case "routes":
 		return printRoutes(out)
-	case "version":
+	case "version", "-version", "--version":
 		return printVersion(out)
-	case "help", "-h", "-help", "--help":
-		_, err := io.WriteString(out, usage)
-		return err
 	default:
 		return usageError("there is no command \"" + command + "\"\n\n" + usage)
 	}
+}
+
+// mailTest sends a mail as the server would.
+func mailTest(email string, getenv func(string) string, out io.Writer) error {
+	if emailRule.validate(email) != "" {
+		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
+	}
+	r := &configReader{getenv: getenv}
+	relay := r.mailer()
+	if r.errors != nil {
+		return errors.Join(r.errors...)
+	}
+	err := relay.send(email, "A test", "This mail shows that the server can send mail.\n")
+	if err != nil {
+		return fmt.Errorf("the mail was not sent: %w", err)
+	}
+	_, err = fmt.Fprintf(out, "%s has accepted the mail\n", relay.server.Host)
+	return err
 }
 
 // printRoutes prints the route table. The README has the same.

@@ -1,13 +1,12 @@
 package main
 
-// This file carries a request from the socket to its handler, and the answer back.
+// This file carries a request from net/http to its handler, and the answer back.
 //
-//  1. problem: the one error format, and the one function that writes it.
-//  2. requestState: what the six steps share about a request.
-//  3. fields: the strict reader of JSON bodies and query strings.
-//  4. contract: what every endpoint declares, and endpoint, which runs it.
-//  5. The six steps of the pipeline, in their order.
-//  6. The log: what it takes from a request, and what it masks.
+//  1. The six steps of the pipeline, in the order of the specification.
+//  2. The contract: what every endpoint declares, and endpoint, which runs it.
+//  3. Strict input: JSON bodies and query strings.
+//  4. Errors: the one format, and the one function that writes it.
+//  5. The log: what it takes from a request, and what it masks.
 
 import (
 	"bytes"
@@ -38,124 +37,19 @@ import (
 	"unicode/utf8"
 )
 
-// A problem is an error that the client is told about, in the format of RFC 9457.
-type problem struct {
-	Title     string       `json:"title"`
-	Status    int          `json:"status"`
-	Detail    string       `json:"detail"` // a sentence for people
-	Code      string       `json:"code"`   // a stable word for programs
-	RequestID string       `json:"requestId"`
-	Errors    []fieldError `json:"errors,omitempty"`
-
-	retryAfter time.Duration // sent as Retry-After, rounded up to whole seconds; 0: not sent
-	cause      error         // for the log only
-	reason     string        // why a session was refused, in one word; for the log only
+// handler returns the six steps that every request takes. Each is wrapped around those above it,
+// so the last line runs first.
+func (s *server) handler(routes []route) http.Handler {
+	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
+	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
+	h = s.limitByClient(h)      // 4. the limits by client address
+	h = s.setRequestContext(h)  // 3. request id, client address
+	h = s.setSecurityHeaders(h) // 2. with the CORS headers
+	h = s.logRequests(h)        // 1. begins first and ends last
+	return h
 }
 
-// A fieldError says what is wrong with one field of the input.
-type fieldError struct {
-	Field  string `json:"field"`
-	Detail string `json:"detail"`
-}
-
-// Error is for the log, which masks it.
-func (p *problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
-
-func newProblem(status int, code, detail string) *problem {
-	return &problem{Status: status, Code: code, Detail: detail}
-}
-
-// The problems that are the same for every request. The others are made where they arise.
-var (
-	errInvalidCode = newProblem(401, "invalid_code",
-		"The code is wrong, used or expired.")
-	errSuspended = newProblem(403, "account_suspended",
-		"This account is suspended.")
-	errForbidden = newProblem(403, "forbidden",
-		"Your role does not permit this.")
-	errTermsMissing = newProblem(403, "terms_not_accepted",
-		"Accept the terms: send the version from GET /auth/session to POST /terms/acceptance.")
-	errCrossOrigin = newProblem(403, "cross_origin",
-		"Pages of this origin may not write here.")
-	errNotFound = newProblem(404, "not_found",
-		"There is nothing at this address.")
-	errMethod = newProblem(405, "method_not_allowed",
-		"The Allow header lists the methods of this address.")
-	errPrecondition = newProblem(412, "precondition_failed",
-		"A condition in the request's headers does not hold.")
-	errTooLarge = newProblem(413, "too_large",
-		"The body is larger than this endpoint takes.")
-	errMediaType = newProblem(415, "unsupported_media_type",
-		"Send the Content-Type that this endpoint takes, without Content-Encoding.")
-	errRange = newProblem(416, "range_not_satisfiable",
-		"The file has no such range.")
-)
-
-// unauthenticated returns the 401 of a session. The answer to the client is the
-// same for every reason: missing, forged, expired or ended.
-func unauthenticated(reason string) *problem {
-	return &problem{
-		Status: 401, Code: "unauthenticated", reason: reason,
-		Detail: "Sign in: the session is missing, expired or ended.",
-	}
-}
-
-// unavailable returns the 503 of a database that is out of reach, or of a mail queue that is full.
-func unavailable(cause error) *problem {
-	return &problem{
-		Status: 503, Code: "unavailable", Detail: "Try again soon.",
-		retryAfter: 2 * time.Second, cause: cause,
-	}
-}
-
-// rateLimited returns the 429 of a limit; wait is the time until a request can pass again.
-func rateLimited(limit string, wait time.Duration) *problem {
-	return &problem{
-		Status: 429, Code: "rate_limited", Detail: "The limit is " + limit + ".",
-		retryAfter: wait,
-	}
-}
-
-// invalid returns the 400 that names the wrong fields. It reports at most 20, so that a small
-// request can't cause a large answer.
-func invalid(errs ...fieldError) *problem {
-	return &problem{
-		Status: 400, Code: "invalid_request", Detail: "The input is not valid.",
-		Errors: errs[:min(len(errs), 20)],
-	}
-}
-
-// toProblem returns the problem that answers err. An error that it does not know is a bug or a
-// broken disk: 500.
-func toProblem(err error) *problem {
-	if p, ok := errors.AsType[*problem](err); ok {
-		return p
-	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return &problem{
-			Status: 507, Code: "insufficient_storage", Detail: "There is no room for the file.",
-			cause: err,
-		}
-	}
-	return &problem{
-		Status: 500, Code: "internal", Detail: "The server failed; its log says why.",
-		cause: err,
-	}
-}
-
-// bodyProblem returns the problem of a body that could not be read to its end or be stored. A
-// refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
-// a body that is incomplete or malformed.
-func bodyProblem(err error) *problem {
-	p := toProblem(err)
-	_, ofDisk := errors.AsType[*fs.PathError](err)
-	if ofDisk || p.Status < 500 {
-		return p
-	}
-	return invalid(fieldError{"body", "is incomplete or malformed"})
-}
-
-// A requestState is one request and its answer: what the steps of the pipeline share. It is also the
+// A requestState is one request and its answer: what the six steps share. It is also the
 // http.ResponseWriter that the router and http.ServeContent write to. Only the request's own
 // goroutine uses it.
 type requestState struct {
@@ -163,12 +57,12 @@ type requestState struct {
 	request             *http.Request
 	serverLog           *slog.Logger
 
-	id     string     // step 3: the request id, in the log and in every error
-	client netip.Addr // step 3: the client's address
-
-	user        *user        // step 6: the account, if the route needs or begins a session
-	session     sessionToken // step 6: with user
-	loggedInput string       // step 6: what the log may show of the input
+	originAllowed bool         // step 2: the Origin header names an allowed origin
+	id            string       // step 3: the request id, in the log and in every error
+	client        netip.Addr   // step 3: the client's address
+	user          *user        // step 6: the account, if the route needs or begins a session
+	session       sessionToken // step 6: with user
+	loggedInput   string       // step 6: what the log may show of the input
 
 	status       int   // as sent; 0: nothing has been sent
 	bytes        int64 // of the body, as written; for a HEAD of a file it is 0
@@ -187,119 +81,375 @@ func (state *requestState) log() *slog.Logger {
 	return log
 }
 
-// Unwrap lets http.ResponseController reach net/http's writer, which has the deadlines.
-func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
-
-// WriteHeader replaces the errors that net/http writes by itself with ours: the router's
-// 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
-// http.ServeContent. Only the first status counts.
-//
-// G3: one error format, for the router's own answers too.
-func (state *requestState) WriteHeader(status int) {
-	if status >= 300 && status != http.StatusNotModified {
-		// What is not in the table becomes a 404: redirects, and the 400 of OPTIONS *.
-		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
-		return
-	}
-	if state.status == 0 {
-		state.status = status
-		state.ResponseWriter.WriteHeader(status)
-	}
-}
-
-// netHTTPErrors has the errors that net/http's own code answers with.
-var netHTTPErrors = map[int]error{
-	http.StatusMethodNotAllowed:             errMethod,
-	http.StatusPreconditionFailed:           errPrecondition,
-	http.StatusRequestedRangeNotSatisfiable: errRange,
-	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
-}
-
-func (state *requestState) Write(b []byte) (int, error) {
-	if state.errorWritten {
-		return len(b), nil
-	}
-	state.WriteHeader(http.StatusOK)
-	n, err := state.ResponseWriter.Write(b)
-	state.bytes += int64(n)
-	return n, err
-}
-
-// ReadFrom sends a file. Only http.ServeContent calls it, with an *io.LimitedReader. Each piece goes
-// on as an *io.LimitedReader around the same reader: if that is an *os.File, as for all but
-// several ranges at once, net/http uses sendfile.
-//
-// H5: a download may take as long as it likes, but each piece must be taken within
-// stallTimeout. A client that reads nothing is cut off.
-func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
-	state.WriteHeader(http.StatusOK)
-	limited := src.(*io.LimitedReader)
-	deadlines := http.NewResponseController(state.ResponseWriter)
-	sent := int64(0)
-	for limited.N > 0 {
-		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
-		piece := &io.LimitedReader{R: limited.R, N: min(limited.N, transferPiece)}
-		n, err := io.Copy(state.ResponseWriter, piece)
-		sent += n
-		state.bytes += n
-		limited.N -= n
-		if err != nil || n == 0 {
-			return sent, err
+// logRequests is step 1. It runs around the other steps: it makes the request's state, and
+// writes the log line when they are done. A panic ends here, as a 500. The local
+// environment writes no line for a request: there, people watch the log for codes.
+func (s *server) logRequests(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		started := time.Now()
+		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
+		if s.stopping.Load() {
+			w.Header().Set("Connection", "close")
 		}
-	}
-	return sent, nil
+		// Deferred before the recovery below, so it runs after it and logs the 500.
+		if s.cfg.env != envLocal {
+			defer func() { s.writeLogLine(state, time.Since(started)) }()
+		}
+		defer func() {
+			fault := recover()
+			if fault == http.ErrAbortHandler { // net/http's way to cut a connection
+				panic(fault)
+			}
+			if fault != nil {
+				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // from it on
+				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
+			}
+		}()
+		next.ServeHTTP(state, r)
+	})
 }
 
-var headersOfSuccess = []string{
-	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
-	"Content-Length",
-}
+// contentPolicy forbids a browser to do anything with an answer but read it.
+const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
-// fail answers the request with err. It is the only function that writes an error. It
-// removes what a handler has prepared for a success, such as a cookie or caching headers.
-// Once a status has been sent, all that is left is to cut the connection.
+// setSecurityHeaders is step 2. It also sets the CORS headers for an allowed origin, so
+// that a page can read every answer, the 429 of step 4 included.
 //
-// G3: one error format, with the request id.
-// G4: a line in the log for each 401, 403 and 429, and for each failure inside.
-func (state *requestState) fail(err error) {
-	p := *toProblem(err) // a copy: some problems are shared variables
-	state.logProblem(&p)
-	if state.status != 0 {
-		panic(http.ErrAbortHandler)
-	}
-	header := state.Header()
-	for _, name := range headersOfSuccess {
-		header.Del(name)
-	}
-	header.Set("Content-Security-Policy", contentPolicy)
-	header.Set("Cache-Control", "no-store")
-	header.Set("Content-Type", "application/problem+json")
-	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
-	// withholds the rest gets a second for it.
-	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
-	if p.Status == 401 {
-		header.Set("WWW-Authenticate", "Cookie")
-	}
-	if p.retryAfter > 0 {
-		header.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
-	}
-	p.Title = http.StatusText(p.Status)
-	p.RequestID = state.id
-	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	state.status = p.Status
-	state.ResponseWriter.WriteHeader(p.Status)
-	state.Write(body)
-	state.errorWritten = true
+// The headers stand on every answer (C3), those of CORS for exactly the allowed origins (C1).
+func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
+		header.Set("X-Content-Type-Options", "nosniff")
+		header.Set("X-Frame-Options", "DENY")
+		header.Set("Referrer-Policy", "no-referrer")
+		header.Set("Content-Security-Policy", contentPolicy)
+		header.Set("Cross-Origin-Resource-Policy", "same-site")
+		header.Set("Cache-Control", "no-store")
+		header.Set("Vary", "Origin")
+		state := stateOf(w)
+		origin := r.Header.Get("Origin")
+		state.originAllowed = s.cfg.allowsOrigin(origin)
+		if state.originAllowed {
+			header.Set("Access-Control-Allow-Origin", origin)
+			header.Set("Access-Control-Allow-Credentials", "true")
+			header.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
-func (state *requestState) logProblem(p *problem) {
-	switch {
-	case p.Status >= 500:
-		state.log().Error("failed", "error", p.Error())
-	case p.Status == 401 || p.Status == 403 || p.Status == 429:
-		state.log().Info("refused", "code", p.Code, "reason", p.reason,
-			"route", routeOf(state.request))
+// maxOrigin is a little more than the length of the longest origin: "https://", a domain of 253
+// characters, a port.
+const maxOrigin = 270
+
+// allowsOrigin reports whether origin is in the allow-list. In production that is the https
+// subdomains of one domain on the default port. domainForm lets no port, user name or path through.
+//
+// Exactly these origins pass, and never null; in production neither http nor the bare domain (C1).
+func (c *config) allowsOrigin(origin string) bool {
+	if origin == "" || len(origin) > maxOrigin {
+		return false
 	}
+	if c.env != envProduction {
+		return slices.Contains(c.allowedOrigins, origin)
+	}
+	host, isHTTPS := strings.CutPrefix(origin, "https://")
+	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
+}
+
+// setRequestContext is step 3: the request id and the client's address.
+//
+// G1: the client's own id is kept if it has the right form, else replaced.
+func (s *server) setRequestContext(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		state := stateOf(w)
+		state.id = r.Header.Get("X-Request-Id")
+		if !isRequestID(state.id) {
+			state.id = rand.Text()
+		}
+		state.client = clientAddress(r, s.cfg.trustedProxies)
+		w.Header().Set("X-Request-Id", state.id)
+		next.ServeHTTP(w, r)
+	})
+}
+
+const requestIDCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+
+// isRequestID reports whether a text is 1 to 128 of these characters. Trim leaves nothing of such
+// a text.
+func isRequestID(text string) bool {
+	return text != "" && len(text) <= 128 && strings.Trim(text, requestIDCharacters) == ""
+}
+
+// clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
+// from the right: each element was written by the hop to its right, and counts only if that
+// hop is trusted.
+//
+// What is no address ends the reading.
+//
+// L2: what stands further left may have been written by the client itself.
+func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
+	client := parseAddress(r.RemoteAddr)
+	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
+	rest := strings.Join(r.Header.Values("X-Forwarded-For"), ",")
+	for rest != "" && slices.ContainsFunc(trusted, isTrusted) {
+		comma := strings.LastIndexByte(rest, ',')
+		hop := parseAddress(strings.TrimSpace(rest[comma+1:]))
+		if !hop.IsValid() {
+			break
+		}
+		client = hop
+		rest = rest[:max(comma, 0)]
+	}
+	return client
+}
+
+// parseAddress reads 1.2.3.4, 1.2.3.4:80, 2001:db8::1 and [2001:db8::1]:80. The result is not
+// valid if text is none of these.
+func parseAddress(text string) netip.Addr {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		withPort, _ := netip.ParseAddrPort(text)
+		addr = withPort.Addr()
+	}
+	return addr.Unmap().WithZone("")
+}
+
+// clientKey returns an IPv4 address as its /32, and an IPv6 address as its /64, since one
+// customer usually has all the addresses of a /64.
+func clientKey(client netip.Addr) string {
+	network, _ := client.Prefix(min(client.BitLen(), 64))
+	return network.String()
+}
+
+// limitByClient is step 4: the limit by client address.
+func (s *server) limitByClient(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		state := stateOf(w)
+		limit := s.clientLimit(r.Method, r.URL.Path)
+		if err := limit.take(clientKey(state.client)); err != nil {
+			state.fail(err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// clientLimit returns the limit of step 4 that counts a request. Reading files has a
+// bucket of its own instead of requestLimit, which would let only 100 in 10 s pass.
+func (s *server) clientLimit(method, path string) *limiter {
+	if isRead(method) && strings.HasPrefix(path, "/files/") {
+		return s.fileLimit
+	}
+	return s.requestLimit
+}
+
+// checkOrigin is step 5. It answers the preflights of allowed origins and refuses writes
+// by pages of all others. SameSite=Lax alone would let pages of the same site write (C2).
+func (s *server) checkOrigin(next http.Handler) http.Handler {
+	protection := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		state := stateOf(w)
+		isForeignWrite := protection.Check(r) != nil
+		isPreflight := r.Method == http.MethodOptions &&
+			r.Header.Get("Access-Control-Request-Method") != ""
+		if !state.originAllowed && (isForeignWrite || isPreflight) {
+			// The browser hides the reason from the page. A developer finds it here.
+			state.log().Info(
+				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
+				"origin", s.originForLog(state))
+		}
+		switch {
+		case isForeignWrite && !state.originAllowed:
+			state.fail(errCrossOrigin)
+		case isPreflight && state.originAllowed:
+			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+			w.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+			w.Header().Set("Access-Control-Max-Age", "7200")
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
+// 405 and redirects pass through requestState.WriteHeader.
+func (s *server) serveRoutes(routes []route) http.Handler {
+	mux := http.NewServeMux()
+	for _, row := range routes {
+		row.validate()
+		if row.access == local && s.cfg.env != envLocal {
+			continue
+		}
+		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
+			state := stateOf(w)
+			if err := row.contract.serve(s, row, state); err != nil {
+				state.fail(err)
+			}
+		})
+	}
+	return mux
+}
+
+// access says who may call an endpoint. The zero value is no rule: the server does not
+// start with a route that has none.
+type access string
+
+const (
+	public          access = "-"              // everyone
+	local           access = "local"          // everyone; the route exists only in the local environment
+	sessionOnly     access = "session"        // a session whose account is not suspended
+	sessionAndTerms access = "session, terms" // the same, with the current terms accepted
+)
+
+func (a access) needsSession() bool { return a != public && a != local }
+
+// A route is one endpoint: a row of the table in main.go.
+type route struct {
+	method, path string
+	access       access
+	roles        []string // one of them is needed; nil: any role
+	status       int      // of success
+	limit        *limiter // its own, besides the limit by client address of step 4
+	contract     contract
+}
+
+// validate panics if a route is not safe to serve. The server then does not start.
+//
+// Every route states its access rule, every counted input has a limit, and every limit has
+// an input that it can count (Z1).
+func (r route) validate() {
+	name := r.method + " " + r.path
+	switch {
+	case !slices.Contains([]access{public, local, sessionOnly, sessionAndTerms}, r.access):
+		panic("no access rule: " + name)
+	case !r.access.needsSession() && r.roles != nil:
+		panic("a role without a session: " + name)
+	case r.contract.hasLimitKey != (r.limit != nil):
+		panic("a counted input without a limit, or a limit without a key to count by: " + name)
+	}
+}
+
+// A contract is what an endpoint takes and gives. endpoint makes it, and every handler is
+// registered through it.
+type contract struct {
+	input, output any  // zero values; the test that writes openapi.json reads their types
+	hasLimitKey   bool // the input has a key for the route's own limit
+	serve         func(*server, route, *requestState) error
+}
+
+// An output checks itself against its contract before it is sent.
+type output interface{ isValid() bool }
+
+// A limitKeyer is an input that gives the key by which the route's own limit counts the request.
+type limitKeyer interface{ limitKey(*requestState) string }
+
+// A sender is an output that writes itself, because it is not JSON.
+type sender interface {
+	send(state *requestState, status int)
+}
+
+// nothing is an empty input or output. As an input it means that body and query are ignored, or
+// that the handler reads the body itself, as upload does. As an output it is an empty answer.
+type nothing struct{}
+
+func (nothing) isValid() bool { return true }
+
+func (nothing) send(state *requestState, status int) { state.WriteHeader(status) }
+
+// endpoint makes the contract of a handler. parse fills the input and checks it; nil means
+// that body and query are ignored.
+//
+// The order of the checks is the order of refusals: session, suspended, terms, role (all
+// by authorize), input, the route's own limit. The limit comes after the input, so that a
+// malformed attempt is not counted. Attempts at a code are counted here, apart from the codes,
+// so a new code resets nothing (O5).
+//
+// The body must be read before authorize reads the account, although its faults are reported
+// after it. Otherwise a client could withhold the rest of a body until it has lost its rights,
+// and still write (W1).
+func endpoint[In any, Out output](
+	parse func(*fields) In,
+	handle func(*requestState, In) (Out, error),
+) contract {
+	var noIn In
+	var noOut Out
+	_, hasLimitKey := any(noIn).(limitKeyer)
+	c := contract{input: noIn, output: noOut, hasLimitKey: hasLimitKey}
+	c.serve = func(s *server, row route, state *requestState) error {
+		f := &fields{}
+		var inputErr error
+		if parse != nil {
+			f, inputErr = readFields(state)
+		}
+		if row.access.needsSession() {
+			if err := s.authorize(state, row.access, row.roles); err != nil {
+				return err
+			}
+		}
+		if inputErr != nil {
+			return inputErr
+		}
+		var in In
+		if parse != nil {
+			in = parse(f)
+		}
+		if err := f.finish(); err != nil {
+			return err
+		}
+		state.loggedInput = f.forLog()
+		if err := checkIfMatch(state.request); err != nil {
+			return err
+		}
+		if counted, ok := any(in).(limitKeyer); ok {
+			if err := row.limit.take(counted.limitKey(state)); err != nil {
+				return err
+			}
+		}
+		out, err := handle(state, in)
+		if err != nil {
+			return err
+		}
+		if closer, ok := any(out).(io.Closer); ok {
+			defer closer.Close()
+		}
+		return row.send(state, out)
+	}
+	return c
+}
+
+// checkIfMatch refuses a write that is to be done only if its target has a certain ETag
+// (RFC 9110 13.1.1): what can be written here has none, so the condition never holds.
+// "*" asks only that there is a target.
+func checkIfMatch(r *http.Request) error {
+	condition := r.Header.Get("If-Match")
+	if isRead(r.Method) || condition == "" || condition == "*" {
+		return nil
+	}
+	return errPrecondition
+}
+
+// send checks an output and writes it. An output that breaks its contract is a 500, and
+// nothing of it is sent (I5).
+func (r route) send(state *requestState, out output) error {
+	if !out.isValid() {
+		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
+	}
+	if custom, ok := out.(sender); ok {
+		custom.send(state, r.status)
+		return nil
+	}
+	text, err := json.Marshal(out)
+	if err != nil {
+		return err
+	}
+	state.Header().Set("Content-Type", "application/json")
+	state.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	state.WriteHeader(r.status)
+	state.Write(text) // a client that has gone is no error of ours
+	return nil
 }
 
 // pathID returns the identifier in a path. What is not a UUID becomes NULL, which equals no id:
@@ -313,9 +463,15 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 // Each is checked against its rule. What is left over at the end is unknown, and refused.
 type fields struct {
 	values url.Values
-	logged []string // what the log may show of the values
+	taken  []field // in the order in which they were asked for
 	errors []fieldError
-	onRead func(rule) // set only by the test that writes openapi.json
+}
+
+// A field is one that was asked for.
+type field struct {
+	rule  rule
+	value string
+	sent  bool
 }
 
 // A rule is what a field must satisfy. Every value of this API is sent as a string.
@@ -339,10 +495,8 @@ const (
 )
 
 // readFields reads the input of a request: the query string of a GET or HEAD, else a JSON
-// body.
-//
-// I2: a query with a bad escape or ";" is a 400; with repeated or wrong parameters, take refuses
-// it; with unknown ones, finish does.
+// body. A query with a bad escape or ";" is refused here, one with repeated or wrong
+// parameters by take, and one with unknown parameters by finish (I2).
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if isRead(r.Method) {
@@ -354,14 +508,11 @@ func readFields(state *requestState) (*fields, error) {
 	}
 	kind, params := mediaType(r.Header)
 	if kind != "application/json" || len(params) > 0 {
-		return nil, errMediaType
+		return nil, wrongMediaType("application/json")
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSONBody+1))
+	body, err := io.ReadAll(http.MaxBytesReader(state, r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
-	}
-	if len(body) > maxJSONBody {
-		return nil, errTooLarge
 	}
 	return readJSON(body)
 }
@@ -370,8 +521,7 @@ func isRead(method string) bool { return method == http.MethodGet || method == h
 
 // readJSON parses one flat JSON object of strings. encoding/json alone accepts duplicate
 // members, names in another case, null, and data after the object.
-//
-// I3: none of these is accepted here.
+// None of these is accepted here (I3).
 func readJSON(body []byte) (*fields, error) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	start, _ := decoder.Token()
@@ -412,11 +562,14 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// refuse notes what is wrong with a field. An empty name is reported as "input". A name longer than
-// any of ours is cut, so that a small request can't cause a large answer.
+// refuse notes what is wrong with a field, once. An empty name is reported as "input". A name
+// longer than any of ours is cut, so that a small request can't cause a large answer.
 func (f *fields) refuse(name, detail string) {
 	name = cmp.Or(name[:min(len(name), 64)], "input")
-	f.errors = append(f.errors, fieldError{name, detail})
+	isKnown := slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
+	if !isKnown {
+		f.errors = append(f.errors, fieldError{name, detail})
+	}
 }
 
 // text returns the value of a field, or its fallback if it is not sent.
@@ -446,12 +599,10 @@ func (f *fields) optional(r rule) *string {
 
 // take removes a field from the input and validates it.
 func (f *fields) take(r rule) (value string, sent bool) {
-	if f.onRead != nil {
-		f.onRead(r)
-	}
 	values := f.values[r.name]
 	delete(f.values, r.name)
 	if len(values) == 0 {
+		f.taken = append(f.taken, field{rule: r})
 		return r.fallback, false
 	}
 	value = values[0]
@@ -465,17 +616,8 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	if complaint != "" {
 		f.refuse(r.name, complaint)
 	}
-	f.logged = append(f.logged, r.name+"="+r.forLog(value))
+	f.taken = append(f.taken, field{rule: r, value: value, sent: true})
 	return value, true
-}
-
-// forLog returns what the log shows of a value if the whole input is valid: numbers and
-// choices, and of a text only its length.
-func (r rule) forLog(value string) string {
-	if r.number || r.oneOf != nil {
-		return value
-	}
-	return fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
 }
 
 // validate returns what is wrong with a value; "" means nothing. encoding/json has replaced a
@@ -519,9 +661,7 @@ func (r rule) validateText(value string) string {
 }
 
 // finish returns the 400 that names the wrong fields, or nil. What is left over is unknown, and
-// wrong.
-//
-// Z3: a member that no one asked for, such as role or userId, is refused by name.
+// wrong: a member that no one asked for, such as role or userId, is refused by name (Z3).
 func (f *fields) finish() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
 		f.refuse(name, "is not known here")
@@ -532,288 +672,244 @@ func (f *fields) finish() error {
 	return nil
 }
 
-// A route is one endpoint: a row of the table in main.go.
-type route struct {
-	method, path string
-	access       access
-	roles        []string // one of them is needed; nil: any role
-	status       int      // of success
-	limit        *limiter // its own, besides the limit by client address of step 4
-	contract     contract
-}
-
-// A contract is what an endpoint takes and gives. endpoint makes it, and every handler is
-// registered through it.
-type contract struct {
-	input, output any  // zero values; the test that writes openapi.json reads their types
-	hasLimitKey   bool // the input has a key for the route's own limit
-	serve         func(*server, route, *requestState) error
-}
-
-// An output checks itself against its contract before it is sent.
-type output interface{ isValid() bool }
-
-// A limitKeyer is an input that gives the key by which the route's own limit counts the request.
-type limitKeyer interface{ limitKey(*requestState) string }
-
-// A sender is an output that writes itself, because it is not JSON.
-type sender interface{ send(*requestState) }
-
-// nothing is an empty input or output. As an input it means that body and query are ignored, or
-// that the handler reads the body itself, as upload does. As an output it is a 204.
-type nothing struct{}
-
-func (nothing) isValid() bool            { return true }
-func (nothing) send(state *requestState) { state.WriteHeader(http.StatusNoContent) }
-
-// endpoint makes the contract of a handler. parse fills the input and checks it; nil means
-// that body and query are ignored.
-//
-// The order of the checks is the order of refusals: session, suspended, terms, role (all
-// by authorize), input, the route's own limit. The limit comes after the input, so that a
-// malformed attempt is not counted.
-//
-// O5: attempts at a code are counted in route.limit, apart from the codes. A new code resets
-// nothing.
-func endpoint[In any, Out output](
-	parse func(*fields) In,
-	handle func(*requestState, In) (Out, error),
-) contract {
-	var noIn In
-	var noOut Out
-	_, hasLimitKey := any(noIn).(limitKeyer)
-	c := contract{input: noIn, output: noOut, hasLimitKey: hasLimitKey}
-	c.serve = func(s *server, row route, state *requestState) error {
-		if err := s.authorize(state, row.access, row.roles); err != nil {
-			return err
+// forLog returns what the log may show of a valid input: numbers and choices, and of a text
+// only its length.
+func (f *fields) forLog() string {
+	var shown []string
+	for _, taken := range f.taken {
+		value := taken.value
+		if !taken.rule.number && taken.rule.oneOf == nil {
+			value = fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
 		}
-		var in In
-		if parse != nil {
-			f, err := readFields(state)
-			if err != nil {
-				return err
-			}
-			in = parse(f)
-			if err := f.finish(); err != nil {
-				return err
-			}
-			state.loggedInput = strings.Join(f.logged, "&")
+		if taken.sent {
+			shown = append(shown, taken.rule.name+"="+value)
 		}
-		if counted, ok := any(in).(limitKeyer); ok {
-			if err := row.limit.take(counted.limitKey(state)); err != nil {
-				return err
-			}
-		}
-		out, err := handle(state, in)
-		if err != nil {
-			return err
-		}
-		if closer, ok := any(out).(io.Closer); ok {
-			defer closer.Close()
-		}
-		return row.send(state, out)
 	}
-	return c
+	return strings.Join(shown, "&")
 }
 
-// send checks an output and writes it.
-//
-// I5: an output that breaks its contract is a 500, and nothing of it is sent.
-func (r route) send(state *requestState, out output) error {
-	if !out.isValid() {
-		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
+// A problem is an error that the client is told about, in the format of RFC 9457. It is a
+// value, so that nobody can change one of the shared ones below.
+type problem struct {
+	Title     string       `json:"title"`
+	Status    int          `json:"status"`
+	Detail    string       `json:"detail"` // a sentence for people
+	Code      string       `json:"code"`   // a stable word for programs
+	RequestID string       `json:"requestId"`
+	Errors    []fieldError `json:"errors,omitempty"`
+
+	retryAfter time.Duration // sent as Retry-After, rounded up to whole seconds; 0: not sent
+	cause      error         // for the log only
+	reason     string        // why a session was refused, in one word; for the log only
+}
+
+// A fieldError says what is wrong with one field of the input.
+type fieldError struct {
+	Field  string `json:"field"`
+	Detail string `json:"detail"`
+}
+
+// Error is for the log, which masks it.
+func (p problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
+
+func (p problem) Unwrap() error { return p.cause }
+
+func newProblem(status int, code, detail string) problem {
+	return problem{Status: status, Code: code, Detail: detail}
+}
+
+// The problems that are the same for every request. The others are made where they arise.
+var (
+	errInvalidCode = newProblem(401, "invalid_code",
+		"The code is wrong, used or expired.")
+	errSuspended = newProblem(403, "account_suspended",
+		"This account is suspended.")
+	errForbidden = newProblem(403, "forbidden",
+		"Your role does not permit this.")
+	errTermsMissing = newProblem(403, "terms_not_accepted",
+		"Accept the terms: send the version from GET /auth/session to POST /terms/acceptance.")
+	errCrossOrigin = newProblem(403, "cross_origin",
+		"Pages of this origin may not write here.")
+	errNotFound = newProblem(404, "not_found",
+		"There is nothing at this address.")
+	errMethod = newProblem(405, "method_not_allowed",
+		"The Allow header lists the methods of this address.")
+	errPrecondition = newProblem(412, "precondition_failed",
+		"A condition in the request's headers does not hold.")
+	errTooLarge = newProblem(413, "too_large",
+		"The body is larger than this endpoint takes.")
+	errRange = newProblem(416, "range_not_satisfiable",
+		"The file has no such range.")
+)
+
+// unauthenticated returns the 401 of a session. The answer to the client is the
+// same for every reason: missing, forged, expired or ended.
+func unauthenticated(reason string) problem {
+	return problem{
+		Status: 401, Code: "unauthenticated", reason: reason,
+		Detail: "Sign in: the session is missing, expired or ended.",
 	}
-	if custom, ok := out.(sender); ok {
-		custom.send(state)
-		return nil
+}
+
+// unavailable returns the 503 of a database that is out of reach, or of a mail queue that is full.
+func unavailable(cause error) problem {
+	return problem{
+		Status: 503, Code: "unavailable", Detail: "Try again soon.",
+		retryAfter: 2 * time.Second, cause: cause,
 	}
-	return json.NewEncoder(jsonAnswer{state, r.status}).Encode(out)
 }
 
-// A jsonAnswer is what json.Encoder writes to. The encoder writes once, when it has the whole
-// text. So if it fails, nothing has been sent.
-type jsonAnswer struct {
-	state  *requestState
-	status int
+// rateLimited returns the 429 of a limit; wait is the time until a request can pass again.
+func rateLimited(limit string, wait time.Duration) problem {
+	return problem{
+		Status: 429, Code: "rate_limited", Detail: "The limit is " + limit + ".",
+		retryAfter: wait,
+	}
 }
 
-func (a jsonAnswer) Write(text []byte) (int, error) {
-	a.state.Header().Set("Content-Type", "application/json")
-	a.state.Header().Set("Content-Length", strconv.Itoa(len(text)))
-	a.state.WriteHeader(a.status)
-	a.state.Write(text) // a client that has gone is no error of ours
-	return len(text), nil
+// wrongMediaType returns the 415 that names the type to send.
+func wrongMediaType(want string) problem {
+	return newProblem(415, "unsupported_media_type",
+		"Send Content-Type: "+want+", in UTF-8, without Content-Encoding.")
 }
 
-// validate panics if a route is not safe to serve. The server then does not start.
+// invalid returns the 400 that names the wrong fields. It reports at most 20, so that a small
+// request can't cause a large answer.
+func invalid(errs ...fieldError) problem {
+	return problem{
+		Status: 400, Code: "invalid_request", Detail: "The input is not valid.",
+		Errors: errs[:min(len(errs), 20)],
+	}
+}
+
+// toProblem returns the problem that answers err. An error that it does not know is a bug or a
+// broken disk: 500.
+func toProblem(err error) problem {
+	if p, ok := errors.AsType[problem](err); ok {
+		return p
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return errTooLarge
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return problem{
+			Status: 507, Code: "insufficient_storage", Detail: "There is no room for the file.",
+			cause: err,
+		}
+	}
+	return problem{
+		Status: 500, Code: "internal", Detail: "The server failed; its log says why.",
+		cause: err,
+	}
+}
+
+// bodyProblem returns the problem of a body that could not be read to its end or be stored. A
+// refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
+// a body that is incomplete or malformed.
+func bodyProblem(err error) problem {
+	p := toProblem(err)
+	_, isDiskError := errors.AsType[*fs.PathError](err)
+	if isDiskError || p.Status < 500 {
+		return p
+	}
+	return invalid(fieldError{"body", "is incomplete or malformed"})
+}
+
+// Unwrap lets http.ResponseController reach net/http's writer, which has the deadlines.
+func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
+
+// WriteHeader replaces the errors that net/http writes by itself with ours: the router's
+// 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
+// http.ServeContent. So the router's own answers have the one error format, too (G3). Only the
+// first status counts.
+func (state *requestState) WriteHeader(status int) {
+	if status >= 300 && status != http.StatusNotModified {
+		// What is not in the table becomes a 404: redirects, and the 400 of OPTIONS *.
+		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
+		return
+	}
+	if state.status == 0 {
+		state.status = status
+		state.ResponseWriter.WriteHeader(status)
+	}
+}
+
+// netHTTPErrors has the errors that net/http's own code answers with.
+var netHTTPErrors = map[int]error{
+	http.StatusMethodNotAllowed:             errMethod,
+	http.StatusPreconditionFailed:           errPrecondition,
+	http.StatusRequestedRangeNotSatisfiable: errRange,
+	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
+}
+
+func (state *requestState) Write(b []byte) (int, error) {
+	if state.errorWritten {
+		return len(b), nil
+	}
+	state.WriteHeader(http.StatusOK)
+	n, err := state.ResponseWriter.Write(b)
+	state.bytes += int64(n)
+	return n, err
+}
+
+var headersOfSuccess = []string{
+	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
+	"Content-Length",
+}
+
+// fail answers the request with err. It is the only function that writes an error. It
+// removes what a handler has prepared for a success, such as a cookie or caching headers.
+// Once a status has been sent, all that is left is to cut the connection.
 //
-// Z1: every route states its access rule; every counted input has a limit, and every limit
-// an input that it can count.
-func (r route) validate() {
-	name := r.method + " " + r.path
+// Every error has the request id (G3), and each 401, 403, 429 and failure inside a line in the
+// log (G4).
+func (state *requestState) fail(err error) {
+	p := toProblem(err)
+	state.logProblem(p)
+	if state.status != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	header := state.Header()
+	for _, name := range headersOfSuccess {
+		header.Del(name)
+	}
+	header.Set("Content-Security-Policy", contentPolicy)
+	header.Set("Cache-Control", "no-store")
+	header.Set("Content-Type", "application/problem+json")
+	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
+	// withholds the rest gets a second for it.
+	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
+	if p.Status == 401 {
+		header.Set("WWW-Authenticate", "Cookie")
+	}
+	if p.retryAfter > 0 {
+		header.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
+	}
+	p.Title = http.StatusText(p.Status)
+	p.RequestID = state.id
+	body, _ := json.Marshal(p) // strings and numbers: can't fail
+	state.status = p.Status
+	state.ResponseWriter.WriteHeader(p.Status)
+	state.Write(body)
+	state.errorWritten = true
+}
+
+func (state *requestState) logProblem(p problem) {
 	switch {
-	case !slices.Contains([]access{public, local, sessionOnly, sessionAndTerms}, r.access):
-		panic("no access rule: " + name)
-	case !r.access.needsSession() && r.roles != nil:
-		panic("a role without a session: " + name)
-	case r.contract.hasLimitKey != (r.limit != nil):
-		panic("a counted input without a limit, or a limit without a key to count by: " + name)
+	case p.Status >= 500:
+		state.log().Error("failed", "error", p.Error())
+	case p.Status == 401 || p.Status == 403 || p.Status == 429:
+		state.log().Info("refused", "code", p.Code, "reason", p.reason,
+			"route", routeOf(state.request))
 	}
 }
 
-// logRequests is step 1. It runs around the other steps: it makes the request's state, and
-// writes the log line when they are done. A panic ends here, as a 500. The local
-// environment writes no line for a request: there, people watch the log for codes.
-func (s *server) logRequests(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		started := time.Now()
-		finishRequestHead(r)
-		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
-		if s.stopping.Load() {
-			w.Header().Set("Connection", "close")
-		}
-		if s.cfg.env != envLocal {
-			defer func() { s.writeLogLine(state, time.Since(started)) }()
-		}
-		defer func() {
-			fault := recover()
-			if fault == http.ErrAbortHandler { // net/http's way to cut a connection
-				panic(fault)
-			}
-			if fault != nil {
-				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // from it on
-				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
-			}
-		}()
-		next.ServeHTTP(state, r)
-	})
-}
-
-// contentPolicy forbids a browser to do anything with an answer but read it.
-const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
-
-// setSecurityHeaders is step 2. It also sets the CORS headers for an allowed origin, so
-// that a page can read every answer, the 429 of step 4 included.
-//
-// C1: CORS headers for exactly the allowed origins.
-// C3: the headers stand on every answer.
-func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		header := w.Header()
-		header.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
-		header.Set("X-Content-Type-Options", "nosniff")
-		header.Set("X-Frame-Options", "DENY")
-		header.Set("Referrer-Policy", "no-referrer")
-		header.Set("Content-Security-Policy", contentPolicy)
-		header.Set("Cross-Origin-Resource-Policy", "same-site")
-		header.Set("Cache-Control", "no-store")
-		header.Set("Vary", "Origin")
-		origin := r.Header.Get("Origin")
-		if s.cfg.allowsOrigin(origin) {
-			header.Set("Access-Control-Allow-Origin", origin)
-			header.Set("Access-Control-Allow-Credentials", "true")
-			header.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Location")
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// setRequestContext is step 3: the request id and the client's address.
-//
-// G1: the client's own id is kept if it has the right form, else replaced.
-func (s *server) setRequestContext(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(w)
-		state.id = r.Header.Get("X-Request-Id")
-		if !isRequestID(state.id) {
-			state.id = rand.Text()
-		}
-		state.client = clientAddress(r, s.cfg.trustedProxies)
-		w.Header().Set("X-Request-Id", state.id)
-		next.ServeHTTP(w, r)
-	})
-}
-
-const requestIDCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
-
-// isRequestID reports whether a text is 1 to 128 of these characters. Trim leaves nothing of such
-// a text.
-func isRequestID(text string) bool {
-	return text != "" && len(text) <= 128 && strings.Trim(text, requestIDCharacters) == ""
-}
-
-// limitByClient is step 4: the limit by client address.
-func (s *server) limitByClient(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(w)
-		limit := s.clientLimit(r.Method, r.URL.Path)
-		if err := limit.take(clientKey(state.client)); err != nil {
-			state.fail(err)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// checkOrigin is step 5. It answers the preflights of allowed origins and refuses writes
-// by pages of all others.
-//
-// C2: SameSite=Lax alone would let pages of the same site write.
-func (s *server) checkOrigin(next http.Handler) http.Handler {
-	protection := http.NewCrossOriginProtection()
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(w)
-		allowed := s.cfg.allowsOrigin(r.Header.Get("Origin"))
-		isForeignWrite := protection.Check(r) != nil
-		isPreflight := r.Method == http.MethodOptions &&
-			r.Header.Get("Access-Control-Request-Method") != ""
-		if !allowed && (isForeignWrite || isPreflight) {
-			// The browser hides the reason from the page. A developer finds it here.
-			state.log().Info(
-				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
-				"origin", s.originForLog(r), "method", cleanText(r.Method))
-		}
-		switch {
-		case !allowed && isForeignWrite:
-			state.fail(errCrossOrigin)
-		case allowed && isPreflight:
-			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-			w.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
-			w.Header().Set("Access-Control-Max-Age", "7200")
-			w.WriteHeader(http.StatusNoContent)
-		default:
-			next.ServeHTTP(w, r)
-		}
-	})
-}
-
-// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
-// 405 and redirects pass through requestState.WriteHeader.
-func (s *server) serveRoutes(routes []route) http.Handler {
-	mux := http.NewServeMux()
-	for _, route := range routes {
-		route.validate()
-		if route.access == local && s.cfg.env != envLocal {
-			continue
-		}
-		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := stateOf(w)
-			if err := route.contract.serve(s, route, state); err != nil {
-				state.fail(err)
-			}
-		})
-	}
-	return mux
-}
-
-// writeLogLine writes the line of one request. Every value is the server's own, a checked
-// identifier, or cleaned and cut. So no secret can get in. (The request id may be the
-// client's own: see SECURITY.md.)
-//
-// H4: a line has at most 2 kB, whatever the request, and its cost hardly grows with the request.
+// writeLogLine writes the line of one request. Every value is the server's own, an allowed
+// origin or a checked identifier, so no secret can get in. (The request id may be the client's
+// own: see SECURITY.md.) A line has at most 2 kB, whatever the request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
-	attrs := make([]slog.Attr, 0, 18)
+	attrs := make([]slog.Attr, 0, 16)
 	add := func(name, value string) {
 		if value != "" {
 			attrs = append(attrs, slog.String(name, value))
@@ -821,11 +917,10 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	}
 	add("requestId", state.id)
 	add("client", state.client.String())
-	add("method", cleanText(r.Method))
-	add("route", routeOf(r))
-	if r.Pattern == "" && state.status == http.StatusNotFound {
-		add("path", cleanText(r.URL.Path))
+	if slices.Contains(knownMethods, r.Method) {
+		add("method", r.Method)
 	}
+	add("route", routeOf(r))
 	for _, name := range []string{"hubId", "fileId"} {
 		if id := r.PathValue(name); isUUID(id) {
 			add(name, id)
@@ -839,10 +934,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	if state.user != nil {
 		add("userId", state.user.UserID)
 	}
-	kind, _ := mediaType(r.Header) // "" if it is missing or malformed
-	add("contentType", cleanText(kind))
-	add("origin", s.originForLog(r))
-	add("userAgent", cleanText(r.Header.Get("User-Agent")))
+	add("origin", s.originForLog(state))
 	for _, name := range []string{"Cookie", "Authorization"} {
 		if r.Header[name] != nil {
 			add(strings.ToLower(name), "***")
@@ -851,78 +943,32 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	s.requestLog.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
 }
 
+// knownMethods are the methods that the log names. Any other is a text that a client wrote.
+var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT", "TRACE"}
+
 // routeOf returns the pattern that took the request, without its method, or "" if none has.
 func routeOf(r *http.Request) string {
 	_, path, _ := strings.Cut(r.Pattern, " ")
 	return path
 }
 
-// originForLog shows an allowed origin, and of any other only how long its host is.
-func (s *server) originForLog(r *http.Request) string {
-	origin := r.Header.Get("Origin")
-	if origin == "" || s.cfg.allowsOrigin(origin) {
+// originForLog returns an allowed origin, and of any other only how long its host is. Locally,
+// where a developer looks for the origin to allow, it returns every origin.
+func (s *server) originForLog(state *requestState) string {
+	origin := state.request.Header.Get("Origin")
+	if origin == "" || state.originAllowed || s.cfg.env == envLocal {
 		return origin
 	}
 	_, host, _ := strings.Cut(origin, "://")
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
-const (
-	maxLoggedText  = 100 // bytes of a path or a User-Agent that the log looks at
-	maxLoggedError = 700 // bytes of an error's text
-)
-
-// cleanText returns what the log may show of a text that a client wrote: of its first 100 bytes,
-// nothing from a token on. A word that could be a secret becomes ***.
-func cleanText(text string) string {
-	text = text[:min(len(text), maxLoggedText)]
-	if token := strings.Index(text, "eyJ"); token >= 0 { // {" in base64: a JWT begins so
-		text = text[:token] + "***"
-	}
-	words := strings.Split(text, " ")
-	for i, word := range words {
-		if looksSecret(word) {
-			words[i] = "***"
-		}
-	}
-	return strings.Join(words, " ")
-}
-
-// looksSecret reports whether a word could be a secret. That is so if it has
-//
-//   - a character besides letters, digits and ./_-;:(),+ (an address has an @ or its escape),
-//   - six digits in a row, such as a one-time code, also as 482-913 or 482_913,
-//   - more than 24 letters and digits in a row, with any - and _ among them: a key or a piece
-//     of a token.
-func looksSecret(word string) bool {
-	digits := 0
-	run := 0
-	for _, c := range []byte(word) {
-		switch {
-		case strings.IndexByte("0123456789", c) >= 0:
-			digits++
-			run++
-		case 'a' <= c|0x20 && c|0x20 <= 'z': // a letter: |0x20 makes it lower case
-			digits = 0
-			run++
-		case strings.IndexByte("./;:(),+", c) >= 0:
-			digits = 0
-			run = 0
-		case c != '-' && c != '_':
-			return true
-		}
-		if digits >= 6 || run > 24 {
-			return true
-		}
-	}
-	return false
-}
+// maxLoggedError bounds the text of an error in the log, in bytes.
+const maxLoggedError = 700
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
-// the message included, except in four attributes, whose values are ids and IP addresses.
-//
-// G2: no code, token, cookie, password or whole address gets into a log. (A request id is the
-// client's own word, and has at most 128 characters.)
+// the message included, except in four attributes, whose values are ids and IP addresses. So no
+// code, token, cookie, password or whole address gets into a log (G2).
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a
@@ -937,43 +983,38 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// maskRules are applied to a text one after the other, in this order.
+// maskRules are applied to a text one after the other, in this order. The comment says what a
+// rule leaves of an example.
 var maskRules = []struct {
 	pattern     *regexp.Regexp
 	replacement string
 }{
+	// Blanks and line breaks in a row: one blank.
 	{regexp.MustCompile(`\s+`), " "},
-	// Invisible, direction and control characters, which could hide what they stand in.
-	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`),
-		""},
-	// smtps://user:password@mail.example.com
-	{regexp.MustCompile(`://[^/\s]*@`),
-		"://***@"},
-	// jane.roe@example.com, jane.roe%40example.com, jane.roe\u0040example.com. \x60 is `.
-	{regexp.MustCompile(`([\w!#$%&'*+/=?^\x60{|}~-])[\w!#$%&'*+/=?^\x60{|}~.-]*(@|%(?:25)*40|\\u0040)`),
-		"$1***$2"},
-	// A token, also one that is broken by blanks.
-	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*`),
-		"***"},
-	// password=hunter2, and everything after it.
-	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`),
-		"***"},
-	// An escape, in which another could hide, and everything after it.
-	{regexp.MustCompile(`(?s)%[0-9A-Fa-f]{2}.*`),
-		"***"},
-	// A one-time code: 482913, 482-913, 4 8 2 9 1 3.
-	{regexp.MustCompile(`[0-9]([-_ ]?[0-9]){5,}`),
-		"***"},
-	// A key or a piece of a token: more letters and digits in a row than an id has.
-	{regexp.MustCompile(`[\w+/=-]{40,}`),
-		"***"},
+	// Invisible, direction and control characters, which could hide what they stand in: nothing.
+	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`), ""},
+	// jane.roe@example.com, in letters of any script, its @ perhaps written as %40 or \u0040:
+	// j***@example.com
+	{regexp.MustCompile(`([^\s@:;,/<>()\[\]"=])[^\s@:;,/<>()\[\]"=]*(@|%(?:25)*40|\\u0040)`), "$1***$2"},
+	// smtps://user:password@mail.example.com, after the rule above: smtps://***@mail.example.com
+	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
+	// A token, even if it is broken by blanks: ***
+	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*`), "***"},
+	// password=hunter2 and everything after it: ***
+	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`), "***"},
+	// An escape, in which another could hide, and everything after it: ***
+	{regexp.MustCompile(`(?s)%[0-9A-Fa-f]{2}.*`), "***"},
+	// A one-time code, as 482913, 482-913 or 4 8 2 9 1 3: ***
+	{regexp.MustCompile(`[0-9]([-_ ]?[0-9]){5,}`), "***"},
+	// A key or a piece of a token, which has more letters and digits in a row than an id: ***
+	{regexp.MustCompile(`[\w+/=-]{40,}`), "***"},
 }
 
 // maskText cuts a text to maxLoggedError bytes, then applies the rules.
 func maskText(text string) string {
 	text = text[:min(len(text), maxLoggedError)]
-	for _, rule := range maskRules {
-		text = rule.pattern.ReplaceAllString(text, rule.replacement)
+	for _, mask := range maskRules {
+		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
 	return text[:min(len(text), maxLoggedError)] // a mask can be longer than what it hides
 }

@@ -1,15 +1,15 @@
 package main
 
-// One-time codes: the mutex-guarded map that holds them, the queue of requests for them,
-// and the mail that carries them. A code leaves this process by mail only; without a mail
+// One-time codes: the mutex-guarded map that holds them, the work on a request for one,
+// and the mail that carries it. A code leaves this process by mail only; without a mail
 // server, which only the local environment permits, it is printed on standard output.
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -29,17 +29,21 @@ const (
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // a code younger than this is not replaced: no one can flood a mailbox
 
-	mailQueue   = 1000                   // unfinished requests for a code
-	mailWorkers = 8                      // one hung connection does not hold up the rest
-	mailMaxWait = time.Minute            // a request that waited longer is dropped
-	mailTimeout = 10 * time.Second       // of one conversation with the mail server
-	mailDelay   = 500 * time.Millisecond // of a request before its work begins; random, up to this
+	maxCodeRequests  = 1000                   // unfinished ones
+	codeDelay        = 500 * time.Millisecond // before the work on one begins; random, up to this
+	codeMaxWait      = time.Minute            // one that has waited longer for its mail is dropped
+	maxConversations = 32                     // with the mail server, at a time
+	mailTimeout      = 10 * time.Second       // of one conversation
+	maxMailReply     = 64 << 10               // bytes that the mail server may say in one
 )
 
 // A oneTimeCode is good once, for codeTTL.
 type oneTimeCode struct {
 	code     string
 	issuedAt time.Time // with monotonic time
+	// userReadAt is when the account was read, by the database's clock. If the user was
+	// signed out everywhere after it, the code is refused.
+	userReadAt time.Time
 }
 
 // oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of active users
@@ -52,31 +56,33 @@ type oneTimeCodes struct {
 // issue makes a code. ok is false if the last one is younger than codeResend: then the last
 // one stays valid.
 //
-// O1: all of 000000 to 999999 are equally likely.
-// O7: a mailbox gets at most one mail a minute, however many clients ask; sooner only if the last
-// code was used or its mail failed.
-func (c *oneTimeCodes) issue(email string) (code string, ok bool) {
+// All of 000000 to 999999 are equally likely (O1). A mailbox gets at most one mail a minute,
+// however many clients ask; sooner only if the last code was used or its mail failed (O7).
+func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// An address without a code has the zero time, which is long ago.
 	if time.Since(c.byEmail[email].issuedAt) < codeResend {
-		return "", false
+		return oneTimeCode{}, false
 	}
 	// crypto/rand never returns an error here: it ends the process.
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
-	code = fmt.Sprintf("%0*d", codeLength, n)
-	c.byEmail[email] = oneTimeCode{code, time.Now()}
+	issued = oneTimeCode{
+		code:       fmt.Sprintf("%0*d", codeLength, n),
+		issuedAt:   time.Now(),
+		userReadAt: userReadAt,
+	}
+	c.byEmail[email] = issued
 	// Only to free memory: redeem checks the age.
-	time.AfterFunc(codeTTL, func() { c.withdraw(email, code) })
-	return code, true
+	time.AfterFunc(codeTTL, func() { c.withdraw(email, issued) })
+	return issued, true
 }
 
 // redeem uses a code up and returns it. ok is false if the code is wrong, expired or was
 // never issued.
 //
-// O2: the age is checked here, whether or not anything was swept.
-// O3: look-up, comparison and removal are one step, so of a hundred requests with the right code
-// one succeeds.
+// The age is checked here, whether or not anything was swept (O2). Look-up, comparison and
+// removal are one step, so of a hundred requests with the right code one succeeds (O3).
 func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,127 +106,144 @@ func (c *oneTimeCodes) restore(email string, code oneTimeCode) {
 	}
 }
 
-// withdraw removes a code whose mail failed, or whose life is over.
-func (c *oneTimeCodes) withdraw(email, code string) {
+// withdraw removes a code whose mail failed, or whose life is over, unless there is a newer one.
+func (c *oneTimeCodes) withdraw(email string, code oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.byEmail[email].code == code {
+	if c.byEmail[email] == code {
 		delete(c.byEmail, email)
 	}
 }
 
-// A codeJob is a request for a code on its way to a worker.
-type codeJob struct {
-	email    string // what the client sent, in lower case; mail goes to the stored address
-	queuedAt time.Time
-	log      *slog.Logger
-}
-
-// queueCode hands a request for a code to the workers, after a random delay. ok is false if
-// the queue is full.
+// startCode begins the work on a request for a code, after a random delay and in a goroutine of
+// its own. ok is false if maxCodeRequests are unfinished.
 //
-// O10: without the delay, the work for a known address would slow the client's next request,
-// which could be measured. No worker waits during the delay.
-func (s *server) queueCode(email string, log *slog.Logger) (ok bool) {
+// Without the delay, the work for a known address would slow the client's next request, which
+// could be measured (O10).
+func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
 	default:
 		return false
 	}
-	job := codeJob{email, time.Now(), log.With("email", email)} // maskAttr masks it
-	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(mailDelay)))
+	log = log.With("email", email) // maskAttr masks it
+	deadline := time.Now().Add(codeMaxWait)
+	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
-		s.codeJobs <- job // never blocks: it has room for as many jobs as there are slots
+		s.sendCode(email, deadline, log)
+		<-s.codeSlots // after the work: a stop waits for the slots
 	})
 	return true
 }
 
-// sendCodes is a worker. It ends when ctx does.
-func (s *server) sendCodes(ctx context.Context) {
-	for {
-		select {
-		case job := <-s.codeJobs:
-			s.sendCode(job)
-			<-s.codeSlots
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // sendCode mails a code if the address is an active user's, and logs what became of the
-// request. The client has had its answer.
+// request. The client has had its answer. The mail goes to the address as it is stored, never
+// to the text that a client sent.
 //
-// D3: a mail server that refuses or hangs changes no answer, until the queue is full. The mail
-// goes to the address as it is stored, never to the text that a client sent.
-func (s *server) sendCode(job codeJob) {
-	if time.Since(job.queuedAt) > mailMaxWait {
-		job.log.Warn("code not sent: waited too long")
-		return
-	}
-	u, found, err := s.loadUser(whereEmail, job.email)
+// Nothing that the mail server does changes an answer, until maxCodeRequests wait for it (D3).
+// A mail waits for another one only while maxConversations are under way, so that mail to one
+// address does not show in the time of mail to another (M2).
+func (s *server) sendCode(email string, deadline time.Time, log *slog.Logger) {
+	u, found, err := s.loadUser(whereEmail, email)
 	if err != nil {
-		job.log.Error("code not sent", "error", err)
+		log.Error("code not sent", "error", err)
 		return
 	}
 	if !found || u.suspended {
-		job.log.Info("code not sent: no active user")
+		log.Info("code not sent: no active user")
 		return
 	}
-	code, ok := s.codes.issue(job.email)
+	select {
+	case s.mailSlots <- struct{}{}:
+		defer func() { <-s.mailSlots }()
+	case <-time.After(time.Until(deadline)):
+		log.Warn("code not sent: waited too long")
+		return
+	}
+	code, ok := s.codes.issue(email, u.now)
 	if !ok {
-		job.log.Info("code not sent: the last one is less than a minute old")
+		log.Info("code not sent: the last one is less than a minute old")
 		return
 	}
-	if err := s.mail(u.Email, code); err != nil {
-		s.codes.withdraw(job.email, code)
-		job.log.Error("code not sent", "error", err)
+	if err := s.mailCode(u.Email, code.code); err != nil {
+		s.codes.withdraw(email, code)
+		log.Error("code not sent", "error", err)
 		return
 	}
-	job.log.Info("code sent")
+	log.Info("code sent")
+}
+
+// mailCode sends a code by mail, or prints it if there is no mail server.
+func (s *server) mailCode(to, code string) error {
+	if s.cfg.mail.server == nil {
+		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code)
+		return err
+	}
+	return s.cfg.mail.send(to, "Your sign-in code", fmt.Sprintf(`Your sign-in code is %s.
+
+It works once, within %.0f minutes. Do not tell it to anyone.
+If you did not ask for it, ignore this mail.
+`, code, codeTTL.Minutes()))
+}
+
+// A mailer sends mail through one server.
+type mailer struct {
+	server *url.URL // nil, in the local environment only: codes are printed
+	from   *mail.Address
 }
 
 // smtpPorts has the default port of each scheme. smtp begins in plain text and then does
 // STARTTLS; smtps is TLS from the first byte on.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// mail delivers a code. Connection and conversation end within mailTimeout; net/smtp has no
-// time limits of its own.
-func (s *server) mail(to, code string) error {
-	relay := s.cfg.smtpURL
-	if relay == nil {
-		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code)
-		return err
-	}
-	host := relay.Hostname()
-	port := cmp.Or(relay.Port(), smtpPorts[relay.Scheme])
+// send delivers a mail. net/smtp bounds neither time nor memory, so the connection does:
+// everything ends within mailTimeout, and the server may say maxMailReply bytes, before TLS
+// too (M1).
+func (m mailer) send(to, subject, text string) error {
+	host := m.server.Hostname()
+	port := cmp.Or(m.server.Port(), smtpPorts[m.server.Scheme])
 	deadline := time.Now().Add(mailTimeout)
-	conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, port), mailTimeout)
+	dialed, err := net.DialTimeout("tcp", net.JoinHostPort(host, port), mailTimeout)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	conn.SetDeadline(deadline)
-	if relay.Scheme == "smtps" {
+	defer dialed.Close()
+	dialed.SetDeadline(deadline)
+	var conn net.Conn = &boundedConn{Conn: dialed, left: maxMailReply}
+	if m.server.Scheme == "smtps" {
 		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
 		return err
 	}
-	return s.deliver(client, to, code)
+	return m.deliver(client, to, subject, text)
 }
 
-func (s *server) deliver(client *smtp.Client, to, code string) error {
-	from := s.cfg.mailFrom
-	_, domain, _ := strings.Cut(from.Address, "@")
+// A boundedConn reads at most left bytes.
+type boundedConn struct {
+	net.Conn
+	left int
+}
+
+func (c *boundedConn) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, errors.New("the mail server says too much")
+	}
+	n, err := c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
+func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
+	_, domain, _ := strings.Cut(m.from.Address, "@")
 	if err := client.Hello(domain); err != nil {
 		return err
 	}
-	if err := secureMail(client, s.cfg.smtpURL); err != nil {
+	if err := m.secure(client); err != nil {
 		return err
 	}
-	if err := client.Mail(from.Address); err != nil {
+	if err := client.Mail(m.from.Address); err != nil {
 		return err
 	}
 	if err := client.Rcpt(to); err != nil {
@@ -230,13 +253,13 @@ func (s *server) deliver(client *smtp.Client, to, code string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := io.WriteString(body, codeMessage(from, domain, to, code)); err != nil {
+	if _, err := io.WriteString(body, m.message(domain, to, subject, text)); err != nil {
 		return err
 	}
 	if err := body.Close(); err != nil {
 		return err
 	}
-	client.Quit() // the mail is accepted, whatever the server says now
+	client.Text.Cmd("QUIT") // the mail is accepted, so nobody waits for the answer
 	return nil
 }
 
@@ -244,12 +267,12 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// secureMail encrypts the conversation and signs in.
+// secure encrypts the conversation and signs in.
 //
-// D4: every host except loopback must do STARTTLS. If the server does not offer it, an attacker
-// on the way may have removed the offer. Then neither mail nor password is sent.
-func secureMail(client *smtp.Client, relay *url.URL) error {
-	host := relay.Hostname()
+// Every host except loopback must do STARTTLS. If the server does not offer it, an attacker
+// on the way may have removed the offer. Then neither mail nor password is sent (D4).
+func (m mailer) secure(client *smtp.Client) error {
+	host := m.server.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	offered, _ := client.Extension("STARTTLS")
 	_, encrypted := client.TLSConnectionState()
@@ -258,30 +281,26 @@ func secureMail(client *smtp.Client, relay *url.URL) error {
 			return err
 		}
 	}
-	if relay.User == nil {
+	if m.server.User == nil {
 		return nil
 	}
-	password, _ := relay.User.Password()
-	return client.Auth(smtp.PlainAuth("", relay.User.Username(), password, host))
+	password, _ := m.server.User.Password()
+	return client.Auth(smtp.PlainAuth("", m.server.User.Username(), password, host))
 }
 
-// codeMessage is the mail in the form of RFC 5322. Both addresses have passed a check that
-// lets no line break through.
-func codeMessage(from *mail.Address, domain, to, code string) string {
+// message is a mail in the form of RFC 5322. Both addresses have passed a check that lets no
+// line break through.
+func (m mailer) message(domain, to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s
 To: <%s>
-Subject: Your sign-in code
+Subject: %s
 Date: %s
 Message-ID: <%s@%s>
 Auto-Submitted: auto-generated
 MIME-Version: 1.0
 Content-Type: text/plain; charset=us-ascii
 
-Your sign-in code is %s.
-
-It works once, within %.0f minutes. Do not tell it to anyone.
-If you did not ask for it, ignore this mail.
-`, from, to, date, rand.Text(), domain, code, codeTTL.Minutes())
+%s`, m.from, to, subject, date, rand.Text(), domain, text)
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }

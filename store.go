@@ -5,6 +5,7 @@ package main
 // tried again, and which errors mean that the database is out of reach.
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	_ "embed"
@@ -13,6 +14,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -79,22 +81,43 @@ func openStore(databaseURL string) (*store, error) {
 	}
 	// The default of 2 would open and close connections all the time.
 	st.db.SetMaxIdleConns(poolSize)
-	// hub_name_sample needs the table hubs and the other functions.
-	tables := read("select count(*) from users, terms_acceptances, files, hub_name_sample('') where false")
-	_, err = st.row(tables, new(int))
-	if err != nil {
+	if err := st.checkTables(); err != nil {
 		st.db.Close()
-		return nil, fmt.Errorf(
-			"the database does not answer, or it lacks the tables (run: hubs migrate): %w", err)
+		return nil, explainDBError(err)
 	}
 	return st, nil
+}
+
+// checkTables fails if a table can't be read: because the database is away, or because a
+// table, a right or the search_path has changed.
+func (st *store) checkTables() error {
+	_, err := st.row(read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
+	return err
+}
+
+// explainDBError says in words what an operator can do about the usual mistakes of a set-up
+// (PostgreSQL manual, appendix A).
+func explainDBError(err error) error {
+	advice := map[string]string{
+		"28P01": "DATABASE_URL: the database refuses this user or password",
+		"28000": "DATABASE_URL: the database refuses this user or password",
+		"3D000": "DATABASE_URL: there is no such database",
+		"42P01": "the database lacks the tables (run: hubs migrate)",
+		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
+	}
+	sentence := "the database does not answer"
+	if dbErr, ok := errors.AsType[*pq.Error](err); ok {
+		sentence = cmp.Or(advice[string(dbErr.Code)], "the database answers with an error")
+	}
+	return fmt.Errorf("%s: %w", sentence, err)
 }
 
 // newConnector checks the connection string. settings override the string's own. The error
 // says no more than that it is wrong: lib/pq's own error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
-	const complaint = usageError("DATABASE_URL: must be a PostgreSQL URL or connection string; several " +
-		"hosts as postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+	const complaint = usageError("DATABASE_URL: must be a PostgreSQL URL or connection string, special " +
+		"characters in the password percent-encoded; several hosts as " +
+		"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
 		return nil, complaint
@@ -105,12 +128,16 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			return nil, complaint
 		}
 	}
-	cfg = cfg.Clone() // its map Runtime is never nil
-	// PostgreSQL ignores the letter case of a setting's name.
-	maps.DeleteFunc(cfg.Runtime, func(name, _ string) bool {
-		return settings[strings.ToLower(name)] != ""
-	})
-	maps.Copy(cfg.Runtime, settings)
+	// A role may change the defaults of its own connections. A thief of its password could
+	// make the server write to other tables, or acknowledge what is not on disk. These two are
+	// PostgreSQL's own defaults; DATABASE_URL may have others.
+	runtime := map[string]string{"search_path": `"$user", public`, "synchronous_commit": "on"}
+	for name, value := range cfg.Runtime {
+		runtime[strings.ToLower(name)] = value // PostgreSQL ignores the letter case
+	}
+	maps.Copy(runtime, settings)
+	cfg = cfg.Clone()
+	cfg.Runtime = runtime
 	return pq.NewConnectorConfig(cfg)
 }
 
@@ -123,7 +150,7 @@ func migrate(ctx context.Context, databaseURL string, out io.Writer) error {
 	db := sql.OpenDB(connector)
 	defer db.Close()
 	if _, err := db.ExecContext(ctx, schema); err != nil {
-		return err
+		return explainDBError(err)
 	}
 	_, err = fmt.Fprintln(out, "the tables are up to date")
 	return err
@@ -140,12 +167,14 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 }
 
 // rows runs a statement and calls scan for each row. If a write returns an error, it may have
-// been done all the same: the connection may have broken after the statement.
+// been done all the same: the connection may have broken after the statement. So we never send a
+// write again (D1; for what the driver does, see SECURITY.md, Deviations).
 //
-// D1: we never send a write again (for what the driver does, see SECURITY.md, Deviations).
-// D5: a read whose connection turns out to be dead is tried once more on a new one, unless scan
-// has had a row already. So once the database is back after a crash, no read fails.
-// H6: expensive statements never take all connections.
+// A read whose connection turns out to be dead is tried once more on a new one, unless scan has
+// had a row already. So once the database is back after a crash, no read fails (D5).
+//
+// Expensive statements never take all connections (H6). They take their own slot first, so that
+// one that waits holds no connection.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
 		if err := takeSlot(st.expensiveSlots); err != nil {
@@ -165,9 +194,7 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	return st.classifyDBError(err)
 }
 
-// takeSlot takes a slot, or gives up after dbTimeout.
-//
-// D2: a bounded wait, then 503.
+// takeSlot takes a slot, or gives up after dbTimeout: the wait is bounded, then comes a 503 (D2).
 func takeSlot(slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
@@ -220,19 +247,24 @@ func isConnectionGone(err error) bool {
 	return ok && broken.Op != "dial" && !broken.Timeout()
 }
 
-// classifyDBError turns the errors of a database that is out of reach into a 503. Every error that
-// is not PostgreSQL's own counts as one of the connection. Of PostgreSQL's own, those count that
-// end or refuse the connection (FATAL), and these classes (PostgreSQL manual, appendix A):
-//
-//	08  connections
-//	25  transactions: a standby takes no writes
-//	53  resources
-//	57  intervention by an operator, or by statement_timeout
-//	58  the system
-//
-// Other errors of PostgreSQL come from a bug, or from a wrong set-up.
-//
-// Z2: a database that is away gives nobody a session, and takes none away.
+// outageClasses are the errors of PostgreSQL (manual, appendix A) that mean that it can't
+// serve now. Other errors come from a bug, or from a wrong set-up.
+var outageClasses = []string{
+	"08", // connections
+	"53", // resources
+	"57", // intervention by an operator, or by statement_timeout
+	"58", // the system
+}
+
+// staleClasses are those of a connection that can't be used any more.
+var staleClasses = []string{
+	"0A", // a prepared statement, since a column has another type now
+	"25", // transactions: we are connected to a standby, which takes no writes
+}
+
+// classifyDBError turns the errors of a database that is out of reach into a 503: every error
+// that is not PostgreSQL's own, every one that ends or refuses the connection (FATAL), and the
+// classes above. So a database that is away gives nobody a session, and takes none away (Z2).
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
@@ -243,17 +275,26 @@ func (st *store) classifyDBError(err error) error {
 		go st.dropIdle()
 		return unavailable(err)
 	}
-	switch class := string(dbErr.Code.Class()); {
-	case dbErr.Code == "23503": // a foreign key. Here all refer to users: the user was deleted
-		return unauthenticated("ended")
-	case class == "25": // we are connected to a standby: connect anew
-		go st.dropIdle()
+	class := string(dbErr.Code.Class())
+	if slices.Contains(staleClasses, class) {
+		st.dropIdle() // the next request has a new connection
 		return unavailable(err)
-	// A class has two characters, so it can match only one of these whole.
-	case dbErr.Fatal() || strings.Contains("08 53 57 58", class):
+	}
+	if dbErr.Fatal() || slices.Contains(outageClasses, class) {
 		return unavailable(err)
 	}
 	return err
+}
+
+// isForeignKeyViolation reports whether a write refers to a row that is not there.
+func isForeignKeyViolation(err error) bool { return hasSQLState(err, "23503") }
+
+// isUniqueViolation reports whether a write would make a second row of a kind.
+func isUniqueViolation(err error) bool { return hasSQLState(err, "23505") }
+
+func hasSQLState(err error, code pq.ErrorCode) bool {
+	dbErr, ok := errors.AsType[*pq.Error](err)
+	return ok && dbErr.Code == code
 }
 
 // deadlineDialer makes connections whose every read and write ends in time. Without it
@@ -275,15 +316,16 @@ func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) 
 
 type deadlineConn struct{ net.Conn }
 
-// Read hides io.EOF from lib/pq. Because of io.EOF, lib/pq would report a bad connection, and
-// database/sql would send the statement again, even a write. With TLS, crypto/tls reports
-// an orderly close as io.EOF itself. But before it closes, PostgreSQL sends a FATAL error.
+// Read sees to it that no write is done twice, and gives up a hung PostgreSQL after dbTimeout
+// (D1).
 //
-// A connection whose read failed is closed. Otherwise, if an answer broke off after an
-// error, lib/pq would use the connection again and take the late rest of that answer for
-// the answer to the next statement.
+// It never returns io.EOF. For io.EOF, lib/pq reports a bad connection, and database/sql then
+// sends the statement again, even a write. (With TLS, crypto/tls reports an orderly close as
+// io.EOF itself. But before it closes, PostgreSQL sends a FATAL error.)
 //
-// D1: no write is done twice, and a hung PostgreSQL is given up after dbTimeout.
+// It closes a connection whose read failed. If an answer broke off after an error, lib/pq would
+// use the connection again, and take the late rest of that answer for the answer to the next
+// statement.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
