@@ -113,13 +113,16 @@ func parseHubQuery(f *fields) hubQuery {
 	}
 }
 
-// hubOrders has the columns that a list can be ordered by. The name of a column can't be a
+// hubOrders has the columns that a list can be ordered by, and hubDirections how. Neither can be a
 // parameter of a statement: only what stands here gets into the text of one.
-var hubOrders = map[string]string{
-	"name":      "name",
-	"createdAt": "created_at",
-	"updatedAt": "updated_at",
-}
+var (
+	hubOrders = map[string]string{
+		"name":      "name",
+		"createdAt": "created_at",
+		"updatedAt": "updated_at",
+	}
+	hubDirections = map[string]string{"asc": "asc", "desc": "desc"}
+)
 
 // A hubPage is one page of a list. It has no total: counting costs more as the table grows.
 // HasMore costs one row.
@@ -175,8 +178,8 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 //		order by name asc, hub_id asc limit $1 offset $2))
 //	order by name asc, hub_id asc
 //
-// I1: of what a client sends, only the direction gets into the text, and only asc or desc passes
-// its rule. All values are parameters.
+// I1: nothing that a client sends gets into the text. The order comes from lists, and all values
+// are parameters.
 // H6: a statement that may pass many hubs counts as expensive.
 func (q hubQuery) listStatement() statement {
 	args := []any{q.limit + 1, q.offset} // one row more than the page has, for HasMore
@@ -190,7 +193,8 @@ func (q hubQuery) listStatement() statement {
 		// The inner select is run once, and not for each hub.
 		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
 	}
-	order := hubOrders[q.orderBy] + " " + q.orderDirection + ", hub_id " + q.orderDirection
+	direction := hubDirections[q.orderDirection]
+	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
 	found := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
 	if q.name == nil && q.offset <= plainOffset {
 		return statement{text: "select " + hubColumns + " " + found, args: args}
