@@ -1,15 +1,25 @@
 package main
 
 // Hubs, the domain resource: its types with their checks, then the handlers. Another
-// resource would have a file of this shape.
+// resource would have a file of this shape. Its table and its indexes are in schema.sql.
 
 import (
 	"database/sql"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
+)
+
+// The limits of hubs and of their list. The table in schema.sql has those of the columns too.
+const (
+	maxHubName        = 100  // characters; a filter's text has the same limit
+	maxHubDescription = 2000 // characters
+	maxPageLimit      = 100  // hubs
+	maxPageOffset     = 10000
+
+	// A page that begins after plainOffset finds its ids in an index first: see listStatement.
+	plainOffset = 100
 )
 
 // A hub, as it is stored and sent.
@@ -34,15 +44,15 @@ func (h *hub) scanTargets() []any {
 func (h hub) isValid() bool {
 	nameLength := utf8.RuneCountInString(h.Name)
 	return isUUID(h.HubID) &&
-		nameLength >= 1 && nameLength <= 100 &&
-		utf8.RuneCountInString(h.Description) <= 2000 &&
+		nameLength >= 1 && nameLength <= maxHubName &&
+		utf8.RuneCountInString(h.Description) <= maxHubDescription &&
 		slices.Contains(hubStatuses, h.Status) &&
 		!h.CreatedAt.IsZero() && !h.UpdatedAt.IsZero()
 }
 
 var (
-	hubNameRule        = rule{name: "name", min: 1, max: 100, trim: true, required: true}
-	hubDescriptionRule = rule{name: "description", max: 2000, controls: "\r\n\t"}
+	hubNameRule        = rule{name: "name", min: 1, max: maxHubName, trim: true, required: true}
+	hubDescriptionRule = rule{name: "description", max: maxHubDescription, controls: "\r\n\t"}
 	hubStatusRule      = rule{name: "status", oneOf: hubStatuses, fallback: "active"}
 )
 
@@ -50,7 +60,11 @@ var (
 type newHub struct{ name, description, status string }
 
 func parseNewHub(f *fields) newHub {
-	return newHub{f.text(hubNameRule), f.text(hubDescriptionRule), f.text(hubStatusRule)}
+	return newHub{
+		name:        f.text(hubNameRule),
+		description: f.text(hubDescriptionRule),
+		status:      f.text(hubStatusRule),
+	}
 }
 
 // A hubChange is the input of PATCH /hubs/{hubId}. nil leaves a field as it is.
@@ -58,9 +72,9 @@ type hubChange struct{ name, description, status *string }
 
 func parseHubChange(f *fields) hubChange {
 	change := hubChange{
-		f.optional(hubNameRule),
-		f.optional(hubDescriptionRule),
-		f.optional(hubStatusRule),
+		name:        f.optional(hubNameRule),
+		description: f.optional(hubDescriptionRule),
+		status:      f.optional(hubStatusRule),
 	}
 	if change == (hubChange{}) {
 		f.refuse("body", "must have at least one of name, description, status")
@@ -76,15 +90,15 @@ type hubQuery struct {
 }
 
 var (
-	pageLimitRule  = rule{name: "limit", number: true, min: 1, max: 100, fallback: "20"}
-	pageOffsetRule = rule{name: "offset", number: true, min: 0, max: 10000, fallback: "0"}
+	pageLimitRule  = rule{name: "limit", number: true, min: 1, max: maxPageLimit, fallback: "20"}
+	pageOffsetRule = rule{name: "offset", number: true, max: maxPageOffset, fallback: "0"}
 	orderByRule    = rule{
 		name: "orderBy", oneOf: []string{"name", "createdAt", "updatedAt"}, fallback: "name",
 	}
 	orderDirectionRule = rule{
 		name: "orderDirection", oneOf: []string{"asc", "desc"}, fallback: "asc",
 	}
-	nameFilterRule   = rule{name: "filters[name]", min: 1, max: 100}
+	nameFilterRule   = rule{name: "filters[name]", min: 1, max: maxHubName}
 	statusFilterRule = rule{name: "filters[status]", oneOf: hubStatuses}
 )
 
@@ -99,13 +113,16 @@ func parseHubQuery(f *fields) hubQuery {
 	}
 }
 
-// hubOrders has the columns that a list can be ordered by. The name of a column can't be a
+// hubOrders has the columns that a list can be ordered by, and hubDirections how. Neither can be a
 // parameter of a statement: only what stands here gets into the text of one.
-var hubOrders = map[string]string{
-	"name":      "name",
-	"createdAt": "created_at",
-	"updatedAt": "updated_at",
-}
+var (
+	hubOrders = map[string]string{
+		"name":      "name",
+		"createdAt": "created_at",
+		"updatedAt": "updated_at",
+	}
+	hubDirections = map[string]string{"asc": "asc", "desc": "desc"}
+)
 
 // A hubPage is one page of a list. It has no total: counting costs more as the table grows.
 // HasMore costs one row.
@@ -126,73 +143,69 @@ func (p hubPage) isValid() bool {
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
-	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
+	list := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	var row hub // each row is scanned into it; append copies it
 	targets := row.scanTargets()
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
 		if err := rows.Scan(targets...); err != nil {
 			return err
 		}
-		page.Items = append(page.Items, row)
+		list.Items = append(list.Items, row)
 		return nil
 	})
 	if err != nil {
 		return hubPage{}, err
 	}
-	page.HasMore = len(page.Items) > q.limit
-	page.Items = page.Items[:min(len(page.Items), q.limit)]
-	return page, nil
+	list.HasMore = len(list.Items) > q.limit
+	list.Items = list.Items[:min(len(list.Items), q.limit)]
+	return list, nil
 }
 
-// Up to plainOffset, the fastest way is to read the rows in order and to drop the first ones.
-const plainOffset = 100
-
-// listStatement returns the SQL of the list and its arguments: $1 is the number of rows, $2
-// the offset, then come the name and the status, if the query has them. Each shape of the
-// query has its own text, so that it is prepared once and planned for the index that
-// serves it. For example, active hubs with "har" in the name, newest first, on a first page:
+// listStatement returns the statement of the list. Each order and each set of filters has a text
+// of its own, so that it is prepared once and planned for the index that serves it. The rule of
+// the indexes is in schema.sql.
 //
-//	with sample as materialized (select ... from hub_name_sample($3)),
-//	...
-//	where (select ...) and status = $4 order by created_at desc, hub_id desc
-//	...
+// A page near the start, without a filter by name, reads its rows in the list's order:
 //
-//	$1 = 21, $2 = 0, $3 = 'har', $4 = 'active'
+//	select … from hubs where true and status = $3
+//	order by created_at desc, hub_id desc limit $1 offset $2
 //
-// I1: of what a client sends, only the direction gets into the text, and only asc or desc passes
-// its rule. All values are parameters.
+// Any other page may pass many hubs before it is full. It finds its ids in the index alone, without
+// the rows that it passes, and then reads the rows of the page:
+//
+//	select … from hubs where hub_id = any (array(select hub_id
+//		from hubs where true and strpos(name_lower, (select hub_name_key($3))) > 0
+//		order by name asc, hub_id asc limit $1 offset $2))
+//	order by name asc, hub_id asc
+//
+// I1: nothing that a client sends gets into the text. The order comes from lists, and all values
+// are parameters.
+// H6: a statement that may pass many hubs counts as expensive.
 func (q hubQuery) listStatement() statement {
-	var text string
-	args := []any{q.limit + 1, q.offset}
-	switch {
-	case q.name != nil:
-		text = hubsByName
-		args = append(args, *q.name)
-	case q.offset > plainOffset:
-		text = hubsDeepPage
-	default:
-		text = hubsFirstPages
-	}
-	status := "true"
+	args := []any{q.limit + 1, q.offset} // one row more than the page has, for HasMore
+	where := "true"
 	if q.status != nil {
 		args = append(args, *q.status)
-		status = fmt.Sprintf("status = $%d", len(args))
+		where += fmt.Sprintf(" and status = $%d", len(args))
 	}
-	column := hubOrders[q.orderBy]
-	order := column + " " + q.orderDirection + ", hub_id " + q.orderDirection
-	text = strings.NewReplacer("{status}", status, "{column}", column, "{order}", order).Replace(text)
+	if q.name != nil {
+		args = append(args, *q.name)
+		// The inner select is run once, and not for each hub.
+		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
+	}
+	direction := hubDirections[q.orderDirection]
+	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
+	found := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
+	if q.name == nil && q.offset <= plainOffset {
+		return statement{text: "select " + hubColumns + " " + found, args: args}
+	}
 	return statement{
-		text:      text,
+		text: "select " + hubColumns +
+			" from hubs where hub_id = any (array(select hub_id " + found + ")) order by " + order,
 		args:      args,
-		expensive: q.name != nil || q.offset > plainOffset, // costs many times a first page
+		expensive: true,
 	}
 }
-
-const hubsFirstPages = "select " + hubColumns + ` from hubs where {status} order by {order} limit $1 offset $2`
-
-// hubsDeepPage finds the page in an index alone, and reads only the rows of the page.
-const hubsDeepPage = "select " + hubColumns + ` from hubs where hub_id = any (array(
-	select hub_id from hubs where {status} order by {order} limit $1 offset $2)) order by {order}`
 
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	var h hub
@@ -225,11 +238,14 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 }
 
 // changeHub sets what the input has. A nil is sent as null, and coalesce keeps the old value.
+// updated_at never goes back: the database's clock may, and of two changes at once the one that
+// began first may be written last.
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
 	found, err := s.store.row(
 		write(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
-			status = coalesce($4, status), updated_at = now() where hub_id = $1 returning `+hubColumns,
+			status = coalesce($4, status), updated_at = greatest(updated_at, clock_timestamp())
+			where hub_id = $1 returning `+hubColumns,
 			state.pathID("hubId"), in.name, in.description, in.status),
 		h.scanTargets()...)
 	return h, orNotFound(found, err)
@@ -241,38 +257,3 @@ func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
 		new(string))
 	return nothing{}, orNotFound(found, err)
 }
-
-// hubsByName is the list with filters[name]. Skip it at a first reading: docs/search.md explains
-// it step by step. It takes one of two ways, which find the same hubs (see the end of
-// schema.sql): a walk in the list's order, and gathering the matches by the index of pieces. A
-// sample of a thousand hubs decides:
-//
-//   - More than 20 candidates: "walked" reads entries until the page is full, all of them
-//     if need be. To gather more than 2 % of the hubs would not be faster.
-//   - Otherwise, if a full page is to be expected within 20,000 entries (20 samples), "tried" reads up to
-//     40,000. The budget is for matches that come late in the order.
-//   - If "tried" did not fill the page, or was not worth it, "gathered" reads all
-//     candidates, about 2 % of the hubs at most.
-//
-// What "tried" found of a page that it did not fill, "gathered" finds again; any (array …)
-// counts an id once. PostgreSQL skips a part whose condition on the sample is false.
-const hubsByName = `with sample as materialized (
-	select candidates > 20 as frequent, matches * 20 >= $1::bigint + $2::bigint as worth_a_try from hub_name_sample($3)),
-tried as materialized (
-	select hub_id from (
-		select hub_id, name_lower, name_mask, {column} from hubs
-		where (select worth_a_try and not frequent from sample) and {status}
-		order by {order} limit 40000) entries
-	where hub_name_contains(name_lower, name_mask, (select hub_name_key($3)), (select hub_name_mask(hub_name_key($3))))
-	order by {order} limit $1 offset $2),
-walked as (
-	select hub_id from hubs_walked_by_name($3)
-	where (select frequent from sample) and {status}
-	order by {order} limit $1 offset $2),
-gathered as (
-	select hub_id from hubs_gathered_by_name($3)
-	where (select not frequent from sample) and (select count(*) < $1 from tried) and {status}
-	order by {order} limit $1 offset $2)
-select ` + hubColumns + ` from hubs where hub_id = any (array(
-	select hub_id from tried union all select hub_id from walked union all select hub_id from gathered))
-order by {order}`
