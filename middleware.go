@@ -131,6 +131,9 @@ func toProblem(err error) *problem {
 	if p, ok := errors.AsType[*problem](err); ok {
 		return p
 	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return errTooLarge
+	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return &problem{
 			Status: 507, Code: "insufficient_storage", Detail: "There is no room for the file.",
