@@ -324,11 +324,7 @@ type server struct {
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
-	files  *os.Root // FILES_DIR, to open what is in it
-	folder *os.File // FILES_DIR itself, for Sync
-	// linkFile is files.Link. A test replaces it by a function that makes the link and reports
-	// an error, as a network file system may do.
-	linkFile func(oldname, newname string) error
+	files *os.Root // FILES_DIR
 
 	codes     oneTimeCodes
 	codeJobs  chan codeJob  // requests for a code that wait for a worker
@@ -352,7 +348,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		codeSlots:    make(chan struct{}, mailQueue),
 		requestLimit: newLimiter(100, 10*time.Second, "client address"),
 		fileLimit:    newLimiter(500, time.Second, "client address"),
-		transfers:    transfers{max: maxDescriptors() / 4, byUser: map[string]int{}},
+		transfers:    transfers{byUser: map[string]int{}},
 	}
 }
 
@@ -458,7 +454,6 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	if err := s.openFiles(); err != nil {
 		return fmt.Errorf("FILES_DIR: %w", err)
 	}
-	defer s.folder.Close()
 	listener, err := listen(cfg.addr, getenv, ctx.Done())
 	if err != nil {
 		return err

@@ -228,31 +228,6 @@ func (state *requestState) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom sends a file. Only http.ServeContent calls it, with an *io.LimitedReader. Each piece goes
-// on as an *io.LimitedReader around the same reader: if that is an *os.File, as for all but
-// several ranges at once, net/http uses sendfile.
-//
-// H5: a download may take as long as it likes, but each piece must be taken within
-// stallTimeout. A client that reads nothing is cut off.
-func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
-	state.WriteHeader(http.StatusOK)
-	limited := src.(*io.LimitedReader)
-	deadlines := http.NewResponseController(state.ResponseWriter)
-	sent := int64(0)
-	for limited.N > 0 {
-		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
-		piece := &io.LimitedReader{R: limited.R, N: min(limited.N, transferPiece)}
-		n, err := io.Copy(state.ResponseWriter, piece)
-		sent += n
-		state.bytes += n
-		limited.N -= n
-		if err != nil || n == 0 {
-			return sent, err
-		}
-	}
-	return sent, nil
-}
-
 var headersOfSuccess = []string{
 	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
 	"Content-Length",

@@ -1,7 +1,6 @@
 package main
 
-// The limits: the token bucket with its keys and its bound on memory, transfers at a time,
-// and connections.
+// The limits: the token bucket with its keys and its bound on memory, and connections.
 
 import (
 	"container/list"
@@ -221,50 +220,11 @@ func clientKey(client netip.Addr) string {
 	return network.String()
 }
 
-const (
-	maxUserTransfers = 16               // uploads and downloads of a user at a time
-	stallTimeout     = 30 * time.Second // a transfer without progress ends
-	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
-)
-
-// transfers counts the uploads and downloads that run. Each holds two file descriptors: its
-// connection and its file. max is a quarter of the descriptors that the process may have, so
-// transfers use at most half of them.
-type transfers struct {
-	max    uint64 // of all users
-	mu     sync.Mutex
-	all    uint64
-	byUser map[string]int
-}
-
 // maxDescriptors returns how many files and connections the process may have open.
 func maxDescriptors() uint64 {
 	var limit syscall.Rlimit
 	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
 	return min(limit.Cur, 1<<20)
-}
-
-// begin counts a transfer, or returns the 429. The caller calls end when it is over.
-//
-// H5: one user can't take all descriptors, nor can all users together.
-func (t *transfers) begin(userID string) (end func(), err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.byUser[userID] >= maxUserTransfers || t.all >= t.max {
-		limit := fmt.Sprintf("%d transfers at a time by user, %d by all users", maxUserTransfers, t.max)
-		return nil, rateLimited(limit, time.Second)
-	}
-	t.byUser[userID]++
-	t.all++
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.all--
-		t.byUser[userID]--
-		if t.byUser[userID] == 0 {
-			delete(t.byUser, userID)
-		}
-	}, nil
 }
 
 // The most expensive connection holds less than 250 kB, most of it the kernel's buffer for
