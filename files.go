@@ -7,8 +7,8 @@ package main
 // and the upload holds a lock (flock) on that file. Its final name, <id>, is a second link to the
 // same bytes. The row in the table comes last and makes the file visible.
 //
-// A working name whose lock is free belongs to no running upload. The sweep looks at such names,
-// at the start and once a minute, in every server that uses the folder:
+// A working name whose lock is free belongs to no running upload. The sweep looks at such names
+// once a minute, in every server that uses the folder:
 //
 //	unfinished/<id>       a killed server left it. If it has a row, the upload is complete, and
 //	                      only the working name is removed; if not, the bytes are, too.
@@ -19,6 +19,7 @@ import (
 	"bytes"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"mime"
@@ -29,6 +30,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unicode"
@@ -43,6 +45,10 @@ const (
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
+
+	maxUserTransfers = 16               // uploads and downloads of a user at a time
+	stallTimeout     = 30 * time.Second // a transfer without progress ends
+	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
 	undoSuffix    = ".undo"      // of a working name whose row must go
@@ -64,49 +70,63 @@ func (f file) isValid() bool {
 		!f.CreatedAt.IsZero()
 }
 
-// isFileName refuses names that are unsafe in a path or a header.
+// unsafeInName has what could lead out of a folder, and the characters that set the direction of
+// text: with one of these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
+const unsafeInName = `/\` + "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
+
+// isFileName refuses names that are unsafe in a path, in a header or on a screen.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
 	}
-	return !strings.ContainsAny(name, `/\`) && !strings.ContainsFunc(name, unicode.IsControl)
+	return !strings.ContainsAny(name, unsafeInName) && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
-// openFiles opens FILES_DIR and sweeps it once.
+// openFiles opens FILES_DIR. Only the local environment makes that folder. Elsewhere a missing
+// folder may be a missing mount, which would later hide what was uploaded meanwhile.
 //
-// F1: nothing that is reached through s.files lies outside the folder, whatever the name
-// (os.Root).
+// Nothing that is reached through s.files lies outside the folder, whatever the name: it is an
+// os.Root (F1).
 func (s *server) openFiles() error {
 	dir := s.cfg.filesDir
-	if err := os.MkdirAll(path.Join(dir, unfinished), 0o700); err != nil {
-		return err
+	if s.cfg.env == envLocal {
+		os.MkdirAll(dir, 0o700) // if this fails, OpenRoot says why
 	}
 	files, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
+	if err == nil {
+		err = files.MkdirAll(unfinished, 0o700)
 	}
-	folder, err := files.Open(".")
 	if err != nil {
-		return err
+		return usageError("FILES_DIR: must be a folder that the server may write to (only the local " +
+			"environment makes it): " + err.Error())
 	}
 	s.files = files
-	s.folder = folder
-	s.linkFile = files.Link
-	return s.sweepOnce()
+	return nil
 }
 
-// sweepUploads sweeps every sweepInterval until the server stops.
+// checkFiles fails if FILES_DIR is gone, or is no longer the folder that was opened: a
+// mount was lost, or covers it.
+func (s *server) checkFiles() error {
+	opened, openedErr := s.files.Stat(".")
+	named, namedErr := os.Stat(s.cfg.filesDir)
+	if !os.SameFile(opened, named) { // nor is nil the same as anything
+		moved := errors.New("FILES_DIR is not the folder that was opened at the start")
+		return errors.Join(moved, openedErr, namedErr)
+	}
+	return nil
+}
+
+// sweepUploads sweeps at once, then every sweepInterval until the server stops.
 func (s *server) sweepUploads() {
-	for range time.Tick(sweepInterval) {
-		if s.stopping.Load() {
-			return
-		}
+	for !s.stopping.Load() {
 		if err := s.sweepOnce(); err != nil {
 			s.log.Error("the sweep of unfinished uploads failed", "error", err)
 		}
+		time.Sleep(sweepInterval)
 	}
 }
 
+// sweepOnce looks at every working name. One that can't be swept does not keep the others.
 func (s *server) sweepOnce() error {
 	entries, err := fs.ReadDir(s.files.FS(), unfinished)
 	if err != nil {
@@ -119,15 +139,15 @@ func (s *server) sweepOnce() error {
 	return errors.Join(errs...)
 }
 
-// sweepUpload cleans up after one upload, unless it still runs.
-//
-// F3: of an upload that was cut off, killed or refused, nothing is kept.
+// sweepUpload cleans up after one upload, unless it still runs. Of an upload that was cut off,
+// killed or refused, nothing is kept (F3).
 func (s *server) sweepUpload(name string) error {
 	id, undo := strings.CutSuffix(name, undoSuffix)
 	if !isUUID(id) {
 		return nil
 	}
-	working, err := s.files.OpenFile(path.Join(unfinished, name), os.O_RDWR, 0)
+	workingName := path.Join(unfinished, name)
+	working, err := s.files.OpenFile(workingName, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // its upload, or another server's sweep, was first
 	}
@@ -139,6 +159,8 @@ func (s *server) sweepUpload(name string) error {
 	if err != nil {
 		return err
 	}
+	// The age comes first: an upload that has just made its file is about to lock it. The lock
+	// comes before the look-up: a running upload may still write its row.
 	isYoung := time.Since(info.ModTime()) < sweepInterval
 	if isYoung || lockFile(working) != nil {
 		return nil
@@ -149,9 +171,9 @@ func (s *server) sweepUpload(name string) error {
 		return err
 	}
 	if hasRow && !undo { // the bytes are needed
-		return s.files.RemoveAll(path.Join(unfinished, name))
+		return s.files.RemoveAll(workingName)
 	}
-	return s.rollbackUpload(id, name, hasRow)
+	return s.rollbackUpload(id, workingName, hasRow)
 }
 
 // lockFile takes the lock on a working file, or fails if an upload holds it. The kernel
@@ -161,7 +183,9 @@ func lockFile(working *os.File) error {
 }
 
 // rollbackUpload removes all of an upload: the row if it may exist, then the bytes, then the
-// working name. The working name goes last, so that the sweep finds what is left here.
+// working name. The order matters: a row without bytes would be half a file, and without the
+// working name no sweep would find what is left. The bytes are removed whether or not an upload
+// got as far as the link, because a call may fail after it has done its work.
 func (s *server) rollbackUpload(id, workingName string, rowMayExist bool) error {
 	if rowMayExist {
 		if _, err := s.store.row(write("delete from files where file_id = $1", id)); err != nil {
@@ -171,13 +195,40 @@ func (s *server) rollbackUpload(id, workingName string, rowMayExist bool) error 
 	if err := s.files.RemoveAll(id); err != nil {
 		return err
 	}
-	return s.files.RemoveAll(path.Join(unfinished, workingName))
+	return s.files.RemoveAll(workingName)
+}
+
+// transfers counts the uploads and downloads of each user that run. Each holds a connection and
+// a file.
+type transfers struct {
+	mu     sync.Mutex
+	byUser map[string]int
+}
+
+// begin counts a transfer, or returns the 429. The caller calls end when it is over. So one user
+// can't take all connections (H5).
+func (t *transfers) begin(userID string) (end func(), err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byUser[userID] >= maxUserTransfers {
+		limit := fmt.Sprintf("%d transfers at a time by user", maxUserTransfers)
+		return nil, rateLimited(limit, time.Second)
+	}
+	t.byUser[userID]++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.byUser[userID]--
+		if t.byUser[userID] == 0 {
+			delete(t.byUser, userID)
+		}
+	}, nil
 }
 
 // upload takes a file.
 func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
-	defer func() {
+	defer func() { // runs after end: a refused upload no longer counts
 		if err != nil {
 			form.drain()
 		}
@@ -186,7 +237,7 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	if err != nil {
 		return file{}, err
 	}
-	defer end()
+	defer end() // before anything else can return
 	if err := form.open(); err != nil {
 		return file{}, err
 	}
@@ -202,9 +253,9 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 // final name and the row is written. If it fails, nothing of the upload is left, or the
 // sweep removes the rest.
 //
-// F4: working name, bytes, fsync, link, fsync of the folder, then the row. The working
-// name's own folder is not synced: a power cut may cost that name, and then leave bytes that
-// no row names and no sweep finds.
+// The order is: working name, bytes, fsync, link, fsync of the folder, then the row (F4). The
+// working name's own folder is not synced: a power cut may cost that name, and then leave bytes
+// that no row names and no sweep finds.
 func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err error) {
 	var id string // asked of the database, which also shows early that it is away
 	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
@@ -215,7 +266,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err != nil {
 		return file{}, err
 	}
-	defer working.Close() // deferred first, so it frees the lock last
+	defer working.Close() // deferred first, so it runs last: it frees the lock
 	rowMayExist := false
 	defer func() {
 		if err != nil {
@@ -248,7 +299,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
 	if err != nil {
-		return file{}, err
+		return file{}, endedIfUserGone(err)
 	}
 	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
 	return f, nil
@@ -260,20 +311,25 @@ func (s *server) makeDurable(working *os.File, id string) error {
 	if err := working.Sync(); err != nil {
 		return err
 	}
-	if err := s.linkFile(path.Join(unfinished, id), id); err != nil {
+	if err := s.files.Link(path.Join(unfinished, id), id); err != nil {
 		return err
 	}
-	return s.folder.Sync()
+	folder, err := s.files.Open(".")
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return folder.Sync()
 }
 
 // abandonUpload removes a failed upload, or leaves it to the sweep if it can't.
 func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool) {
-	err := s.rollbackUpload(id, id, rowMayExist)
+	workingName := path.Join(unfinished, id)
+	err := s.rollbackUpload(id, workingName, rowMayExist)
 	if err == nil {
 		return
 	}
 	if rowMayExist {
-		workingName := path.Join(unfinished, id)
 		err = errors.Join(err, s.files.Rename(workingName, workingName+undoSuffix))
 	}
 	state.log().Warn("a failed upload is left to the sweep", "fileId", id, "error", err)
@@ -283,15 +339,14 @@ func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool)
 // stallTimeout without progress, uploadTimeout in all.
 type uploadForm struct {
 	state   *requestState
-	maxFile int64 // bytes of the file
-	parts   *multipart.Reader
-	part    *multipart.Part
-	name    string // of the file
-
-	limit    int64 // bytes of the body that may be read; changes as the form is read
-	received int64 // bytes of the body that were read
-
+	maxFile int64     // bytes of the file
 	started time.Time // the pace counts from here
+
+	body     io.Reader // the request's, with a bound
+	received int64     // bytes of it
+	parts    *multipart.Reader
+	part     *multipart.Part // nil until the headers of the file are read
+	name     string          // of the file
 }
 
 // open checks the headers of an upload before it reads a byte of it, then reads the form up
@@ -300,39 +355,44 @@ func (form *uploadForm) open() error {
 	r := form.state.request
 	kind, params := mediaType(r.Header)
 	if kind != "multipart/form-data" {
-		return errMediaType
+		return wrongMediaType("multipart/form-data")
 	}
 	if params["boundary"] == "" {
 		return invalid(fieldError{"body", "must name its boundary in the Content-Type"})
 	}
-	if r.ContentLength > form.maxFile+maxFormBytes {
+	maxBody := form.maxFile + maxFormBytes
+	if r.ContentLength > maxBody {
 		return errTooLarge
 	}
+	form.body = http.MaxBytesReader(form.state, r.Body, maxBody)
 	form.parts = multipart.NewReader(form, params["boundary"])
-	form.limit = maxPartHeaders // package multipart alone would take 10 MB of headers
 	part, err := form.parts.NextRawPart()
 	if err != nil {
 		return bodyProblem(err)
 	}
 	form.part = part
-	form.limit = form.maxFile + maxFormBytes
 	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 	name := disposition["filename"]
 	form.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
 	if part.FormName() != "file" || !isFileName(form.name) {
-		return invalid(fieldError{"file",
-			"must be the only part, its file name 1 to 255 bytes of UTF-8 without control characters"})
+		return invalid(fieldError{"file", "must be the only part, its file name 1 to 255 bytes of " +
+			"UTF-8 without control characters and without U+202A to U+202E and U+2066 to U+2069"})
 	}
 	return nil
 }
 
 // Read is how the multipart reader reads the body.
 //
-// H1: an upload that is slower than uploadPace is cut off after its first minute.
-// H5: one that does not move is cut off after stallTimeout.
+// An upload that is slower than uploadPace is cut off after its first minute (H1), one that does
+// not move after stallTimeout (H5). What comes before the file has maxPartHeaders; package
+// multipart alone would keep 10 MB of headers.
 func (form *uploadForm) Read(p []byte) (int, error) {
-	if form.received > form.limit {
-		return 0, errTooLarge
+	if form.part == nil {
+		left := maxPartHeaders - form.received
+		if left == 0 {
+			return 0, errTooLarge
+		}
+		p = p[:min(int64(len(p)), left)]
 	}
 	deadline := form.started.Add(uploadTimeout(form.received))
 	if stallsAt := time.Now().Add(stallTimeout); stallsAt.Before(deadline) {
@@ -341,8 +401,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
 	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
-	// One byte more than the limit is read, so that an excess can be seen.
-	n, err := form.state.request.Body.Read(p[:min(int64(len(p)), form.limit-form.received+1)])
+	n, err := form.body.Read(p)
 	form.received += int64(n)
 	return n, err
 }
@@ -355,14 +414,13 @@ func uploadTimeout(received int64) time.Duration {
 // receive writes the file to out and finds its type and size. Nothing may follow the file in
 // the form; bytes after the end of the form count as bytes of the form.
 func (form *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
-	size, err = io.Copy(out, form.part)
+	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // 1: to see an excess
 	if err != nil {
 		return "", 0, err
 	}
 	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	form.limit = size + maxFormBytes
 	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
@@ -373,7 +431,7 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 	if _, err := io.Copy(io.Discard, form); err != nil {
 		return "", 0, err
 	}
-	if form.received > form.limit {
+	if form.received > size+maxFormBytes {
 		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -402,11 +460,10 @@ func contentType(head []byte) string {
 	if !strings.HasPrefix(found, "text/") {
 		return found
 	}
-	valid := bytes.ToValidUTF8(head, nil)
-	dropped := len(head) - len(valid)
-	// HasPrefix: what was dropped stood at the end.
-	onlyAtEnd := len(head) == sniffLength && dropped < utf8.UTFMax && bytes.HasPrefix(head, valid)
-	isUTF8 := dropped == 0 || onlyAtEnd
+	// What is broken at the end of head; all of head if something else is broken.
+	broken := bytes.TrimPrefix(head, bytes.ToValidUTF8(head, nil))
+	isCutOff := len(head) == sniffLength && len(broken) < utf8.UTFMax
+	isUTF8 := len(broken) == 0 || isCutOff
 	if !isUTF8 || bytes.ContainsRune(head, '<') {
 		return "application/octet-stream"
 	}
@@ -426,16 +483,15 @@ func (c fileContent) isValid() bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.isValid()
 }
 
-// Close is called by endpoint when the answer has been sent, or refused.
+// Close is called by endpoint when the answer has been sent, or refused. The transfer ends last,
+// when it holds nothing any more.
 func (c fileContent) Close() error {
-	c.end()
+	defer c.end()
 	return c.content.Close()
 }
 
 // getFile finds a file by its id and name. Any signed-in user may read a file whose path
-// they know; ids can't be guessed.
-//
-// F1: no path leads anywhere but to a file with a row.
+// they know; ids can't be guessed. No path leads anywhere but to a file with a row (F1).
 func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	var c fileContent
 	name := state.request.PathValue("name")
@@ -472,11 +528,10 @@ const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-d
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
 // http.ServeContent keeps it). A file never changes, so its id is its ETag.
 //
-// C4: private, because a shared cache may store answers to requests with cookies.
-// F2: what a browser could run is an attachment, and sandboxed.
-// H7: a Range header with many ranges is ignored (RFC 9110 14.2 permits that); each would cost a
-// part of its own.
-func (c fileContent) send(state *requestState) {
+// The answer is private, because a shared cache may store answers to requests with cookies (C4).
+// What a browser could run is an attachment, and sandboxed (F2). A Range header with many ranges
+// is ignored, as RFC 9110 14.2 permits; each would cost a part of its own (H7).
+func (c fileContent) send(state *requestState, _ int) {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, c.ContentType) {
 		disposition = "inline"
@@ -492,4 +547,28 @@ func (c fileContent) send(state *requestState) {
 		state.request.Header.Del("Range")
 	}
 	http.ServeContent(state, state.request, "", c.CreatedAt, c.content)
+}
+
+// ReadFrom sends a file. Only http.ServeContent calls it, with an *io.LimitedReader. io.CopyN puts
+// another one around the same reader: if that is an *os.File, as for all but several ranges at
+// once, net/http uses sendfile.
+//
+// A download may take as long as it likes, but each piece must be taken within stallTimeout. A
+// client that reads nothing is cut off (H5).
+func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
+	state.WriteHeader(http.StatusOK)
+	limited := src.(*io.LimitedReader)
+	deadlines := http.NewResponseController(state.ResponseWriter)
+	sent := int64(0)
+	for limited.N > 0 {
+		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(state.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		sent += n
+		state.bytes += n
+		limited.N -= n
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
 }

@@ -178,9 +178,8 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 //		order by name asc, hub_id asc limit $1 offset $2))
 //	order by name asc, hub_id asc
 //
-// I1: nothing that a client sends gets into the text. The order comes from lists, and all values
-// are parameters.
-// H6: a statement that may pass many hubs counts as expensive.
+// Nothing that a client sends gets into the text: the order comes from lists, and all values are
+// parameters (I1). A statement that may pass many hubs counts as expensive (H6).
 func (q hubQuery) listStatement() statement {
 	args := []any{q.limit + 1, q.offset} // one row more than the page has, for HasMore
 	where := "true"

@@ -306,8 +306,7 @@ type server struct {
 	store      *store
 	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
 
-	files  *os.Root // FILES_DIR, to open what is in it
-	folder *os.File // FILES_DIR itself, for Sync
+	files *os.Root // FILES_DIR
 
 	codes     oneTimeCodes
 	codeSlots chan struct{} // one for each unfinished request for a code
@@ -417,7 +416,7 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        uploadForm.Read in files.go moves it on while an upload makes progress, and fail in
 //	        middleware.go shortens it to a second for the rest of a refused body.
 //	answer  until the answer is written. net/http sets it when the head has been read.
-//	        uploadForm.Read moves it on with the body, and sendPieces in files.go with each
+//	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with each
 //	        piece of a download that was taken.
 //	idle    between two requests. net/http sets it when an answer is complete.
 //
@@ -451,7 +450,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 	if err := s.openFiles(); err != nil {
 		return err
 	}
-	defer s.folder.Close()
+	defer s.files.Close()
 	listener, err := listen(cfg.addr, getenv)
 	if err != nil {
 		return err

@@ -158,9 +158,8 @@ func (c *config) allowsOrigin(origin string) bool {
 	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
 }
 
-// setRequestContext is step 3: the request id and the client's address.
-//
-// G1: the client's own id is kept if it has the right form, else replaced.
+// setRequestContext is step 3: the request id and the client's address. The client's own id is
+// kept if it has the right form, else replaced (G1).
 func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
@@ -184,11 +183,8 @@ func isRequestID(text string) bool {
 
 // clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
 // from the right: each element was written by the hop to its right, and counts only if that
-// hop is trusted.
-//
+// hop is trusted: what stands further left may have been written by the client itself (L2).
 // What is no address ends the reading.
-//
-// L2: what stands further left may have been written by the client itself.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
