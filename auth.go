@@ -210,8 +210,8 @@ func compareClocks(database time.Time) error {
 	if database.Sub(here).Abs() <= clockSkew {
 		return nil
 	}
-	return unavailable(fmt.Errorf("the clocks are more than %v apart: the database has %s, this server %s",
-		clockSkew, database.UTC().Format(time.RFC3339), here.UTC().Format(time.RFC3339)))
+	return unavailable(fmt.Errorf("the clocks are more than %v apart: the database has %v, this server %v",
+		clockSkew, database.UTC(), here.UTC()))
 }
 
 // A sessionToken is what a token says. It holds no role: that comes from the database. issuedAt is
@@ -230,7 +230,6 @@ type claims struct {
 	UserID    string  `json:"userId"`
 	IssuedAt  float64 `json:"iat"`
 	ExpiresAt float64 `json:"exp"`
-	NotBefore float64 `json:"nbf,omitempty"` // never set here; respected if it is there
 
 	jwt.RegisteredClaims `json:"-"` // only for the methods that jwt.Claims asks for
 }
@@ -283,11 +282,9 @@ func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
 		issuedAt:  fromSeconds(c.IssuedAt),
 		expiresAt: fromSeconds(c.ExpiresAt),
 	}
-	now := time.Now()
-	issuedInFuture := token.issuedAt.After(now.Add(clockSkew))
-	notYetValid := fromSeconds(c.NotBefore).After(now)
+	issuedInFuture := token.issuedAt.After(time.Now().Add(clockSkew))
 	livesTooLong := token.expiresAt.Sub(token.issuedAt) > sessionTTL
-	if issuedInFuture || notYetValid || livesTooLong {
+	if issuedInFuture || livesTooLong {
 		return sessionToken{}, "clock"
 	}
 	return token, ""
@@ -445,187 +442,118 @@ func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	return nothing{}, nil
 }
 
-// userArguments has the number of arguments of each command "user …", after its flags.
-var userArguments = map[string]int{
-	"add": 1, "role": 2, "suspend": 1, "activate": 1, "signout": 1,
-	"email": 2, "delete": 1, "list": 0, "show": 1,
-}
-
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
 func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if len(args) == 0 {
 		return usageError("user: name a command\n\n" + usage)
 	}
 	name := args[0]
-	count, isKnown := userArguments[name]
-	if !isKnown {
-		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
-	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	role := roleMember
 	if name == "add" {
 		flags.StringVar(&role, "role", roleMember, "")
 	}
-	err := flags.Parse(args[1:])
-	if err != nil {
+	if err := flags.Parse(args[1:]); err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
-	if flags.NArg() != count {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; flags such as -role "+
-			"come first\n\n%s", name, count, flags.NArg(), usage))
-	}
 	email := flags.Arg(0)
-	argument := flags.Arg(1) // the new role or address
-	if name == "add" {
-		argument = role
+	newEmail := email
+	count := 1 // of arguments
+	switch name {
+	case "list":
+		count = 0
+	case "role":
+		count = 2
+		role = flags.Arg(1)
+	case "email":
+		count = 2
+		newEmail = flags.Arg(1)
 	}
-	if err := checkUserArguments(name, email, argument); err != nil {
-		return err
+	command, isKnown := userStatement(name, email, newEmail, role)
+	switch {
+	case !isKnown:
+		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
+	case flags.NArg() != count:
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
+			name, count, flags.NArg(), usage))
+	case !slices.Contains(allRoles, role):
+		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
+			role, strings.Join(allRoles, " and ")))
+	case count > 0 && emailRule.validate(email)+emailRule.validate(newEmail) != "":
+		return usageError("this is not an e-mail address that the server takes")
 	}
+	return runUserCommand(name, command, databaseURL, out)
+}
+
+// userStatement returns the statement of a command. Each row that it returns is printed.
+func userStatement(name, email, newEmail, role string) (command statement, isKnown bool) {
+	key := strings.ToLower(email)
+	switch name {
+	case "add":
+		command = write(`insert into users (email, permission) values ($1, $2) on conflict do nothing
+			returning email || ': added'`, email, role)
+	case "role":
+		command = write(`update users set permission = $2 where lower(email) = $1
+			returning email || ': has the new role from the next request on'`, key, role)
+	case "suspend":
+		command = write(`update users set suspended = true where lower(email) = $1
+			returning email || ': suspended from the next request on'`, key)
+	case "activate":
+		command = write(`update users set suspended = false where lower(email) = $1
+			returning email || ': active from the next request on'`, key)
+	case "signout":
+		command = write(`update users set signed_out_at = clock_timestamp() where lower(email) = $1
+			returning email || ': signed out everywhere'`, key)
+	case "email": // signed out, so that an address that is changed back revives no session
+		command = write(`update users set email = $2, signed_out_at = clock_timestamp()
+			where lower(email) = $1
+			returning email || ': the new address; signed out everywhere'`, key, newEmail)
+	case "delete":
+		command = write(`delete from users where lower(email) = $1
+			returning email || ': deleted; uploaded files stay'`, key)
+	case "list":
+		command = read("select " + userLine + " from users order by lower(email)")
+	case "show":
+		command = read("select "+userLine+` ||
+			coalesce(E'\n  signed out everywhere ' || to_char(signed_out_at, $2), '') ||
+			coalesce((select string_agg(E'\n  accepted terms ' || version || ' at ' ||
+				to_char(accepted_at, $2), '' order by accepted_at)
+				from terms_acceptances t where t.user_id = users.user_id), '')
+			from users where lower(email) = $1`, key, `YYYY-MM-DD"T"HH24:MI:SS"Z"`)
+	default:
+		return statement{}, false
+	}
+	return command, true
+}
+
+const userLine = `email || '  ' || permission ||
+	case when suspended then '  suspended' else '  active' end ||
+	to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
+
+func runUserCommand(name string, command statement, databaseURL string, out io.Writer) error {
 	st, err := openStore(databaseURL)
 	if err != nil {
 		return err
 	}
 	defer st.db.Close()
-	switch name {
-	case "list":
-		return listUsers(st, out)
-	case "show":
-		return showUser(st, email, out)
-	default:
-		return changeUser(st, name, email, argument, out)
-	}
-}
-
-func checkUserArguments(name, email, argument string) error {
-	addresses := []string{email}
-	switch name {
-	case "list":
-		return nil
-	case "add", "role":
-		if !slices.Contains(allRoles, argument) {
-			return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
-				argument, strings.Join(allRoles, " and ")))
+	found := false
+	err = st.rows(command, func(rows *sql.Rows) error {
+		found = true
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			return err
 		}
-	case "email":
-		addresses = append(addresses, argument)
-	}
-	for _, address := range addresses {
-		if emailRule.validate(address) != "" {
-			return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", address))
-		}
-	}
-	return nil
-}
-
-// changeUser runs a command that changes one account, and prints what it did.
-func changeUser(st *store, name, email, argument string, out io.Writer) error {
-	change, done := userChange(name, email, argument)
-	var stored string
-	found, err := st.row(change, &stored)
-	isTaken := isUniqueViolation(err) || name == "add" && err == nil && !found
+		_, err := fmt.Fprintln(out, line)
+		return err
+	})
 	switch {
-	case isTaken:
+	case isUniqueViolation(err) || name == "add" && err == nil && !found:
 		return errors.New("there is a user with this address already; nothing was changed")
 	case err != nil:
 		return explainDBError(err)
-	case !found:
-		return errNoUser
+	case !found && name != "list":
+		return errors.New("there is no user with this address; \"user list\" shows all")
 	}
-	_, err = fmt.Fprintf(out, "%s: %s\n", stored, done)
-	return err
-}
-
-var errNoUser = errors.New(`there is no user with this address; "user list" shows all`)
-
-// userChange returns the statement of a command, and what is printed when it is done. The
-// statement returns the stored address, or no row if there is no such user.
-func userChange(name, email, argument string) (change statement, done string) {
-	if name == "add" {
-		return write(`insert into users (email, permission) values ($1, $2)
-			on conflict do nothing returning email`, email, argument), "added"
-	}
-	email = strings.ToLower(email)
-	switch name {
-	case "role":
-		return write("update users set permission = $2 where lower(email) = $1 returning email",
-			email, argument), "has the new role from the next request on"
-	case "suspend":
-		return write("update users set suspended = true where lower(email) = $1 returning email",
-			email), "suspended from the next request on"
-	case "activate":
-		return write("update users set suspended = false where lower(email) = $1 returning email",
-			email), "active from the next request on"
-	case "signout":
-		return write(`update users set signed_out_at = clock_timestamp()
-			where lower(email) = $1 returning email`, email), "signed out everywhere"
-	case "email": // with a sign-out, so that an address that is changed back revives no session
-		return write(`update users set email = $2, signed_out_at = clock_timestamp()
-			where lower(email) = $1 returning email`, email, argument),
-			"has this address now, and is signed out everywhere"
-	default: // delete
-		return write("delete from users where lower(email) = $1 returning email", email),
-			"deleted; uploaded files stay"
-	}
-}
-
-// A userLine is what the commands list and show print of an account.
-type userLine struct {
-	user
-	createdAt time.Time
-}
-
-const userLineColumns = "user_id, email, permission, suspended, coalesce(signed_out_at, 'epoch'), created_at"
-
-func (l *userLine) scanTargets() []any {
-	return []any{&l.UserID, &l.Email, &l.Permission, &l.suspended, &l.signedOutAt, &l.createdAt}
-}
-
-func (l *userLine) String() string {
-	state := "active"
-	if l.suspended {
-		state = "suspended"
-	}
-	return fmt.Sprintf("%s  %s  %s  added %s",
-		l.Email, l.Permission, state, l.createdAt.UTC().Format(time.RFC3339))
-}
-
-func listUsers(st *store, out io.Writer) error {
-	all := read("select " + userLineColumns + " from users order by lower(email)")
-	return st.rows(all, func(rows *sql.Rows) error {
-		var line userLine
-		if err := rows.Scan(line.scanTargets()...); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(out, &line)
-		return err
-	})
-}
-
-func showUser(st *store, email string, out io.Writer) error {
-	var line userLine
-	found, err := st.row(read("select "+userLineColumns+" from users where lower(email) = $1",
-		strings.ToLower(email)), line.scanTargets()...)
-	if err != nil {
-		return err
-	}
-	if !found {
-		return errNoUser
-	}
-	fmt.Fprintln(out, &line)
-	if line.signedOutAt.Unix() != 0 {
-		fmt.Fprintln(out, "  signed out everywhere", line.signedOutAt.UTC().Format(time.RFC3339))
-	}
-	terms := read(`select version, accepted_at from terms_acceptances where user_id = $1
-		order by accepted_at`, line.UserID)
-	return st.rows(terms, func(rows *sql.Rows) error {
-		var version string
-		var at time.Time
-		if err := rows.Scan(&version, &at); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(out, "  accepted terms", version, "at", at.UTC().Format(time.RFC3339))
-		return err
-	})
+	return nil
 }

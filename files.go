@@ -104,16 +104,11 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// checkFiles fails if FILES_DIR is gone, or is no longer the folder that was opened: a
-// mount was lost, or covers it.
+// checkFiles fails if FILES_DIR is gone, or if the mount that held it is: the empty folder below
+// the mount does not have the folder of the working names.
 func (s *server) checkFiles() error {
-	opened, openedErr := s.files.Stat(".")
-	named, namedErr := os.Stat(s.cfg.filesDir)
-	if !os.SameFile(opened, named) { // nor is nil the same as anything
-		moved := errors.New("FILES_DIR is not the folder that was opened at the start")
-		return errors.Join(moved, openedErr, namedErr)
-	}
-	return nil
+	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
+	return err
 }
 
 // sweepUploads sweeps at once, then every sweepInterval until the server stops.

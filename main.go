@@ -451,7 +451,7 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 		return err
 	}
 	defer s.files.Close()
-	listener, err := listen(cfg.addr, getenv)
+	listener, err := listen(cfg.addr, getenv, ctx.Done())
 	if err != nil {
 		return err
 	}
@@ -490,7 +490,9 @@ func (s *server) newHTTPServer() *http.Server {
 
 // listen opens ADDR, or takes the socket that systemd hands over (socket activation). With
 // such a socket, no connection is refused while the server restarts.
-func listen(addr string, getenv func(string) string) (net.Listener, error) {
+func listen(
+	addr string, getenv func(string) string, stop <-chan struct{},
+) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
@@ -512,7 +514,7 @@ func listen(addr string, getenv func(string) string) (net.Listener, error) {
 	if !ok {
 		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
 	}
-	return newBoundedListener(tcp), nil
+	return newBoundedListener(tcp, stop), nil
 }
 
 // The most expensive connection holds less than 250 kB, most of it the kernel's buffer for
@@ -528,34 +530,25 @@ const (
 // proxy's part.
 type boundedListener struct {
 	*net.TCPListener
-	slots  chan struct{}
-	closed chan struct{}
-	close  func() error
+	slots chan struct{}
+	stop  <-chan struct{} // closed when the server stops
 }
 
 // newBoundedListener leaves three quarters of the descriptors that the process may have to
 // files and to the database: a transfer holds a connection and a file.
-func newBoundedListener(inner *net.TCPListener) *boundedListener {
+func newBoundedListener(inner *net.TCPListener, stop <-chan struct{}) *boundedListener {
 	var limit syscall.Rlimit
 	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
-	l := &boundedListener{
-		TCPListener: inner,
-		slots:       make(chan struct{}, min(maxConnections, limit.Cur/4)),
-		closed:      make(chan struct{}),
-	}
-	l.close = sync.OnceValue(func() error {
-		close(l.closed)
-		return inner.Close()
-	})
-	return l
+	slots := make(chan struct{}, min(maxConnections, limit.Cur/4))
+	return &boundedListener{TCPListener: inner, slots: slots, stop: stop}
 }
 
-// Accept takes a slot, then a connection. It must not wait for a slot after Close, because
-// http.Server.Shutdown waits for it.
+// Accept takes a slot, then a connection. When the server stops, it must not go on waiting for a
+// slot: http.Server.Shutdown waits for it.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	select {
 	case l.slots <- struct{}{}:
-	case <-l.closed:
+	case <-l.stop:
 		return nil, net.ErrClosed
 	}
 	conn, err := l.AcceptTCP()
@@ -566,8 +559,6 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	conn.SetWriteBuffer(sendBuffer)
 	return &boundedConnection{TCPConn: conn, release: sync.OnceFunc(func() { <-l.slots })}, nil
 }
-
-func (l *boundedListener) Close() error { return l.close() }
 
 // A boundedConnection gives its slot back when it is closed. The *net.TCPConn in it has the
 // ReadFrom by which net/http sends files (sendfile); embedding a net.Conn would hide it.
@@ -672,9 +663,10 @@ func run(
 func runCommand(
 	ctx context.Context, args []string, getenv func(string) string, out io.Writer,
 ) error {
-	wantsHelp := len(args) > 0 && slices.Contains(
-		[]string{"help", "-h", "-help", "--help"}, args[len(args)-1])
-	if wantsHelp {
+	isHelp := func(arg string) bool {
+		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
+	}
+	if slices.ContainsFunc(args, isHelp) {
 		_, err := io.WriteString(out, usage)
 		return err
 	}

@@ -11,7 +11,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/json"
@@ -112,21 +111,27 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 // contentPolicy forbids a browser to do anything with an answer but read it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
+// securityHeaders stand on every answer (C3). A file has another policy for content and caches.
+var securityHeaders = map[string]string{
+	"Strict-Transport-Security":    "max-age=63072000; includeSubDomains",
+	"X-Content-Type-Options":       "nosniff",
+	"X-Frame-Options":              "DENY",
+	"Referrer-Policy":              "no-referrer",
+	"Content-Security-Policy":      contentPolicy,
+	"Cross-Origin-Resource-Policy": "same-site",
+	"Cache-Control":                "no-store",
+	"Vary":                         "Origin",
+}
+
 // setSecurityHeaders is step 2. It also sets the CORS headers for an allowed origin, so
-// that a page can read every answer, the 429 of step 4 included.
-//
-// The headers stand on every answer (C3), those of CORS for exactly the allowed origins (C1).
+// that a page can read every answer, the 429 of step 4 included. They stand for exactly the
+// allowed origins (C1).
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
-		header.Set("Strict-Transport-Security", "max-age=63072000; includeSubDomains")
-		header.Set("X-Content-Type-Options", "nosniff")
-		header.Set("X-Frame-Options", "DENY")
-		header.Set("Referrer-Policy", "no-referrer")
-		header.Set("Content-Security-Policy", contentPolicy)
-		header.Set("Cross-Origin-Resource-Policy", "same-site")
-		header.Set("Cache-Control", "no-store")
-		header.Set("Vary", "Origin")
+		for name, value := range securityHeaders {
+			header.Set(name, value)
+		}
 		state := stateOf(w)
 		origin := r.Header.Get("Origin")
 		state.originAllowed = s.cfg.allowsOrigin(origin)
@@ -905,10 +910,10 @@ func (state *requestState) logProblem(p problem) {
 // own: see SECURITY.md.) A line has at most 2 kB, whatever the request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
-	attrs := make([]slog.Attr, 0, 16)
-	add := func(name, value string) {
+	attrs := make([]any, 0, 32)
+	add := func(name string, value any) {
 		if value != "" {
-			attrs = append(attrs, slog.String(name, value))
+			attrs = append(attrs, name, value)
 		}
 	}
 	add("requestId", state.id)
@@ -925,8 +930,9 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	if isRead(r.Method) {
 		add("query", state.loggedInput)
 	}
-	attrs = append(attrs, slog.Int("status", state.status), slog.Int64("bytes", state.bytes),
-		slog.Duration("duration", duration))
+	add("status", state.status)
+	add("bytes", state.bytes)
+	add("duration", duration)
 	if state.user != nil {
 		add("userId", state.user.UserID)
 	}
@@ -936,7 +942,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 			add(strings.ToLower(name), "***")
 		}
 	}
-	s.requestLog.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+	s.requestLog.Info("request", attrs...)
 }
 
 // knownMethods are the methods that the log names. Any other is a text that a client wrote.
