@@ -12,6 +12,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -427,7 +428,7 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 // endedIfUserGone returns the 401 if a write failed because the user it refers to was deleted
 // while the request ran.
 func endedIfUserGone(err error) error {
-	if isForeignKeyViolation(err) {
+	if sqlState(err) == foreignKeyViolation {
 		return unauthenticated("ended")
 	}
 	return err
@@ -443,7 +444,7 @@ func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 }
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
-func userCommand(args []string, databaseURL string, out io.Writer) error {
+func userCommand(args []string) error {
 	if len(args) == 0 {
 		return usageError("user: name a command\n\n" + usage)
 	}
@@ -457,82 +458,82 @@ func userCommand(args []string, databaseURL string, out io.Writer) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
-	email := flags.Arg(0)
-	newEmail := email
-	count := 1 // of arguments
-	switch name {
-	case "list":
-		count = 0
-	case "role":
-		count = 2
-		role = flags.Arg(1)
-	case "email":
-		count = 2
-		newEmail = flags.Arg(1)
-	}
-	command, isKnown := userStatement(name, email, newEmail, role)
-	switch {
-	case !isKnown:
+	count, isKnown := userArguments[name]
+	if !isKnown {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
-	case flags.NArg() != count:
+	}
+	if flags.NArg() != count {
 		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
 			name, count, flags.NArg(), usage))
-	case !slices.Contains(allRoles, role):
+	}
+	email := flags.Arg(0)
+	newEmail := email
+	switch name {
+	case "role":
+		role = flags.Arg(1)
+	case "email":
+		newEmail = flags.Arg(1)
+	}
+	if !slices.Contains(allRoles, role) {
 		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
 			role, strings.Join(allRoles, " and ")))
-	case count > 0 && emailRule.validate(email)+emailRule.validate(newEmail) != "":
+	}
+	if count > 0 && emailRule.validate(email)+emailRule.validate(newEmail) != "" {
 		return usageError("this is not an e-mail address that the server takes")
 	}
-	return runUserCommand(name, command, databaseURL, out)
+	return runUserCommand(name, userStatement(name, email, newEmail, role))
+}
+
+// userArguments has the number of arguments of each command, after its flags.
+var userArguments = map[string]int{
+	"add": 1, "role": 2, "suspend": 1, "activate": 1, "signout": 1,
+	"email": 2, "delete": 1, "list": 0, "show": 1,
 }
 
 // userStatement returns the statement of a command. Each row that it returns is printed.
-func userStatement(name, email, newEmail, role string) (command statement, isKnown bool) {
+func userStatement(name, email, newEmail, role string) statement {
 	key := strings.ToLower(email)
 	switch name {
 	case "add":
-		command = write(`insert into users (email, permission) values ($1, $2) on conflict do nothing
+		return write(`insert into users (email, permission) values ($1, $2) on conflict do nothing
 			returning email || ': added'`, email, role)
 	case "role":
-		command = write(`update users set permission = $2 where lower(email) = $1
+		return write(`update users set permission = $2 where lower(email) = $1
 			returning email || ': has the new role from the next request on'`, key, role)
 	case "suspend":
-		command = write(`update users set suspended = true where lower(email) = $1
+		return write(`update users set suspended = true where lower(email) = $1
 			returning email || ': suspended from the next request on'`, key)
 	case "activate":
-		command = write(`update users set suspended = false where lower(email) = $1
+		return write(`update users set suspended = false where lower(email) = $1
 			returning email || ': active from the next request on'`, key)
 	case "signout":
-		command = write(`update users set signed_out_at = clock_timestamp() where lower(email) = $1
+		return write(`update users set signed_out_at = clock_timestamp() where lower(email) = $1
 			returning email || ': signed out everywhere'`, key)
 	case "email": // signed out, so that an address that is changed back revives no session
-		command = write(`update users set email = $2, signed_out_at = clock_timestamp()
+		return write(`update users set email = $2, signed_out_at = clock_timestamp()
 			where lower(email) = $1
 			returning email || ': the new address; signed out everywhere'`, key, newEmail)
 	case "delete":
-		command = write(`delete from users where lower(email) = $1
+		return write(`delete from users where lower(email) = $1
 			returning email || ': deleted; uploaded files stay'`, key)
 	case "list":
-		command = read("select " + userLine + " from users order by lower(email)")
-	case "show":
-		command = read("select "+userLine+` ||
+		return read("select " + userLine + " from users order by lower(email)")
+	default: // show
+		return read("select "+userLine+` ||
 			coalesce(E'\n  signed out everywhere ' || to_char(signed_out_at, $2), '') ||
 			coalesce((select string_agg(E'\n  accepted terms ' || version || ' at ' ||
 				to_char(accepted_at, $2), '' order by accepted_at)
 				from terms_acceptances t where t.user_id = users.user_id), '')
 			from users where lower(email) = $1`, key, `YYYY-MM-DD"T"HH24:MI:SS"Z"`)
-	default:
-		return statement{}, false
 	}
-	return command, true
 }
 
 const userLine = `email || '  ' || permission ||
 	case when suspended then '  suspended' else '  active' end ||
 	to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
 
-func runUserCommand(name string, command statement, databaseURL string, out io.Writer) error {
-	st, err := openStore(databaseURL)
+func runUserCommand(name string, command statement) error {
+	st, err := openStore(os.Getenv("DATABASE_URL"))
 	if err != nil {
 		return err
 	}
@@ -544,11 +545,11 @@ func runUserCommand(name string, command statement, databaseURL string, out io.W
 		if err := rows.Scan(&line); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(out, line)
-		return err
+		fmt.Println(line)
+		return nil
 	})
 	switch {
-	case isUniqueViolation(err) || name == "add" && err == nil && !found:
+	case sqlState(err) == uniqueViolation || name == "add" && err == nil && !found:
 		return errors.New("there is a user with this address already; nothing was changed")
 	case err != nil:
 		return explainDBError(err)

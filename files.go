@@ -8,12 +8,8 @@ package main
 // same bytes. The row in the table comes last and makes the file visible.
 //
 // A working name whose lock is free belongs to no running upload. The sweep looks at such names
-// once a minute, in every server that uses the folder:
-//
-//	unfinished/<id>       a killed server left it. If it has a row, the upload is complete, and
-//	                      only the working name is removed; if not, the bytes are, too.
-//	unfinished/<id>.undo  the upload failed, but the database was away and its row may
-//	                      exist. Row and bytes are removed.
+// once a minute, in every server that uses the folder. If it has a row, the upload is complete, and
+// only the working name is removed; if not, the bytes are, too.
 
 import (
 	"bytes"
@@ -51,7 +47,6 @@ const (
 	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
-	undoSuffix    = ".undo"      // of a working name whose row must go
 	sweepInterval = time.Minute  // also the least age of what is swept
 )
 
@@ -136,12 +131,11 @@ func (s *server) sweepOnce() error {
 
 // sweepUpload cleans up after one upload, unless it still runs. Of an upload that was cut off,
 // killed or refused, nothing is kept (F3).
-func (s *server) sweepUpload(name string) error {
-	id, undo := strings.CutSuffix(name, undoSuffix)
+func (s *server) sweepUpload(id string) error {
 	if !isUUID(id) {
 		return nil
 	}
-	workingName := path.Join(unfinished, name)
+	workingName := path.Join(unfinished, id)
 	working, err := s.files.OpenFile(workingName, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // its upload, or another server's sweep, was first
@@ -165,10 +159,10 @@ func (s *server) sweepUpload(name string) error {
 	if err != nil {
 		return err
 	}
-	if hasRow && !undo { // the bytes are needed
+	if hasRow { // the bytes are needed
 		return s.files.RemoveAll(workingName)
 	}
-	return s.rollbackUpload(id, workingName, hasRow)
+	return s.removeUpload(id)
 }
 
 // lockFile takes the lock on a working file, or fails if an upload holds it. The kernel
@@ -177,20 +171,14 @@ func lockFile(working *os.File) error {
 	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 }
 
-// rollbackUpload removes all of an upload: the row if it may exist, then the bytes, then the
-// working name. The order matters: a row without bytes would be half a file, and without the
-// working name no sweep would find what is left. The bytes are removed whether or not an upload
-// got as far as the link, because a call may fail after it has done its work.
-func (s *server) rollbackUpload(id, workingName string, rowMayExist bool) error {
-	if rowMayExist {
-		if _, err := s.store.row(write("delete from files where file_id = $1", id)); err != nil {
-			return err
-		}
-	}
+// removeUpload removes the bytes, then the working name: without it no sweep would find what is
+// left. The bytes are removed whether or not the upload got as far as the link, because a call
+// may fail after it has done its work.
+func (s *server) removeUpload(id string) error {
 	if err := s.files.RemoveAll(id); err != nil {
 		return err
 	}
-	return s.files.RemoveAll(workingName)
+	return s.files.RemoveAll(path.Join(unfinished, id))
 }
 
 // transfers counts the uploads and downloads of each user that run. Each holds a connection and
@@ -264,8 +252,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	defer working.Close() // deferred first, so it runs last: it frees the lock
 	rowMayExist := false
 	defer func() {
-		if err != nil {
-			s.abandonUpload(state, id, rowMayExist)
+		if err != nil && !rowMayExist { // else the sweep asks the database
+			s.removeUpload(id) // if this fails, the sweep does it
 		}
 	}()
 	if err := lockFile(working); err != nil {
@@ -317,19 +305,6 @@ func (s *server) makeDurable(working *os.File, id string) error {
 	return folder.Sync()
 }
 
-// abandonUpload removes a failed upload, or leaves it to the sweep if it can't.
-func (s *server) abandonUpload(state *requestState, id string, rowMayExist bool) {
-	workingName := path.Join(unfinished, id)
-	err := s.rollbackUpload(id, workingName, rowMayExist)
-	if err == nil {
-		return
-	}
-	if rowMayExist {
-		err = errors.Join(err, s.files.Rename(workingName, workingName+undoSuffix))
-	}
-	state.log().Warn("a failed upload is left to the sweep", "fileId", id, "error", err)
-}
-
 // An uploadForm reads the multipart form that a file comes in. It bounds the bytes and the time:
 // stallTimeout without progress, uploadTimeout in all.
 type uploadForm struct {
@@ -366,9 +341,8 @@ func (form *uploadForm) open() error {
 		return bodyProblem(err)
 	}
 	form.part = part
-	_, disposition, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
-	name := disposition["filename"]
-	form.name = name[strings.LastIndexAny(name, `/\`)+1:] // some clients send the folders, too
+	form.name = part.FileName() // without the folders that some clients send, too
+	form.name = form.name[strings.LastIndex(form.name, `\`)+1:]
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file", "must be the only part, its file name 1 to 255 bytes of " +
 			"UTF-8 without control characters and without U+202A to U+202E and U+2066 to U+2069"})

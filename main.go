@@ -52,10 +52,23 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
+// exitUsage is the exit status of a usageError. Any other error ends with 1, and a crash of Go
+// with 2, too.
+const exitUsage = 2
+
 func main() {
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, release) // from then on, a signal ends the process at once
-	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+	err := run(ctx, os.Args[1:])
+	if err == nil {
+		return
+	}
+	if _, ok := errors.AsType[usageError](err); ok { // our own words, with no secret
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(exitUsage)
+	}
+	fmt.Fprintln(os.Stderr, maskText(err.Error()))
+	os.Exit(1)
 }
 
 // The values of APP_ENV.
@@ -84,15 +97,14 @@ type config struct {
 	maxUploadBytes int64
 }
 
-// A usageError is the operator's mistake, in a setting or on the command line: exit
-// status 2. It never quotes the value of a setting, which could be a secret.
+// A usageError is the operator's mistake, in a setting or on the command line. It never quotes
+// the value of a setting, which could be a secret.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
 // A configReader reads the environment and collects everything that is wrong with it.
 type configReader struct {
-	getenv func(string) string
 	env    string // APP_ENV
 	errors []error
 }
@@ -106,15 +118,15 @@ func (r *configReader) check(ok bool, complaint string) {
 
 // list returns the elements of a setting, which commas or spaces separate.
 func (r *configReader) list(name, fallback string) []string {
-	value := cmp.Or(r.getenv(name), fallback)
+	value := cmp.Or(os.Getenv(name), fallback)
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
 // loadConfig reads the environment once. Its error lists everything that is wrong, and prints no
 // secret (K1). Settings that would work but are dangerous are wrong, too (K3). The functions
 // below say which.
-func loadConfig(getenv func(string) string) (config, error) {
-	r := &configReader{getenv: getenv, env: getenv("APP_ENV")}
+func loadConfig() (config, error) {
+	r := &configReader{env: os.Getenv("APP_ENV")}
 	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
 
@@ -122,7 +134,7 @@ func loadConfig(getenv func(string) string) (config, error) {
 		env:            r.env,
 		addr:           r.address(),
 		databaseURL:    r.databaseURL(),
-		filesDir:       cmp.Or(getenv("FILES_DIR"), "data/files"),
+		filesDir:       cmp.Or(os.Getenv("FILES_DIR"), "data/files"),
 		maxUploadBytes: r.maxUploadBytes(),
 		sessionKeys:    r.sessionKeys(),
 		cookieName:     r.cookieName(),
@@ -131,14 +143,14 @@ func loadConfig(getenv func(string) string) (config, error) {
 		originDomain:   r.originDomain(),
 		trustedProxies: r.trustedProxies(),
 	}
-	if r.env != envLocal || getenv("SMTP_URL") != "" {
+	if r.env != envLocal || os.Getenv("SMTP_URL") != "" {
 		cfg.mail = r.mailer()
 	}
 	return cfg, errors.Join(r.errors...)
 }
 
 func (r *configReader) address() string {
-	addr := cmp.Or(r.getenv("ADDR"), "127.0.0.1:8080")
+	addr := cmp.Or(os.Getenv("ADDR"), "127.0.0.1:8080")
 	_, err := net.ResolveTCPAddr("tcp", addr)
 	r.check(err == nil,
 		"ADDR: must be host:port, the port at most 65535")
@@ -146,7 +158,7 @@ func (r *configReader) address() string {
 }
 
 func (r *configReader) databaseURL() string {
-	databaseURL := r.getenv("DATABASE_URL")
+	databaseURL := os.Getenv("DATABASE_URL")
 	if _, err := newConnector(databaseURL, nil); err != nil {
 		r.errors = append(r.errors, err)
 	}
@@ -154,7 +166,7 @@ func (r *configReader) databaseURL() string {
 }
 
 func (r *configReader) maxUploadBytes() int64 {
-	size, err := strconv.ParseInt(cmp.Or(r.getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
+	size, err := strconv.ParseInt(cmp.Or(os.Getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
 	r.check(err == nil && size > 0 && size <= 1<<40,
 		"MAX_UPLOAD_BYTES: must be digits, 1 to 2^40")
 	return size
@@ -167,7 +179,7 @@ const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 // person has typed often has fewer than 10 different bytes (T3).
 func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
-	for key := range strings.SplitSeq(r.getenv("SESSION_SECRET"), ",") {
+	for key := range strings.SplitSeq(os.Getenv("SESSION_SECRET"), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
 		r.check(len(key) >= 32 && len(different) >= 10,
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
@@ -190,7 +202,7 @@ func (r *configReader) cookieName() string {
 	if r.env == envLocal {
 		prefix = "hubs"
 	}
-	prefix = cmp.Or(r.getenv("COOKIE_PREFIX"), prefix)
+	prefix = cmp.Or(os.Getenv("COOKIE_PREFIX"), prefix)
 	lower := strings.ToLower(prefix)
 	r.check(cookiePrefixForm.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
@@ -209,7 +221,7 @@ func isSharedDomain(domain string) bool {
 }
 
 func (r *configReader) cookieDomain() string {
-	domain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
+	domain := strings.ToLower(os.Getenv("COOKIE_DOMAIN"))
 	if r.env == envLocal {
 		r.check(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
@@ -252,8 +264,8 @@ func isPort(text string) bool {
 }
 
 func (r *configReader) originDomain() string {
-	domain := strings.ToLower(r.getenv("ALLOWED_ORIGIN_DOMAIN"))
-	cookieDomain := strings.ToLower(r.getenv("COOKIE_DOMAIN"))
+	domain := strings.ToLower(os.Getenv("ALLOWED_ORIGIN_DOMAIN"))
+	cookieDomain := strings.ToLower(os.Getenv("COOKIE_DOMAIN"))
 	if r.env != envProduction {
 		r.check(domain == "",
 			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
@@ -286,12 +298,12 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
 func (r *configReader) mailer() mailer {
-	text := r.getenv("SMTP_URL")
+	text := os.Getenv("SMTP_URL")
 	relay, err := url.Parse(text)
 	valid := err == nil && smtpForm.MatchString(text) && isPort(relay.Port())
 	r.check(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
-	from, err := mail.ParseAddress(r.getenv("MAIL_FROM"))
+	from, err := mail.ParseAddress(os.Getenv("MAIL_FROM"))
 	r.check(err == nil && emailForm.MatchString(from.Address),
 		"MAIL_FROM: must be an e-mail address")
 	return mailer{server: relay, from: from}
@@ -398,11 +410,7 @@ func (h health) isValid() bool { return h.Status == "ok" }
 // getHealth says whether the server can work: whether it can read the tables, and FILES_DIR
 // is there. If not, the answer is a 503 (E1).
 func (s *server) getHealth(*requestState, nothing) (health, error) {
-	err := s.store.checkTables()
-	if err == nil {
-		err = s.checkFiles()
-	}
-	if err != nil {
+	if err := errors.Join(s.store.checkTables(), s.checkFiles()); err != nil {
 		return health{}, unavailable(err)
 	}
 	return health{"ok"}, nil
@@ -436,8 +444,8 @@ const (
 )
 
 // serve runs the server until ctx ends, then stops it.
-func serve(ctx context.Context, getenv func(string) string, out io.Writer) error {
-	cfg, err := loadConfig(getenv)
+func serve(ctx context.Context) error {
+	cfg, err := loadConfig()
 	if err != nil {
 		return err
 	}
@@ -446,12 +454,12 @@ func serve(ctx context.Context, getenv func(string) string, out io.Writer) error
 		return err
 	}
 	defer st.db.Close()
-	s := newServer(cfg, st, out)
+	s := newServer(cfg, st, os.Stdout)
 	if err := s.openFiles(); err != nil {
 		return err
 	}
 	defer s.files.Close()
-	listener, err := listen(cfg.addr, getenv, ctx.Done())
+	listener, err := listen(cfg.addr, ctx.Done())
 	if err != nil {
 		return err
 	}
@@ -490,13 +498,11 @@ func (s *server) newHTTPServer() *http.Server {
 
 // listen opens ADDR, or takes the socket that systemd hands over (socket activation). With
 // such a socket, no connection is refused while the server restarts.
-func listen(
-	addr string, getenv func(string) string, stop <-chan struct{},
-) (net.Listener, error) {
+func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
-	if getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
-		if getenv("LISTEN_FDS") != "1" {
+	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
+		if os.Getenv("LISTEN_FDS") != "1" {
 			return nil, usageError("LISTEN_FDS: the server takes exactly one socket")
 		}
 		const firstSocket = 3 // sd_listen_fds(3)
@@ -643,59 +649,42 @@ Settings are environment variables; docs/deploy.md lists them. The commands migr
 user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 `
 
-// run runs a command and returns the exit status: 0; 2 for a mistake in usage or
-// configuration; 1 for everything else.
-func run(
-	ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer,
-) int {
-	err := runCommand(ctx, args, getenv, stdout)
-	if err == nil {
-		return 0
-	}
-	if _, ok := errors.AsType[usageError](err); ok { // our own words, with no secret
-		fmt.Fprintln(stderr, err)
-		return 2
-	}
-	fmt.Fprintln(stderr, maskText(err.Error()))
-	return 1
-}
-
-func runCommand(
-	ctx context.Context, args []string, getenv func(string) string, out io.Writer,
-) error {
+// run runs a command.
+func run(ctx context.Context, args []string) error {
 	isHelp := func(arg string) bool {
 		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
 	}
 	if slices.ContainsFunc(args, isHelp) {
-		_, err := io.WriteString(out, usage)
-		return err
+		fmt.Print(usage)
+		return nil
 	}
 	if len(args) > 0 && args[0] == "user" {
-		return userCommand(args[1:], getenv("DATABASE_URL"), out)
+		return userCommand(args[1:])
 	}
 	if len(args) == 2 && args[0] == "mail-test" {
-		return mailTest(args[1], getenv, out)
+		return mailTest(args[1])
 	}
 	switch command := strings.Join(args, " "); command {
 	case "", "serve":
-		return serve(ctx, getenv, out)
+		return serve(ctx)
 	case "migrate":
-		return migrate(ctx, getenv("DATABASE_URL"), out)
+		return migrate(ctx)
 	case "routes":
-		return printRoutes(out)
+		printRoutes()
 	case "version", "-version", "--version":
-		return printVersion(out)
+		printVersion()
 	default:
 		return usageError("there is no command \"" + command + "\"\n\n" + usage)
 	}
+	return nil
 }
 
 // mailTest sends a mail as the server would.
-func mailTest(email string, getenv func(string) string, out io.Writer) error {
+func mailTest(email string) error {
 	if emailRule.validate(email) != "" {
-		return usageError(fmt.Sprintf("%q is not an e-mail address that this server takes", email))
+		return usageError("this is not an e-mail address that the server takes")
 	}
-	r := &configReader{getenv: getenv}
+	r := &configReader{}
 	relay := r.mailer()
 	if r.errors != nil {
 		return errors.Join(r.errors...)
@@ -704,29 +693,27 @@ func mailTest(email string, getenv func(string) string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("the mail was not sent: %w", err)
 	}
-	_, err = fmt.Fprintf(out, "%s has accepted the mail\n", relay.server.Host)
-	return err
+	fmt.Println(relay.server.Host, "has accepted the mail")
+	return nil
 }
 
 // printRoutes prints the route table. The README has the same.
-func printRoutes(out io.Writer) error {
+func printRoutes() {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	const row = "%-6s  %-22s  %-21s  %s\n"
-	_, err := fmt.Fprintf(out, row, "METHOD", "PATH", "NEEDS", "LIMIT")
+	fmt.Printf(row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
 		limit := s.clientLimit(r.method, r.path).String()
 		if r.limit != nil {
 			limit += "; " + r.limit.String()
 		}
 		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
-		_, err = fmt.Fprintf(out, row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
+		fmt.Printf(row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
 	}
-	return err
 }
 
 // printVersion prints what the Go toolchain has recorded about this build.
-func printVersion(out io.Writer) error {
+func printVersion() {
 	info, _ := debug.ReadBuildInfo() // a build from a module has it
-	_, err := fmt.Fprintln(out, "hubs", info.Main.Version, info.GoVersion)
-	return err
+	fmt.Println("hubs", info.Main.Version, info.GoVersion)
 }

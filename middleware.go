@@ -169,7 +169,7 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
 		state.id = r.Header.Get("X-Request-Id")
-		if !isRequestID(state.id) {
+		if len(state.id) > maxRequestID || !requestIDForm.MatchString(state.id) {
 			state.id = rand.Text()
 		}
 		state.client = clientAddress(r, s.cfg.trustedProxies)
@@ -178,13 +178,9 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 	})
 }
 
-const requestIDCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+const maxRequestID = 128
 
-// isRequestID reports whether a text is 1 to 128 of these characters. Trim leaves nothing of such
-// a text.
-func isRequestID(text string) bool {
-	return text != "" && len(text) <= 128 && strings.Trim(text, requestIDCharacters) == ""
-}
+var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
 // clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
 // from the right: each element was written by the hop to its right, and counts only if that

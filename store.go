@@ -14,6 +14,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -105,10 +106,7 @@ func explainDBError(err error) error {
 		"42P01": "the database lacks the tables (run: hubs migrate)",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
 	}
-	sentence := "the database does not answer"
-	if dbErr, ok := errors.AsType[*pq.Error](err); ok {
-		sentence = cmp.Or(advice[string(dbErr.Code)], "the database answers with an error")
-	}
+	sentence := cmp.Or(advice[sqlState(err)], "the database does not answer, or with an error")
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 
@@ -142,8 +140,8 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 }
 
 // migrate applies schema.sql, however long its indexes take.
-func migrate(ctx context.Context, databaseURL string, out io.Writer) error {
-	connector, err := newConnector(databaseURL, nil)
+func migrate(ctx context.Context) error {
+	connector, err := newConnector(os.Getenv("DATABASE_URL"), nil)
 	if err != nil {
 		return err
 	}
@@ -152,8 +150,8 @@ func migrate(ctx context.Context, databaseURL string, out io.Writer) error {
 	if _, err := db.ExecContext(ctx, schema); err != nil {
 		return explainDBError(err)
 	}
-	_, err = fmt.Fprintln(out, "the tables are up to date")
-	return err
+	fmt.Println("the tables are up to date")
+	return nil
 }
 
 // row runs a statement and scans its row. found is false if there is none; then dest is
@@ -286,15 +284,19 @@ func (st *store) classifyDBError(err error) error {
 	return err
 }
 
-// isForeignKeyViolation reports whether a write refers to a row that is not there.
-func isForeignKeyViolation(err error) bool { return hasSQLState(err, "23503") }
+// The SQLSTATEs of two errors that a write may expect.
+const (
+	foreignKeyViolation = "23503" // it refers to a row that is not there
+	uniqueViolation     = "23505" // it would make a second row of a kind
+)
 
-// isUniqueViolation reports whether a write would make a second row of a kind.
-func isUniqueViolation(err error) bool { return hasSQLState(err, "23505") }
-
-func hasSQLState(err error, code pq.ErrorCode) bool {
+// sqlState returns the SQLSTATE of PostgreSQL's error, or "" if err is none.
+func sqlState(err error) string {
 	dbErr, ok := errors.AsType[*pq.Error](err)
-	return ok && dbErr.Code == code
+	if !ok {
+		return ""
+	}
+	return string(dbErr.Code)
 }
 
 // deadlineDialer makes connections whose every read and write ends in time. Without it

@@ -105,6 +105,7 @@ var Binary = sync.OnceValue(func() string {
 	if path := os.Getenv("HUBS_BINARY"); path != "" {
 		return path
 	}
+	noteSources()
 	path := filepath.Join(Dir, "hubs")
 	build := exec.Command("go", "build", "-o", path, ".")
 	build.Dir = Root()
@@ -114,6 +115,17 @@ var Binary = sync.OnceValue(func() string {
 	}
 	return path
 })
+
+// noteSources looks at the files that the binary is made of. go test keeps the result of a
+// package until a file changes that its tests have looked at.
+func noteSources() {
+	for _, pattern := range []string{"*.go", "go.mod", "schema.sql", "web/*"} {
+		names, _ := filepath.Glob(filepath.Join(Root(), pattern)) // the patterns are well formed
+		for _, name := range names {
+			os.Stat(name)
+		}
+	}
+}
 
 // Run runs one command of the binary to its end. Its environment is env and nothing else
 // that the server reads.
