@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"net/mail"
 	"net/smtp"
@@ -128,8 +129,7 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 	}
 	log = log.With("email", email) // maskAttr masks it
 	deadline := time.Now().Add(codeMaxWait)
-	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
-	time.AfterFunc(time.Duration(delay.Int64()), func() {
+	time.AfterFunc(mathrand.N(codeDelay), func() {
 		s.sendCode(email, deadline, log)
 		<-s.codeSlots // after the work: a stop waits for the slots
 	})
