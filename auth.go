@@ -333,7 +333,7 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 
 // authorize is the session check of every endpoint that needs a session. It refuses a request at the first of these that
 // fails: cookie, token, the account as it is now, terms, role.
-func (s *server) authorize(state *requestState, need access, permitted []string) error {
+func (s *server) authorize(state *requestState, need access) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
 		return unauthenticated("missing")
@@ -345,10 +345,10 @@ func (s *server) authorize(state *requestState, need access, permitted []string)
 	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
-	if need == sessionAndTerms && !state.user.termsAccepted {
+	if need != sessionOnly && !state.user.termsAccepted {
 		return errTermsMissing
 	}
-	if permitted != nil && !slices.Contains(permitted, state.user.Permission) {
+	if need == adminOnly && state.user.Permission != roleAdmin {
 		return errForbidden
 	}
 	return nil

@@ -267,7 +267,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 		return file{}, err
 	}
 	// The account may have changed while the file arrived.
-	if err := s.authorize(state, sessionAndTerms, nil); err != nil {
+	if err := s.authorize(state, sessionAndTerms); err != nil {
 		return file{}, err
 	}
 	f = file{

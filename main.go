@@ -353,28 +353,27 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 
 // routes returns every endpoint. {…} is a part of the path.
 func (s *server) routes() []route {
-	admin := []string{roleAdmin}
 	// The contract, with the name of the cookie that this server sets.
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	apiFile := document{"application/json", contentPolicy, apiText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, indexPage}
 	return []route{
-		// method, path, access, roles, status of success, limit, contract
-		{"POST", "/auth/otp/request", public, nil, 200, s.codeRequestLimit, endpoint(parseCodeRequest, s.requestCode)},
-		{"POST", "/auth/otp/validate", public, nil, 200, s.guessLimit, endpoint(parseGuess, s.validateCode)},
-		{"POST", "/auth/logout", sessionOnly, nil, 204, nil, endpoint(nil, s.logout)},
-		{"GET", "/auth/session", sessionOnly, nil, 200, nil, endpoint(nil, s.getSession)},
-		{"POST", "/terms/acceptance", sessionOnly, nil, 200, nil, endpoint(parseAcceptance, s.acceptTerms)},
-		{"GET", "/hubs", sessionAndTerms, nil, 200, nil, endpoint(parseHubQuery, s.listHubs)},
-		{"GET", "/hubs/{hubId}", sessionAndTerms, nil, 200, nil, endpoint(nil, s.getHub)},
-		{"POST", "/hubs", sessionAndTerms, admin, 201, nil, endpoint(parseNewHub, s.createHub)},
-		{"PATCH", "/hubs/{hubId}", sessionAndTerms, admin, 200, nil, endpoint(parseHubChange, s.changeHub)},
-		{"DELETE", "/hubs/{hubId}", sessionAndTerms, admin, 204, nil, endpoint(nil, s.deleteHub)},
-		{"POST", "/files/upload", sessionAndTerms, nil, 201, nil, endpoint(nil, s.upload)},
-		{"GET", "/files/{fileId}/{name}", sessionAndTerms, nil, 200, nil, endpoint(nil, s.getFile)},
-		{"GET", "/healthz", public, nil, 200, nil, endpoint(nil, s.getHealth)},
-		{"GET", "/openapi.json", public, nil, 200, nil, endpoint(nil, apiFile.get)},
-		{"GET", "/{$}", local, nil, 200, nil, endpoint(nil, pageFile.get)},
+		// method, path, access, status of success, contract
+		{"POST", "/auth/otp/request", public, 200, limitedEndpoint(s.codeRequestLimit, parseCodeRequest, s.requestCode)},
+		{"POST", "/auth/otp/validate", public, 200, limitedEndpoint(s.guessLimit, parseGuess, s.validateCode)},
+		{"POST", "/auth/logout", sessionOnly, 204, endpoint(nil, s.logout)},
+		{"GET", "/auth/session", sessionOnly, 200, endpoint(nil, s.getSession)},
+		{"POST", "/terms/acceptance", sessionOnly, 200, endpoint(parseAcceptance, s.acceptTerms)},
+		{"GET", "/hubs", sessionAndTerms, 200, endpoint(parseHubQuery, s.listHubs)},
+		{"GET", "/hubs/{hubId}", sessionAndTerms, 200, endpoint(nil, s.getHub)},
+		{"POST", "/hubs", adminOnly, 201, endpoint(parseNewHub, s.createHub)},
+		{"PATCH", "/hubs/{hubId}", adminOnly, 200, endpoint(parseHubChange, s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", adminOnly, 204, endpoint(nil, s.deleteHub)},
+		{"POST", "/files/upload", sessionAndTerms, 201, endpoint(nil, s.upload)},
+		{"GET", "/files/{fileId}/{name}", sessionAndTerms, 200, endpoint(nil, s.getFile)},
+		{"GET", "/healthz", public, 200, endpoint(nil, s.getHealth)},
+		{"GET", "/openapi.json", public, 200, endpoint(nil, apiFile.get)},
+		{"GET", "/{$}", local, 200, endpoint(nil, pageFile.get)},
 	}
 }
 
@@ -509,9 +508,6 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 		listener, err = net.FileListener(os.NewFile(firstSocket, "LISTEN_FDS"))
 	} else {
 		listener, err = net.Listen("tcp", addr)
-	}
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, usageError("ADDR: another program listens on " + addr + "; stop it or set ADDR")
 	}
 	if err != nil {
 		return nil, usageError("ADDR: " + err.Error())
@@ -704,11 +700,10 @@ func printRoutes() {
 	fmt.Printf(row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
 		limit := s.clientLimit(r.method, r.path).String()
-		if r.limit != nil {
-			limit += "; " + r.limit.String()
+		if r.contract.limit != nil {
+			limit += "; " + r.contract.limit.String()
 		}
-		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
-		fmt.Printf(row, r.method, strings.TrimSuffix(r.path, "{$}"), needs, limit)
+		fmt.Printf(row, r.method, strings.TrimSuffix(r.path, "{$}"), r.access, limit)
 	}
 }
 

@@ -295,10 +295,11 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 type access string
 
 const (
-	public          access = "-"              // everyone
-	local           access = "local"          // everyone; the route exists only in the local environment
-	sessionOnly     access = "session"        // a session whose account is not suspended
-	sessionAndTerms access = "session, terms" // the same, with the current terms accepted
+	public          access = "-"                     // everyone
+	local           access = "local"                 // everyone; the route exists only in the local environment
+	sessionOnly     access = "session"               // a session whose account is not suspended
+	sessionAndTerms access = "session, terms"        // the same, with the current terms accepted
+	adminOnly       access = "session, terms, admin" // the same, of a user with that role
 )
 
 func (a access) needsSession() bool { return a != public && a != local }
@@ -307,40 +308,35 @@ func (a access) needsSession() bool { return a != public && a != local }
 type route struct {
 	method, path string
 	access       access
-	roles        []string // one of them is needed; nil: any role
-	status       int      // of success
-	limit        *limiter // its own, besides the limit by client address of step 4
+	status       int // of success
 	contract     contract
 }
 
-// validate panics if a route is not safe to serve. The server then does not start.
-//
-// Every route states its access rule, every counted input has a limit, and every limit has
-// an input that it can count (Z1).
+// validate panics if a route is not safe to serve: every route states its access rule, and every
+// counted input has a limit (Z1). The server then does not start.
 func (r route) validate() {
 	name := r.method + " " + r.path
-	switch {
-	case !slices.Contains([]access{public, local, sessionOnly, sessionAndTerms}, r.access):
+	known := []access{public, local, sessionOnly, sessionAndTerms, adminOnly}
+	if !slices.Contains(known, r.access) {
 		panic("no access rule: " + name)
-	case !r.access.needsSession() && r.roles != nil:
-		panic("a role without a session: " + name)
-	case r.contract.hasLimitKey != (r.limit != nil):
-		panic("a counted input without a limit, or a limit without a key to count by: " + name)
+	}
+	if _, isCounted := r.contract.input.(limitKeyer); isCounted && r.contract.limit == nil {
+		panic("a counted input without a limit: " + name)
 	}
 }
 
-// A contract is what an endpoint takes and gives. endpoint makes it, and every handler is
-// registered through it.
+// A contract is what an endpoint takes and gives. endpoint and limitedEndpoint make it, and every
+// handler is registered through one of them.
 type contract struct {
-	input, output any  // zero values; the test that writes openapi.json reads their types
-	hasLimitKey   bool // the input has a key for the route's own limit
+	input, output any      // zero values; the test that writes openapi.json reads their types
+	limit         *limiter // its own, besides the limit by client address of step 4
 	serve         func(*server, route, *requestState) error
 }
 
 // An output checks itself against its contract before it is sent.
 type output interface{ isValid() bool }
 
-// A limitKeyer is an input that gives the key by which the route's own limit counts the request.
+// A limitKeyer is an input that is counted: it gives the key by which its own limit counts it.
 type limitKeyer interface{ limitKey(*requestState) string }
 
 // A sender is an output that writes itself, because it is not JSON.
@@ -360,9 +356,7 @@ func (nothing) send(state *requestState, status int) { state.WriteHeader(status)
 // that body and query are ignored.
 //
 // The order of the checks is the order of refusals: session, suspended, terms, role (all
-// by authorize), input, the route's own limit. The limit comes after the input, so that a
-// malformed attempt is not counted. Attempts at a code are counted here, apart from the codes,
-// so a new code resets nothing (O5).
+// by authorize), then the input.
 //
 // The body must be read before authorize reads the account, although its faults are reported
 // after it. Otherwise a client could withhold the rest of a body until it has lost its rights,
@@ -371,18 +365,14 @@ func endpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	var noIn In
-	var noOut Out
-	_, hasLimitKey := any(noIn).(limitKeyer)
-	c := contract{input: noIn, output: noOut, hasLimitKey: hasLimitKey}
-	c.serve = func(s *server, row route, state *requestState) error {
+	serve := func(s *server, row route, state *requestState) error {
 		f := &fields{}
 		var inputErr error
 		if parse != nil {
 			f, inputErr = readFields(state)
 		}
 		if row.access.needsSession() {
-			if err := s.authorize(state, row.access, row.roles); err != nil {
+			if err := s.authorize(state, row.access); err != nil {
 				return err
 			}
 		}
@@ -400,11 +390,6 @@ func endpoint[In any, Out output](
 		if err := checkIfMatch(state.request); err != nil {
 			return err
 		}
-		if counted, ok := any(in).(limitKeyer); ok {
-			if err := row.limit.take(counted.limitKey(state)); err != nil {
-				return err
-			}
-		}
 		out, err := handle(state, in)
 		if err != nil {
 			return err
@@ -414,6 +399,26 @@ func endpoint[In any, Out output](
 		}
 		return row.send(state, out)
 	}
+	var in In
+	var out Out
+	return contract{input: in, output: out, serve: serve}
+}
+
+// limitedEndpoint is endpoint for an input that is counted. The limit comes after the input, so
+// that a malformed attempt is not counted. Attempts at a code are counted here, apart from the
+// codes, so a new code resets nothing (O5).
+func limitedEndpoint[In limitKeyer, Out output](
+	limit *limiter,
+	parse func(*fields) In,
+	handle func(*requestState, In) (Out, error),
+) contract {
+	c := endpoint(parse, func(state *requestState, in In) (out Out, err error) {
+		if err := limit.take(in.limitKey(state)); err != nil {
+			return out, err
+		}
+		return handle(state, in)
+	})
+	c.limit = limit
 	return c
 }
 
