@@ -75,8 +75,8 @@ func TestMigrateFromTheLastRelease(t *testing.T) {
 	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
 		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
 	}
-	role := hubstest.Query[string](t, database, "select permission from users where user_id = $1", user)
-	if role != "admin" {
+	const roleOf = "select permission from users where user_id = $1"
+	if role := hubstest.Query[string](t, database, roleOf, user); role != "admin" {
 		t.Errorf("role: got %q, want admin", role)
 	}
 	if got := hubstest.Query[string](t, database, "select name from hubs"); got != "North" {
@@ -117,9 +117,7 @@ func TestSchemaConstraints(t *testing.T) {
 	var file struct {
 		Cases []struct{ Name, Statement, Refused string }
 	}
-	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/constraints.json")), &file); err != nil {
-		t.Fatal(err)
-	}
+	readJSON(t, "testdata/constraints.json", &file)
 	for _, c := range file.Cases {
 		if got := refusal(t, db, c.Statement); got != c.Refused {
 			t.Errorf("%s: %s: got %q, want %q", c.Name, c.Statement, got, c.Refused)
@@ -129,9 +127,17 @@ func TestSchemaConstraints(t *testing.T) {
 	if acceptances != 0 {
 		t.Errorf("got %d acceptances of a user who is gone, want 0", acceptances)
 	}
-	files := hubstest.Query[int](t, database, "select count(*) from files where name = 'kept' and user_id is null")
+	files := hubstest.Query[int](t, database,
+		"select count(*) from files where name = 'kept' and user_id is null")
 	if files != 1 {
 		t.Errorf("got %d files of a user who is gone, want 1", files)
+	}
+}
+
+func readJSON(t testing.TB, name string, file any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, name)), file); err != nil {
+		t.Fatalf("%s: %v", name, err)
 	}
 }
 
@@ -160,9 +166,7 @@ func TestTableTakesTheSameAddresses(t *testing.T) {
 			Expect struct{ Status int }
 		}
 	}
-	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/emails.json")), &file); err != nil {
-		t.Fatal(err)
-	}
+	readJSON(t, "testdata/emails.json", &file)
 	for _, c := range file.Cases {
 		email, _ := c.Email.(string)
 		email = strings.Trim(email, " ") // as the server does
