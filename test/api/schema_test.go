@@ -60,6 +60,16 @@ func TestMigrateAtOnce(t *testing.T) {
 	}
 }
 
+// A server without its tables does not start, and says how to make them.
+func TestServeNeedsTheTables(t *testing.T) {
+	t.Parallel()
+	env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": emptyDatabase(t)})
+	code, _, stderr := hubstest.Run(env, "serve")
+	if code == 0 || !strings.Contains(stderr, "hubs migrate") {
+		t.Errorf("got exit status %d and %q, want an error that names hubs migrate", code, stderr)
+	}
+}
+
 // A database of the last release gets the tables of this one, and keeps its rows. "create table
 // if not exists" changes no table that is there: a changed table needs a statement of its own in
 // schema.sql. A release copies schema.sql to testdata/last-release.sql.
