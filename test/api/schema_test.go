@@ -1,0 +1,191 @@
+package api
+
+import (
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"hubs/internal/hubstest"
+
+	"github.com/lib/pq"
+)
+
+// emptyDatabase returns a database without tables, owned by an ordinary role. The role may
+// connect to it and no more.
+func emptyDatabase(t testing.TB) string {
+	t.Helper()
+	database := hubstest.NewDatabase(t)
+	role := "owner_" + strings.ReplaceAll(hubstest.NewUUID(), "-", "")
+	hubstest.Exec(t, database, "create role "+role+" login password 'owner'")
+	t.Cleanup(func() { hubstest.Exec(t, database, "drop owned by "+role+"; drop role "+role) })
+	hubstest.Exec(t, database, "drop schema public cascade; create schema public authorization "+role)
+	return hubstest.WithUser(t, database, role, "owner")
+}
+
+// schemaOf returns all that a migration could change, as text.
+func schemaOf(t testing.TB, databaseURL string) string {
+	t.Helper()
+	return hubstest.Query[string](t, databaseURL, `
+		select coalesce(string_agg(line, E'\n' order by line), '') from (
+			select format('%s.%s %s %s %s',
+				table_name, column_name, data_type, is_nullable, column_default) as line
+			from information_schema.columns where table_schema = 'public'
+			union all select indexdef from pg_indexes where schemaname = 'public'
+			union all select format('%s %s', conrelid::regclass, pg_get_constraintdef(oid))
+			from pg_constraint where connamespace = 'public'::regnamespace
+			union all select pg_get_functiondef(oid)
+			from pg_proc where pronamespace = 'public'::regnamespace
+			union all select extname from pg_extension) as lines`)
+}
+
+// Servers that start together may migrate together, as a role that owns its schema and no more.
+func TestMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	database := emptyDatabase(t)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if err := hubstest.Migrate(database); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
+		t.Errorf("got the schema\n%s\nwant\n%s", got, want)
+	}
+}
+
+// A server without its tables does not start, and says how to make them.
+func TestServeNeedsTheTables(t *testing.T) {
+	t.Parallel()
+	env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": emptyDatabase(t)})
+	code, _, stderr := hubstest.Run(env, "serve")
+	if code == 0 || !strings.Contains(stderr, "hubs migrate") {
+		t.Errorf("got exit status %d and %q, want an error that names hubs migrate", code, stderr)
+	}
+}
+
+// A database of the last release gets the tables of this one, and keeps its rows. "create table
+// if not exists" changes no table that is there: a changed table needs a statement of its own in
+// schema.sql. A release copies schema.sql to testdata/last-release.sql.
+func TestMigrateFromTheLastRelease(t *testing.T) {
+	t.Parallel()
+	database := emptyDatabase(t)
+	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/last-release.sql"))
+	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "admin")
+	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
+	if err := hubstest.Migrate(database); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
+		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
+	}
+	const roleOf = "select permission from users where user_id = $1"
+	if role := hubstest.Query[string](t, database, roleOf, user); role != "admin" {
+		t.Errorf("role: got %q, want admin", role)
+	}
+	if got := hubstest.Query[string](t, database, "select name from hubs"); got != "North" {
+		t.Errorf("hub: got %q, want North", got)
+	}
+}
+
+// With nothing to change, a migrate waits for no reader, and so no reader waits for it.
+func TestMigrateLetsReadsGoOn(t *testing.T) {
+	t.Parallel()
+	database := hubstest.NewDatabase(t)
+	reader, err := hubstest.OpenDB(t, database).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Rollback()
+	// The transaction keeps the locks of its reads until it ends.
+	if _, err := reader.Exec("select from users, terms_acceptances, hubs, files"); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set("lock_timeout", "1s") // of a lock that it should not even ask for
+	u.RawQuery = query.Encode()
+	if err := hubstest.Migrate(u.String()); err != nil {
+		t.Errorf("beside a transaction that has read all tables: %v", err)
+	}
+}
+
+// What the server relies on, the tables keep to whoever writes.
+func TestSchemaConstraints(t *testing.T) {
+	t.Parallel()
+	database := hubstest.NewDatabase(t)
+	db := hubstest.OpenDB(t, database)
+	var file struct {
+		Cases []struct{ Name, Statement, Refused string }
+	}
+	readJSON(t, "testdata/constraints.json", &file)
+	for _, c := range file.Cases {
+		if got := refusal(t, db, c.Statement); got != c.Refused {
+			t.Errorf("%s: %s: got %q, want %q", c.Name, c.Statement, got, c.Refused)
+		}
+	}
+	acceptances := hubstest.Query[int](t, database, "select count(*) from terms_acceptances")
+	if acceptances != 0 {
+		t.Errorf("got %d acceptances of a user who is gone, want 0", acceptances)
+	}
+	files := hubstest.Query[int](t, database,
+		"select count(*) from files where name = 'kept' and user_id is null")
+	if files != 1 {
+		t.Errorf("got %d files of a user who is gone, want 1", files)
+	}
+}
+
+func readJSON(t testing.TB, name string, file any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, name)), file); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}
+
+// refusal runs a statement, and returns the name of PostgreSQL's error, or "".
+func refusal(t testing.TB, db *sql.DB, statement string, args ...any) string {
+	t.Helper()
+	_, err := db.Exec(statement, args...)
+	if err == nil {
+		return ""
+	}
+	refused, ok := errors.AsType[*pq.Error](err)
+	if !ok {
+		t.Fatalf("%s: %v", statement, err)
+	}
+	return refused.Code.Name()
+}
+
+// The table takes the addresses that a request may name, and no others. Otherwise a user could be
+// added whom no request can name, or mail be sent to a text that was never checked.
+func TestTableTakesTheSameAddresses(t *testing.T) {
+	t.Parallel()
+	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
+	var file struct {
+		Cases []struct {
+			Email  any
+			Expect struct{ Status int }
+		}
+	}
+	readJSON(t, "testdata/emails.json", &file)
+	for _, c := range file.Cases {
+		email, _ := c.Email.(string)
+		email = strings.Trim(email, " ") // as the server does
+		if strings.ContainsAny(email, "<\x00") {
+			continue // a long one, which constraints.json has, or one that no text can be
+		}
+		got := refusal(t, db, "insert into users (email) values ($1)", email) != "check_violation"
+		if want := c.Expect.Status == 200; got != want {
+			t.Errorf("%q: the table takes it: got %v, want %v", email, got, want)
+		}
+	}
+}
