@@ -111,9 +111,16 @@ var serial atomic.Int64
 // the test ends.
 func NewDatabase(t testing.TB) string {
 	t.Helper()
+	return EmptyDatabase(t, "template "+template)
+}
+
+// EmptyDatabase returns the URL of a new database without tables. options follow the name in
+// create database.
+func EmptyDatabase(t testing.TB, options string) string {
+	t.Helper()
 	operator := sharedPostgres(t)
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), serial.Add(1))
-	Exec(t, operator, "create database "+name+" template "+template)
+	Exec(t, operator, "create database "+name+" "+options)
 	t.Cleanup(func() { Exec(t, operator, "drop database if exists "+name+" with (force)") })
 	return WithDatabase(operator, name)
 }
