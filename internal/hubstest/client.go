@@ -144,8 +144,12 @@ func (c *Client) Try(method, path string, body any, headers ...string) (*Respons
 // noteEmail keeps the address in a request's body for the check of the logs.
 func noteEmail(body []byte) {
 	var sent struct{ Email string }
-	if json.Unmarshal(body, &sent) == nil && len(sent.Email) > 5 && strings.Contains(sent.Email, "@") {
-		usedEmails.Store(strings.TrimSpace(sent.Email), nil)
+	if err := json.Unmarshal(body, &sent); err != nil {
+		return
+	}
+	email := strings.TrimSpace(sent.Email)
+	if len(email) > 5 && strings.Index(email, "@") > 0 {
+		usedEmails.Store(email, nil)
 	}
 }
 
