@@ -442,6 +442,12 @@ func (r *Response) companionFault(code string) error {
 	return nil
 }
 
+// Get is Do without a body.
+func (c *Client) Get(path string, headers ...string) *Response {
+	c.t.Helper()
+	return c.Do("GET", path, nil, headers...)
+}
+
 // AskCode asks for a code.
 func (c *Client) AskCode(email string) *Response {
 	c.t.Helper()
