@@ -107,6 +107,7 @@ type MailServer struct {
 	peak    int // most connections that were open at a time
 	total   int // connections so far
 	logins  int // passwords so far, right or wrong
+	flooded int // bytes of endless answers so far
 }
 
 type MailMode int
@@ -330,7 +331,7 @@ func (m *MailServer) session(conn net.Conn) {
 		reply("554 no service")
 		return
 	case MailFloods:
-		flood(conn, "220 test.example.com ")
+		m.flood(conn, "220 test.example.com ")
 		return
 	}
 	reply("220 test.example.com ESMTP")
@@ -348,7 +349,7 @@ func (m *MailServer) session(conn net.Conn) {
 		case verb == "EHLO":
 			helo = args
 			if mode, _, _ := m.state(); mode == MailFloodsLines {
-				flood(conn, "250-8BITMIME\r\n")
+				m.flood(conn, "250-8BITMIME\r\n")
 				return
 			}
 			extensions := []string{"250-test.example.com"}
@@ -424,13 +425,24 @@ func (m *MailServer) session(conn net.Conn) {
 }
 
 // flood writes the text again and again, until the client closes the connection.
-func flood(conn io.Writer, text string) {
+func (m *MailServer) flood(conn io.Writer, text string) {
 	chunk := []byte(strings.Repeat(text, 1000))
 	for {
-		if _, err := conn.Write(chunk); err != nil {
+		n, err := conn.Write(chunk)
+		m.mu.Lock()
+		m.flooded += n
+		m.mu.Unlock()
+		if err != nil {
 			return
 		}
 	}
+}
+
+// Flooded returns how many bytes of endless answers the kernel has taken.
+func (m *MailServer) Flooded() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.flooded
 }
 
 // takesAnything reports whether the mode takes mail that it has refused in words.
