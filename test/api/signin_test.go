@@ -200,55 +200,6 @@ func TestOneMailForManyRequests(t *testing.T) {
 	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
 }
 
-// T5, O2: what happens to an account also counts for a code that was made before it. To sign
-// out everywhere ends such a code, whatever happens to the account after that.
-func TestCodeFollowsAccount(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	for name, test := range map[string]struct {
-		commands string // separated by commas, with the user's address for @
-		status   int
-		code     string
-	}{
-		"suspended":      {"suspend @", 403, "account_suspended"},
-		"activated":      {"suspend @,activate @", 200, ""},
-		"deleted":        {"delete @", 401, "invalid_code"},
-		"other address":  {"email @ x@", 401, "invalid_code"},
-		"same address":   {"email @ x@,email x@ @", 401, "invalid_code"},
-		"signed out":     {"signout @", 401, "invalid_code"},
-		"stolen mailbox": {"suspend @,signout @,activate @", 401, "invalid_code"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			email, userID := s.NewUser(t, "member")
-			c := s.Client(t)
-			c.AskCode(email)
-			code := s.Code(t, email)
-			runCommands(t, s, test.commands, email)
-			r := c.PresentCode(email, code)
-			if test.code == "" {
-				r.Want(t, 200)
-				return
-			}
-			wantNoSession(t, r, test.status, test.code)
-			if test.code == "account_suspended" {
-				s.Log.WaitFor(t, `"msg":"refused"`, userID) // who has proved who they are
-			}
-			if name == "signed out" {
-				c.SignIn(email) // with the next code, without a minute to wait
-			}
-		})
-	}
-}
-
-// runCommands runs user commands, separated by commas, with the user's address for @.
-func runCommands(t *testing.T, s *hubstest.Server, commands, email string) {
-	t.Helper()
-	for command := range strings.SplitSeq(commands, ",") {
-		s.User(t, strings.Fields(strings.ReplaceAll(command, "@", email))...)
-	}
-}
-
 // onTheWire asks for a code byte for byte as written.
 func onTheWire(t *testing.T, s *hubstest.Server, email string, headers ...string) *hubstest.Response {
 	t.Helper()
