@@ -228,7 +228,7 @@ func waitDisconnected(t *testing.T, m *hubstest.MailServer) {
 
 // D3, M1: a conversation ends in its time, wherever the mail server stops talking, and however
 // slowly it talks.
-func TestConversationsEndInTime(t *testing.T) {
+func TestHungMailServer(t *testing.T) {
 	t.Parallel()
 	type conversation struct {
 		name   string
@@ -307,7 +307,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 }
 
 // M1: a mail server that talks without end, or somebody on the way to it, takes no memory.
-func TestEndlessAnswersTakeNoMemory(t *testing.T) {
+func TestTalkativeMailServer(t *testing.T) {
 	t.Parallel()
 	const much = 32 << 20 // more than any socket's buffers, and far less than can come in 10 s
 	for name, mode := range map[string]hubstest.MailMode{
@@ -349,7 +349,7 @@ func memory(t *testing.T, s *hubstest.Server) int {
 
 // D3, M2: mail waits for other people's mail only while 32 conversations are under way. So a
 // mail server that hangs holds up no answer, and a mail's time tells nothing of other addresses.
-func TestConversationsAtATime(t *testing.T) {
+func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	const bound = 32
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
