@@ -144,8 +144,12 @@ func (c *Client) Try(method, path string, body any, headers ...string) (*Respons
 // noteEmail keeps the address in a request's body for the check of the logs.
 func noteEmail(body []byte) {
 	var sent struct{ Email string }
-	if json.Unmarshal(body, &sent) == nil && len(sent.Email) > 5 && strings.Contains(sent.Email, "@") {
-		usedEmails.Store(strings.TrimSpace(sent.Email), nil)
+	if err := json.Unmarshal(body, &sent); err != nil {
+		return
+	}
+	email := strings.TrimSpace(sent.Email)
+	if len(email) > 5 && strings.Index(email, "@") > 0 {
+		usedEmails.Store(email, nil)
 	}
 }
 
@@ -193,9 +197,8 @@ func (c *Client) Upload(name string, content []byte, headers ...string) *Respons
 // SignIn goes through the whole code flow and returns the answer, a session view.
 func (c *Client) SignIn(email string) *Response {
 	c.t.Helper()
-	c.Do("POST", "/auth/otp/request", map[string]string{"email": email}).Want(c.t, 200)
-	code := c.srv.Code(c.t, email)
-	return c.Do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code}).Want(c.t, 200)
+	c.AskCode(email)
+	return c.PresentCode(email, c.srv.Code(c.t, email)).Want(c.t, 200)
 }
 
 // AcceptTerms accepts the current terms.
@@ -217,11 +220,17 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 // signed in, terms accepted.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 	t.Helper()
-	email = NewEmail()
-	AddUser(t, s.Env["DATABASE_URL"], email, role)
+	email, _ = s.NewUser(t, role)
 	c = s.SignIn(t, email)
 	c.AcceptTerms()
 	return c, email
+}
+
+// NewUser adds a user with a new address.
+func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
+	t.Helper()
+	email = NewEmail()
+	return email, AddUser(t, s.Env["DATABASE_URL"], email, role)
 }
 
 // CookieName is the name that the session cookie must have.
@@ -431,4 +440,32 @@ func (r *Response) companionFault(code string) error {
 		}
 	}
 	return nil
+}
+
+// Get is Do without a body.
+func (c *Client) Get(path string, headers ...string) *Response {
+	c.t.Helper()
+	return c.Do("GET", path, nil, headers...)
+}
+
+// AskCode asks for a code.
+func (c *Client) AskCode(email string) *Response {
+	c.t.Helper()
+	r := c.Do("POST", "/auth/otp/request", map[string]string{"email": email})
+	return r.Want(c.t, 200)
+}
+
+// PresentCode is one attempt to sign in.
+func (c *Client) PresentCode(email, code string) *Response {
+	c.t.Helper()
+	return c.Do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code})
+}
+
+// OtherCode returns a wrong code, the n-th after the right one.
+func OtherCode(code string, n int) string {
+	value, err := strconv.Atoi(code)
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf("%06d", (value+n)%1_000_000)
 }

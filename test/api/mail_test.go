@@ -1,0 +1,376 @@
+package api
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/mail"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+// The mail and its way: encrypted wherever the server is not this machine, signed in where
+// the URL says so, to one recipient, and that one as stored, not as sent in.
+func TestMailArrives(t *testing.T) {
+	t.Parallel()
+	const password = "p:@/%20 w"
+	db := hubstest.NewDatabase(t)
+	for name, opts := range map[string]hubstest.MailOptions{
+		"STARTTLS at a remote server":     {Host: "0.0.0.0", User: "hubs", Password: password},
+		"implicit TLS at a remote server": {Host: "0.0.0.0", ImplicitTLS: true, User: "hubs", Password: password},
+		"STARTTLS at this machine":        {User: "hubs", Password: password},
+		"plain at this machine":           {NoStartTLS: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := hubstest.NewMailServer(t, opts)
+			s := hubstest.Start(t, hubstest.StagingEnv(m), map[string]string{
+				"DATABASE_URL": db,
+				"MAIL_FROM":    `"Hubs, sign-in" <signin@example.com>`,
+			})
+			email := hubstest.NewEmail()
+			stored := strings.Replace(email, "user@u", "User@U", 1)
+			hubstest.AddUser(t, db, stored, "member")
+			c := s.Client(t)
+			c.AskCode(strings.ToUpper(email) + " ")
+			got := m.WaitMail(t, stored)
+			want := hubstest.Mail{
+				From: "signin@example.com",
+				To:   []string{stored},
+				TLS:  !opts.NoStartTLS,
+				User: opts.User,
+				Helo: "example.com",
+			}
+			if envelope(got) != envelope(&want) {
+				t.Errorf("got %s, want %s", envelope(got), envelope(&want))
+			}
+			wantMessage(t, got.Data, stored)
+			c.PresentCode(strings.ToUpper(email), got.Code(t)).Want(t, 200)
+		})
+	}
+}
+
+func envelope(m *hubstest.Mail) string {
+	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s", m.From, m.To, m.TLS, m.User, m.Helo)
+}
+
+var (
+	messageID   = regexp.MustCompile(`^<[A-Z2-7]{26}@example\.com>$`)
+	messageText = regexp.MustCompile(`(?s)^Your sign-in code is [0-9]{6}\.\r\n\r\n.*once, within 10 minutes`)
+	messageLine = regexp.MustCompile(`^[ -~]{0,78}$`)
+)
+
+// wantMessage checks a mail's lines, headers and text (RFC 5322).
+func wantMessage(t *testing.T, data, to string) {
+	t.Helper()
+	for line := range strings.SplitSeq(data, "\r\n") {
+		if !messageLine.MatchString(line) {
+			t.Errorf("got the line %q", line)
+		}
+	}
+	message, err := mail.ReadMessage(strings.NewReader(data))
+	if err != nil {
+		t.Fatalf("%q: %v", data, err)
+	}
+	date, err := message.Header.Date()
+	if err != nil || time.Since(date).Abs() > time.Hour {
+		t.Errorf("got the date %v, %v, want now", date, err)
+	}
+	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
+		t.Errorf("got the id %q", id)
+	}
+	delete(message.Header, "Date")
+	delete(message.Header, "Message-Id")
+	want := mail.Header{
+		"From":           {`"Hubs, sign-in" <signin@example.com>`},
+		"To":             {"<" + to + ">"},
+		"Subject":        {"Your sign-in code"},
+		"Auto-Submitted": {"auto-generated"},
+		"Mime-Version":   {"1.0"},
+		"Content-Type":   {"text/plain; charset=us-ascii"},
+	}
+	if !maps.EqualFunc(message.Header, want, slices.Equal) {
+		t.Errorf("got the headers %v, want %v", message.Header, want)
+	}
+	body, _ := io.ReadAll(message.Body)
+	if !messageText.Match(body) {
+		t.Errorf("got the text %q", body)
+	}
+}
+
+// D4: without encryption that holds, no password and no mail is sent.
+func TestMailOnlyThroughTLS(t *testing.T) {
+	t.Parallel()
+	db := hubstest.NewDatabase(t)
+	for name, opts := range map[string]hubstest.MailOptions{
+		"no STARTTLS":                      {NoStartTLS: true, Host: "0.0.0.0"},
+		"unknown authority":                {Untrusted: true},
+		"unknown authority, implicit":      {Untrusted: true, ImplicitTLS: true},
+		"unknown authority, remote server": {Untrusted: true, Host: "0.0.0.0"},
+		"TLS 1.1":                          {OldTLS: true},
+		"TLS 1.1, implicit":                {OldTLS: true, ImplicitTLS: true},
+		"another name":                     {OtherName: true, Host: "0.0.0.0"},
+		"another name, implicit":           {OtherName: true, Host: "0.0.0.0", ImplicitTLS: true},
+	} {
+		for _, user := range []string{"", "hubs"} {
+			t.Run(name+" "+user, func(t *testing.T) {
+				t.Parallel()
+				opts.User = user
+				opts.Password = "secret-word"
+				m := hubstest.NewMailServer(t, opts)
+				s := hubstest.Start(t, hubstest.StagingEnv(m), map[string]string{"DATABASE_URL": db})
+				email := failToSend(t, s)
+				s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
+				if n := m.Passwords(); n != 0 {
+					t.Errorf("got %d passwords, want 0", n)
+				}
+				if n := len(m.Received()); n != 0 {
+					t.Errorf("got %d mails, want 0", n)
+				}
+			})
+		}
+	}
+}
+
+// failToSend asks for a code that can't be sent, which changes no answer.
+func failToSend(t *testing.T, s *hubstest.Server) (email string) {
+	t.Helper()
+	s.AllowErrors("code not sent")
+	email = hubstest.NewEmail()
+	// Stored in capitals: what is undone later must be found all the same.
+	hubstest.AddUser(t, s.Env["DATABASE_URL"], strings.ToUpper(email), "member")
+	s.Client(t).AskCode(email)
+	return email
+}
+
+// D3: whatever the mail server does, the answer is the same, the log says so, and the code is
+// gone: the next request, a moment later, mails a new one.
+func TestMailServerFails(t *testing.T) {
+	t.Parallel()
+	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	s := hubstest.Start(t, hubstest.StagingEnv(m))
+	for name, mode := range map[string]hubstest.MailMode{
+		"closes":                hubstest.MailCloses,
+		"refuses":               hubstest.MailRefuses,
+		"defers":                hubstest.MailDefers,
+		"refuses the recipient": hubstest.MailRefusesRecipient,
+		"refuses the sender":    hubstest.MailRefusesSender,
+		"closes at the end":     hubstest.MailHangsEnd,
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := len(m.Received())
+			m.Fail(mode)
+			email := failToSend(t, s)
+			lost := ""
+			if mode == hubstest.MailHangsEnd {
+				lost = s.Code(t, email) // taken, and never confirmed
+				before++
+				m.Fail(hubstest.MailCloses)
+			}
+			s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
+			if n := len(m.Received()); n != before {
+				t.Errorf("got %d mails, want %d", n, before)
+			}
+			m.Release()
+			c := s.Client(t)
+			if lost != "" {
+				wantNoSession(t, c.PresentCode(email, lost), 401, "invalid_code")
+			}
+			c.SignIn(email)
+		})
+	}
+}
+
+// A mail counts as sent once the mail server has taken it, whatever it says to QUIT. Nobody
+// waits for that (M1).
+func TestFarewellCountsNothing(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]hubstest.MailMode{
+		"leaves":       hubstest.MailLeaves,
+		"ignores QUIT": hubstest.MailIgnoresQuit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+			s := hubstest.Start(t, hubstest.StagingEnv(m))
+			m.Fail(mode)
+			email, _ := s.NewUser(t, "member")
+			c := s.Client(t)
+			c.SignIn(email)
+			start := time.Now()
+			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
+			waitDisconnected(t, m)
+			if waited := time.Since(start); waited > mailTime/2 {
+				t.Errorf("the conversation went on for %v", waited)
+			}
+		})
+	}
+}
+
+const mailTime = 10 * time.Second // in which a conversation must end
+
+func waitDisconnected(t *testing.T, m *hubstest.MailServer) {
+	t.Helper()
+	hubstest.WaitUntil(t, "the end of the conversation", func() bool {
+		open, _, _ := m.Connections()
+		return open == 0
+	})
+}
+
+// D3, M1: a conversation ends in its time, wherever the mail server stops talking, and however
+// slowly it talks.
+func TestHungMailServer(t *testing.T) {
+	t.Parallel()
+	type conversation struct {
+		name   string
+		server *hubstest.Server
+		email  string
+		start  time.Time
+	}
+	var all []conversation
+	for name, hang := range map[string]func(*hubstest.MailServer){
+		"no greeting":     func(m *hubstest.MailServer) { m.Fail(hubstest.MailHangs) },
+		"no word at DATA": func(m *hubstest.MailServer) { m.Fail(hubstest.MailHangsData) },
+		"no confirmation": func(m *hubstest.MailServer) { m.Fail(hubstest.MailHangsEnd) },
+		"slow":            func(m *hubstest.MailServer) { m.Slow(mailTime / 3) },
+	} {
+		m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+		hang(m)
+		s := hubstest.Start(t, hubstest.StagingEnv(m))
+		email := failToSend(t, s)
+		all = append(all, conversation{name: name, server: s, email: email, start: time.Now()})
+	}
+	for _, c := range all {
+		c.server.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(c.email))
+		if took := time.Since(c.start); took > mailTime*2 {
+			t.Errorf("%s: the conversation took %v, want %v", c.name, took, mailTime)
+		}
+	}
+}
+
+// D3: connecting is a part of the time. A mail server that is slow to accept holds nothing twice
+// as long.
+func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
+	t.Parallel()
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(socket)
+	if err := syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(socket, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	queued := 0
+	for ; ; queued++ { // nobody accepts, so the queue soon is full
+		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
+		if err != nil {
+			break
+		}
+		defer conn.Close()
+	}
+	s := hubstest.Start(t, map[string]string{
+		"SMTP_URL":  "smtp://" + addr,
+		"MAIL_FROM": "signin@example.com",
+	})
+	start := time.Now()
+	email := failToSend(t, s)
+	// Halfway there is room, and TCP's next attempt connects. Nobody ever says a word.
+	time.Sleep(mailTime / 2)
+	for range queued {
+		waiting, _, err := syscall.Accept(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Close(waiting)
+	}
+	s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
+	if took := time.Since(start); took > mailTime*5/4 {
+		t.Errorf("the conversation took %v, want %v", took, mailTime)
+	}
+}
+
+// M1: a mail server that talks without end, or somebody on the way to it, takes no memory.
+func TestTalkativeMailServer(t *testing.T) {
+	t.Parallel()
+	const much = 32 << 20 // more than any socket's buffers, and far less than can come in 10 s
+	for name, mode := range map[string]hubstest.MailMode{
+		"line":  hubstest.MailFloods,
+		"lines": hubstest.MailFloodsLines,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+			s := hubstest.Start(t, hubstest.StagingEnv(m))
+			before := memory(t, s)
+			m.Fail(mode)
+			email := failToSend(t, s)
+			s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
+			if grown := memory(t, s) - before; grown > much {
+				t.Errorf("the memory has grown by %d bytes", grown)
+			}
+			waitDisconnected(t, m)
+			if n := m.Flooded(); n > much {
+				t.Errorf("the mail server could say %d bytes", n)
+			}
+		})
+	}
+}
+
+// memory returns the memory of a server's process in bytes.
+func memory(t *testing.T, s *hubstest.Server) int {
+	t.Helper()
+	out, err := exec.Command("ps", "-o", "rss=", "-p", fmt.Sprint(s.Cmd.Process.Pid)).Output()
+	if err != nil {
+		t.Fatal("ps: ", err)
+	}
+	kilobytes, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kilobytes << 10
+}
+
+// D3, M2: mail waits for other people's mail only while 32 conversations are under way. So a
+// mail server that hangs holds up no answer, and a mail's time tells nothing of other addresses.
+func TestMailsDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	const bound = 32
+	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	s := hubstest.Start(t, hubstest.StagingEnv(m))
+	m.Fail(hubstest.MailHangs)
+	var emails []string
+	for range bound + 8 {
+		email, _ := s.NewUser(t, "member")
+		emails = append(emails, email)
+		s.Client(t).AskCode(email)
+	}
+	hubstest.WaitUntil(t, "32 conversations", func() bool {
+		open, _, _ := m.Connections()
+		return open == bound
+	})
+	time.Sleep(time.Second) // more than the longest delay of a request: all have begun
+	if open, _, _ := m.Connections(); open != bound {
+		t.Errorf("got %d conversations at a time, want %d", open, bound)
+	}
+	m.Release()
+	for _, email := range emails {
+		s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
+	}
+}
