@@ -1,0 +1,463 @@
+package faults
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+const (
+	unfinished   = "unfinished"     // the folder of working names
+	maxTransfers = 16               // of a user at a time
+	stallTimeout = 30 * time.Second // a transfer without progress ends
+)
+
+// store uploads a small file and returns its path.
+func store(t *testing.T, c *hubstest.Client, name string) (path string) {
+	t.Helper()
+	r := c.Elsewhere().Upload(name, []byte("content")).Want(t, 201)
+	return r.Field(t, "path").(string)
+}
+
+// onDisk returns the place of a file's bytes.
+func onDisk(s *hubstest.Server, path string) string {
+	id := strings.Split(path, "/")[2]
+	return filepath.Join(s.Env["FILES_DIR"], id)
+}
+
+// again starts another server on the same data, which sweeps it at once, and returns a client
+// with the session of c.
+func again(t *testing.T, s *hubstest.Server, c *hubstest.Client) (*hubstest.Server, *hubstest.Client) {
+	t.Helper()
+	second := hubstest.Start(t, s.Env)
+	client := second.Client(t)
+	client.SetToken(c.Token())
+	return second, client
+}
+
+// waitFiles waits until FILES_DIR has n files, those with a working name included.
+func waitFiles(t *testing.T, s *hubstest.Server, n int) {
+	t.Helper()
+	hubstest.WaitUntil(t, fmt.Sprintf("%d files", n), func() bool { return len(s.FilesIn(t)) == n })
+}
+
+// waitWorking waits until n uploads are unfinished.
+func waitWorking(t *testing.T, s *hubstest.Server, n int) {
+	t.Helper()
+	hubstest.WaitUntil(t, fmt.Sprintf("%d unfinished uploads", n), func() bool {
+		return len(s.WorkingFiles(t)) == n
+	})
+}
+
+// kill ends a server in the middle of an upload.
+func kill(t *testing.T, s *hubstest.Server, c *hubstest.Client) {
+	t.Helper()
+	upload := c.StartUpload("lost.txt")
+	s.Signal(t, syscall.SIGKILL)
+	s.Wait(t)
+	upload.Rest.Close()
+	if r := <-upload.Answer; r.Status != 0 {
+		t.Errorf("got %v, want no answer", r)
+	}
+	s.AgeUnfinished(t)
+}
+
+func TestClientGoneMidUpload(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	c, _ := s.Member(t, "member")
+	head := c.Head("POST /files/upload", "Content-Type: multipart/form-data; boundary=edge")
+	half := "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n\r\n" +
+		strings.Repeat("first half ", 8000)
+	for _, framing := range []string{
+		"Content-Length: 200000\r\n\r\n",
+		"Transfer-Encoding: chunked\r\n\r\n30000\r\n",
+	} {
+		for _, reset := range []bool{false, true} {
+			conn := hubstest.Dial(t, s.Addr)
+			io.WriteString(conn, head+framing+half)
+			waitWorking(t, s, 1)
+			if reset {
+				conn.Conn.(*net.TCPConn).SetLinger(0)
+			}
+			conn.Close()
+			waitFiles(t, s, 0)
+		}
+	}
+	store(t, c, "b.txt")
+	s.WantStored(t, 1)
+}
+
+func TestKilledMidUpload(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	c, _ := s.Member(t, "member")
+	kept := store(t, c, "kept.txt")
+	kill(t, s, c)
+	_, client := again(t, s, c)
+	waitFiles(t, s, 1)
+	client.WantFile(kept, "content")
+	store(t, client, "next.txt")
+	s.WantStored(t, 2)
+}
+
+// A leftover is what a killed or failed upload has left, and what is there after a sweep. <id> in a
+// name is an id, and <ID> one in capitals.
+type leftover struct {
+	Name  string
+	Put   []string
+	Row   bool // the id has a row
+	Young bool // else an hour old
+	Left  []string
+}
+
+// put makes the files, and returns the names of those that must stay.
+func (l leftover) put(t *testing.T, s *hubstest.Server) (stay []string) {
+	t.Helper()
+	id := hubstest.NewUUID()
+	words := strings.NewReplacer("<id>", id, "<ID>", strings.ToUpper(id))
+	modified := time.Now()
+	if !l.Young {
+		modified = modified.Add(-time.Hour)
+	}
+	for _, name := range l.Put {
+		path := filepath.Join(s.Env["FILES_DIR"], words.Replace(name))
+		err := os.WriteFile(path, []byte("x"), 0o600)
+		err = errors.Join(err, os.Chtimes(path, modified, modified))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l.Row {
+		hubstest.Exec(t, s.Env["DATABASE_URL"], `insert into files
+			(file_id, name, content_type, size) values ($1, $2, 'text/plain', 1)`, id, l.Name)
+	}
+	for _, name := range l.Left {
+		stay = append(stay, words.Replace(name))
+	}
+	return stay
+}
+
+// A sweep removes what no running upload holds, and nothing else. What it can't open keeps
+// neither the server from starting nor the rest from being swept.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	s.Stop(t)
+	text, err := os.ReadFile("testdata/leftovers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leftovers []leftover
+	if err := json.Unmarshal(text, &leftovers); err != nil {
+		t.Fatal(err)
+	}
+	folder := unfinished + "/00000000-0000-4000-8000-000000000000" // swept first, and can't be
+	if err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{folder}
+	for _, left := range leftovers {
+		want = append(want, left.put(t, s)...)
+	}
+	last := unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
+	leftover{Put: []string{last}}.put(t, s)
+
+	s = hubstest.Start(t, s.Env)
+	s.AllowErrors("the sweep of unfinished uploads failed")
+	hubstest.WaitUntil(t, "the end of the sweep", func() bool {
+		return !slices.Contains(s.FilesIn(t), last)
+	})
+	got := s.FilesIn(t)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("left:\n%q\nwant:\n%q", got, want)
+	}
+	rows := hubstest.Query[string](t, s.Env["DATABASE_URL"],
+		"select string_agg(name, '; ' order by name) from files")
+	if want := "killed after the row; young, failed"; rows != want {
+		t.Errorf("rows: got %q, want %q", rows, want)
+	}
+	s.Log.WaitFor(t, "the sweep of unfinished uploads failed", "is a directory")
+}
+
+// A sweep removes nothing that it could not ask the database about.
+func TestSweepWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
+	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	c, _ := s.Member(t, "member")
+	kill(t, s, c)
+	proxy.When("select file_id from files where file_id", proxy.Cut)
+	second, _ := again(t, s, c)
+	second.AllowErrors("the sweep of unfinished uploads failed")
+	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "unavailable")
+	waitFiles(t, s, 1)
+	proxy.Resume()
+	again(t, s, c)
+	waitFiles(t, s, 0)
+}
+
+// A cutServer reaches its database through a proxy that fails on demand.
+type cutServer struct {
+	*hubstest.Server
+	proxy *hubstest.Proxy
+	c     *hubstest.Client
+	kept  string // the path of a file
+}
+
+func startCutServer(t *testing.T) *cutServer {
+	t.Helper()
+	database := hubstest.NewDatabase(t)
+	proxy, through := hubstest.ProxyURL(t, database)
+	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	s.AllowErrors(`"error":"unavailable`)
+	s.Env["DATABASE_URL"] = database // for the checks
+	c, _ := s.Member(t, "member")
+	return &cutServer{Server: s, proxy: proxy, c: c, kept: store(t, c, "kept.txt")}
+}
+
+// refuse uploads a file, and wants a 503.
+func (s *cutServer) refuse(t *testing.T, name string) {
+	t.Helper()
+	r := s.c.Elsewhere().Upload(name, []byte("content"))
+	hubstest.WantProblem(t, r, 503, "unavailable")
+}
+
+func (s *cutServer) hasRow(t *testing.T, name string) bool {
+	t.Helper()
+	const question = "select exists (select from files where name = $1)"
+	return hubstest.Query[bool](t, s.Env["DATABASE_URL"], question, name)
+}
+
+// resume waits until the server reads the database again.
+func (s *cutServer) resume(t *testing.T) {
+	t.Helper()
+	s.proxy.Resume()
+	hubstest.WaitUntil(t, "service again", func() bool {
+		r, _ := s.c.Elsewhere().Try("GET", s.kept, nil)
+		return r.Status == 200
+	})
+}
+
+// An upload whose row fails is undone at once: it needs no database if it had no row yet, and if
+// the row was written but the answer lost, the database may be there again.
+func TestUploadRowFails(t *testing.T) {
+	t.Parallel()
+	s := startCutServer(t)
+	broken := s.c.StartUpload("broken.txt")
+	s.proxy.Cut()
+	broken.Rest.CloseWithError(io.ErrUnexpectedEOF)
+	<-broken.Answer
+	waitFiles(t, s.Server, 1)
+	s.resume(t)
+
+	s.proxy.When("lost.txt", s.proxy.DropReplies)
+	refused := make(chan bool)
+	go func() {
+		s.refuse(t, "lost.txt")
+		close(refused)
+	}()
+	hubstest.WaitUntil(t, "the row", func() bool { return s.hasRow(t, "lost.txt") })
+	s.proxy.Resume()
+	<-refused
+	s.WantStored(t, 1)
+}
+
+// An upload that is refused while the database is away never comes back, whether or not its row
+// was written: any server that uses the folder undoes it later. An upload that runs is spared,
+// however old its file.
+func TestUploadIsUndoneLater(t *testing.T) {
+	t.Parallel()
+	s := startCutServer(t)
+	s.proxy.When("not-done.txt", s.proxy.Cut)
+	s.refuse(t, "not-done.txt")
+	s.Log.WaitFor(t, `"level":"WARN"`, "a failed upload is left to the sweep", `"fileId":"`)
+	s.resume(t)
+
+	s.proxy.When("silent.txt", s.proxy.DropReplies)
+	s.refuse(t, "silent.txt")
+	if !s.hasRow(t, "silent.txt") {
+		t.Error("there is no row to undo: this test shows nothing")
+	}
+	s.proxy.Cut()
+	s.resume(t)
+
+	// Until then the bytes of both stay: a row without them would be half a file.
+	waitFiles(t, s.Server, 1+2*2)
+	running := s.c.StartUpload("running.txt")
+	s.AgeUnfinished(t)
+	_, client := again(t, s.Server, s.c)
+	waitWorking(t, s.Server, 1)
+	running.Finish().Want(t, 201)
+	client.WantFile(s.kept, "content")
+	s.WantStored(t, 2)
+}
+
+// A link that is made but reported as failed, as a network file system may do: here the test has
+// made it, so the server's own call fails.
+func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	s.AllowErrors(`"error":"internal`)
+	c, _ := s.Member(t, "member")
+	upload := c.StartUpload("a.txt")
+	working := s.WorkingFiles(t)[0]
+	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))
+	if err := os.Link(working, final); err != nil {
+		t.Fatal(err)
+	}
+	hubstest.WantProblem(t, upload.Finish(), 500, "internal")
+	s.WantStored(t, 0)
+}
+
+// Only the local environment makes FILES_DIR. A folder that goes away later is a 503 of /healthz.
+func TestFilesDirMissing(t *testing.T) {
+	t.Parallel()
+	missing := filepath.Join(t.TempDir(), "missing")
+	file := hubstest.Binary()
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	for _, dir := range []string{missing, file, filepath.Join(file, "within")} {
+		env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail), map[string]string{"FILES_DIR": dir})
+		code, _, stderr := hubstest.Run(env, "serve")
+		if code != 2 || !strings.HasPrefix(stderr, "FILES_DIR: ") {
+			t.Errorf("%s: got %d, %q, want 2 and the name of the setting", dir, code, stderr)
+		}
+	}
+	s := hubstest.Start(t, map[string]string{"FILES_DIR": missing})
+	s.AllowErrors("unavailable")
+	info, err := os.Stat(filepath.Join(missing, unfinished))
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("got %v, %v, want a folder for the server alone", info, err)
+	}
+	c := s.Client(t)
+	c.Do("GET", "/healthz", nil).Want(t, 200)
+	os.Rename(missing, missing+"-moved")
+	hubstest.WantProblem(t, c.Do("GET", "/healthz", nil), 503, "unavailable")
+	os.Rename(missing+"-moved", missing)
+	c.Do("GET", "/healthz", nil).Want(t, 200)
+}
+
+// storeLarge uploads more than the buffers of a connection take.
+func storeLarge(t *testing.T, c *hubstest.Client) (path string) {
+	t.Helper()
+	r := c.Upload("large.bin", make([]byte, 16<<20)).Want(t, 201)
+	return r.Field(t, "path").(string)
+}
+
+// hold begins a download from an address of its own, and reads next to nothing of it.
+func hold(t *testing.T, s *hubstest.Server, c *hubstest.Client, path string) *hubstest.Conn {
+	t.Helper()
+	conn := hubstest.Dial(t, s.Addr)
+	conn.SetDeadline(time.Time{})
+	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
+	io.WriteString(conn, c.Head("GET "+path)+"\r\n")
+	status, err := conn.In.ReadString('\n')
+	if err != nil || !strings.Contains(status, " 200 ") {
+		t.Fatalf("got %q, %v, want 200", status, err)
+	}
+	return conn
+}
+
+// One user has 16 transfers at a time, whatever the address; the next is a 429. Others are
+// served, and a transfer that ends makes room, however it ends.
+func TestTransfersOfOneUserAreBounded(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	s.AllowErrors("no such file or directory")
+	greedy, _ := s.Member(t, "member")
+	other, _ := s.Member(t, "member")
+	large := storeLarge(t, greedy)
+	small := store(t, greedy, "small.txt")
+	lost := store(t, greedy, "lost.txt")
+	os.Remove(onDisk(s, lost))
+	for range maxTransfers { // those that have ended don't count
+		greedy.WantFile(small, "content")
+		greedy.Elsewhere().Do("GET", lost, nil).Want(t, 500)
+		greedy.Elsewhere().Do("GET", small, nil, "If-None-Match", "*").Want(t, 304)
+		greedy.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
+	}
+
+	var held []*hubstest.Conn
+	for range maxTransfers - 2 {
+		held = append(held, hold(t, s, greedy, large))
+	}
+	upload := greedy.StartUpload("a.txt")
+	empty := hubstest.Dial(t, s.Addr) // an upload counts before any of its form has come
+	io.WriteString(empty, greedy.Head("POST /files/upload",
+		"Content-Type: multipart/form-data; boundary=edge", "Content-Length: 1000")+"\r\n")
+	served := func() bool {
+		r, _ := greedy.Elsewhere().Try("GET", small, nil)
+		return r.Status == 200
+	}
+	hubstest.WaitUntil(t, "16 transfers", func() bool { return !served() })
+	hubstest.WantProblem(t, greedy.Elsewhere().Do("GET", small, nil), 429, "rate_limited")
+	hubstest.WantProblem(t, greedy.Elsewhere().Upload("b.txt", []byte("x")), 429, "rate_limited")
+	greedy.Do("GET", "/hubs", nil).Want(t, 200)
+	neighbour := *other
+	neighbour.IP = greedy.IP
+	neighbour.Do("GET", small, nil).Want(t, 200)
+
+	held[0].Close()
+	hubstest.WaitUntil(t, "room after a client has gone", served)
+	hold(t, s, greedy, large)
+	greedy.Elsewhere().Do("GET", small, nil).Want(t, 429)
+	upload.Finish().Want(t, 201)
+	hubstest.WaitUntil(t, "room after an upload", served)
+}
+
+// A transfer that makes no progress for stallTimeout ends. A slow one goes on, for longer than that.
+func TestStalledTransfersEnd(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	stalled, _ := s.Member(t, "member")
+	slow, _ := s.Member(t, "member")
+	large := storeLarge(t, stalled)
+	small := store(t, stalled, "small.txt")
+	for range maxTransfers - 1 {
+		hold(t, s, stalled, large)
+	}
+	upload := stalled.StartUpload("stalled.txt")
+	download := hold(t, s, slow, large)
+	moving := slow.StartUpload("slow.txt")
+
+	// The slow ones move on until the stalled ones have ended, in twice their time at most.
+	piece := make([]byte, 16<<10)
+	uploadEnded := false
+	roomAgain := false
+	for end := time.Now().Add(2 * stallTimeout); !uploadEnded || !roomAgain; time.Sleep(time.Second) {
+		if time.Now().After(end) {
+			t.Fatalf("stalled upload ended: %v, stalled downloads ended: %v", uploadEnded, roomAgain)
+		}
+		if _, err := io.ReadFull(download.In, piece); err != nil {
+			t.Fatal("a slow download ends: ", err)
+		}
+		if _, err := moving.Rest.Write(piece); err != nil {
+			t.Fatal("a slow upload ends: ", err)
+		}
+		select {
+		case r := <-upload.Answer:
+			uploadEnded = true
+			if r.Status == 201 {
+				t.Error("a stalled upload was stored")
+			}
+		default:
+		}
+		r, _ := stalled.Elsewhere().Try("GET", small, nil)
+		roomAgain = r.Status == 200
+	}
+	moving.Finish().Want(t, 201)
+	s.WantStored(t, 3)
+}
