@@ -203,13 +203,12 @@ func (g *generator) document() object {
 			g.t.Fatalf("testdata/contract.json does not describe the operation %s", name)
 		}
 		g.used[name] = true
-		needs := strings.Join(append([]string{string(r.access)}, r.roles...), ", ")
+		needs := strings.Replace(string(r.access), "-", "nothing", 1)
 		limit := s.clientLimit(r.method, r.path).String()
-		if r.limit != nil {
-			limit += "; " + r.limit.String()
+		if r.contract.limit != nil {
+			limit += "; " + r.contract.limit.String()
 		}
-		words.Text += "\n\nNeeds: " + strings.Replace(needs, "-", "nothing", 1) +
-			". Limit: " + limit + "."
+		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limit + "."
 		if paths[r.path] == nil {
 			paths[r.path] = g.pathParameters(r.path)
 		}
@@ -584,9 +583,9 @@ func isPossible(r route, code string) bool {
 	case "account_suspended":
 		return r.access.needsSession() || isGuess
 	case "terms_not_accepted":
-		return r.access == sessionAndTerms
+		return r.access == sessionAndTerms || r.access == adminOnly
 	case "forbidden":
-		return r.roles != nil
+		return r.access == adminOnly
 	case "cross_origin":
 		return isWrite
 	case "not_found":
