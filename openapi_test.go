@@ -29,7 +29,7 @@ var update = flag.Bool("update", false, "write web/openapi.json anew")
 
 func TestOpenAPI(t *testing.T) {
 	g := newGenerator(t)
-	made := encode(t, g.document(), "  ")
+	made := encodeJSON(t, g.document(), "  ")
 	g.checkAllUsed()
 	if *update {
 		if err := os.WriteFile("web/openapi.json", made, 0o644); err != nil {
@@ -74,7 +74,7 @@ func (o object) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-func encode(t *testing.T, value any, indent string) []byte {
+func encodeJSON(t *testing.T, value any, indent string) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
@@ -142,7 +142,7 @@ func newGenerator(t *testing.T) *generator {
 		"maxPageLimit":      maxPageLimit,
 		"maxPageOffset":     maxPageOffset,
 	} {
-		encoded := bytes.TrimSpace(encode(t, value, ""))
+		encoded := bytes.TrimSpace(encodeJSON(t, value, ""))
 		word := "<" + name + ">"
 		text = bytes.ReplaceAll(text, []byte(strconv.Quote(word)), encoded)
 		text = bytes.ReplaceAll(text, []byte(word), bytes.Trim(encoded, `"`))
@@ -224,7 +224,7 @@ func (g *generator) document() object {
 	}
 	c := g.words.Components
 	g.schemas["Problem"] = json.RawMessage(
-		bytes.Replace(c.Problem, []byte(`"<codes>"`), encode(g.t, codes, ""), 1))
+		bytes.Replace(c.Problem, []byte(`"<codes>"`), encodeJSON(g.t, codes, ""), 1))
 	return object{
 		"openapi", "3.1.0",
 		"info", object{
@@ -294,12 +294,12 @@ func (g *generator) operation(r route, words operationWords) object {
 	case isFile(r):
 		o = append(o, "parameters", fileHeaders())
 	case r.path == "/files/upload":
-		o = append(o, "requestBody", body("multipart/form-data", uploadSchema()))
+		o = append(o, "requestBody", requestBody("multipart/form-data", uploadSchema()))
 	case f != nil && r.method == "GET":
 		o = append(o, "parameters", g.queryParameters(input, f))
 	case f != nil:
 		g.schemas[capital(input)] = g.inputSchema(input, f)
-		o = append(o, "requestBody", body("application/json", ref("schemas", capital(input))))
+		o = append(o, "requestBody", requestBody("application/json", ref("schemas", capital(input))))
 	case input != "nothing":
 		g.t.Fatalf("newGenerator does not add the input %s", input)
 	}
@@ -311,7 +311,7 @@ func isFile(r route) bool {
 	return is
 }
 
-func body(kind string, schema object) object {
+func requestBody(kind string, schema object) object {
 	return object{"required", true, "content", object{kind, object{"schema", schema}}}
 }
 

@@ -24,40 +24,44 @@ func (q call) send(c *hubstest.Client) *hubstest.Response {
 	return c.Do(q.method, q.path, q.body, q.headers...)
 }
 
-// sample returns a right call to a route of the contract. What it needs besides the session is
-// made first, by admin.
+// sample returns a right call to a route of the contract, made of the contract's examples. What
+// it needs besides the session is made first, by admin.
 func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
 	t.Helper()
 	method, path, _ := strings.Cut(route, " ")
 	q := call{method: method, path: path}
-	if strings.Contains(path, "{hubId}") {
-		hub := admin.Do("POST", "/hubs", `{"name":"sample"}`).Want(t, 201)
-		q.path = hub.Header.Get("Location")
-	}
-	email := hubstest.NewEmail()
-	switch route {
-	case "POST /auth/otp/request":
-		q.body = map[string]any{"email": email}
-	case "POST /auth/otp/validate":
-		hubstest.AddUser(t, srv.Env["DATABASE_URL"], email, "member")
-		srv.Client(t).Do("POST", "/auth/otp/request", map[string]any{"email": email})
-		q.body = map[string]any{"email": email, "code": srv.Code(t, email)}
-	case "POST /terms/acceptance":
-		version := admin.Do("GET", "/auth/session", nil).Field(t, "terms", "version")
-		q.body = map[string]any{"version": version}
-	case "POST /hubs":
-		q.body = `{"name":"North","description":"a\nb","status":"archived"}`
-	case "PATCH /hubs/{hubId}":
-		q.body = `{"name":"South"}`
-	case "POST /files/upload":
-		q.body = "--b\r\nContent-Disposition: form-data; name=file; filename=a.txt\r\n\r\nhello\r\n--b--\r\n"
+	parent, _, isItem := strings.Cut(path, "/{")
+	switch {
+	case path == "/files/upload":
+		q.body = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n" +
+			"Content-Type: text/plain\r\n\r\nhello\r\n--b--\r\n"
 		q.headers = []string{"Content-Type", "multipart/form-data; boundary=b"}
-	case "GET /files/{fileId}/{name}":
+	case parent == "/files":
 		q.path = admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	case isItem:
+		made := sample(t, srv, admin, "POST "+parent).send(admin).Want(t, 201)
+		q.path = made.Header.Get("Location")
 	}
-	if strings.Contains(q.path, "{") {
-		t.Fatalf("no sample of %s: a new route needs one here", route)
+	operation := hubstest.Contract[map[string]any](t, "paths", path, strings.ToLower(method))
+	if q.body != nil || operation["requestBody"] == nil {
+		return q
 	}
+	fields := hubstest.Contract[map[string]any](t, "paths", path, strings.ToLower(method),
+		"requestBody", "content", "application/json", "schema", "properties")
+	body := map[string]any{}
+	for name, field := range fields {
+		body[name] = field.(map[string]any)["examples"].([]any)[0]
+	}
+	if body["email"] != nil {
+		email := hubstest.NewEmail()
+		body["email"] = email
+		if body["code"] != nil {
+			hubstest.AddUser(t, srv.Env["DATABASE_URL"], email, "member")
+			srv.Client(t).Do("POST", "/auth/otp/request", map[string]any{"email": email})
+			body["code"] = srv.Code(t, email)
+		}
+	}
+	q.body = body
 	return q
 }
 
