@@ -101,7 +101,7 @@ func TestContractProxy(t *testing.T) {
 	want(409, call{method: "POST", path: "/terms/acceptance", body: `{"version":"2020-01-01"}`})
 	admin.AcceptTerms()
 	for _, r := range contractRoutes(t) {
-		if r.name != "POST /auth/logout" {
+		if !strings.HasPrefix(r.name, "POST /auth/") { // they change who admin is
 			want(r.status, sample(t, srv, admin, r.name))
 		}
 	}
@@ -125,6 +125,7 @@ func TestContractProxy(t *testing.T) {
 	hubstest.Exec(t, srv.Env["DATABASE_URL"], "update users set permission = 'member'")
 	want(403, call{method: "POST", path: "/hubs", body: `{"name":"North"}`})
 	want(204, call{method: "POST", path: "/auth/logout"})
+	admin.SetToken("forged")
 	want(401, call{method: "GET", path: "/hubs"})
 	ask := call{method: "POST", path: "/auth/otp/request", body: map[string]string{"email": email}}
 	for range requestLimit(t, ask.path) - 1 {
