@@ -260,6 +260,15 @@ func (c *Client) Token() string {
 	return ""
 }
 
+// With returns a new client that bears a session token; "" for none.
+func (s *Server) With(t testing.TB, token string) *Client {
+	c := s.Client(t)
+	if token != "" {
+		c.SetToken(token)
+	}
+	return c
+}
+
 // SetToken puts a session token into the client's jar in place of the one it has.
 func (c *Client) SetToken(token string) {
 	c.HTTP.Jar.SetCookies(c.baseURL(), []*http.Cookie{{
@@ -361,6 +370,9 @@ func (r *Response) answerFault() error {
 	if after := r.Header.Values("Retry-After"); len(after) > 0 && r.Status != 429 && r.Status != 503 {
 		fault("Retry-After: %q", after)
 	}
+	if err := r.contractFault(); err != nil {
+		faults = append(faults, err)
+	}
 	if len(faults) > 0 {
 		fault("in %v", r)
 	}
@@ -396,40 +408,33 @@ func (r *Response) problemFault(status int, code string, fields []string) error 
 		return nil
 	}
 	var p struct {
-		Title, Detail, Code, RequestID *string
-		Status                         *int
-		Errors                         []map[string]string
+		Title, Detail, Code, RequestID string
+		Status                         int
+		Errors                         []struct{ Field, Detail string }
 	}
 	if err := json.Unmarshal(r.Body, &p); err != nil {
 		return err
 	}
-	var members map[string]any
-	json.Unmarshal(r.Body, &members)
-	got := slices.Sorted(maps.Keys(members))
-	want := []string{"code", "detail", "requestId", "status", "title"}
-	if code == "invalid_request" && members["errors"] != nil || len(fields) > 0 {
-		want = []string{"code", "detail", "errors", "requestId", "status", "title"}
-	}
-	switch {
-	case !slices.Equal(got, want):
-		return fmt.Errorf("members %q, want %q", got, want)
-	case p.Title == nil || *p.Title == "" || p.Detail == nil || *p.Detail == "":
-		return errors.New("no title or no detail")
-	case p.Status == nil || *p.Status != status:
-		return errors.New("another status in the body")
-	case p.Code == nil || *p.Code != code:
-		return errors.New("another code")
-	case p.RequestID == nil || *p.RequestID != r.Header.Get("X-Request-Id"):
-		return errors.New("requestId is not X-Request-Id")
-	}
-	var named []string
+	named := []string{}
 	for _, e := range p.Errors {
-		if len(e) != 2 || e["field"] == "" || e["detail"] == "" {
-			return fmt.Errorf("error %q, want field and detail", e)
+		named = append(named, e.Field)
+		if e.Field == "" || e.Detail == "" {
+			return fmt.Errorf("error %+v, want field and detail", e)
 		}
-		named = append(named, e["field"])
 	}
-	if len(fields) > 0 && !slices.Equal(slices.Sorted(slices.Values(named)), slices.Sorted(slices.Values(fields))) {
+	slices.Sort(named)
+	switch {
+	case p.Title == "" || p.Detail == "":
+		return errors.New("no title or no detail")
+	case p.Status != status:
+		return errors.New("another status in the body")
+	case p.Code != code:
+		return errors.New("another code")
+	case p.RequestID != r.Header.Get("X-Request-Id"):
+		return errors.New("requestId is not X-Request-Id")
+	case p.Errors != nil && code != "invalid_request":
+		return errors.New("errors of fields, which belong to invalid_request only")
+	case len(fields) > 0 && !slices.Equal(named, slices.Sorted(slices.Values(fields))):
 		return fmt.Errorf("fields %q, want %q", named, fields)
 	}
 	return nil

@@ -7,7 +7,6 @@ package hubstest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -191,23 +190,4 @@ func Skip(t testing.TB, reason string) {
 		t.Fatal(reason)
 	}
 	t.Skip(reason)
-}
-
-// Contract returns a value of web/openapi.json by the names on the way to it. Tests take
-// limits, lives and sizes from there.
-func Contract[T any](t testing.TB, names ...string) T {
-	t.Helper()
-	var value any
-	if err := json.Unmarshal([]byte(ReadFile(t, "web/openapi.json")), &value); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		object, _ := value.(map[string]any)
-		value = object[name]
-	}
-	found, ok := value.(T)
-	if !ok {
-		t.Fatalf("web/openapi.json: %q is %v", names, value)
-	}
-	return found
 }

@@ -122,6 +122,7 @@ const (
 	MailDefers                    // 451 to each recipient
 	MailRefusesRecipient          // 550 to each recipient, but takes the mail nevertheless
 	MailRefusesSender             // 550 to each sender, but takes the mail nevertheless
+	MailRepeats                   // takes the mail, refuses it in its own words
 	MailLeaves                    // takes and confirms the mail, closes before QUIT
 	MailIgnoresQuit               // takes and confirms the mail, never answers QUIT
 	MailFloods                    // greets without ever ending the line
@@ -405,6 +406,11 @@ func (m *MailServer) session(conn net.Conn) {
 			m.mu.Unlock()
 			if m.Hang(conn, r, MailHangsEnd) == MailCloses {
 				return
+			}
+			if mode, _, _ := m.state(); mode == MailRepeats {
+				words := append(envelope.To, envelope.Codes()...)
+				reply("554 password=hunter2 " + strings.Join(words, " "))
+				continue
 			}
 			envelope = &Mail{}
 			reply("250 taken")

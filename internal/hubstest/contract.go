@@ -1,0 +1,175 @@
+package hubstest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// document is web/openapi.json. Every answer that Client.Do gets is compared with it.
+var document = sync.OnceValue(func() any {
+	text, err := os.ReadFile(filepath.Join(Root(), "web/openapi.json"))
+	if err != nil {
+		panic(err)
+	}
+	var decoded any
+	if err := json.Unmarshal(text, &decoded); err != nil {
+		panic(err)
+	}
+	return decoded
+})
+
+// Contract returns a value of web/openapi.json by the names on the way to it. Tests take
+// limits, lives and sizes from there.
+func Contract[T any](t testing.TB, names ...string) T {
+	t.Helper()
+	value := within(document(), names...)
+	found, ok := value.(T)
+	if !ok {
+		t.Fatalf("web/openapi.json: %q is %v", names, value)
+	}
+	return found
+}
+
+// within follows names into objects, and references on the way. It returns nil where there is
+// no such member.
+func within(value any, names ...string) any {
+	for _, name := range names {
+		object, _ := value.(map[string]any)
+		value = object[name]
+		value = resolve(value)
+	}
+	return value
+}
+
+// resolve returns what a reference refers to, and any other value as it is.
+func resolve(value any) any {
+	object, _ := value.(map[string]any)
+	path, ok := object["$ref"].(string)
+	if !ok {
+		return value
+	}
+	return within(document(), strings.Split(path, "/")[1:]...)
+}
+
+// contractFault says what the contract does not know of an answer: its status, the code of a
+// problem, a member. An answer to a path or a method that is not in the contract passes, but a
+// problem must be one.
+func (r *Response) contractFault() error {
+	operation := within(document(), "paths", contractPath(r.Path), strings.ToLower(r.Method))
+	kind := r.Header.Get("Content-Type")
+	schema := within(document(), "components", "schemas", "Problem")
+	if operation != nil {
+		response := r.response(operation)
+		if response == nil {
+			return errors.New("the contract does not have this status here")
+		}
+		schema = within(response, "content", kind, "schema")
+	} else if r.Status < 400 {
+		return nil
+	}
+	if r.Method == "HEAD" || !r.isJSON() {
+		return nil
+	}
+	var body any
+	if err := json.Unmarshal(r.Body, &body); err != nil {
+		return err
+	}
+	return schemaFault(schema, body)
+}
+
+// response returns what the contract has for a status: a HEAD has one response for all 4XX.
+func (r *Response) response(operation any) any {
+	status := strconv.Itoa(r.Status)
+	response := within(operation, "responses", status)
+	if response == nil {
+		response = within(operation, "responses", status[:1]+"XX")
+	}
+	return response
+}
+
+// contractPath returns the path of the contract that a request's path is one of, such as
+// /hubs/{hubId}, or "".
+func contractPath(target string) string {
+	path, _, _ := strings.Cut(target, "?")
+	parts := strings.Split(path, "/")
+	paths, _ := within(document(), "paths").(map[string]any)
+	if paths[path] != nil {
+		return path
+	}
+	for template := range paths {
+		fits := func(part, sent string) bool {
+			return part == sent || strings.HasPrefix(part, "{") && sent != ""
+		}
+		if slices.EqualFunc(strings.Split(template, "/"), parts, fits) {
+			return template
+		}
+	}
+	return ""
+}
+
+// jsonTypes are the types of a schema by those that encoding/json decodes them to.
+var jsonTypes = map[string]string{
+	"string":                  "string",
+	"float64":                 "integer",
+	"bool":                    "boolean",
+	"[]interface {}":          "array",
+	"map[string]interface {}": "object",
+}
+
+// schemaFault compares a JSON value with the types, members and choices of a schema.
+func schemaFault(schema, value any) error {
+	rules, _ := resolve(schema).(map[string]any)
+	all, _ := rules["allOf"].([]any)
+	for _, part := range all {
+		if err := schemaFault(part, value); err != nil {
+			return err
+		}
+	}
+	want, typed := rules["type"]
+	if got := jsonTypes[fmt.Sprintf("%T", value)]; typed && got != want {
+		return fmt.Errorf("%v is %s, the contract has %s", value, got, want)
+	}
+	choices, limited := rules["enum"].([]any)
+	if limited && !slices.Contains(choices, value) {
+		return fmt.Errorf("%v is none of %v in the contract", value, choices)
+	}
+	if items, ok := value.([]any); ok {
+		for _, item := range items {
+			if err := schemaFault(rules["items"], item); err != nil {
+				return err
+			}
+		}
+	}
+	if object, ok := value.(map[string]any); ok {
+		return membersFault(rules, object)
+	}
+	return nil
+}
+
+func membersFault(rules, object map[string]any) error {
+	required, _ := rules["required"].([]any)
+	for _, name := range required {
+		if _, sent := object[name.(string)]; !sent {
+			return fmt.Errorf("the member %s is missing", name)
+		}
+	}
+	properties, listed := rules["properties"].(map[string]any)
+	for name, value := range object {
+		schema, known := properties[name]
+		if !known && listed && rules["type"] != nil {
+			return fmt.Errorf("the contract has no member %s", name)
+		}
+		if err := schemaFault(schema, value); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}

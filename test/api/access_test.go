@@ -1,0 +1,231 @@
+package api
+
+import (
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+// A call is a right request to one route.
+type call struct {
+	method  string
+	path    string
+	body    any
+	headers []string
+}
+
+func (q call) send(c *hubstest.Client) *hubstest.Response {
+	return c.Do(q.method, q.path, q.body, q.headers...)
+}
+
+// sample returns a right call to a route of the contract, made of the contract's examples. What
+// it needs besides the session is made first, by admin.
+func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
+	t.Helper()
+	method, path, _ := strings.Cut(route, " ")
+	q := call{method: method, path: path}
+	parent, _, isItem := strings.Cut(path, "/{")
+	switch {
+	case path == "/files/upload":
+		q.body = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n" +
+			"Content-Type: text/plain\r\n\r\nhello\r\n--b--\r\n"
+		q.headers = []string{"Content-Type", "multipart/form-data; boundary=b"}
+	case parent == "/files":
+		q.path = admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	case isItem:
+		made := sample(t, srv, admin, "POST "+parent).send(admin).Want(t, 201)
+		q.path = made.Header.Get("Location")
+	}
+	operation := hubstest.Contract[map[string]any](t, "paths", path, strings.ToLower(method))
+	if q.body != nil || operation["requestBody"] == nil {
+		return q
+	}
+	fields := hubstest.Contract[map[string]any](t, "paths", path, strings.ToLower(method),
+		"requestBody", "content", "application/json", "schema", "properties")
+	body := map[string]any{}
+	for name, field := range fields {
+		body[name] = field.(map[string]any)["examples"].([]any)[0]
+	}
+	if body["email"] != nil {
+		email := hubstest.NewEmail()
+		body["email"] = email
+		if body["code"] != nil {
+			hubstest.AddUser(t, srv.Env["DATABASE_URL"], email, "member")
+			srv.Client(t).Do("POST", "/auth/otp/request", map[string]any{"email": email})
+			body["code"] = srv.Code(t, email)
+		}
+	}
+	q.body = body
+	return q
+}
+
+// A route of the contract: "GET /hubs" needs "session, terms" and is answered with 200.
+type route struct {
+	name   string
+	needs  string
+	status int
+}
+
+var needsForm = regexp.MustCompile(`Needs: ([^.]*)\.`)
+
+func contractRoutes(t *testing.T) []route {
+	t.Helper()
+	var all []route
+	paths := hubstest.Contract[map[string]any](t, "paths")
+	for _, path := range slices.Sorted(maps.Keys(paths)) {
+		for _, method := range []string{"get", "post", "patch", "delete"} {
+			if paths[path].(map[string]any)[method] == nil {
+				continue
+			}
+			text := hubstest.Contract[string](t, "paths", path, method, "description")
+			answers := hubstest.Contract[map[string]any](t, "paths", path, method, "responses")
+			success, err := strconv.Atoi(slices.Min(slices.Collect(maps.Keys(answers))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, route{
+				name:   strings.ToUpper(method) + " " + path,
+				needs:  needsForm.FindStringSubmatch(text)[1],
+				status: success,
+			})
+		}
+	}
+	return all
+}
+
+// A visitor has one kind of session. What needs the one thing that they lack refuses them with
+// this problem.
+type visitor struct {
+	name   string
+	token  string
+	lacks  string // "" for nothing
+	status int
+	code   string
+}
+
+func (v visitor) isRefusedBy(r route) bool {
+	return v.lacks != "" && strings.Contains(r.needs, v.lacks)
+}
+
+// visitors are in the order of refusals. Those who are refused early lack all that is asked
+// for later, too, so that the order shows.
+func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visitor {
+	t.Helper()
+	signedIn := func(role, change string) string {
+		email := hubstest.NewEmail()
+		db := srv.Env["DATABASE_URL"]
+		hubstest.AddUser(t, db, email, role)
+		token := srv.SignIn(t, email).Token()
+		hubstest.Exec(t, db, "update users set "+change+" where email = $1", email)
+		return token
+	}
+	forged := hubstest.Token{}.Sign("another-secret-of-more-than-thirty-two-bytes",
+		"<email>", "a@b.example", "<userId>", hubstest.NewUUID())
+	ended := signedIn("member", "suspended = true, signed_out_at = clock_timestamp()")
+	suspended := signedIn("member", "suspended = true")
+	newMember := signedIn("member", "suspended = false")
+	newAdmin := signedIn("admin", "suspended = false")
+	member, _ := srv.Member(t, "member")
+	return []visitor{
+		{"no session", "", "session", 401, "unauthenticated"},
+		{"forged", forged, "session", 401, "unauthenticated"},
+		{"ended", ended, "session", 401, "unauthenticated"},
+		{"suspended", suspended, "session", 403, "account_suspended"},
+		{"terms missing", newMember, "terms", 403, "terms_not_accepted"},
+		{"terms missing, admin", newAdmin, "terms", 403, "terms_not_accepted"},
+		{"wrong role", member.Token(), "admin", 403, "forbidden"},
+		{"good", admin.Token(), "", 0, ""},
+	}
+}
+
+// Z1: who is let in where, and in which order they are refused: session, account, terms, role,
+// and only then the input. The client compares each answer with the contract.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	admin, _ := srv.Member(t, "admin")
+	all := visitors(t, srv, admin)
+	stored := func() string {
+		return hubstest.Query[string](t, srv.Env["DATABASE_URL"], `select concat(
+			(select max(updated_at) from hubs), ' ', (select count(*) from hubs), ' ',
+			(select count(*) from files), ' ', (select count(*) from terms_acceptances))`)
+	}
+	// First those who are refused: one who is let in may get what they lacked.
+	for _, r := range contractRoutes(t) {
+		right := sample(t, srv, admin, r.name)
+		wrong := right
+		wrong.body = `{"`
+		before := stored()
+		for _, v := range all {
+			if !v.isRefusedBy(r) {
+				continue
+			}
+			t.Run(v.name+"/"+r.name, func(t *testing.T) {
+				client := srv.With(t, v.token)
+				hubstest.WantProblem(t, right.send(client), v.status, v.code)
+				hubstest.WantProblem(t, wrong.send(client), v.status, v.code)
+			})
+		}
+		if after := stored(); after != before {
+			t.Errorf("%s: refused, but done: %s is now %s", r.name, before, after)
+		}
+	}
+	for _, r := range contractRoutes(t) {
+		for _, v := range all {
+			if v.isRefusedBy(r) {
+				continue
+			}
+			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
+				sample(t, srv, admin, r.name).send(srv.With(t, v.token)).Want(t, r.status)
+			})
+		}
+	}
+}
+
+// HEAD works wherever GET does, with the same status and headers.
+func TestHeadIsGetWithoutBody(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	admin, _ := srv.Member(t, "admin")
+	for _, r := range contractRoutes(t) {
+		q := sample(t, srv, admin, r.name)
+		if q.method != "GET" {
+			continue
+		}
+		get := q.send(admin).Want(t, 200)
+		q.method = "HEAD"
+		head := q.send(admin).Want(t, 200)
+		for _, headers := range []http.Header{get.Header, head.Header} {
+			headers.Del("X-Request-Id")
+			headers.Del("Date")
+		}
+		if !maps.EqualFunc(get.Header, head.Header, slices.Equal) {
+			t.Errorf("%s: got %v, for HEAD %v", r.name, get.Header, head.Header)
+		}
+		if len(head.Body) != 0 {
+			t.Errorf("HEAD %s: got the body %q", q.path, head.Body)
+		}
+	}
+}
+
+// The page for learners is there in the local environment only.
+func TestPageIsLocalOnly(t *testing.T) {
+	t.Parallel()
+	page, err := hubstest.Start(t).Client(t).Try("GET", "/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page.Want(t, 200)
+	if got := page.Header.Get("Content-Type"); got != "text/html; charset=utf-8" {
+		t.Errorf("got the content type %q", got)
+	}
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	staging := hubstest.Start(t, hubstest.StagingEnv(mail)).Client(t)
+	hubstest.WantProblem(t, staging.Do("GET", "/", nil), 404, "not_found")
+}

@@ -1,0 +1,114 @@
+package api
+
+import (
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+// G3: what net/http's own router and file serving refuse has the one format, too, and none of
+// the headers of a success.
+func TestRouterProblems(t *testing.T) {
+	t.Parallel()
+	admin, _ := hubstest.Start(t).Member(t, "admin")
+	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	want := func(status int, code, method, path string, headers ...string) *hubstest.Response {
+		t.Helper()
+		answer := admin.Do(method, path, nil, headers...)
+		hubstest.WantProblem(t, answer, status, code)
+		for _, name := range strings.Fields("Location ETag Last-Modified Accept-Ranges Content-Disposition") {
+			if got := answer.Header.Get(name); got != "" {
+				t.Errorf("got %s: %q, want none, in %v", name, got, answer)
+			}
+		}
+		return answer
+	}
+	for _, path := range []string{
+		"/nowhere", "/HUBS", "/hubs/a/b", "/hubs/a%2Fb", "/%00", file + "%00", file + "%ff",
+		// The router would redirect these to a cleaned path.
+		"//hubs", "/hubs/../hubs", "/./hubs", "/hubs/",
+	} {
+		want(404, "not_found", "GET", path)
+	}
+	want(404, "not_found", "POST", "/files//upload")
+	for request, allow := range map[string]string{
+		"PUT /hubs":             "GET, HEAD, POST",
+		"OPTIONS /hubs":         "GET, HEAD, POST",
+		"TRACE /hubs":           "GET, HEAD, POST", // H2
+		"FOO /hubs":             "GET, HEAD, POST",
+		"PUT /hubs/x":           "DELETE, GET, HEAD, PATCH",
+		"HEAD /auth/logout":     "POST",
+		"GET /auth/otp/request": "POST",
+		"POST /openapi.json":    "GET, HEAD",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		answer := want(405, "method_not_allowed", method, path)
+		if got := answer.Header.Get("Allow"); got != allow {
+			t.Errorf("%s: got Allow %q, want %q", request, got, allow)
+		}
+	}
+	for _, method := range []string{"GET", "HEAD"} {
+		want(412, "precondition_failed", method, file, "If-Match", `"other"`)
+		want(416, "range_not_satisfiable", method, file, "Range", "bytes=9-")
+	}
+}
+
+// H2: net/http would answer OPTIONS * by itself.
+func TestOptionsOfTheServer(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	answer := srv.Wire(t, "OPTIONS", "*", nil, "X-Request-Id", "star")
+	hubstest.WantProblem(t, answer, 404, "not_found")
+	if got := answer.Header.Get("X-Request-Id"); got != "star" {
+		t.Errorf("got the id %q, want star", got)
+	}
+}
+
+// The server has no versions of a hub, so that a write that depends on one is refused.
+func TestIfMatchRefusesWrites(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	admin, _ := srv.Member(t, "admin")
+	for _, r := range contractRoutes(t) {
+		q := sample(t, srv, admin, r.name)
+		if q.method == "GET" {
+			continue
+		}
+		q.headers = append(q.headers, "If-Match", `"1"`)
+		hubstest.WantProblem(t, q.send(srv.With(t, admin.Token())), 412, "precondition_failed")
+		q.headers[len(q.headers)-1] = "*"
+		q.send(srv.With(t, admin.Token())).Want(t, r.status)
+	}
+}
+
+// I5: what the database holds against its constraints is a 500, and nothing of it is sent. The
+// log has it under the same id.
+func TestBrokenRows(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	srv.AllowErrors("breaks its contract")
+	db := srv.Env["DATABASE_URL"]
+	admin, email := srv.Member(t, "admin")
+	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	hubstest.Exec(t, db, `alter table hubs drop constraint hubs_status_check;
+		alter table users drop constraint users_permission_check;
+		insert into hubs (name, status) values ('n', 'brokenrow');
+		update files set size = 6`)
+	hub := hubstest.Query[string](t, db, "select hub_id from hubs")
+	wantBroken := func(path string) {
+		t.Helper()
+		mark := srv.Log.Mark()
+		answer := admin.Do("GET", path, nil, "X-Request-Id", "broken")
+		hubstest.WantProblem(t, answer, 500, "internal")
+		if strings.Contains(string(answer.Body), "brokenrow") {
+			t.Errorf("got %v, want nothing of the row", answer)
+		}
+		srv.Log.WaitAfter(t, mark, `"level":"ERROR"`, `"requestId":"broken"`)
+	}
+	wantBroken("/hubs")
+	wantBroken("/hubs/" + hub)
+	wantBroken(file)
+	hubstest.Exec(t, db, "update users set permission = 'root' where email = $1", email)
+	wantBroken("/auth/session")
+}

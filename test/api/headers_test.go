@@ -1,0 +1,133 @@
+package api
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+// C3, C4: the client checks the headers of every answer. Here is one of each kind, so that none
+// goes unchecked.
+func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
+	t.Parallel()
+	database, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
+	srv := hubstest.Start(t, map[string]string{"DATABASE_URL": through, "MAX_UPLOAD_BYTES": "10"})
+	srv.AllowErrors(`unavailable`)
+	admin, _ := srv.Member(t, "admin")
+	preflight := []string{"Origin", "http://localhost:3000", "Access-Control-Request-Method", "PATCH"}
+	admin.Do("OPTIONS", "/hubs", nil, preflight...).Want(t, 204)
+	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	etag := admin.Do("GET", file, nil).Want(t, 200).Header.Get("ETag")
+	admin.Do("GET", file, nil, "Range", "bytes=1-2").Want(t, 206)
+	admin.Do("GET", file, nil, "If-None-Match", etag).Want(t, 304)
+	foreign := admin.Do("POST", "/hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site")
+	hubstest.WantProblem(t, foreign, 403, "cross_origin")
+	hubstest.WantProblem(t, admin.Upload("a.txt", []byte("more than ten")), 413, "too_large")
+	hubstest.WantProblem(t, flood(t, srv, "GET", "/nowhere"), 429, "rate_limited")
+	database.Cut()
+	hubstest.WantProblem(t, admin.Do("GET", "/hubs", nil), 503, "unavailable") // Z2
+	hubstest.WantProblem(t, admin.Do("GET", "/healthz", nil), 503, "unavailable")
+}
+
+// flood spends the limit by client address, and returns the first refusal.
+func flood(
+	t *testing.T, srv *hubstest.Server, method, path string, headers ...string,
+) *hubstest.Response {
+	t.Helper()
+	c := srv.Client(t)
+	for range 100 {
+		if answer := c.Do(method, path, nil, headers...); answer.Status == 429 {
+			t.Fatal("refused too early")
+		}
+	}
+	return c.Do(method, path, nil, headers...)
+}
+
+// The order of the steps. The limit comes before CORS and the routes, so that preflights,
+// refused origins and unknown paths count. Headers and id come before the limit, so that a page
+// of an allowed origin can read the 429. The log frames them all.
+func TestOrderOfSteps(t *testing.T) {
+	t.Parallel()
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	const origin = "https://app.example.com"
+	srv := hubstest.Start(t, hubstest.StagingEnv(mail), map[string]string{"ALLOWED_ORIGINS": origin})
+	for _, test := range []struct {
+		name    string
+		method  string
+		path    string
+		headers []string
+	}{
+		{"preflights", "OPTIONS", "/hubs", []string{"Origin", origin, "Access-Control-Request-Method", "POST"}},
+		{"cross-origin", "POST", "/hubs", []string{"Sec-Fetch-Site", "cross-site"}},
+		{"unknown", "GET", "/nowhere", []string{"Origin", origin}},
+		{"no-session", "DELETE", "/hubs/x", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			headers := append(test.headers, "X-Request-Id", test.name)
+			answer := flood(t, srv, test.method, test.path, headers...)
+			hubstest.WantProblem(t, answer, 429, "rate_limited")
+			if got := answer.Header.Get("X-Request-Id"); got != test.name {
+				t.Errorf("got the id %q, want %q", got, test.name)
+			}
+			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
+			if want := slices.Contains(headers, origin); readable != want {
+				t.Errorf("readable by its page: got %v, want %v: %v", readable, want, answer)
+			}
+			srv.Log.WaitFor(t, `"msg":"request"`, `"requestId":"`+test.name+`"`, `"status":429`)
+		})
+	}
+}
+
+// An answer of any length says how long it is, so that a client sees when its end is missing.
+func TestAnswersTellTheirLength(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	c, _ := srv.Member(t, "member")
+	hubstest.Exec(t, srv.Env["DATABASE_URL"],
+		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
+	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
+		answer := c.Do("GET", path, nil)
+		if got := answer.Header.Get("Content-Length"); got != strconv.Itoa(len(answer.Body)) {
+			t.Errorf("%s: got Content-Length %q of %d bytes", path, got, len(answer.Body))
+		}
+	}
+}
+
+// G1: a request id in the right form is the client's own, any other is replaced. The same id
+// stands in the answer, the error and the log.
+func TestRequestID(t *testing.T) {
+	t.Parallel()
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	srv := hubstest.Start(t, hubstest.StagingEnv(mail))
+	send := func(id string) (got string) {
+		answer := srv.Client(t).Do("GET", "/nowhere", nil, "X-Request-Id", id)
+		hubstest.WantProblem(t, answer, 404, "not_found") // and its id is that of the header
+		got = answer.Header.Get("X-Request-Id")
+		srv.Log.WaitFor(t, `"msg":"request"`, `"requestId":"`+got+`"`)
+		return got
+	}
+	for _, id := range []string{"a", "0", "A.b_c-9", "..", strings.Repeat("x", 128)} {
+		if got := send(id); got != id {
+			t.Errorf("got %q, want the client's own id %q", got, id)
+		}
+	}
+	seen := map[string]bool{}
+	for _, id := range []string{
+		"", "a b", "a\tb", "a,b", "a/b", "é", "\xff", "\u2028", "<script>", `"`, strings.Repeat("x", 129),
+	} {
+		got := send(id)
+		if len(got) < 16 || seen[got] || got == id {
+			t.Errorf("%q became %q, want a new id", id, got)
+		}
+		seen[got] = true
+	}
+	// Of two headers, a good one would not count either: which of them would a proxy log?
+	twice := srv.Wire(t, "GET", "/nowhere", nil, "X-Request-Id", "a b", "X-Request-Id", "c")
+	if got := twice.Header.Get("X-Request-Id"); len(got) < 16 {
+		t.Errorf("two headers became %q, want a new id", got)
+	}
+}

@@ -1,0 +1,172 @@
+package api
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+type originCase struct {
+	hubstest.CorpusCase
+	Server    string
+	Origin    *string
+	FetchSite string
+	CORS      bool
+}
+
+// C1, C2: exactly the allowed origins, on each server.
+func TestCORS(t *testing.T) {
+	t.Parallel()
+	file := hubstest.ReadCorpus[originCase](t, "origins.json")
+	for name, srv := range hubstest.StartEnvironments(t, file.Settings, nil) {
+		for _, c := range file.Cases {
+			if c.Server != "" && c.Server != name {
+				continue
+			}
+			t.Run(name+"/"+c.Name, func(t *testing.T) {
+				headers := []string{"X-Forwarded-For", hubstest.NewIP()}
+				var cors map[string]*string
+				if c.Origin != nil {
+					_, host, _ := strings.Cut(srv.Base, "://")
+					origin := hubstest.FillIn(*c.Origin, "<host>", host)
+					headers = append(headers, "Origin", origin)
+					cors = map[string]*string{"Access-Control-Allow-Origin": &origin}
+					maps.Copy(cors, file.CORSHeaders)
+				}
+				if c.FetchSite != "" {
+					headers = append(headers, "Sec-Fetch-Site", c.FetchSite)
+				}
+				if !c.CORS {
+					cors = nil
+				}
+				checkOrigin(t, srv, headers, cors, file.PreflightHeaders, c.Expect)
+			})
+		}
+	}
+}
+
+// checkOrigin sends the requests of a case. cors are the headers that let the origin's pages
+// read the answers; nil: they may not.
+func checkOrigin(
+	t *testing.T, srv *hubstest.Server, headers []string,
+	cors, preflightHeaders map[string]*string, write hubstest.Expected,
+) {
+	t.Helper()
+	send := func(want hubstest.Expected, method, path, body string, more ...string) {
+		t.Helper()
+		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
+		want.Check(t, r) // looks at Vary, too
+		hubstest.WantHeaders(t, r, cors)
+		for name := range r.Header {
+			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
+				t.Errorf("got %s: %q, in %v", name, r.Header[name], r)
+			}
+		}
+	}
+	served := hubstest.Expected{Status: 200}
+	send(served, "GET", "/healthz", "")
+	send(served, "GET", "/openapi.json", "")
+	send(hubstest.Expected{Status: 404, Code: "not_found"}, "GET", "/nowhere", "")
+
+	notAllowed := hubstest.Expected{Status: 405, Code: "method_not_allowed"}
+	preflight := notAllowed
+	if cors != nil {
+		preflight = hubstest.Expected{Status: 204, Headers: preflightHeaders}
+	}
+	send(preflight, "OPTIONS", "/hubs", "", "Access-Control-Request-Method", "POST")
+	send(preflight, "OPTIONS", "/hubs/x", "", "Access-Control-Request-Method", "PATCH",
+		"Access-Control-Request-Headers", "content-type,x-request-id")
+	send(notAllowed, "OPTIONS", "/hubs/x", "")
+	send(write, "POST", "/auth/otp/request", `{"email":"nobody@example.com"}`,
+		"Content-Type", "application/json")
+}
+
+// C2: SameSite=Lax alone would let a page of the same site but another origin write.
+func TestCrossSiteWrites(t *testing.T) {
+	t.Parallel()
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	srv := hubstest.Start(t, hubstest.ProductionEnv(mail))
+	admin, _ := srv.Member(t, "admin")
+	for _, test := range []struct {
+		name    string
+		allowed bool
+		headers []string
+	}{
+		{"cross-site form", false, []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://evil.test"}},
+		{"same site", false, []string{"Sec-Fetch-Site", "same-site", "Origin", "http://app.example.com"}},
+		{"same site, no origin", false, []string{"Sec-Fetch-Site", "same-site"}},
+		{"old browser", false, []string{"Origin", "https://evil.test"}},
+		{"opaque origin", false, []string{"Origin", "null"}},
+		{"same site, allowed", true, []string{"Sec-Fetch-Site", "same-site", "Origin", "https://app.example.com"}},
+		{"cross-site, allowed", true, []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://app.example.com"}},
+		{"same origin", true, []string{"Sec-Fetch-Site", "same-origin", "Origin", "https://api.example.com"}},
+		{"old browser, same origin", true, []string{"Origin", "https://api.example.com"}},
+		{"typed in", true, []string{"Sec-Fetch-Site", "none"}},
+		{"no browser", true, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, r := range contractRoutes(t) {
+				q := sample(t, srv, admin.Elsewhere(), r.name)
+				q.headers = append(q.headers, test.headers...)
+				answer := q.send(srv.With(t, admin.Token()))
+				if test.allowed || q.method == "GET" { // CORS keeps foreign pages from reading
+					answer.Want(t, r.status)
+				} else {
+					hubstest.WantProblem(t, answer, 403, "cross_origin")
+				}
+			}
+		})
+	}
+}
+
+// A refused origin, of a write or of a preflight, is one line that names the setting that would
+// allow it. Other requests say nothing of it. Only the local environment shows the origin.
+func TestRefusedOriginNamesTheSetting(t *testing.T) {
+	t.Parallel()
+	const foreign = "https://front-end.example.org"
+	preflight := []string{"Access-Control-Request-Method", "POST"}
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	staging := hubstest.StagingEnv(mail)
+	staging["ALLOWED_ORIGINS"] = "https://app.example.com"
+	for _, test := range []struct {
+		env     map[string]string
+		allowed string
+		setting string
+		shown   string
+	}{
+		{nil, "http://127.0.0.1:5173", "ALLOWED_ORIGINS", foreign},
+		{staging, "https://app.example.com", "ALLOWED_ORIGINS", "(host of 21 characters)"},
+		{hubstest.ProductionEnv(mail), "https://app.example.com", "ALLOWED_ORIGIN_DOMAIN",
+			"(host of 21 characters)"},
+	} {
+		t.Run(cmp.Or(test.env["APP_ENV"], "local"), func(t *testing.T) {
+			t.Parallel()
+			srv := hubstest.Start(t, test.env)
+			c := srv.Client(t)
+			send := func(id, method, origin string, more ...string) {
+				headers := append(more, "Origin", origin, "X-Request-Id", id)
+				c.Do(method, "/auth/logout", nil, headers...)
+			}
+			send("refused-write", "POST", foreign)
+			send("refused-form", "POST", foreign, "Sec-Fetch-Site", "cross-site")
+			send("refused-preflight", "OPTIONS", foreign, preflight...)
+			send("read", "GET", foreign)
+			send("options", "OPTIONS", foreign)
+			send("write", "POST", test.allowed)
+			send("preflight", "OPTIONS", test.allowed, preflight...)
+			srv.Stop(t)
+
+			refused := []string{"origin refused", test.setting, `"origin":"` + test.shown, `"requestId":"refused-`}
+			if got := srv.Log.Count(refused...); got != 3 {
+				t.Errorf("got %d lines that contain %q, want 3:\n%s", got, refused, srv.Log)
+			}
+			if got := srv.Log.Count("ALLOWED_"); got != 3 {
+				t.Errorf("got %d lines that name a setting, want 3:\n%s", got, srv.Log)
+			}
+		})
+	}
+}
