@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -195,60 +194,6 @@ func TestInterrupt(t *testing.T) {
 	if code := s.Wait(t); code != -1 {
 		t.Errorf("got exit status %d, want an end by the signal", code)
 	}
-}
-
-// F3: kill -9 in the middle of an upload. Acknowledged uploads are there. A later sweep removes
-// what is left, but not while it is so young that another server's upload may be about to
-// lock it.
-func TestKilledMidUpload(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	c, _ := s.Member(t, "member")
-	path := c.Upload("kept.txt", []byte("content")).Want(t, 201).Header.Get("Location")
-	upload := c.StartUpload("lost.txt")
-	s.Signal(t, syscall.SIGKILL)
-	s.Wait(t)
-	upload.Rest.Close()
-	if r := <-upload.Answer; r.Status != 0 {
-		t.Errorf("got %v, want no answer", r)
-	}
-	again := hubstest.Start(t, s.Env)
-	client := again.Client(t)
-	client.SetToken(c.Token())
-	client.WantFile(path, "content")
-	if n := len(again.WorkingFiles(t)); n != 1 {
-		t.Errorf("after a start at once: got %d working files, want 1", n)
-	}
-	again.AgeUnfinished(t)
-	third := hubstest.Start(t, s.Env)
-	hubstest.WaitUntil(t, "the sweep", func() bool { return len(third.FilesIn(t)) == 1 })
-	third.WantStored(t, 1)
-}
-
-// F3: a client that goes away in the middle of an upload leaves nothing, whether it closes or
-// resets the connection, and whether or not it sent a Content-Length.
-func TestClientGoneMidUpload(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	c, _ := s.Member(t, "member")
-	upload := c.StartUpload("chunked.txt")
-	upload.Rest.CloseWithError(errors.New("changed my mind"))
-	<-upload.Answer
-	hubstest.WaitUntil(t, "nothing left", func() bool { return len(s.FilesIn(t)) == 0 })
-	half := "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n\r\n" +
-		strings.Repeat("half", 20_000)
-	for _, reset := range []bool{false, true} {
-		conn := hubstest.Dial(t, s.Addr)
-		io.WriteString(conn, c.Head("POST /files/upload", "Content-Length: 170000",
-			"Content-Type: multipart/form-data; boundary=edge")+"\r\n"+half)
-		hubstest.WaitUntil(t, "a working file", func() bool { return len(s.WorkingFiles(t)) == 1 })
-		if reset {
-			conn.Conn.(*net.TCPConn).SetLinger(0)
-		}
-		conn.Close()
-		hubstest.WaitUntil(t, "nothing left", func() bool { return len(s.FilesIn(t)) == 0 })
-	}
-	s.WantStored(t, 0)
 }
 
 // D3, O6: at most 1,000 requests for a code are unfinished. Above that each address gets the
