@@ -15,43 +15,43 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// An outage takes the database of one test away. begin returns what gives it back.
-type outage struct {
-	name     string
-	accounts bool // sessions can be checked meanwhile
-	begin    func(t *testing.T, databaseURL string, proxy *hubstest.Proxy) (end func())
+// An ownDatabase is one of a test's own, which the test can take away from its server.
+type ownDatabase struct {
+	t     *testing.T
+	url   string // as the operator reaches it
+	proxy *hubstest.Proxy
 }
 
-var outages = []outage{
-	{name: "cut off", begin: func(_ *testing.T, _ string, proxy *hubstest.Proxy) func() {
-		proxy.Cut()
-		return proxy.Resume
-	}},
-	{name: "hung", begin: func(_ *testing.T, _ string, proxy *hubstest.Proxy) func() {
-		proxy.Hang()
-		return proxy.Resume
-	}},
-	{name: "closed", begin: func(t *testing.T, databaseURL string, _ *hubstest.Proxy) func() {
-		name := databaseName(t, databaseURL)
-		return operate(t, databaseURL,
-			"alter database "+name+" allow_connections false",
-			"alter database "+name+" allow_connections true")
-	}},
-	{name: "renamed", begin: func(t *testing.T, databaseURL string, _ *hubstest.Proxy) func() {
-		name := databaseName(t, databaseURL)
-		return operate(t, databaseURL,
-			"alter database "+name+" rename to "+name+"_away",
-			"alter database "+name+"_away rename to "+name)
-	}},
-	{name: "accounts locked", begin: func(t *testing.T, databaseURL string, _ *hubstest.Proxy) func() {
-		return lock(t, databaseURL, "users")
-	}},
-	{name: "others locked", accounts: true, begin: func(
-		t *testing.T, databaseURL string, _ *hubstest.Proxy,
-	) func() {
-		return lock(t, databaseURL, "hubs, files")
-	}},
+// Each of these takes it away, and returns what gives it back.
+
+func (d ownDatabase) cut() func() {
+	d.proxy.Cut()
+	return d.proxy.Resume
 }
+
+func (d ownDatabase) hang() func() {
+	d.proxy.Hang()
+	return d.proxy.Resume
+}
+
+func (d ownDatabase) refuse() func() {
+	name := databaseName(d.t, d.url)
+	return d.operate(
+		"alter database "+name+" allow_connections false",
+		"alter database "+name+" allow_connections true",
+	)
+}
+
+func (d ownDatabase) rename() func() {
+	name := databaseName(d.t, d.url)
+	return d.operate(
+		"alter database "+name+" rename to "+name+"_away",
+		"alter database "+name+"_away rename to "+name,
+	)
+}
+
+func (d ownDatabase) lockAccounts() func() { return lock(d.t, d.url, "users") }
+func (d ownDatabase) lockOthers() func()   { return lock(d.t, d.url, "hubs, files") }
 
 func databaseName(t *testing.T, databaseURL string) string {
 	t.Helper()
@@ -63,15 +63,16 @@ func databaseName(t *testing.T, databaseURL string) string {
 }
 
 // operate does what an operator does beside the database, and ends all connections to it.
-func operate(t *testing.T, databaseURL, begin, end string) func() {
-	t.Helper()
-	operator := hubstest.WithDatabase(databaseURL, "postgres")
-	name := databaseName(t, databaseURL)
-	const terminate = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname like $1"
-	hubstest.Query[int](t, operator, terminate, name+"%")
-	hubstest.Exec(t, operator, begin)
-	hubstest.Query[int](t, operator, terminate, name+"%")
-	return func() { hubstest.Exec(t, operator, end) }
+func (d ownDatabase) operate(begin, end string) func() {
+	d.t.Helper()
+	operator := hubstest.WithDatabase(d.url, "postgres")
+	name := databaseName(d.t, d.url)
+	const terminate = `select count(pg_terminate_backend(pid)) from pg_stat_activity
+		where datname like $1`
+	hubstest.Query[int](d.t, operator, terminate, name+"%")
+	hubstest.Exec(d.t, operator, begin)
+	hubstest.Query[int](d.t, operator, terminate, name+"%")
+	return func() { hubstest.Exec(d.t, operator, end) }
 }
 
 // lock takes tables from every reader and writer until unlock.
@@ -92,39 +93,52 @@ func lock(t *testing.T, databaseURL, tables string) (unlock func()) {
 // the lack of one. What needs no database goes on. Once it is back, all is as before.
 func TestDatabaseAway(t *testing.T) {
 	t.Parallel()
-	for _, outage := range outages {
+	for _, outage := range []struct {
+		name     string
+		begin    func(ownDatabase) (end func())
+		accounts bool // sessions can be checked meanwhile
+	}{
+		{name: "cut off", begin: ownDatabase.cut},
+		{name: "hung", begin: ownDatabase.hang},
+		{name: "closed", begin: ownDatabase.refuse},
+		{name: "renamed", begin: ownDatabase.rename},
+		{name: "accounts locked", begin: ownDatabase.lockAccounts},
+		{name: "others locked", begin: ownDatabase.lockOthers, accounts: true},
+	} {
 		t.Run(outage.name, func(t *testing.T) {
 			t.Parallel()
 			direct := hubstest.NewDatabase(t)
 			proxy, through := hubstest.ProxyURL(t, direct)
-			s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+			s := startOn(t, through)
 			s.AllowErrors("unavailable", "code not sent")
 			admin, _ := s.Member(t, "admin")
-			hub := admin.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201).Header.Get("Location")
-			file := admin.Upload("a.txt", []byte("content")).Want(t, 201).Header.Get("Location")
+			hub := location(t, createHub(admin, "North"))
+			file := location(t, admin.Upload("a.txt", []byte("content")))
 			guest := newGuest(t, s)
 
-			end := outage.begin(t, direct, proxy)
+			end := outage.begin(ownDatabase{t: t, url: direct, proxy: proxy})
 			// The first requests lose the connections of the pool. The next ones have to connect.
 			for range 2 {
-				wantUnavailable(t, admin, hub, file)
+				wantOutage(t, admin, otherCalls(hub, file))
+				wantUnavailable(t, admin.Elsewhere().Upload("b.txt", []byte("content")))
 				if !outage.accounts {
-					wantNoSession(t, admin, guest)
+					wantOutage(t, admin, accountCalls)
+					wantUnavailable(t, guest.present(guest.code))
 				}
 			}
 			if !outage.accounts {
 				guest.AskCode(hubstest.NewEmail())
 				s.Log.WaitFor(t, "code not sent", "ERROR")
 			}
-			hubstest.WantProblem(t, s.Client(t).Do("GET", "/hubs", nil), 401, "unauthenticated")
+			hubstest.WantProblem(t, get(s.Client(t), "/hubs"), 401, "unauthenticated")
 			wrong := hubstest.OtherCode(guest.code, 1)
 			hubstest.WantProblem(t, guest.present(wrong), 401, "invalid_code")
 			end()
 
 			hubstest.WaitUntil(t, "service again", func() bool {
-				return admin.Elsewhere().Do("GET", "/healthz", nil).Status == 200
+				return get(admin, "/healthz").Status == 200
 			})
-			name := admin.Elsewhere().Do("GET", hub, nil).Want(t, 200).Field(t, "name")
+			name := get(admin, hub).Want(t, 200).Field(t, "name")
 			if name != "North" {
 				t.Errorf("a hub after refused changes: got %q, want %q", name, "North")
 			}
@@ -138,11 +152,19 @@ func TestDatabaseAway(t *testing.T) {
 	}
 }
 
-// wantUnavailable sends what needs the tables of hubs and files.
-func wantUnavailable(t *testing.T, admin *hubstest.Client, hub, file string) {
-	t.Helper()
-	var all sync.WaitGroup
-	for _, request := range []struct{ method, path, body string }{
+// A call is a request and what it sends.
+type call struct{ method, path, body string }
+
+// accountCalls need the table of users, and no other one.
+var accountCalls = []call{
+	{"GET", "/auth/session", ""},
+	{"POST", "/auth/logout", ""},
+	{"POST", "/terms/acceptance", `{"version":"2026-11-01"}`},
+}
+
+// otherCalls need the tables of hubs and files.
+func otherCalls(hub, file string) []call {
+	return []call{
 		{"GET", "/hubs", ""},
 		{"GET", hub, ""},
 		{"POST", "/hubs", `{"name":"South"}`},
@@ -151,35 +173,17 @@ func wantUnavailable(t *testing.T, admin *hubstest.Client, hub, file string) {
 		{"GET", file, ""},
 		{"GET", "/healthz", ""},
 		{"HEAD", "/healthz", ""},
-	} {
-		all.Go(func() {
-			r := admin.Elsewhere().Do(request.method, request.path, request.body)
-			hubstest.WantProblem(t, r, 503, "unavailable")
-		})
 	}
-	all.Go(func() {
-		r := admin.Elsewhere().Upload("b.txt", []byte("content"))
-		hubstest.WantProblem(t, r, 503, "unavailable")
-	})
-	all.Wait()
 }
 
-// wantNoSession sends what needs the accounts. No answer sets or clears the cookie.
-func wantNoSession(t *testing.T, admin *hubstest.Client, guest guest) {
+// wantOutage sends the calls at once. None of the answers sets or clears the cookie.
+func wantOutage(t *testing.T, c *hubstest.Client, calls []call) {
 	t.Helper()
-	requests := []func() *hubstest.Response{
-		func() *hubstest.Response { return admin.Elsewhere().Do("GET", "/auth/session", nil) },
-		func() *hubstest.Response { return admin.Elsewhere().Do("POST", "/auth/logout", nil) },
-		func() *hubstest.Response {
-			return admin.Elsewhere().Do("POST", "/terms/acceptance", `{"version":"2026-11-01"}`)
-		},
-		func() *hubstest.Response { return guest.present(guest.code) },
-	}
 	var all sync.WaitGroup
-	for _, request := range requests {
+	for _, call := range calls {
 		all.Go(func() {
-			r := request()
-			hubstest.WantProblem(t, r, 503, "unavailable")
+			r := c.Elsewhere().Do(call.method, call.path, call.body)
+			wantUnavailable(t, r)
 			if cookie := r.Header.Get("Set-Cookie"); cookie != "" {
 				t.Errorf("got the cookie %q with a 503, want none", cookie)
 			}
@@ -217,7 +221,7 @@ func wantOneSession(t *testing.T, guest guest) {
 func TestAttemptsCountWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	s := startOn(t, through)
 	s.AllowErrors("unavailable")
 	attempts := func(g guest) (n int) {
 		for g.present(hubstest.OtherCode(g.code, 1)).Status != 429 && n < 100 {
@@ -230,7 +234,7 @@ func TestAttemptsCountWhileTheDatabaseIsAway(t *testing.T) {
 	proxy.Cut()
 	const away = 4
 	for range away {
-		hubstest.WantProblem(t, guest.present(guest.code), 503, "unavailable")
+		wantUnavailable(t, guest.present(guest.code))
 	}
 	proxy.Resume()
 	if got := away + attempts(guest); got != want {
@@ -250,10 +254,10 @@ func TestHealthReadsTheTables(t *testing.T) {
 		hubstest.Exec(t, database, "drop role "+role)
 	})
 	reader := hubstest.WithUser(t, database, role, "reader")
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": reader})
+	s := startOn(t, reader)
 	s.AllowErrors("unavailable")
 	c := s.Client(t)
-	c.Do("GET", "/healthz", nil).Want(t, 200)
+	get(c, "/healthz").Want(t, 200)
 	for _, change := range []struct{ name, begin, end string }{
 		{
 			name:  "a right is lost",
@@ -273,9 +277,9 @@ func TestHealthReadsTheTables(t *testing.T) {
 	} {
 		hubstest.Exec(t, database, change.begin)
 		t.Log(change.name)
-		hubstest.WantProblem(t, c.Do("GET", "/healthz", nil), 503, "unavailable")
+		wantUnavailable(t, get(c, "/healthz"))
 		hubstest.Exec(t, database, change.end)
-		c.Do("GET", "/healthz", nil).Want(t, 200)
+		get(c, "/healthz").Want(t, 200)
 	}
 }
 
@@ -286,16 +290,15 @@ func TestChangedColumnType(t *testing.T) {
 	s := hubstest.Start(t)
 	s.AllowErrors("unavailable")
 	admin, _ := s.Member(t, "admin")
-	list := func() *hubstest.Response { return admin.Elsewhere().Do("GET", "/hubs", nil) }
 	for _, change := range []string{
 		"alter table users alter column permission type varchar(10)",
 		"alter table hubs alter column description type varchar(2000)",
 	} {
-		occupyPool(t, s, "hubs", list)
+		occupyPool(t, s, "hubs", admin, "/hubs")
 		hubstest.Exec(t, s.Env["DATABASE_URL"], change)
 		failed := 0
 		for range 3 * poolSize {
-			if list().Status != 200 {
+			if get(admin, "/hubs").Status != 200 {
 				failed++
 			}
 		}
@@ -305,19 +308,32 @@ func TestChangedColumnType(t *testing.T) {
 	}
 }
 
-// occupyPool makes the server open every connection that it may have: requests wait for a
-// locked table until each connection has one of them. All connections are idle afterwards.
-func occupyPool(t *testing.T, s *hubstest.Server, table string, request func() *hubstest.Response) {
+// occupyPool makes the server open every connection that it may have: requests for the path wait
+// for a locked table until each connection has one of them. All are idle afterwards.
+func occupyPool(
+	t *testing.T, s *hubstest.Server, table string, c *hubstest.Client, path string,
+) {
 	t.Helper()
 	database := s.Env["DATABASE_URL"]
 	unlock := lock(t, database, table)
 	var all sync.WaitGroup
 	for range poolSize {
-		all.Go(func() { request().Want(t, 200) })
+		all.Go(func() {
+			r := get(c, path)
+			r.Want(t, 200)
+		})
 	}
-	hubstest.WaitUntil(t, "a full pool", func() bool { return waiting(t, database) == poolSize })
+	waitForLocks(t, database, poolSize)
 	unlock()
 	all.Wait()
+}
+
+// waitForLocks waits until so many connections wait for a lock.
+func waitForLocks(t *testing.T, database string, n int) {
+	t.Helper()
+	hubstest.WaitUntil(t, "connections that wait for a lock", func() bool {
+		return waiting(t, database) >= n
+	})
 }
 
 // waiting counts the connections that wait for a lock.
@@ -340,8 +356,8 @@ func TestPoolExhausted(t *testing.T) {
 	var all sync.WaitGroup
 	for range 4 * poolSize {
 		all.Go(func() {
-			r := c.Elsewhere().Do("GET", "/hubs", nil)
-			hubstest.WantProblem(t, r, 503, "unavailable")
+			r := get(c, "/hubs")
+			wantUnavailable(t, r)
 			if strings.Contains(string(r.Body), "pq: ") {
 				t.Errorf("got %s, want no word of the database's", r.Body)
 			}
@@ -356,7 +372,7 @@ func TestPoolExhausted(t *testing.T) {
 		t.Errorf("got %d connections of the server, want %d at most", open-ours, poolSize)
 	}
 	unlock()
-	c.Elsewhere().Do("GET", "/hubs", nil).Want(t, 200)
+	get(c, "/hubs").Want(t, 200)
 }
 
 // H6: lists with a name filter, and deep pages, hold at most half of the connections. So a
@@ -373,12 +389,12 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 			unlock := lock(t, database, "hubs")
 			var all sync.WaitGroup
 			for range 2 * poolSize {
-				all.Go(func() { c.Elsewhere().Do("GET", "/hubs?"+query, nil) })
+				all.Go(func() { get(c, "/hubs?"+query) })
 			}
 			const half = poolSize / 2
-			hubstest.WaitUntil(t, "half of the pool", func() bool { return waiting(t, database) >= half })
+			waitForLocks(t, database, half)
 			for range poolSize {
-				c.Elsewhere().Do("GET", "/auth/session", nil).Want(t, 200)
+				get(c, "/auth/session").Want(t, 200)
 			}
 			if got := waiting(t, database); got > half {
 				t.Errorf("got %d expensive statements at a time, want %d at most", got, half)
@@ -386,7 +402,7 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 			unlock()
 			all.Wait()
 			for range poolSize {
-				c.Elsewhere().Do("GET", "/hubs?"+query, nil).Want(t, 200)
+				get(c, "/hubs?"+query).Want(t, 200)
 			}
 		})
 	}
@@ -404,12 +420,12 @@ func TestBrokenRowsAreNoOutage(t *testing.T) {
 	hubstest.Exec(t, database, "alter table hubs alter column created_at drop default")
 	hubstest.Exec(t, database, "alter table hubs drop constraint hubs_created_at_check")
 	hubstest.Exec(t, database, "alter table hubs alter column created_at type text using 'no time'")
-	admin.Do("GET", "/hubs?limit=100", nil) // may be the 503 of a changed column
+	get(admin, "/hubs?limit=100") // may be the 503 of a changed column
 	for range 3 * poolSize {
-		r := admin.Elsewhere().Do("GET", "/hubs?limit=100", nil)
+		r := get(admin, "/hubs?limit=100")
 		hubstest.WantProblem(t, r, 500, "internal")
 	}
-	admin.Elsewhere().Do("GET", "/auth/session", nil).Want(t, 200)
+	get(admin, "/auth/session").Want(t, 200)
 	open := hubstest.Query[int](t, database, `select count(*) from pg_stat_activity
 		where datname = current_database() and pid <> pg_backend_pid()`)
 	if open > poolSize {
@@ -425,13 +441,13 @@ func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 	hubstest.Exec(t, direct, `insert into hubs (name, description)
 		select 'hub ' || to_char(n, 'FM000'), repeat('ü', 2000) from generate_series(1, 100) n`)
 	proxy, through := hubstest.ProxyURL(t, direct)
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	s := startOn(t, through)
 	s.AllowErrors("unavailable")
 	c, _ := s.Member(t, "member")
 	proxy.WhenAnswered("hub 090", proxy.Drop)
-	r := c.Do("GET", "/hubs?limit=100", nil)
-	hubstest.WantProblem(t, r, 503, "unavailable")
-	c.Do("GET", "/hubs?limit=100", nil).Want(t, 200)
+	r := get(c, "/hubs?limit=100")
+	wantUnavailable(t, r)
+	get(c, "/hubs?limit=100").Want(t, 200)
 }
 
 // D1: a connection that ends after a statement is done and before its answer. A read is sent
@@ -440,10 +456,10 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	direct := hubstest.NewDatabase(t)
 	proxy, through := hubstest.ProxyURL(t, direct)
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	s := startOn(t, through)
 	s.AllowErrors("unavailable", "left to the sweep")
 	admin, _ := s.Member(t, "admin")
-	first := admin.Do("POST", "/hubs", `{"name":"first"}`).Want(t, 201)
+	first := createHub(admin, "first").Want(t, 201)
 	id := first.Field(t, "hubId").(string)
 	admin.Upload("first.txt", nil).Want(t, 201)
 	// loseAnswerTo drops the connection on which the text is sent, once the answer begins.
@@ -452,20 +468,20 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	}
 
 	loseAnswerTo(id)
-	admin.Do("GET", "/hubs/"+id, nil).Want(t, 200)
+	get(admin, "/hubs/"+id).Want(t, 200)
 	loseAnswerTo("once")
-	hubstest.WantProblem(t, admin.Do("POST", "/hubs", `{"name":"once"}`), 503, "unavailable")
+	wantUnavailable(t, createHub(admin, "once"))
 	if n := countHubs(t, direct, "once"); n != 1 {
 		t.Errorf("one request, whose answer was lost: got %d hubs, want 1", n)
 	}
 	loseAnswerTo("once.txt")
 	r := admin.Upload("once.txt", []byte("content"))
-	hubstest.WantProblem(t, r, 503, "unavailable")
+	wantUnavailable(t, r)
 	s.WantStored(t, 1)
 	// A second DELETE would find nothing. The client would be told that there was no such hub.
 	loseAnswerTo(id)
-	hubstest.WantProblem(t, admin.Do("DELETE", "/hubs/"+id, nil), 503, "unavailable")
-	hubstest.WantProblem(t, admin.Do("GET", "/hubs/"+id, nil), 404, "not_found")
+	wantUnavailable(t, admin.Do("DELETE", "/hubs/"+id, nil))
+	hubstest.WantProblem(t, get(admin, "/hubs/"+id), 404, "not_found")
 
 	// A second "user add" would find the user of the first one, and say that nothing was changed.
 	email := hubstest.NewEmail()
@@ -501,37 +517,32 @@ func messages(sent []byte) map[string]int {
 func TestStatementsArePreparedOnce(t *testing.T) {
 	t.Parallel()
 	proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	s := startOn(t, through)
 	c, _ := s.Member(t, "admin")
-	hub := c.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201).Header.Get("Location")
-	file := c.Upload("a.txt", []byte("content")).Want(t, 201).Header.Get("Location")
-	do := func(method, path, body string) func() {
-		return func() { c.Do(method, path, body) }
-	}
+	hub := location(t, createHub(c, "North"))
+	file := location(t, c.Upload("a.txt", []byte("content")))
 	for _, test := range []struct {
-		name       string
+		call
 		statements int
-		run        func()
 	}{
-		{name: "session", statements: 1, run: do("GET", "/auth/session", "")},
-		{name: "list", statements: 2, run: do("GET", "/hubs?filters[name]=o&limit=7", "")},
-		{name: "hub", statements: 2, run: do("GET", hub, "")},
-		{name: "change", statements: 2, run: do("PATCH", hub, `{"name":"South"}`)},
-		{name: "upload", statements: 4, run: func() { c.Upload("a.txt", nil) }},
-		{name: "download", statements: 2, run: do("GET", file, "")},
-		{name: "health", statements: 1, run: do("GET", "/healthz", "")},
-		{name: "contract", statements: 0, run: do("GET", "/openapi.json", "")},
+		{call{"GET", "/auth/session", ""}, 1},
+		{call{"GET", "/hubs?filters[name]=o&limit=7", ""}, 2},
+		{call{"GET", hub, ""}, 2},
+		{call{"PATCH", hub, `{"name":"South"}`}, 2},
+		{call{"GET", file, ""}, 2},
+		{call{"GET", "/healthz", ""}, 1},
+		{call{"GET", "/openapi.json", ""}, 0},
 	} {
-		test.run() // the first may prepare
+		c.Elsewhere().Do(test.method, test.path, test.body) // it may prepare
 		proxy.Sent()
-		test.run()
+		c.Elsewhere().Do(test.method, test.path, test.body)
 		got := messages(proxy.Sent())
 		want := map[string]int{}
 		if n := test.statements; n > 0 {
 			want = map[string]int{"B": n, "E": n, "S": n} // Bind, Execute, Sync; no Parse
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("%s: got the messages %v, want %v", test.name, got, want)
+			t.Errorf("%v: got the messages %v, want %v", test.call, got, want)
 		}
 	}
 }
@@ -542,17 +553,13 @@ func TestOneStatementIsKept(t *testing.T) {
 	t.Parallel()
 	direct := hubstest.NewDatabase(t)
 	proxy, through := hubstest.ProxyURL(t, direct)
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+	s := startOn(t, through)
 	s.Env["DATABASE_URL"] = direct // for the connections of the test
 	c, _ := s.Member(t, "member")
-	occupyPool(t, s, "users", func() *hubstest.Response {
-		return c.Elsewhere().Do("GET", "/auth/session", nil)
-	})
+	occupyPool(t, s, "users", c, "/auth/session")
 	proxy.Sent()
 	for range 2 { // the second time, each connection prepares the one that was kept
-		occupyPool(t, s, "hubs", func() *hubstest.Response {
-			return c.Elsewhere().Do("GET", "/hubs", nil)
-		})
+		occupyPool(t, s, "hubs", c, "/hubs")
 	}
 	got := messages(proxy.Sent())
 	if got["P"]-got["C"] != poolSize {
@@ -590,7 +597,7 @@ func TestSettingsOfConnections(t *testing.T) {
 			t.Parallel()
 			proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
 			proxy.Sent()
-			hubstest.Start(t, map[string]string{"DATABASE_URL": through + "&" + test.query})
+			startOn(t, through+"&"+test.query)
 			sent := strings.Split(string(proxy.Sent()), "\x00")
 			for name, want := range test.want {
 				if got := startParameter(sent, name); got != want {

@@ -118,32 +118,35 @@ func TestConnectionsDie(t *testing.T) {
 		name string
 		end  func(pg *hubstest.Postgres)
 	}{
-		{name: "crash", end: func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGKILL) }},
-		{name: "immediate stop", end: func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGQUIT) }},
+		{name: "crash", end: func(pg *hubstest.Postgres) {
+			pg.Crash(syscall.SIGKILL)
+		}},
+		{name: "immediate stop", end: func(pg *hubstest.Postgres) {
+			pg.Crash(syscall.SIGQUIT)
+		}},
 		{name: "loss", end: (*hubstest.Postgres).Lose},
 		{name: "stop", end: (*hubstest.Postgres).Stop},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
-			s := hubstest.Start(t, map[string]string{"DATABASE_URL": pg.URL})
+			s := startOn(t, pg.URL)
 			admin, _ := s.Member(t, "admin")
 			guest := newGuest(t, s)
-			session := func() *hubstest.Response { return admin.Elsewhere().Do("GET", "/auth/session", nil) }
 			steps := []func(){
 				func() { readOnce(t, admin) },
 				func() { guest.present(guest.code).Want(t, 200) },
 				func() { writeOnce(t, s, admin) },
 			}
 			for first := range steps { // another one meets the dead connections first each time
-				occupyPool(t, s, "users", session)
+				occupyPool(t, s, "users", admin, "/auth/session")
 				test.end(pg)
 				pg.Start()
 				steps[first]()
 				readOnce(t, admin)
 				writeOnce(t, s, admin)
 			}
-			occupyPool(t, s, "users", session)
+			occupyPool(t, s, "users", admin, "/auth/session")
 			test.end(pg)
 			pg.Start()
 			var all sync.WaitGroup
@@ -160,7 +163,7 @@ func readOnce(t *testing.T, c *hubstest.Client) {
 	for path, want := range map[string]int{
 		"/hubs": 200, "/auth/session": 200, "/hubs/" + hubstest.NewUUID(): 404,
 	} {
-		if r := c.Elsewhere().Do("GET", path, nil); r.Status != want {
+		if r := get(c, path); r.Status != want {
 			t.Errorf("got %v, want %d", r, want)
 		}
 	}
@@ -169,7 +172,7 @@ func readOnce(t *testing.T, c *hubstest.Client) {
 func writeOnce(t *testing.T, s *hubstest.Server, admin *hubstest.Client) {
 	t.Helper()
 	name := "hub " + hubstest.NewUUID()
-	r := admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
+	r := createHub(admin, name)
 	if r.Status != 201 {
 		t.Errorf("got %v, want 201", r)
 	}
@@ -194,7 +197,7 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
-			s := hubstest.Start(t, map[string]string{"DATABASE_URL": pg.URL})
+			s := startOn(t, pg.URL)
 			s.AllowErrors(`"error":"unavailable`)
 			outlive(t, s, pg.URL, func() { test.away(pg) }, func() { test.back(pg) })
 		})
@@ -207,7 +210,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
 	pair.synchronous(t)
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": pair.url(t, true)})
+	s := startOn(t, pair.url(t, true))
 	s.AllowErrors(`"error":"unavailable`)
 	s.Env["DATABASE_URL"] = pair.primary.URL
 	outlive(t, s, pair.standby.URL, pair.primary.Lose, func() { pair.promote(t) })
@@ -264,7 +267,7 @@ func enter(
 		}
 		return ledger.AcceptTerms(guest.Elsewhere(), guest.email, "2026-11-01")
 	default:
-		return admin.Elsewhere().Do("GET", "/auth/session", nil)
+		return get(admin, "/auth/session")
 	}
 }
 
@@ -279,7 +282,7 @@ func TestStandbyAway(t *testing.T) {
 	hubstest.Exec(t, pair.primary.URL, "create table evil.hubs (like public.hubs including all)")
 	hubstest.Exec(t, pair.primary.URL, "alter role postgres set search_path = evil, public")
 	hubstest.Exec(t, pair.primary.URL, "alter role postgres set synchronous_commit = off")
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": pair.url(t, false)})
+	s := startOn(t, pair.url(t, false))
 	s.AllowErrors(`"error":"unavailable`)
 	s.Env["DATABASE_URL"] = pair.primary.URL
 	admin, _ := s.Member(t, "admin")
@@ -287,13 +290,13 @@ func TestStandbyAway(t *testing.T) {
 	pair.standby.Stop()
 	names := []string{"first", "second", "third"}
 	for _, name := range names {
-		r := admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
-		hubstest.WantProblem(t, r, 503, "unavailable")
-		admin.Elsewhere().Do("GET", "/hubs", nil).Want(t, 200)
+		r := createHub(admin, name)
+		wantUnavailable(t, r)
+		get(admin, "/hubs").Want(t, 200)
 	}
 	pair.standby.Start()
 	pair.waitForStandby(t)
-	admin.Elsewhere().Do("POST", "/hubs", `{"name":"after"}`).Want(t, 201)
+	createHub(admin, "after").Want(t, 201)
 	for _, name := range append(names, "after") {
 		n := hubstest.Query[int](t, pair.primary.URL,
 			"select count(*) from public.hubs where name = $1", name)
@@ -324,7 +327,7 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			pair := newPair(t)
-			s := hubstest.Start(t, map[string]string{"DATABASE_URL": pair.url(t, true)})
+			s := startOn(t, pair.url(t, true))
 			s.AllowErrors(`"error":"unavailable`)
 			s.Env["DATABASE_URL"] = pair.primary.URL
 			admin, _ := s.Member(t, "admin")
@@ -332,19 +335,17 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 				const accepted = "select exists (select from terms_acceptances)"
 				return hubstest.Query[bool](t, pair.standby.URL, accepted)
 			})
-			occupyPool(t, s, "users", func() *hubstest.Response {
-				return admin.Elsewhere().Do("GET", "/auth/session", nil)
-			})
+			occupyPool(t, s, "users", admin, "/auth/session")
 			test.depose(t, pair.primary)
 			pair.promote(t)
 			failed := 0
 			for created := 0; created < 2*poolSize && failed < poolSize; {
-				r := admin.Elsewhere().Do("POST", "/hubs", `{"name":"North"}`)
+				r := createHub(admin, "North")
 				if r.Status == 201 {
 					created++
 					continue
 				}
-				hubstest.WantProblem(t, r, 503, "unavailable")
+				wantUnavailable(t, r)
 				failed++
 			}
 			if failed > poolSize/2 {

@@ -46,7 +46,7 @@ func (l *load) count(t *testing.T, r *hubstest.Response) bool {
 		l.good++
 	} else {
 		l.refused++
-		hubstest.WantProblem(t, r, 503, "unavailable")
+		wantUnavailable(t, r)
 	}
 	return !l.ended
 }
@@ -102,4 +102,30 @@ func newGuest(t *testing.T, s *hubstest.Server) guest {
 // present presents the code from a new address.
 func (g guest) present(code string) *hubstest.Response {
 	return g.Elsewhere().PresentCode(g.email, code)
+}
+
+// startOn starts a server on a database.
+func startOn(t *testing.T, databaseURL string) *hubstest.Server {
+	t.Helper()
+	return hubstest.Start(t, map[string]string{"DATABASE_URL": databaseURL})
+}
+
+// get and createHub send a request from a new address, so that no limit is met.
+func get(c *hubstest.Client, path string) *hubstest.Response {
+	return c.Elsewhere().Do("GET", path, nil)
+}
+
+func createHub(admin *hubstest.Client, name string) *hubstest.Response {
+	return admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
+}
+
+// location returns the path of what a request has made.
+func location(t *testing.T, r *hubstest.Response) string {
+	t.Helper()
+	return r.Want(t, 201).Header.Get("Location")
+}
+
+func wantUnavailable(t *testing.T, r *hubstest.Response) {
+	t.Helper()
+	hubstest.WantProblem(t, r, 503, "unavailable")
 }

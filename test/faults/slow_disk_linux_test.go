@@ -65,7 +65,7 @@ func TestUploadsThatEndTogether(t *testing.T) {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.Cmd.Process.Pid))
 		return err != nil || len(entries) > users*each*3/4
 	})
-	s.Client(t).Do("GET", "/healthz", nil).Want(t, 200)
+	get(s.Client(t), "/healthz").Want(t, 200)
 	all.Wait()
 	s.WantStored(t, users*each)
 }

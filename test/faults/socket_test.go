@@ -59,7 +59,7 @@ func startLoadOn(t *testing.T, s *hubstest.Server) (more func(n int64), end func
 				if i%2 == 0 {
 					c.HTTP.CloseIdleConnections()
 				}
-				r := c.Elsewhere().Do("GET", "/auth/session", nil)
+				r := get(c, "/auth/session")
 				if n%4 == 0 {
 					r = c.Elsewhere().Upload("load.txt", []byte("load"))
 				}
@@ -129,7 +129,7 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 func TestSocketOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, map[string]string{"LISTEN_PID": "1", "LISTEN_FDS": "1"})
-	s.Client(t).Do("GET", "/healthz", nil).Want(t, 200)
+	get(s.Client(t), "/healthz").Want(t, 200)
 }
 
 // A socket that can't be used is the operator's mistake. The server says so at the start, instead

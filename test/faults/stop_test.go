@@ -216,8 +216,8 @@ func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
 		accepted++
 	}
 	known, unknown := ask("1"+domain), ask(hubstest.NewEmail())
-	hubstest.WantProblem(t, known, 503, "unavailable")
-	hubstest.WantProblem(t, unknown, 503, "unavailable")
+	wantUnavailable(t, known)
+	wantUnavailable(t, unknown)
 	// A few more than the bound: those whose conversation has ended meanwhile.
 	if accepted < bound || accepted > bound*3/2 {
 		t.Errorf("got %d accepted requests, want about %d", accepted, bound)
