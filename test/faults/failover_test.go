@@ -1,10 +1,10 @@
 package faults
 
 import (
+	"fmt"
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,8 +31,15 @@ func newPair(t *testing.T) pair {
 	bin := hubstest.Query[string](t, primary.URL,
 		"select setting from pg_config where name = 'BINDIR'")
 	password, _ := from.User.Password()
-	backup := exec.Command(bin+"/pg_basebackup", "-D", dir+"/data", "-R", "-c", "fast", "-X", "stream",
-		"-h", from.Hostname(), "-p", from.Port(), "-U", from.User.Username())
+	backup := exec.Command(
+		bin+"/pg_basebackup",
+		"--pgdata="+dir+"/data",
+		"--write-recovery-conf",
+		"--checkpoint=fast",
+		"--host="+from.Hostname(),
+		"--port="+from.Port(),
+		"--username="+from.User.Username(),
+	)
 	backup.Env = append(os.Environ(), "PGPASSWORD="+password)
 	if out, err := backup.CombinedOutput(); err != nil {
 		t.Fatalf("pg_basebackup: %v\n%s", err, out)
@@ -45,8 +52,8 @@ func newPair(t *testing.T) pair {
 	return pair{primary: primary, standby: hubstest.ExistingPostgres(t, dir)}
 }
 
-// sameOwner gives all below dir to the owner of model: PostgreSQL's own user, where the tests
-// run as root.
+// sameOwner gives a cluster and its password to the owner of another one: PostgreSQL's own user,
+// where the tests run as root.
 func sameOwner(t *testing.T, dir, model string) {
 	t.Helper()
 	info, err := os.Stat(model)
@@ -54,14 +61,10 @@ func sameOwner(t *testing.T, dir, model string) {
 		t.Fatal(err)
 	}
 	owner := info.Sys().(*syscall.Stat_t)
-	err = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
-		if err != nil || path == dir {
-			return err
-		}
-		return os.Lchown(path, int(owner.Uid), int(owner.Gid))
-	})
+	names := fmt.Sprintf("%d:%d", owner.Uid, owner.Gid)
+	out, err := exec.Command("chown", "-R", names, dir+"/data", dir+"/password").CombinedOutput()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("chown: %v\n%s", err, out)
 	}
 }
 
@@ -118,14 +121,10 @@ func TestConnectionsDie(t *testing.T) {
 		name string
 		end  func(pg *hubstest.Postgres)
 	}{
-		{name: "crash", end: func(pg *hubstest.Postgres) {
-			pg.Crash(syscall.SIGKILL)
-		}},
-		{name: "immediate stop", end: func(pg *hubstest.Postgres) {
-			pg.Crash(syscall.SIGQUIT)
-		}},
-		{name: "loss", end: (*hubstest.Postgres).Lose},
-		{name: "stop", end: (*hubstest.Postgres).Stop},
+		{"crash", func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGKILL) }},
+		{"immediate stop", func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGQUIT) }},
+		{"loss", (*hubstest.Postgres).Lose},
+		{"stop", (*hubstest.Postgres).Stop},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -133,22 +132,19 @@ func TestConnectionsDie(t *testing.T) {
 			s := startOn(t, pg.URL)
 			admin, _ := s.Member(t, "admin")
 			guest := newGuest(t, s)
-			steps := []func(){
-				func() { readOnce(t, admin) },
-				func() { guest.present(guest.code).Want(t, 200) },
-				func() { writeOnce(t, s, admin) },
-			}
-			for first := range steps { // another one meets the dead connections first each time
+			loseConnections := func() {
 				occupyPool(t, s, "users", admin, "/auth/session")
 				test.end(pg)
 				pg.Start()
-				steps[first]()
-				readOnce(t, admin)
-				writeOnce(t, s, admin)
 			}
-			occupyPool(t, s, "users", admin, "/auth/session")
-			test.end(pg)
-			pg.Start()
+			loseConnections()
+			guest.present(guest.code).Want(t, 200)
+			loseConnections()
+			writeOnce(t, s, admin)
+			loseConnections()
+			readOnce(t, admin)
+			writeOnce(t, s, admin)
+			loseConnections()
 			var all sync.WaitGroup
 			for range 2 * poolSize {
 				all.Go(func() { readOnce(t, admin) })
@@ -190,16 +186,30 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 		name       string
 		away, back func(pg *hubstest.Postgres)
 	}{
-		{name: "restart", away: (*hubstest.Postgres).Stop, back: (*hubstest.Postgres).Start},
-		{name: "loss", away: (*hubstest.Postgres).Lose, back: (*hubstest.Postgres).Start},
-		{name: "hang", away: (*hubstest.Postgres).Pause, back: (*hubstest.Postgres).Resume},
+		{
+			name: "restart",
+			away: (*hubstest.Postgres).Stop,
+			back: (*hubstest.Postgres).Start,
+		},
+		{
+			name: "loss",
+			away: (*hubstest.Postgres).Lose,
+			back: (*hubstest.Postgres).Start,
+		},
+		{
+			name: "hang",
+			away: (*hubstest.Postgres).Pause,
+			back: (*hubstest.Postgres).Resume,
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
 			s := startOn(t, pg.URL)
 			s.AllowErrors(`"error":"unavailable`)
-			outlive(t, s, pg.URL, func() { test.away(pg) }, func() { test.back(pg) })
+			away := func() { test.away(pg) }
+			back := func() { test.back(pg) }
+			outlive(t, s, pg.URL, away, back)
 		})
 	}
 }
@@ -213,7 +223,8 @@ func TestFailoverLosesNothing(t *testing.T) {
 	s := startOn(t, pair.url(t, true))
 	s.AllowErrors(`"error":"unavailable`)
 	s.Env["DATABASE_URL"] = pair.primary.URL
-	outlive(t, s, pair.standby.URL, pair.primary.Lose, func() { pair.promote(t) })
+	promote := func() { pair.promote(t) }
+	outlive(t, s, pair.standby.URL, pair.primary.Lose, promote)
 }
 
 // outlive runs a load of writes while the database goes away and comes back, then compares what
@@ -226,14 +237,16 @@ func outlive(t *testing.T, s *hubstest.Server, databaseURL string, away, back fu
 		guests <- newGuest(t, s)
 	}
 	ledger := hubstest.TestLedger(t)
-	var loads []*load
-	for _, write := range []func() *hubstest.Response{
-		func() *hubstest.Response { return ledger.CreateHub(admin.Elsewhere()) },
-		func() *hubstest.Response { return ledger.WriteHub(admin.Elsewhere()) },
-		func() *hubstest.Response { return ledger.Upload(admin.Elsewhere()) },
-		func() *hubstest.Response { return enter(ledger, guests, admin) },
-	} {
-		loads = append(loads, startLoad(t, 2, write))
+	loads := []*load{
+		startLoad(t, 4, func() *hubstest.Response {
+			return ledger.WriteHub(admin.Elsewhere())
+		}),
+		startLoad(t, 2, func() *hubstest.Response {
+			return ledger.Upload(admin.Elsewhere())
+		}),
+		startLoad(t, 1, func() *hubstest.Response {
+			return enter(ledger, guests, admin)
+		}),
 	}
 	for _, load := range loads {
 		load.waitGood(t, 10)
