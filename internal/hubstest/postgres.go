@@ -272,15 +272,22 @@ func NewPostgres(t testing.TB) *Postgres {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	pg := &Postgres{t, &testPostgres{Dir: filepath.Join(dir, "postgres")}, nil}
+	pg := ExistingPostgres(t, filepath.Join(dir, "postgres"))
+	if err := Migrate(pg.URL); err != nil {
+		t.Fatal(err)
+	}
+	return pg
+}
+
+// ExistingPostgres starts a PostgreSQL for one test from a folder that may have a cluster.
+func ExistingPostgres(t testing.TB, dir string) *Postgres {
+	t.Helper()
+	pg := &Postgres{t: t, testPostgres: &testPostgres{Dir: dir}}
 	pg.Start()
 	t.Cleanup(func() {
 		pg.Resume()
 		pg.Stop()
 	})
-	if err := Migrate(pg.URL); err != nil {
-		t.Fatal(err)
-	}
 	return pg
 }
 
