@@ -193,9 +193,8 @@ func (c *Client) Upload(name string, content []byte, headers ...string) *Respons
 // SignIn goes through the whole code flow and returns the answer, a session view.
 func (c *Client) SignIn(email string) *Response {
 	c.t.Helper()
-	c.Do("POST", "/auth/otp/request", map[string]string{"email": email}).Want(c.t, 200)
-	code := c.srv.Code(c.t, email)
-	return c.Do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code}).Want(c.t, 200)
+	c.AskCode(email)
+	return c.PresentCode(email, c.srv.Code(c.t, email)).Want(c.t, 200)
 }
 
 // AcceptTerms accepts the current terms.
@@ -431,4 +430,26 @@ func (r *Response) companionFault(code string) error {
 		}
 	}
 	return nil
+}
+
+// AskCode asks for a code.
+func (c *Client) AskCode(email string) *Response {
+	c.t.Helper()
+	r := c.Do("POST", "/auth/otp/request", map[string]string{"email": email})
+	return r.Want(c.t, 200)
+}
+
+// PresentCode is one attempt to sign in.
+func (c *Client) PresentCode(email, code string) *Response {
+	c.t.Helper()
+	return c.Do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code})
+}
+
+// OtherCode returns a wrong code, the n-th after the right one.
+func OtherCode(code string, n int) string {
+	value, err := strconv.Atoi(code)
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf("%06d", (value+n)%1_000_000)
 }

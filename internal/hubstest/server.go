@@ -220,3 +220,14 @@ func (s *Server) printedCode(t testing.TB, email string) string {
 func MaskedEmail(email string) string {
 	return email[:1] + "***" + email[strings.LastIndex(email, "@"):]
 }
+
+// User runs the command "user …" on the server's database, as the operator would, and returns
+// what it printed.
+func (s *Server) User(t testing.TB, args ...string) string {
+	t.Helper()
+	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
+	if code != 0 {
+		t.Fatalf("user %q: exit status %d\n%s%s", args, code, out, errOut)
+	}
+	return out
+}

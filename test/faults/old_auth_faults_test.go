@@ -95,4 +95,3 @@ func TestDatabaseRefusesConnections(t *testing.T) {
 func endConnections(t *testing.T, operator, database string) {
 	queryValue[int](t, operator, "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname like $1", database+"%")
 }
-
