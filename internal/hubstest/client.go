@@ -178,16 +178,21 @@ func (s *Server) Raw(t testing.TB, request string) *Response {
 // Upload sends one file as a form would.
 func (c *Client) Upload(name string, content []byte, headers ...string) *Response {
 	c.t.Helper()
-	var form bytes.Buffer
-	w := multipart.NewWriter(&form)
+	form, contentType := Form(name, content)
+	return c.Do("POST", "/files/upload", form, append(headers, "Content-Type", contentType)...)
+}
+
+// Form returns a form with one file, and its content type.
+func Form(name string, content []byte) (form io.Reader, contentType string) {
+	var body bytes.Buffer
+	w := multipart.NewWriter(&body)
 	part, err := w.CreateFormFile("file", name)
-	if err == nil {
-		_, err = part.Write(content)
+	if err != nil {
+		panic(err) // a bytes.Buffer takes everything
 	}
-	if err = errors.Join(err, w.Close()); err != nil {
-		c.t.Errorf("form: %v", err)
-	}
-	return c.Do("POST", "/files/upload", &form, append([]string{"Content-Type", w.FormDataContentType()}, headers...)...)
+	part.Write(content)
+	w.Close()
+	return &body, w.FormDataContentType()
 }
 
 // SignIn goes through the whole code flow and returns the answer, a session view.
@@ -291,6 +296,13 @@ func (r *Response) Field(t testing.TB, path ...string) any {
 		}
 	}
 	return value
+}
+
+// member returns a member of the body, or nil.
+func (r *Response) member(name string) any {
+	var object map[string]any
+	json.Unmarshal(r.Body, &object) // not every body is JSON
+	return object[name]
 }
 
 // everyAnswer has the headers that all answers bear, errors and preflights included.
