@@ -221,11 +221,17 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 // signed in, terms accepted.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 	t.Helper()
-	email = NewEmail()
-	AddUser(t, s.Env["DATABASE_URL"], email, role)
+	email, _ = s.NewUser(t, role)
 	c = s.SignIn(t, email)
 	c.AcceptTerms()
 	return c, email
+}
+
+// NewUser adds a user with a new address.
+func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
+	t.Helper()
+	email = NewEmail()
+	return email, AddUser(t, s.Env["DATABASE_URL"], email, role)
 }
 
 // CookieName is the name that the session cookie must have.
