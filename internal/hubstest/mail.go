@@ -122,6 +122,9 @@ const (
 	MailRefusesRecipient          // 550 to each recipient, but takes the mail nevertheless
 	MailRefusesSender             // 550 to each sender, but takes the mail nevertheless
 	MailLeaves                    // takes and confirms the mail, closes before QUIT
+	MailIgnoresQuit               // takes and confirms the mail, never answers QUIT
+	MailFloods                    // greets without ever ending the line
+	MailFloodsLines               // answers EHLO with lines without end
 )
 
 type Mail struct {
@@ -326,6 +329,9 @@ func (m *MailServer) session(conn net.Conn) {
 	case MailRefuses:
 		reply("554 no service")
 		return
+	case MailFloods:
+		flood(conn, "220 test.example.com ")
+		return
 	}
 	reply("220 test.example.com ESMTP")
 
@@ -341,6 +347,10 @@ func (m *MailServer) session(conn net.Conn) {
 		switch verb = strings.ToUpper(verb); {
 		case verb == "EHLO":
 			helo = args
+			if mode, _, _ := m.state(); mode == MailFloodsLines {
+				flood(conn, "250-8BITMIME\r\n")
+				return
+			}
 			extensions := []string{"250-test.example.com"}
 			if !secure && !m.opts.NoStartTLS {
 				extensions = append(extensions, "250-STARTTLS")
@@ -403,10 +413,22 @@ func (m *MailServer) session(conn net.Conn) {
 		case verb == "RSET" || verb == "NOOP":
 			reply("250 ok")
 		case verb == "QUIT":
-			reply("221 bye")
+			if m.Hang(conn, r, MailIgnoresQuit) != MailCloses {
+				reply("221 bye")
+			}
 			return
 		default:
 			reply("502 no such command")
+		}
+	}
+}
+
+// flood writes the text again and again, until the client closes the connection.
+func flood(conn io.Writer, text string) {
+	chunk := []byte(strings.Repeat(text, 1000))
+	for {
+		if _, err := conn.Write(chunk); err != nil {
+			return
 		}
 	}
 }

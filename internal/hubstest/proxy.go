@@ -18,7 +18,15 @@ type Proxy struct {
 	changed  chan struct{} // closed and replaced by each change of mode
 	pairs    map[*proxyPair]bool
 	total    int
-	triggers map[string]func()
+	triggers map[trigger]func()
+
+	recording bool // see Sent
+	sent      []byte
+}
+
+type trigger struct {
+	text     string
+	isAnswer bool
 }
 
 type proxyMode int
@@ -46,7 +54,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	}
 	p := &Proxy{
 		Addr: ln.Addr().String(), target: target, changed: make(chan struct{}),
-		pairs: map[*proxyPair]bool{}, triggers: map[string]func(){},
+		pairs: map[*proxyPair]bool{}, triggers: map[trigger]func(){},
 	}
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -95,10 +103,33 @@ func (p *Proxy) Resume() { p.set(proxyPasses) }
 
 // When calls do once, as soon as a client sends the text and before the text is passed on. With
 // cut, the statement is not done; with dropReplies, it is done and the client can't know.
-func (p *Proxy) When(text string, do func()) {
+func (p *Proxy) When(text string, do func()) { p.when(trigger{text: text}, do) }
+
+// WhenAnswered is When for what the server answers.
+func (p *Proxy) WhenAnswered(text string, do func()) {
+	p.when(trigger{text: text, isAnswer: true}, do)
+}
+
+func (p *Proxy) when(on trigger, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.triggers[text] = do
+	p.triggers[on] = do
+}
+
+// Drop closes all connections. New ones pass.
+func (p *Proxy) Drop() {
+	p.Cut()
+	p.Resume()
+}
+
+// Sent returns what clients have sent since the last call. The first call begins the record.
+func (p *Proxy) Sent() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.recording = true
+	sent := p.sent
+	p.sent = nil
+	return sent
 }
 
 // Connections returns how many connections are open, and how many there were in total.
@@ -174,8 +205,8 @@ func (p *Proxy) pump(pair *proxyPair, to io.Writer, from io.Reader, fromClient b
 	chunk := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(chunk)
-		if fromClient {
-			p.trigger(chunk[:n])
+		if n > 0 {
+			p.look(chunk[:n], fromClient)
 		}
 		if n > 0 && p.pass(pair, fromClient) {
 			if _, err := to.Write(chunk[:n]); err != nil {
@@ -208,13 +239,17 @@ func (p *Proxy) pass(pair *proxyPair, fromClient bool) bool {
 	}
 }
 
-func (p *Proxy) trigger(chunk []byte) {
+// look runs the triggers that a chunk sets off.
+func (p *Proxy) look(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()
-	for text, do := range p.triggers {
-		if bytes.Contains(chunk, []byte(text)) {
+	if fromClient && p.recording {
+		p.sent = append(p.sent, chunk...)
+	}
+	for on, do := range p.triggers {
+		if on.isAnswer != fromClient && bytes.Contains(chunk, []byte(on.text)) {
 			due = append(due, do)
-			delete(p.triggers, text)
+			delete(p.triggers, on)
 		}
 	}
 	p.mu.Unlock()

@@ -1,0 +1,76 @@
+package hubstest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// A Conn keeps one connection to a server, and sends each request once: what net/http's client
+// repeats by itself would hide a lost request.
+type Conn struct {
+	net.Conn
+	In *bufio.Reader
+}
+
+// Dial connects to a server. All reads and writes end by Patience.
+func Dial(t testing.TB, addr string) *Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(Patience))
+	return &Conn{Conn: conn, In: bufio.NewReader(conn)}
+}
+
+// Head returns the request line and headers of a request, without the empty line at their end.
+// It comes from an address of its own, with the client's session.
+func (c *Client) Head(request string, headers ...string) string {
+	c.t.Helper()
+	head := fmt.Sprintf("%s HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: %s\r\n", request, NewIP())
+	if token := c.Token(); token != "" {
+		head += fmt.Sprintf("Cookie: %s=%s\r\n", c.srv.CookieName(), token)
+	}
+	for _, header := range headers {
+		head += header + "\r\n"
+	}
+	return head
+}
+
+// Receive reads an answer.
+func (c *Conn) Receive() (status int, closes bool, err error) {
+	answer, err := http.ReadResponse(c.In, nil)
+	if err != nil {
+		return 0, false, err
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, answer.Close, err
+}
+
+// Exchange sends a request, or the rest of one, and checks the status of the answer.
+func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
+	t.Helper()
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	status, closes, err := c.Receive()
+	if err != nil || status != want {
+		t.Fatalf("got %d, %v, want %d", status, err, want)
+	}
+	return closes
+}
+
+// WantEnd waits until the server has closed the connection.
+func (c *Conn) WantEnd(t testing.TB) {
+	t.Helper()
+	_, err := io.Copy(io.Discard, c.In)
+	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+		t.Errorf("after %v the connection is still open", Patience)
+	}
+}
