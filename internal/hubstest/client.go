@@ -363,6 +363,16 @@ func (r *Response) answerFault() error {
 	return errors.Join(faults...)
 }
 
+// Fault tells what an answer lacks that it must have, whatever its status. Do and WantProblem
+// fail the test for it; tests that count such faults ask here.
+func (r *Response) Fault() error {
+	if r.Status < 400 {
+		return r.answerFault()
+	}
+	code, _ := r.member("code").(string)
+	return r.problemFault(r.Status, code, nil)
+}
+
 func (r *Response) isJSON() bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return kind == "application/json" || kind == "application/problem+json"
