@@ -369,8 +369,13 @@ func (r *Response) Fault() error {
 	if r.Status < 400 {
 		return r.answerFault()
 	}
+	return r.problemFault(r.Status, r.Code(), nil)
+}
+
+// Code returns the word in an error that programs go by, or "".
+func (r *Response) Code() string {
 	code, _ := r.member("code").(string)
-	return r.problemFault(r.Status, code, nil)
+	return code
 }
 
 func (r *Response) isJSON() bool {
