@@ -131,13 +131,23 @@ on('accept', async () => {
   await listHubs();
 });
 
-on('search', listHubs);
+// Pages: an answer repeats its limit and offset, and says whether there is more. There is no
+// total, since counting costs more as the table grows.
+const limit = 10;
+let offset = 0;
 
-async function listHubs() {
+on('search', () => listHubs());
+on('previous', () => listHubs(offset - limit));
+on('next', () => listHubs(offset + limit));
+
+async function listHubs(from = 0) {
   if (find('hubs').hidden) return;
-  const query: Query<paths['/hubs']['get']> = { limit: 10, orderBy: 'name' };
+  const query: Query<paths['/hubs']['get']> = { limit, offset: from, orderBy: 'name' };
   if (input('name').value) query['filters[name]'] = input('name').value;
   const page = await call('get', '/hubs', { query });
+  offset = page.offset;
+  find('previous').hidden = offset === 0;
+  find('next').hidden = !page.hasMore;
   find('list').replaceChildren(...page.items.map(hub => {
     const item = document.createElement('li');
     item.textContent = `${hub.name} (${hub.status})`; // text, never markup

@@ -379,6 +379,21 @@ func (r *Response) answerFault() error {
 	return errors.Join(faults...)
 }
 
+// Fault tells what an answer lacks that it must have, whatever its status. Do and WantProblem
+// fail the test for it; tests that count such faults ask here.
+func (r *Response) Fault() error {
+	if r.Status < 400 {
+		return r.answerFault()
+	}
+	return r.problemFault(r.Status, r.Code(), nil)
+}
+
+// Code returns the word in an error that programs go by, or "".
+func (r *Response) Code() string {
+	code, _ := r.member("code").(string)
+	return code
+}
+
 func (r *Response) isJSON() bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return kind == "application/json" || kind == "application/problem+json"

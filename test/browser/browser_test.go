@@ -1,10 +1,295 @@
-// Package browser tests the page and the example in three browsers.
+// Package browser tests the learner's page, the example front end, and pages of other origins, in
+// Chromium, Firefox ESR and WebKitGTK. It shows what only a browser does: the cookie that no
+// script can read, SameSite, CORS, Content-Security-Policy.
 package browser
 
 import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
 )
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
+
+const (
+	chromium = "chromium"
+	firefox  = "firefox"
+	webkit   = "webkit"
+)
+
+var engines = []string{chromium, firefox, webkit}
+
+// inEachEngine runs a test once in each engine.
+func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
+	for _, engine := range engines {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			test(t, newBrowser(t, engine, browserOptions{}))
+		})
+	}
+}
+
+// A browser is one running browser. Any failure of its driver ends the test.
+type browser struct {
+	t         testing.TB
+	engine    string
+	driver    driver
+	downloads string // the folder that it downloads to
+}
+
+// A driver carries out one command of the WebDriver protocol within a session.
+type driver interface {
+	command(method, path string, in any) (json.RawMessage, error)
+}
+
+// browserOptions are what a test may ask of a browser.
+type browserOptions struct {
+	flags []string          // of Chromium's command line
+	hosts map[string]string // for Firefox and WebKitGTK: addresses by host name; any certificate will do
+}
+
+// newBrowser starts a browser that ends with the test.
+func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
+	t.Helper()
+	// Not t.TempDir, which fails the test if a process that is ending still writes.
+	dir, err := os.MkdirTemp(hubstest.Dir, engine+"-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &browser{t: t, engine: engine, downloads: dir + "/Downloads"}
+	if err := os.Mkdir(b.downloads, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	switch engine {
+	case chromium:
+		b.driver = startChromium(t, dir, options)
+	case firefox:
+		b.driver = startFirefox(t, dir, options)
+	case webkit:
+		b.driver = startWebKit(t, dir, options)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the page at the end: %q", script[[]string](b, `const texts = [...document.querySelectorAll(
+				'.message, .field-error, #hubs-summary')].map(element => element.textContent);
+				return [String(location), ...texts.filter(Boolean)]`))
+		}
+		b.command("DELETE", "", nil, nil)
+	})
+	return b
+}
+
+// command sends one command of the WebDriver protocol.
+func (b *browser) command(method, path string, in, out any) {
+	b.t.Helper()
+	answer, err := b.driver.command(method, path, in)
+	if err == nil && out != nil {
+		err = json.Unmarshal(answer, out)
+	}
+	if err != nil {
+		b.t.Fatalf("%s: WebDriver %s %s: %v", b.engine, method, path, err)
+	}
+}
+
+// script runs the body of a function in the page. It awaits a promise that is returned.
+func script[T any](b *browser, body string, args ...any) (value T) {
+	b.t.Helper()
+	b.command("POST", "/execute/sync", map[string]any{"script": body, "args": append([]any{}, args...)}, &value)
+	return value
+}
+
+func (b *browser) open(url string) {
+	b.t.Helper()
+	b.command("POST", "/url", map[string]string{"url": url}, nil)
+}
+
+// element returns the path of the one element that a CSS selector names. It scrolls the
+// element to the middle of the window: the drivers don't know what the navigation covers.
+func (b *browser) element(selector string) string {
+	b.t.Helper()
+	script[any](b, "document.querySelector(arguments[0])?.scrollIntoView({block: 'center', behavior: 'instant'})", selector)
+	var found map[string]string
+	b.command("POST", "/element", map[string]string{"using": "css selector", "value": selector}, &found)
+	for _, id := range found {
+		return "/element/" + id
+	}
+	b.t.Fatalf("no element %s", selector)
+	return ""
+}
+
+// click fails where a user could not click.
+func (b *browser) click(selector string) {
+	b.t.Helper()
+	b.command("POST", b.element(selector)+"/click", map[string]string{}, nil)
+}
+
+const enterKey = "\uE007"
+
+// keys types into an input in place of what it holds.
+func (b *browser) keys(selector, text string) {
+	b.t.Helper()
+	input := b.element(selector)
+	if script[string](b, "return document.querySelector(arguments[0]).type", selector) != "file" {
+		b.command("POST", input+"/clear", map[string]string{}, nil)
+	}
+	b.command("POST", input+"/value", map[string]string{"text": text}, nil)
+}
+
+func (b *browser) text(selector string) string {
+	b.t.Helper()
+	return script[string](b, "return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+}
+
+func (b *browser) visible(selector string) bool {
+	b.t.Helper()
+	return script[bool](b, "return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
+}
+
+func (b *browser) waitText(selector, part string) {
+	b.t.Helper()
+	hubstest.WaitUntil(b.t, fmt.Sprintf("%s with %q", selector, part), func() bool {
+		return strings.Contains(b.text(selector), part)
+	})
+}
+
+// inNewTab does something that opens a tab, looks at that tab, and closes it.
+func (b *browser) inNewTab(open, look func()) {
+	b.t.Helper()
+	var before, handles []string
+	b.command("GET", "/window/handles", nil, &before)
+	open()
+	hubstest.WaitUntil(b.t, "a new tab", func() bool {
+		b.command("GET", "/window/handles", nil, &handles)
+		return len(handles) > len(before)
+	})
+	isOld := func(handle string) bool { return slices.Contains(before, handle) }
+	handles = slices.DeleteFunc(handles, isOld)
+	b.switchTo(handles[0])
+	look()
+	b.command("DELETE", "/window", nil, nil)
+	b.switchTo(before[0])
+}
+
+func (b *browser) switchTo(handle string) {
+	b.t.Helper()
+	b.command("POST", "/window", map[string]string{"handle": handle}, nil)
+}
+
+// cookies returns all that the browser holds for the page, also those hidden from scripts.
+func (b *browser) cookies() (all []browserCookie) {
+	b.t.Helper()
+	b.command("GET", "/cookie", nil, &all)
+	return all
+}
+
+type browserCookie struct {
+	Name, Value, Domain, Path, SameSite string
+	HTTPOnly, Secure                    bool
+	Expiry                              int64
+}
+
+// entries takes what a log of Chromium has gained since it was last asked.
+func (b *browser) entries(log string) (entries []logEntry) {
+	b.t.Helper()
+	b.command("POST", "/se/log", map[string]string{"type": log}, &entries)
+	return entries
+}
+
+type logEntry struct{ Level, Message string }
+
+// console takes what the console has gained since it was last asked. Firefox keeps refused
+// answers apart from it. WebKitGTK's driver does not show its console.
+func (b *browser) console() (messages []string) {
+	b.t.Helper()
+	switch b.engine {
+	case chromium:
+		for _, entry := range b.entries("browser") {
+			messages = append(messages, entry.Message)
+		}
+	case firefox:
+		b.command("POST", "/moz/context", map[string]string{"value": "chrome"}, nil)
+		messages = script[[]string](b, `const all = Services.console.getMessageArray();
+			Services.console.reset();
+			return all.filter(m => m instanceof Ci.nsIScriptError && (/^http/.test(m.sourceName) || /^CSP/.test(m.category)))
+				.map(m => m.sourceName + ': ' + m.category + ': ' + m.errorMessage)`)
+		b.command("POST", "/moz/context", map[string]string{"value": "content"}, nil)
+	}
+	return messages
+}
+
+// wantConsole says what the console must have gained: one entry for each of the parts,
+// which it contains, in this order. Without parts: nothing at all.
+func (b *browser) wantConsole(parts ...string) {
+	b.t.Helper()
+	if b.engine == webkit {
+		return
+	}
+	if b.engine == firefox {
+		parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasPrefix(part, refusedBy) })
+	}
+	got := b.console()
+	if !slices.EqualFunc(got, parts, strings.Contains) {
+		b.t.Errorf("%s: console: %q, want %q", b.engine, got, parts)
+	}
+}
+
+// refusedBy are Chromium's words for an answer of 400 and more, before the status.
+const refusedBy = "the server responded with a status of "
+
+// devTools is a command of the Chrome DevTools protocol, for what WebDriver can't do.
+func (b *browser) devTools(method string, params map[string]any) {
+	b.t.Helper()
+	b.command("POST", "/goog/cdp/execute", map[string]any{"cmd": method, "params": params}, nil)
+}
+
+// look checks what every state of the page must keep: nothing wider than the screen, at
+// a phone's width and at a desk's, and no finding of axe-core, in light and in dark.
+// It looks in Chromium only, which can pretend to have another screen.
+// AXE_JS is the path of axe-core's axe.min.js, which .ci/run fetches: this project does
+// not depend on it.
+func (b *browser) look(state string) {
+	b.t.Helper()
+	if b.engine != chromium {
+		return
+	}
+	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
+		b.devTools("Emulation.setDeviceMetricsOverride",
+			map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
+		b.devTools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
+			{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}}})
+		if !script[bool](b, "return matchMedia(`(prefers-color-scheme: ${arguments[0]})`).matches", scheme) {
+			b.t.Fatalf("%s: the browser does not show it %s", state, scheme)
+		}
+		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
+			b.t.Errorf("%s: %d px wide on a screen of %d", state, wide, width)
+		}
+		for _, finding := range b.axe() {
+			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
+		}
+	}
+	b.devTools("Emulation.clearDeviceMetricsOverride", map[string]any{})
+}
+
+// axe has axe-core examine the page, where there is one.
+func (b *browser) axe() []string {
+	b.t.Helper()
+	path := os.Getenv("AXE_JS")
+	if path == "" {
+		return nil
+	}
+	source, err := os.ReadFile(path)
+	if err != nil {
+		b.t.Fatal("AXE_JS: ", err)
+	}
+	return script[[]string](b, string(source)+`;
+		return axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']})
+			.then(found => {
+				if (found.passes.length < 10) throw Error('axe-core has examined next to nothing');
+				return found.violations.map(v => v.id + ' at ' + v.nodes.map(node => node.target.join(' ')));
+			})`)
+}

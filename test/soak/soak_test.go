@@ -1,10 +1,232 @@
-// Package soak runs the server for long under faults.
+// Package soak runs two servers for minutes or hours, with clients of every kind, while one
+// thing after the other fails that they stand on. At the end it compares what is there with
+// what the clients were told, and prints a table: ./dev.sh soak.
 package soak
 
 import (
+	"cmp"
+	"database/sql"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
+
+// A soak is what all clients know.
+type soak struct {
+	t       *testing.T
+	pg      *hubstest.Postgres
+	mail    *hubstest.MailServer
+	dir     string // FILES_DIR
+	isSmall bool   // FILES_DIR is on a disk of its own, which can be filled
+	servers [2]*server
+	ledger  *hubstest.Ledger
+
+	operator *sql.DB
+	quit     chan struct{}
+	clients  sync.WaitGroup
+	begun    time.Time
+
+	mu       sync.Mutex
+	answers  map[string]int // "POST /hubs: 201" and how many
+	faults   map[string]int // what must not be, and how often
+	examples map[string]string
+	codes    map[string]int // that were mailed, and how many sessions each opened
+	events   []string       // rows of the table
+}
+
+func TestSoak(t *testing.T) {
+	if os.Getenv("SOAK_MINUTES") == "" {
+		t.Skip("the soak takes minutes: ./dev.sh soak")
+	}
+	minutes, err := strconv.Atoi(os.Getenv("SOAK_MINUTES"))
+	if err != nil {
+		t.Fatal("SOAK_MINUTES: ", err)
+	}
+	s := newSoak(t)
+	steady := s.servers[1]
+	before := steady.size(t)
+	s.startClients()
+	s.failAll(time.Now().Add(time.Duration(minutes) * time.Minute))
+	close(s.quit)
+	s.clients.Wait()
+	s.waitBack("the end")
+	s.checkStored()
+	s.checkSize(steady, before)
+	for _, server := range s.servers {
+		s.checkLog(server)
+	}
+	s.report()
+}
+
+func newSoak(t *testing.T) *soak {
+	disk := t.TempDir()
+	s := &soak{
+		t:        t,
+		pg:       hubstest.NewPostgres(t),
+		mail:     hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true}),
+		dir:      filepath.Join(disk, "files"),
+		quit:     make(chan struct{}),
+		begun:    time.Now(),
+		answers:  map[string]int{},
+		faults:   map[string]int{},
+		examples: map[string]string{},
+		codes:    map[string]int{},
+	}
+	s.operator = hubstest.OpenDB(t, s.pg.URL)
+	s.ledger = hubstest.NewLedger(func(kind, detail string) { s.fault(kind, detail) })
+	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", disk)
+	s.isSmall = mount.Run() == nil
+	if s.isSmall {
+		t.Cleanup(func() { exec.Command("umount", "--lazy", disk).Run() })
+	}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.servers {
+		s.servers[i] = s.newServer()
+	}
+	return s
+}
+
+// fault notes what must not be. One of each kind is kept whole.
+func (s *soak) fault(kind string, detail any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults[kind]++
+	if s.faults[kind] == 1 {
+		s.examples[kind] = fmt.Sprintf("%v: %v", time.Since(s.begun).Round(time.Second), detail)
+	}
+}
+
+func (s *soak) event(format string, args ...any) {
+	s.events = append(s.events, fmt.Sprintf(format, args...))
+}
+
+// seen counts the answers so far that contain the text.
+func (s *soak) seen(text string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for answer, count := range s.answers {
+		if strings.Contains(answer, text) {
+			n += count
+		}
+	}
+	return n
+}
+
+// waitBack waits until both servers are healthy again, and sign a new user in.
+func (s *soak) waitBack(what string) time.Duration {
+	const within = 20 * time.Second
+	start := time.Now()
+	for _, server := range s.servers {
+		email, _ := server.NewUser(s.t, "member")
+		for !s.isBack(server, email) {
+			if time.Since(start) > within {
+				s.fault("not back", what)
+				return time.Since(start)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	return time.Since(start)
+}
+
+func (s *soak) isBack(server *server, email string) bool {
+	client := server.Client(s.t)
+	health, err := client.Try("GET", "/healthz", nil)
+	if err != nil || health.Status != 200 {
+		return false
+	}
+	asked, err := client.Try("POST", "/auth/otp/request", map[string]string{"email": email})
+	if err != nil || asked.Status != 200 {
+		return false
+	}
+	code := s.mailedCode(email, hubstest.Patience)
+	input := map[string]string{"email": email, "code": code}
+	signedIn, err := client.Try("POST", "/auth/otp/validate", input)
+	return err == nil && signedIn.Status == 200
+}
+
+// mailedCode waits for the code that was mailed to an address, or returns "".
+func (s *soak) mailedCode(to string, limit time.Duration) string {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		for _, mail := range slices.Backward(s.mail.Received()) {
+			if slices.Contains(mail.To, to) {
+				code := cmp.Or(append(mail.Codes(), "")...)
+				s.mu.Lock()
+				s.codes[code] += 0
+				s.mu.Unlock()
+				return code
+			}
+		}
+	}
+	return ""
+}
+
+// checkStored compares the tables and the disk with what was acknowledged. Of uploads that were
+// not, nothing is left: the sweep spares what is younger than a minute.
+func (s *soak) checkStored() {
+	reader := &client{Client: s.member(s.servers[1], "member"), soak: s, server: s.servers[1]}
+	s.ledger.Check(s.t, s.pg.URL)
+	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL, 0)
+	for code, sessions := range s.codes {
+		if sessions > 1 {
+			s.fault("a code worked twice", fmt.Sprintf("%s: %d times", code, sessions))
+		}
+	}
+	unfinished := filepath.Join(s.dir, "unfinished", "*")
+	old := time.Now().Add(-time.Hour)
+	left, _ := filepath.Glob(unfinished)
+	for end := time.Now().Add(2*time.Minute + hubstest.Patience); len(left) > 0; {
+		if time.Now().After(end) {
+			s.fault("unfinished uploads left", left)
+			break
+		}
+		for _, path := range left {
+			os.Chtimes(path, old, old) // it may just have been swept
+		}
+		time.Sleep(time.Second)
+		left, _ = filepath.Glob(unfinished)
+	}
+	stored := hubstest.Query[string](s.t, s.pg.URL,
+		"select coalesce(string_agg(file_id::text, ' '), '') from files")
+	for _, name := range s.servers[0].FilesIn(s.t) {
+		if !strings.Contains(stored, name) {
+			s.fault("bytes without a row", name)
+		}
+	}
+}
+
+// report prints the table.
+func (s *soak) report() {
+	var table strings.Builder
+	fmt.Fprintln(&table, "\nWhat happened:")
+	for _, event := range s.events {
+		fmt.Fprintln(&table, "  "+event)
+	}
+	fmt.Fprintln(&table, "Answers:")
+	for _, answer := range slices.Sorted(maps.Keys(s.answers)) {
+		fmt.Fprintf(&table, "  %8d  %s\n", s.answers[answer], answer)
+	}
+	fmt.Fprintf(&table, "Compared with the tables and the disk: %d acknowledged writes, %d codes.\n",
+		s.ledger.Acknowledged(), len(s.codes))
+	s.t.Log(table.String())
+	for _, kind := range slices.Sorted(maps.Keys(s.faults)) {
+		s.t.Errorf("%s: %d times, such as after %s", kind, s.faults[kind], s.examples[kind])
+	}
+	if len(s.faults) == 0 {
+		s.t.Log("Every promise held.")
+	}
+}

@@ -1,36 +1,27 @@
-//go:build moving
-
-package main
-
-// The example front end under examples/, built as docs/clients.md says and run on an origin
-// of its own, in each engine.
+package browser
 
 import (
-	"bytes"
 	"fmt"
-	"image"
-	"image/png"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+
+	"hubs/internal/hubstest"
 )
 
-// builtExample builds the example once, and returns its folder. The tools come from npm,
-// in the versions that docs/clients.md names.
+// builtExample builds the example front end once, as docs/clients.md says, and returns its
+// folder. The tools come from npm, in the versions that the document names.
 var builtExample = sync.OnceValues(func() (dir string, err error) {
-	dir = filepath.Join(testDir, "example")
-	if err := os.CopyFS(dir, os.DirFS("examples")); err != nil {
-		return "", err
-	}
-	contract, err := filepath.Abs("openapi.json")
+	dir = filepath.Join(hubstest.Dir, "example")
+	err = os.CopyFS(dir, os.DirFS(filepath.Join(hubstest.Root(), "examples")))
 	if err != nil {
 		return "", err
 	}
+	contract := filepath.Join(hubstest.Root(), "web", "openapi.json")
 	for _, command := range []string{
 		"npm install --silent --no-audit --no-fund openapi-typescript@7.13.0 typescript@5.9.3",
 		"npx openapi-typescript " + contract + " -o api.d.ts",
@@ -38,7 +29,8 @@ var builtExample = sync.OnceValues(func() (dir string, err error) {
 	} {
 		cmd := exec.Command("sh", "-c", command)
 		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
+		out, err := cmd.CombinedOutput()
+		if err != nil {
 			return "", fmt.Errorf("%s: %w\n%s", command, err, out)
 		}
 	}
@@ -48,29 +40,32 @@ var builtExample = sync.OnceValues(func() (dir string, err error) {
 // exampleSite serves the example on a port of its own, with the address of the API in it.
 func exampleSite(t testing.TB, api *string) (url string) {
 	t.Helper()
+	hubstest.Need(t, "npm", "npm")
 	dir, err := builtExample()
 	if err != nil {
-		t.Fatal("the example needs npm and its registry: ", err)
-	}
-	index, err := os.ReadFile(filepath.Join(dir, "index.html"))
-	if err != nil {
-		t.Fatal(err)
+		t.Fatal("the example needs npm's registry: ", err)
 	}
 	const standard = `content="http://localhost:8080"`
-	if !strings.Contains(string(index), standard) {
+	index := hubstest.ReadFile(t, "examples/index.html")
+	if !strings.Contains(index, standard) {
 		t.Fatalf("index.html does not have %s", standard)
 	}
 	files := http.FileServer(http.Dir(dir))
-	site := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/" {
 			files.ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		fmt.Fprint(w, strings.Replace(string(index), standard, `content="`+*api+`"`, 1))
-	}))
-	t.Cleanup(site.Close)
-	return site.URL
+		fmt.Fprint(w, strings.Replace(index, standard, `content="`+*api+`"`, 1))
+	}), plain).URL
+}
+
+// An exampleUser is someone at the example, in one engine.
+type exampleUser struct {
+	*browser
+	api string // the address of the server, as the page is told it
+	srv *hubstest.Server
 }
 
 func TestExampleInBrowser(t *testing.T) {
@@ -79,26 +74,28 @@ func TestExampleInBrowser(t *testing.T) {
 		e := &exampleUser{browser: b}
 		byNumber := exampleSite(t, &e.api)
 		byName := withLocalhost(byNumber)
-		e.srv = startServer(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
-		execSQL(t, e.srv.env["DATABASE_URL"], "insert into hubs (name) values ('North'), ('South')")
+		e.srv = hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
+		hubstest.Exec(t, e.srv.Env["DATABASE_URL"],
+			"insert into hubs (name) select 'Hub ' || to_char(n, 'FM00') from generate_series(1, 12) n")
 
-		e.api = withLocalhost(e.srv.base)
+		e.api = withLocalhost(e.srv.Base)
 		e.begin(byName)
-		e.signIn("North (active)")
-		b.keys("#name", "sou"+enterKey)
-		waitUntil(t, "the filtered list", func() bool { return b.text("#list") == "South (active)" })
+		e.signIn("Hub 01 (active)")
+		e.turnPages(t)
+		b.keys("#name", "ub 07"+enterKey)
+		hubstest.WaitUntil(t, "the filtered list", func() bool { return b.text("#list") == "Hub 07 (active)" })
 		if !e.showsPicture(t) {
 			t.Error("a picture is not shown from another port of localhost")
 		}
 		b.open(byName)
-		b.waitText("#list", "North (active)")
+		b.waitText("#list", "Hub 01 (active)")
 		b.click("#leave button")
 		e.askTooOften(t)
 
 		// The same by number. Only here Chromium takes another port for another site.
-		e.api = e.srv.base
+		e.api = e.srv.Base
 		e.begin(byNumber)
-		e.signIn("North (active)")
+		e.signIn("Hub 01 (active)")
 		if shown := e.showsPicture(t); shown != (b.engine != chromium) {
 			t.Errorf("a picture without crossorigin from another port of 127.0.0.1 is shown: %v", shown)
 		}
@@ -110,53 +107,47 @@ func TestExampleInBrowser(t *testing.T) {
 	})
 }
 
-func withLocalhost(url string) string { return strings.Replace(url, "127.0.0.1", "localhost", 1) }
-
-// An exampleUser is someone at the example, in one engine.
-type exampleUser struct {
-	*browser
-	api string // the address of the server, as the page is told it
-	srv *testServer
-}
-
 // begin opens the example where nobody is signed in.
 func (e *exampleUser) begin(page string) {
 	e.t.Helper()
 	e.open(page)
-	waitUntil(e.t, "the first form", func() bool { return e.visible("#ask") })
+	hubstest.WaitUntil(e.t, "the first form", func() bool { return e.visible("#ask") })
 }
 
 // signIn signs a new user in and accepts the terms, after which the page has the text.
 func (e *exampleUser) signIn(text string) {
 	e.t.Helper()
-	email := newEmail()
-	noteEmail([]byte(`{"email":"` + email + `"}`))
-	testUser(e.t, e.srv.env["DATABASE_URL"], email, "member")
+	email, _ := e.srv.NewUser(e.t, "member")
 	e.keys("#email", email+enterKey)
 	e.waitText("#message", "a code is on its way")
-	e.keys("#code", e.srv.code(e.t, email)+enterKey)
-	waitUntil(e.t, "the terms", func() bool { return e.visible("#accept") })
+	e.keys("#code", e.srv.Code(e.t, email)+enterKey)
+	hubstest.WaitUntil(e.t, "the terms", func() bool { return e.visible("#accept") })
 	e.click("#accept button")
 	e.waitText("body", text)
 }
 
-// showsPicture uploads a picture and waits until the page shows it. It says whether the
-// browser also shows it without crossorigin.
-func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
-	var picture bytes.Buffer
-	path := filepath.Join(t.TempDir(), "picture.png")
-	err := png.Encode(&picture, image.NewGray(image.Rect(0, 0, 300, 200)))
-	if err == nil {
-		err = os.WriteFile(path, picture.Bytes(), 0o600)
+// turnPages goes to the second page of hubs, which is the last, and back.
+func (e *exampleUser) turnPages(t *testing.T) {
+	e.click("#next button")
+	e.waitText("#list", "Hub 12")
+	if e.visible("#next") {
+		t.Error("there is a page after the last one")
 	}
-	if err != nil {
+	e.click("#previous button")
+	e.waitText("#list", "Hub 01")
+}
+
+// showsPicture uploads a picture and waits until the page shows it. It says whether the browser
+// also shows it without crossorigin.
+func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
+	path := filepath.Join(t.TempDir(), "picture.png")
+	if err := os.WriteFile(path, []byte(picture()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	e.keys("#file", path)
 	e.click("#upload button")
-	waitUntil(t, "the picture", func() bool {
-		return script[int](e.browser, "return document.querySelector('#uploaded img')?.naturalWidth ?? 0") == 300
-	})
+	const width = "return document.querySelector('#uploaded img')?.naturalWidth ?? 0"
+	hubstest.WaitUntil(t, "the picture", func() bool { return script[int](e.browser, width) == 300 })
 	return script[bool](e.browser, `return new Promise(result => {
 		const picture = new Image();
 		picture.onload = () => result(true);
@@ -167,11 +158,11 @@ func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
 
 // askTooOften meets a limit: the page says for how long, and its button waits.
 func (e *exampleUser) askTooOften(t *testing.T) {
-	waitUntil(t, "the first form", func() bool { return e.visible("#ask") })
+	hubstest.WaitUntil(t, "the first form", func() bool { return e.visible("#ask") })
 	e.keys("#email", "nobody@example.com")
 	const enabled = "return !document.querySelector('#ask button').disabled"
 	for range 6 {
-		waitUntil(t, "the button", func() bool { return script[bool](e.browser, enabled) })
+		hubstest.WaitUntil(t, "the button", func() bool { return script[bool](e.browser, enabled) })
 		e.click("#ask button")
 	}
 	e.waitText("#message", "rate_limited")

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# A client in curl: the whole flow, request by request, with the answer that each must have.
+#
+#     examples/tour.sh http://localhost:8080     against the server of ./dev.sh run
+#     ./dev.sh tour                              against a server of its own
+#
+# EMAIL is the user's address. OUTPUT is the file that a local server writes its output to:
+# the tour reads the sign-in code there, and asks for it without.
+set -euo pipefail
+[ $# = 1 ] || { echo 'usage: examples/tour.sh URL' >&2; exit 2; }
+url=${1%/} email=${EMAIL:-member@hubs.example} output=${OUTPUT:-}
+json='Content-Type: application/json'
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 130' INT TERM HUP
+umask 077
+cd "$tmp"
+die() { printf 'The tour stops here: %s\n' "$*" >&2; exit 1; }
+
+# Folds long lines to the width of the terminal, after a space or a comma.
+fold_lines() {
+	awk -v width="${COLUMNS:-$(tput cols 2>/dev/null || echo 80)}" '{
+		while (length($0) > width) {
+			cut = match(substr($0, 1, width), /[ ,][^ ,]*$/)
+			if (!cut) cut = width
+			print substr($0, 1, cut)
+			$0 = substr($0, cut + 1)
+		}
+		print
+	}'
+}
+
+# step TITLE STATUS CURL-ARGUMENT... shows one request and its answer, and ends the tour if the
+# status is another one. Leaves the body in the file body.
+step() {
+	local title=$1 want=$2 status word
+	shift 2
+	{
+		printf '\n--- %s\n$ curl -b cookies -c cookies' "$title"
+		for word in "$@"; do
+			case $word in *[!A-Za-z0-9_./:=-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+		done
+		echo
+	} | fold_lines
+	: >body
+	status=$(curl -sS --max-time 10 -b cookies -c cookies -D headers -o body -w '%{http_code}' "$@") ||
+		die "curl failed"
+	{
+		tr -d '\r' <headers |
+			grep -iE '^(HTTP/|Content-Type|Content-Disposition|Location|Retry-After|Set-Cookie|X-Request-Id)'
+		if [ -s body ]; then echo; cat body; echo; fi
+	} | fold_lines
+	[ "$status" = "$want" ] || die "the answer is $status, it should be $want"
+}
+member_of() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" body; } # of the last answer's JSON
+expect() { grep -q "$1" body || die "no $1 in the answer"; }
+
+# wait_for PATTERN prints what sed finds by it in the server's output, within 10 seconds.
+wait_for() {
+	local found='' i
+	for ((i = 0; i < 100; i++)); do
+		found=$(sed -n "$1" "$output")
+		if [ -n "$found" ]; then printf '%s\n' "$found"; return; fi
+		sleep 0.1
+	done
+	cat "$output" >&2
+	die "the server's output lacks: $1"
+}
+
+# Sets code: from the server's output, or from the person at the terminal.
+read_code() {
+	if [ -n "$output" ]; then
+		code=$(wait_for 's/^Sign-in code for .*: \([0-9]\{6\}\)$/\1/p')
+		printf '\n--- The server has no mail server here and prints the code:\n'
+		grep '^Sign-in code' "$output"
+	else
+		printf '\n--- Type the code that was sent to %s (locally, the server prints it): ' "$email"
+		read -r code || die "no code was typed"
+		code=$(printf '%s' "$code" | tr -cd 0-9)
+		[ "${#code}" = 6 ] || die "a code has six digits; it is printed in the terminal of ./dev.sh run"
+	fi
+}
+
+step 'Ask for a sign-in code. The answer is the same for every address.' 200 \
+	-H "$json" -d "{\"email\":\"$email\"}" "$url/auth/otp/request"
+read_code
+wrong=$(printf '%06d' $(((10#$code + 1) % 1000000)))
+step 'A wrong code. It counts: ten attempts in 15 minutes for an address.' 401 \
+	-H "$json" -d "{\"email\":\"$email\",\"code\":\"$wrong\"}" "$url/auth/otp/validate"
+expect invalid_code
+step 'Present the code. The session token comes in a cookie.' 200 \
+	-H "$json" -d "{\"email\":\"$email\",\"code\":\"$code\"}" "$url/auth/otp/validate"
+version=$(member_of version) role=$(member_of permission)
+if grep -q '"accepted":false' body; then
+	step 'The terms come first.' 403 "$url/hubs"
+	expect terms_not_accepted
+	step 'Accept them.' 200 -H "$json" -d "{\"version\":\"$version\"}" "$url/terms/acceptance"
+else
+	printf '\n--- This account has accepted the terms before: the tour goes on behind the gate.\n'
+fi
+step 'List hubs: three of the active ones that have "har" in their name.' 200 \
+	-G "$url/hubs" -d limit=3 -d 'filters[name]=har' -d 'filters[status]=active' \
+	-d orderBy=createdAt -d orderDirection=desc
+if [ -n "$output" ]; then expect Harbour; fi
+echo 'Notes from the tour.' >notes.txt
+step 'Upload a file.' 201 -F file=@notes.txt "$url/files/upload"
+step 'Fetch it again.' 200 "$url$(member_of path)"
+cmp notes.txt body || die "the file came back different"
+if [ "$role" = member ]; then
+	step 'A member may not make hubs.' 403 -H "$json" -d '{"name":"Mine"}' "$url/hubs"
+	expect '"forbidden"'
+fi
+stranger="stranger-$RANDOM@hubs.example"
+for _ in 1 2 3 4 5; do
+	curl -sS --max-time 10 -o body -H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request" ||
+		die "curl failed"
+done
+step 'Five more requests have passed, for an address that nobody has. The sixth is too many.' 429 \
+	-H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request"
+expect rate_limited
+id=$(member_of requestId)
+printf '\n--- The request id is in the answer twice, and in the log:\n'
+if [ -n "$output" ]; then
+	wait_for "/\"refused\".*$id/p" | fold_lines
+else
+	printf 'look for %s in the output of the server\n' "$id"
+fi
+step 'Sign out.' 204 -X POST "$url/auth/logout"
+step 'The session is over.' 401 "$url/hubs"
+expect '"unauthenticated"'
+printf '\nThe tour is complete: every answer was the expected one.\n'

@@ -1,0 +1,389 @@
+package browser
+
+// The drivers. Chromium and WebKitGTK come with one that speaks the W3C WebDriver protocol over
+// HTTP. Debian has none for Firefox, so Firefox is driven by its own protocol, Marionette, which
+// has the same commands under other names.
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+// startDriver runs a program until the test ends. The shell ends the program when its
+// standard input is closed, so the program also ends when the tests are killed.
+func startDriver(t testing.TB, dir string, env []string, args ...string) (out *hubstest.Log, done chan struct{}) {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", `"$@" & cat; kill $!; wait`, "sh"}, args...)...)
+	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_RUNTIME_DIR="+dir)
+	cmd.Env = append(cmd.Env, env...)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, done = &hubstest.Log{}, make(chan struct{})
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.WaitDelay = hubstest.Patience // a grandchild that keeps the pipe open must not hang the tests
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(done)
+		cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		stdin.Close()
+		<-done
+	})
+	return out, done
+}
+
+// outputAfter waits for a line that contains the text, and returns the rest of that line.
+func outputAfter(t testing.TB, out *hubstest.Log, done chan struct{}, text string) string {
+	t.Helper()
+	line, _, err := out.Wait(0, done, func(line string) bool { return strings.Contains(line, text) })
+	if err != nil {
+		t.Fatalf("%v with %q", err, text)
+	}
+	_, rest, _ := strings.Cut(line, text)
+	return strings.TrimSpace(rest)
+}
+
+// startChromedriver returns the port on which the driver listens. The driver finds a free port of
+// one protocol, and ends if that port is taken in the other: then it is started again.
+func startChromedriver(t testing.TB, dir string) (port string) {
+	t.Helper()
+	const listens, taken = "started successfully on port ", "port not available"
+	for range 5 {
+		out, done := startDriver(t, dir, nil, hubstest.Need(t, "chromedriver", "chromium-driver"), "--port=0")
+		line, _, err := out.Wait(0, done, func(line string) bool {
+			return strings.Contains(line, listens) || strings.Contains(line, taken)
+		})
+		if err != nil {
+			t.Fatalf("%v that says where chromedriver listens", err)
+		}
+		if _, port, ok := strings.Cut(line, listens); ok {
+			return strings.TrimSuffix(strings.TrimSpace(port), ".")
+		}
+	}
+	t.Fatal("chromedriver found no free port in five attempts")
+	return ""
+}
+
+func startChromium(t testing.TB, dir string, asked browserOptions) driver {
+	t.Helper()
+	program := hubstest.Need(t, "chromium", "chromium")
+	port := startChromedriver(t, dir)
+	args := []string{
+		"--headless", "--no-sandbox", // root can't have the sandbox
+		"--disable-gpu", "--disable-quic", "--no-first-run",
+		"--disable-background-networking", "--disable-component-update", "--disable-sync",
+		// Nothing leaves this machine.
+		"--host-resolver-rules=MAP * ~NOTFOUND,EXCLUDE localhost,EXCLUDE 127.0.0.1",
+		// With the pipe, a Chromium whose driver is gone ends.
+		"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
+		"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
+	}
+	options := map[string]any{
+		"binary": program,
+		"args":   append(args, asked.flags...),
+		"prefs": map[string]any{
+			"download.default_directory": dir + "/Downloads",
+			// Else it is not SameSite that keeps the cookie from another site's requests.
+			"profile.cookie_controls_mode":      0,
+			"profile.block_third_party_cookies": false,
+		},
+	}
+	d, err := newWebDriver(port, map[string]any{
+		"goog:chromeOptions": options,
+		"goog:loggingPrefs":  map[string]string{"browser": "ALL", "performance": "ALL"},
+	})
+	if err != nil {
+		t.Fatal("WebDriver session: ", err)
+	}
+	return d
+}
+
+// startWebKit runs WebKitGTK's MiniBrowser, which needs a display, on a virtual one.
+func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
+	t.Helper()
+	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
+	if err != nil {
+		t.Fatal("no browser to test with: no MiniBrowser (on Debian: apt-get install webkit2gtk-driver)")
+	}
+	screen := []string{"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp"}
+	out, done := startDriver(t, dir, nil, append([]string{hubstest.Need(t, "Xvfb", "xvfb")}, screen...)...)
+	display := outputAfter(t, out, done, "")
+	userDirs := []byte("XDG_DOWNLOAD_DIR=\"$HOME/Downloads\"\n")
+	err = os.MkdirAll(dir+"/.config", 0o700)
+	if err = cmp.Or(err, os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"DISPLAY=:" + display, "GTK_A11Y=none", "NO_AT_BRIDGE=1"}
+	env = append(env, "https_proxy=http://127.0.0.1:"+asked.proxy(t)) // plain HTTP goes straight
+	options := map[string]any{"binary": strings.TrimSpace(string(found)), "args": []string{"--automation"}}
+	// Now and then a driver does not answer, or another program has taken its port: then another one
+	// is started, on another port.
+	var d *webDriver
+	for range 3 {
+		port := freePort(t)
+		startDriver(t, dir, env, hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
+		hubstest.WaitUntil(t, "WebKitWebDriver on its port", func() bool {
+			conn, err := net.Dial("tcp", "127.0.0.1:"+port)
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+		d, err = newWebDriver(port, map[string]any{
+			"webkitgtk:browserOptions": options,
+			"acceptInsecureCerts":      asked.hosts != nil,
+		})
+		if err == nil {
+			return d
+		}
+	}
+	t.Fatal("WebDriver session, the third attempt: ", err)
+	return nil
+}
+
+// proxy starts a proxy that leads to the hosts, and returns its port: no driver can map
+// host names. Without hosts it is a port where nobody listens.
+func (o browserOptions) proxy(t testing.TB) (port string) {
+	if o.hosts == nil {
+		return "9"
+	}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server, err := net.Dial("tcp", o.hosts[r.URL.Hostname()])
+		if r.Method != http.MethodConnect || err != nil {
+			http.Error(w, "no such host", http.StatusBadGateway)
+			return
+		}
+		defer server.Close()
+		client, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer client.Close()
+		fmt.Fprint(client, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() {
+			defer server.Close()
+			io.Copy(server, client)
+		}()
+		io.Copy(client, server)
+	}))
+	t.Cleanup(proxy.Close)
+	return proxy.URL[strings.LastIndex(proxy.URL, ":")+1:]
+}
+
+// freePort is for a program that can't tell which port it has chosen.
+func freePort(t testing.TB) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
+}
+
+// A webDriver speaks the W3C WebDriver protocol.
+type webDriver struct {
+	session string // the address of the session at the driver
+}
+
+func newWebDriver(port string, capabilities map[string]any) (*webDriver, error) {
+	d := &webDriver{"http://127.0.0.1:" + port + "/session"}
+	asked := map[string]any{"capabilities": map[string]any{"alwaysMatch": capabilities}}
+	answer, err := d.command("POST", "", asked)
+	var created struct{ SessionID string }
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(answer, &created); err != nil {
+		return nil, err
+	}
+	d.session += "/" + created.SessionID
+	return d, nil
+}
+
+func (d *webDriver) command(method, path string, in any) (json.RawMessage, error) {
+	var body io.Reader
+	if in != nil {
+		encoded, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(encoded)
+	}
+	req, err := http.NewRequest(method, d.session+path, body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := (&http.Client{Timeout: 2 * hubstest.Patience}).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var answer struct{ Value json.RawMessage }
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != 200 {
+		message, _, _ := strings.Cut(string(answer.Value), `\n#`) // without the stack
+		return nil, errors.New(message)
+	}
+	return answer.Value, nil
+}
+
+// A marionette speaks Firefox's own protocol: messages [0, id, command, parameters] and
+// [1, id, error, result], each with its length and a colon before it.
+type marionette struct {
+	conn   net.Conn
+	reader *bufio.Reader
+	lastID int
+}
+
+func startFirefox(t testing.TB, dir string, asked browserOptions) driver {
+	t.Helper()
+	profile := dir + "/profile"
+	proxyPort, err := strconv.Atoi(asked.proxy(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefs := map[string]any{
+		"marionette.port": 0,
+		// Nothing leaves this machine: everything but localhost goes to a proxy of the tests.
+		"network.proxy.type": 1, "network.proxy.http": "127.0.0.1", "network.proxy.http_port": proxyPort,
+		"network.proxy.ssl": "127.0.0.1", "network.proxy.ssl_port": proxyPort,
+		"app.normandy.enabled": false, "datareporting.policy.dataSubmissionEnabled": false,
+		"browser.download.folderList": 2, "browser.download.dir": dir + "/Downloads",
+		// Else it is not SameSite that keeps the cookie from another site's requests.
+		"network.cookie.cookieBehavior": 0,
+	}
+	var lines strings.Builder
+	for name, value := range prefs {
+		encoded, _ := json.Marshal(value) // numbers, texts and booleans: can't fail
+		fmt.Fprintf(&lines, "user_pref(%q, %s);\n", name, encoded)
+	}
+	err = os.Mkdir(profile, 0o700)
+	if err = cmp.Or(err, os.WriteFile(profile+"/user.js", []byte(lines.String()), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, done := startDriver(t, dir, nil, hubstest.Need(t, "firefox-esr", "firefox-esr"),
+		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote", "--width=1280", "--height=900", "--profile", profile)
+	port := outputAfter(t, out, done, "Listening on port ")
+	d := &marionette{}
+	if d.conn, err = net.Dial("tcp", "127.0.0.1:"+port); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.conn.Close() })
+	d.reader = bufio.NewReader(d.conn)
+	if _, err = d.receive(); err == nil { // it says hello first
+		_, err = d.send("WebDriver:NewSession", map[string]any{"acceptInsecureCerts": asked.hosts != nil})
+	}
+	if err != nil {
+		t.Fatalf("Marionette: %v", err)
+	}
+	return d
+}
+
+// commands are Marionette's names of the WebDriver protocol's commands. ID stands for
+// the id of an element, which Marionette takes as a parameter.
+var marionetteCommands = map[string]string{
+	"POST /url":              "WebDriver:Navigate",
+	"POST /back":             "WebDriver:Back",
+	"POST /element":          "WebDriver:FindElement",
+	"POST /element/ID/click": "WebDriver:ElementClick",
+	"POST /element/ID/clear": "WebDriver:ElementClear",
+	"POST /element/ID/value": "WebDriver:ElementSendKeys",
+	"POST /execute/sync":     "WebDriver:ExecuteScript",
+	"GET /cookie":            "WebDriver:GetCookies",
+	"GET /window/handles":    "WebDriver:GetWindowHandles",
+	"POST /window":           "WebDriver:SwitchToWindow",
+	"DELETE /window":         "WebDriver:CloseWindow",
+	"DELETE ":                "WebDriver:DeleteSession",
+	"POST /moz/context":      "Marionette:SetContext", // as geckodriver has it
+}
+
+func (d *marionette) command(method, path string, in any) (json.RawMessage, error) {
+	params := map[string]any{}
+	switch in := in.(type) {
+	case map[string]any:
+		params = maps.Clone(in)
+	case map[string]string:
+		for name, value := range in {
+			params[name] = value
+		}
+	}
+	if rest, ok := strings.CutPrefix(path, "/element/"); ok {
+		id, action, _ := strings.Cut(rest, "/")
+		params["id"] = id
+		path = "/element/ID/" + action
+	}
+	name, ok := marionetteCommands[method+" "+path]
+	if !ok {
+		return nil, fmt.Errorf("no Marionette command for %s %s", method, path)
+	}
+	return d.send(name, params)
+}
+
+func (d *marionette) send(name string, params map[string]any) (json.RawMessage, error) {
+	d.lastID++
+	message, err := json.Marshal([]any{0, d.lastID, name, params})
+	if err != nil {
+		return nil, err
+	}
+	d.conn.SetDeadline(time.Now().Add(2 * hubstest.Patience))
+	if _, err := fmt.Fprintf(d.conn, "%d:%s", len(message), message); err != nil {
+		return nil, err
+	}
+	message, err = d.receive()
+	if err != nil {
+		return nil, err
+	}
+	var failure *struct{ Error, Message string }
+	var result json.RawMessage
+	if err := json.Unmarshal(message, &[]any{new(int), new(int), &failure, &result}); err != nil {
+		return nil, err
+	}
+	if failure != nil {
+		return nil, fmt.Errorf("%s: %s", failure.Error, failure.Message)
+	}
+	// Most results, not all, are wrapped into an object with the one member "value".
+	var wrapped map[string]json.RawMessage
+	if json.Unmarshal(result, &wrapped) == nil && len(wrapped) == 1 && wrapped["value"] != nil {
+		return wrapped["value"], nil
+	}
+	return result, nil
+}
+
+func (d *marionette) receive() ([]byte, error) {
+	prefix, err := d.reader.ReadString(':')
+	if err != nil {
+		return nil, err
+	}
+	length, err := strconv.Atoi(strings.TrimSuffix(prefix, ":"))
+	if err != nil {
+		return nil, err
+	}
+	message := make([]byte, length)
+	_, err = io.ReadFull(d.reader, message)
+	return message, err
+}

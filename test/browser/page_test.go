@@ -1,0 +1,444 @@
+package browser
+
+import (
+	"bytes"
+	"errors"
+	"image"
+	"image/png"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+// A learner is someone at the page, in one engine, on a server of their own.
+type learner struct {
+	*browser
+	srv             *hubstest.Server
+	email, database string
+}
+
+func newLearner(t *testing.T, b *browser) *learner {
+	srv := hubstest.Start(t)
+	email, _ := srv.NewUser(t, "member")
+	l := &learner{browser: b, srv: srv, email: email, database: srv.Env["DATABASE_URL"]}
+	hubstest.Exec(t, l.database, `insert into hubs (name, status, description)
+		select 'Hub ' || to_char(n, 'FM00') || case when n = 12 then ' <b>no markup</b>' else '' end,
+			case when n > 10 then 'archived' else 'active' end,
+			'<b>no markup</b>' from generate_series(1, 12) n`)
+	l.open(srv.Base + "/")
+	return l
+}
+
+func (l *learner) count(selector string) int {
+	l.t.Helper()
+	return script[int](l.browser, "return document.querySelectorAll(arguments[0]).length", selector)
+}
+
+const exchanges = "#exchange-log > *"
+
+// act does something that makes the page call the server, and waits for the message that
+// follows. It counts exchanges, so that it does not take an older message for the new one.
+func (l *learner) act(do func(), place, message string) {
+	l.t.Helper()
+	before := l.count(exchanges)
+	do()
+	hubstest.WaitUntil(l.t, "the exchange that should say "+message, func() bool {
+		return l.count(exchanges) > before
+	})
+	l.waitText("#message-"+place, message)
+}
+
+func (l *learner) press(selector string) func() { return func() { l.click(selector) } }
+
+func (l *learner) enter(selector, text string) func() {
+	return func() { l.keys(selector, text+enterKey) }
+}
+
+const codeIsSent = "a code of 6 digits, good for 10 minutes"
+
+// signIn takes steps 1, 2 and 4.
+func (l *learner) signIn() {
+	l.t.Helper()
+	l.act(l.enter("#email", l.email), "request", codeIsSent)
+	code := l.srv.Code(l.t, l.email)
+	l.act(l.enter("#code", code), "validate", "You are signed in as "+l.email)
+	l.act(l.press("#terms-accept"), "terms", "Accepted.")
+}
+
+// writeFile makes a file to upload.
+func (l *learner) writeFile(name, content string) (path string) {
+	l.t.Helper()
+	path = filepath.Join(l.t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	return path
+}
+
+// picture returns a PNG, 300 pixels wide.
+func picture() string {
+	var content bytes.Buffer
+	err := png.Encode(&content, image.NewGray(image.Rect(0, 0, 300, 200)))
+	if err != nil {
+		panic(err) // a bytes.Buffer takes everything
+	}
+	return content.String()
+}
+
+// wantInView waits until a user sees the element without scrolling: the page scrolls smoothly.
+func (l *learner) wantInView(selector string) {
+	l.t.Helper()
+	hubstest.WaitUntil(l.t, selector+" in view", func() bool {
+		return script[bool](l.browser, `
+			const box = document.querySelector(arguments[0]).getBoundingClientRect();
+			const bar = document.querySelector('nav').getBoundingClientRect();
+			const uncovered = box.top >= bar.bottom - 1 && box.bottom <= innerHeight + 1;
+			return bar.top >= -1 && box.height > 0 && uncovered`, selector)
+	})
+}
+
+// A learner walks the page from its first step to its last, and tries what it says is left to
+// try.
+func TestPageInBrowser(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("AXE_JS") == "" {
+		t.Log("accessibility is not checked: AXE_JS does not name axe-core's axe.min.js")
+	}
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		l := newLearner(t, b)
+		b.look("first sight")
+		if b.visible("#no-script") {
+			t.Error("the page says that its script has not run")
+		}
+		l.walkSignIn(t)
+		l.walkCookie(t)
+		l.walkTerms(t)
+		l.walkHubs(t)
+		l.walkFiles(t)
+		l.walkRefusals(t)
+		l.walkOut(t)
+	})
+}
+
+// walkSignIn takes steps 1 and 2, by the keyboard where it can.
+func (l *learner) walkSignIn(t *testing.T) {
+	b := l.browser
+	l.act(l.enter("#email", l.email), "request", codeIsSent)
+	code := l.srv.Code(t, l.email)
+	if focus := script[string](b, "return document.activeElement.id"); focus != "code" {
+		t.Errorf("the focus is at %q, want the place where the code is entered", focus)
+	}
+	b.wantConsole()
+	l.act(l.enter("#code", "12345"), "validate", "400 invalid_request")
+	b.look("with a field error")
+	b.wantConsole(refusedBy + "400")
+	l.act(l.enter("#code", hubstest.OtherCode(code, 1)), "validate", "401 invalid_code")
+	b.wantConsole(refusedBy + "401")
+	if len(b.cookies()) != 0 {
+		t.Errorf("a wrong code: got the cookies %v", b.cookies())
+	}
+	// People paste a code as their mail program shows it. Only the page takes the space away.
+	l.act(l.enter("#code", code[:3]+" "+code[3:]), "validate", "You are signed in as "+l.email)
+	b.wantConsole()
+	for _, part := range []string{"#h-validate", "#exchange-validate summary", "#message-validate"} {
+		l.wantInView(part)
+	}
+	if current := b.text("#steps [aria-current]"); current != "2 Present" {
+		t.Errorf("the navigation is at %q", current)
+	}
+	l.act(l.enter("#code", code), "validate", "401 invalid_code")
+	b.wantConsole(refusedBy + "401")
+}
+
+// walkCookie looks at the cookie as the browser understands it (T6): no script reaches it.
+func (l *learner) walkCookie(t *testing.T) {
+	b := l.browser
+	token := wantCookie(t, b, browserCookie{
+		Name:     l.srv.CookieName(),
+		Domain:   "127.0.0.1",
+		Path:     "/",
+		SameSite: "Lax",
+		HTTPOnly: true,
+	})
+	reachable := script[string](b, `return document.cookie + document.documentElement.outerHTML +
+		JSON.stringify([localStorage, sessionStorage, history.state])`)
+	if strings.Contains(reachable, token) || strings.Contains(reachable, "eyJ") {
+		t.Error("a script can read the token")
+	}
+	if visible := script[string](b, "return document.cookie"); visible != "" {
+		t.Errorf("document.cookie: %q", visible)
+	}
+	if said := b.text("#script-cookie"); said != "has no trace of it" {
+		t.Errorf("the page says that document.cookie %s", said)
+	}
+}
+
+// walkTerms takes step 4: the page shows the gate, and the server keeps it.
+func (l *learner) walkTerms(t *testing.T) {
+	b := l.browser
+	b.look("before the terms")
+	l.act(l.press("#try-hubs"), "terms-gate", "403 terms_not_accepted")
+	l.wantInView("#message-terms-gate")
+	b.wantConsole(refusedBy + "403")
+	for _, step := range []string{"#list-hubs", "#upload"} {
+		if b.visible(step) {
+			t.Errorf("%s is on offer before the terms", step)
+		}
+	}
+	l.act(l.press("#terms-accept"), "terms", "Accepted.")
+	accepted := hubstest.Query[int](t, l.database, "select count(*) from terms_acceptances")
+	if accepted != 1 {
+		t.Errorf("got %d acceptances, want 1", accepted)
+	}
+}
+
+// walkHubs takes step 5: pages, filters, order.
+func (l *learner) walkHubs(t *testing.T) {
+	b := l.browser
+	wantHubs := func(summary string, names ...string) {
+		t.Helper()
+		b.waitText("#hubs-summary", summary)
+		const shown = "return [...document.querySelectorAll('#hubs strong')].map(e => e.textContent)"
+		got := script[[]string](b, shown)
+		if !slices.Equal(got, names) {
+			t.Errorf("%s: got %q, want %q", summary, got, names)
+		}
+	}
+	const second = "Hubs 6 to 10. There are more."
+	const last = "Hub 12 <b>no markup</b>"
+	wantHubs("Hubs 1 to 5. There are more.", "Hub 01", "Hub 02", "Hub 03", "Hub 04", "Hub 05")
+	if l.count("#hubs b") != 0 {
+		t.Error("what the server says became markup")
+	}
+	b.look("with hubs")
+	b.click("#next")
+	wantHubs(second, "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
+	b.click("#next")
+	wantHubs("Hubs 11 to 12. These are the last.", "Hub 11", last)
+	b.click("#previous")
+	wantHubs(second, "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
+	// The drivers can't choose: they scroll the select under the navigation.
+	script[any](b, `document.querySelector('#filter-status').value = 'archived';
+		document.querySelector('#order-direction').value = 'desc'`)
+	b.click("#list-hubs")
+	wantHubs("Hubs 1 to 2. These are the last.", last, "Hub 11")
+	b.keys("#filter-name", "B 11"+enterKey)
+	wantHubs("Hubs 1 to 1. These are the last.", "Hub 11")
+	b.keys("#filter-name", "%"+enterKey)
+	wantHubs("No hub to show.")
+	b.wantConsole()
+}
+
+// walkFiles takes steps 6 and 7: a file that the browser shows, and one that it must not.
+func (l *learner) walkFiles(t *testing.T) {
+	b := l.browser
+	b.keys("#file", l.writeFile("hostile.html", "<script>alert(1)</script>"))
+	const found = " is uploaded. The server found it to be "
+	l.act(l.press("#upload"), "upload", "hostile.html"+found+"application/octet-stream.")
+	b.waitText("#preview a", "Download it")
+	b.keys("#file", l.writeFile("a picture ü.png", picture()))
+	l.act(l.press("#upload"), "upload", "a picture ü.png"+found+"image/png.")
+	const width = "return document.querySelector('#preview img')?.naturalWidth ?? 0"
+	hubstest.WaitUntil(t, "the picture", func() bool { return script[int](b, width) == 300 })
+	done := script[float64](b, "return document.querySelector('#progress').value")
+	if done != 1 {
+		t.Errorf("progress: got %v, want 1", done)
+	}
+	b.look("with a picture")
+}
+
+// walkRefusals takes step 9.
+func (l *learner) walkRefusals(t *testing.T) {
+	b := l.browser
+	l.act(l.enter("#new-hub-name", "Mine"), "member-writes", "403 forbidden")
+	b.wantConsole(refusedBy + "403")
+	hubstest.Exec(t, l.database, "update users set permission = 'admin'")
+	l.act(l.enter("#new-hub-name", "Mine"), "member-writes", "The hub “Mine” was made")
+	for range 4 {
+		l.act(l.press("#request-code"), "request", "good for 10 minutes")
+	}
+	l.act(l.press("#request-code"), "request", "429 rate_limited")
+	b.waitText("#message-request", "Try again in 14 min ")
+	b.wantConsole(refusedBy + "429")
+	b.look("refused by a limit")
+	hubstest.Exec(t, l.database, "update users set suspended = true")
+	l.act(l.press("#try-suspended"), "suspended", "403 account_suspended")
+	hubstest.Exec(t, l.database, "update users set suspended = false")
+	l.act(l.press("#check-session"), "session", "The session is good.")
+	b.wantConsole(refusedBy + "403")
+
+	// A double click calls once. The click after it would come third if it did not.
+	before := l.count(exchanges)
+	l.act(func() {
+		script[any](b, `const button = document.querySelector('#check-session');
+			button.click();
+			button.click()`)
+	}, "session", "The session is good.")
+	l.act(l.press("#check-session"), "session", "The session is good.")
+	if got := l.count(exchanges) - before; got != 2 {
+		t.Errorf("a double click and a click: got %d calls, want 2", got)
+	}
+}
+
+// walkOut takes step 8, after a reload. Whoever comes to the browser next does not see the file
+// of the user who has signed out.
+func (l *learner) walkOut(t *testing.T) {
+	b := l.browser
+	b.open(l.srv.Base + "/")
+	b.waitText("#message-session", "The session is good. You are "+l.email)
+	b.waitText("#exchange-session", "The browser sent it by itself")
+	b.keys("#file", l.writeFile("note.txt", "mine"))
+	l.act(l.press("#upload"), "upload", "note.txt is uploaded.")
+	b.waitText("#preview pre", "mine")
+	l.act(l.press("#sign-out"), "logout", "You are signed out.")
+	shown := script[string](b, "return document.querySelector('#preview').textContent")
+	if shown != "" {
+		t.Errorf("signed out, and yet the page shows %q", shown)
+	}
+	if left := b.cookies(); len(left) != 0 { // T7
+		t.Errorf("signed out, and yet the browser has %v", left)
+	}
+	b.wantConsole()
+	l.act(l.press("#try-session"), "no-session", "401 unauthenticated")
+	l.wantInView("#message-no-session")
+	b.wantConsole(refusedBy + "401")
+	b.waitText("#tries-count", "You have seen 7 of 9.")
+	b.click("#start-over")
+	b.waitText("#tries-count", "You have seen 0 of 9.")
+}
+
+// wantCookie checks the only cookie: what the browser has understood of it. It returns the
+// token.
+func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
+	t.Helper()
+	cookies := b.cookies()
+	if len(cookies) != 1 {
+		t.Fatalf("got the cookies %v, want one", cookies)
+	}
+	got := cookies[0]
+	_, claims := hubstest.ReadToken(t, got.Value)
+	expires, _ := claims["exp"].(float64)
+	if difference := float64(got.Expiry) - expires; difference < -60 || difference > 60 {
+		t.Errorf("the cookie ends %v seconds after its token", difference)
+	}
+	want.Value = got.Value
+	want.Expiry = got.Expiry
+	if got != want {
+		t.Errorf("got the cookie %+v, want %+v", got, want)
+	}
+	return got.Value
+}
+
+// Going back to the page shows it as it is now: no used code, and the session as it is.
+// WebKitGTK then shows the old state of a page, the others load it again.
+func TestPageAfterBack(t *testing.T) {
+	t.Parallel()
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		l := newLearner(t, b)
+		l.signIn()
+		hubstest.Exec(t, l.database, "update users set permission = 'admin'")
+		b.click("footer a")
+		hubstest.WaitUntil(t, "the contract", func() bool {
+			return script[string](b, "return location.pathname") == "/openapi.json"
+		})
+		b.command("POST", "/back", map[string]string{}, nil)
+		b.waitText("#message-session", "role admin")
+		if code := script[string](b, "return document.querySelector('#code').value"); code != "" {
+			t.Errorf("the page still shows the code %s", code)
+		}
+	})
+}
+
+// On a host that is not a secure context the page says so.
+func TestPageInsecure(t *testing.T) {
+	t.Parallel()
+	srv := hubstest.Start(t)
+	resolve := "--host-resolver-rules=MAP hubs.example " + srv.Addr
+	b := newBrowser(t, chromium, browserOptions{flags: []string{resolve}})
+	b.open("http://hubs.example/")
+	const message = "This page can't work at http://hubs.example"
+	b.waitText("#insecure:not([hidden])", message)
+	b.click("#request-code")
+	b.waitText("#message-request", message)
+}
+
+// Where the hash in the policy does not fit, the script does not run, and the page says so.
+func TestPageWithoutItsScript(t *testing.T) {
+	t.Parallel()
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		page := hubstest.ReadFile(t, "web/index.html")
+		changed := strings.Replace(page, "</script>", "// changed\n</script>", 1)
+		b.open(servePage(t, changed, plain).URL)
+		if !b.visible("#no-script") {
+			t.Error("the page does not say that its script has not run")
+		}
+	})
+}
+
+// A file opens in a tab of its own without a word in the console, and a file that a browser must
+// not show is downloaded: by a link of the page, and from such a tab.
+func TestOpenedFiles(t *testing.T) {
+	t.Parallel()
+	inEachEngine(t, func(t *testing.T, b *browser) {
+		const hostile = "<p>Not to be shown.</p>"
+		l := newLearner(t, b)
+		l.signIn()
+		l.openUpload("page.html", hostile)
+		l.click("#preview a")
+		b.wantDownload("page.html", hostile)
+		l.openUpload("second.html", hostile)
+		second := script[string](b, "return document.querySelector('#preview a').href")
+
+		b.console()
+		l.openUpload("picture.png", picture())
+		b.inNewTab(l.press("#preview a"), func() {
+			const width = "return document.images[0]?.naturalWidth ?? 0"
+			hubstest.WaitUntil(t, "the picture", func() bool { return script[int](b, width) == 300 })
+			b.wantConsole(iconMessage(b)...)
+		})
+		l.openUpload("notes.txt", "Some notes.")
+		b.inNewTab(l.press("#preview a"), func() {
+			b.waitText("pre", "Some notes.")
+			b.wantConsole(iconMessage(b)...)
+			script[any](b, `const link = document.createElement('a');
+				link.href = link.textContent = arguments[0]; document.body.append(link)`, second)
+			b.click("a")
+			b.wantDownload("second.html", hostile)
+		})
+	})
+}
+
+// openUpload uploads a file and waits for the link to it.
+func (l *learner) openUpload(name, content string) {
+	l.t.Helper()
+	l.keys("#file", l.writeFile(name, content))
+	l.act(l.press("#upload"), "upload", name+" is uploaded.")
+	const isLink = "return document.querySelector('#preview a')?.href.endsWith(arguments[0]) ?? false"
+	hubstest.WaitUntil(l.t, "the link to "+name, func() bool {
+		return script[bool](l.browser, isLink, name)
+	})
+}
+
+func (b *browser) wantDownload(name, want string) {
+	b.t.Helper()
+	hubstest.WaitUntil(b.t, "the download of "+name, func() bool {
+		content, err := os.ReadFile(filepath.Join(b.downloads, name))
+		if errors.Is(err, os.ErrNotExist) {
+			return false
+		}
+		return string(content) == want
+	})
+}
+
+// iconMessage is what Firefox says about the icon of each tab that has a policy without
+// pictures. To allow the icon, the server would have to serve one, to any site.
+func iconMessage(b *browser) []string {
+	if b.engine == firefox {
+		return []string{"favicon.ico"}
+	}
+	return nil
+}
