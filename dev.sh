@@ -23,11 +23,8 @@ usage() {
 		       ./dev.sh prove [-v] [ROW|REMOVAL...]
 		                                 takes each protection out and shows that the tests notice (testdata/removals),
 		                                 all of them without arguments; -v shows code, removal and the tests' words;
-		                                 --ci: those of changed files and a tenth, within 12 minutes; PROVE_MINUTES;
-		                                 --count: writes the numbers into SECURITY.md
-		       ./dev.sh mutate [FILE...] changes one operator of a file at a time and shows which changes its tests
-		                                 do not notice (docs/mutants.md); otp.go ratelimit.go auth.go middleware.go
-		                                 without arguments; MUTATE_WORKERS, 2 by default
+		                                 -ci: those of changed files and a tenth of the others, within 12 minutes;
+		                                 -report: the tests that no removal names
 		       ./dev.sh release [OS/ARCH...]
 		                                 binaries of the commit HEAD, their SBOMs and checksums, into .dev/release;
 		                                 linux and darwin on amd64 and arm64 without arguments
@@ -666,42 +663,10 @@ cmd_soak() {
 
 # --- prove ---
 
-# prove_test.go does it all.
 cmd_prove() {
-	local status=0
-	need_go
-	if [ "$*" = --count ]; then
-		go test -count=1 -run '^TestSecurityPageCountsRemovals$' . -update-removals
-		return
-	fi
-	need_postgres
-	has git || apt_install git
-	if grep -q '^Tags: *system' testdata/removals/*.patch; then need_system || say "Some tests lack their programs"; fi
-	make_tmp
-	go test -c -tags=prove -vet=off -buildvcs=false -o "$tmp/prove.test" .
-	PROVE="$*" TMPDIR=$tmp "$tmp/prove.test" -test.run '^TestProve$' </dev/null &
-	server=$! # stopped like a server when this script is
-	wait "$server" || status=$?
-	server=''
-	return "$status"
-}
-
-# --- mutate ---
-
-# mutate_test.go does it all, with gremlins. It is installed by name, so it needs no line in our
-# go.mod.
-cmd_mutate() {
-	local status=0
 	need_go
 	need_postgres
-	make_tmp
-	GOBIN=$tmp go install github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
-	go test -c -tags=prove -vet=off -buildvcs=false -o "$tmp/mutate.test" .
-	MUTATE="$*" TMPDIR=$tmp PATH=$tmp:$PATH "$tmp/mutate.test" -test.run '^TestMutate$' </dev/null &
-	server=$! # stopped like a server when this script is
-	wait "$server" || status=$?
-	server=''
-	return "$status"
+	go run ./tools/prove "$@"
 }
 
 [ $# -gt 0 ] || usage
@@ -712,7 +677,7 @@ postgres) [ $# -le 1 ] || usage; cmd_postgres "$@" ;;
 run) [ $# = 0 ] || usage; cmd_run ;;
 tour) [ $# -le 1 ] || usage; cmd_tour "$@" ;;
 soak) [ $# -le 1 ] || usage; cmd_soak "$@" ;;
-test | user | release | prove | mutate) "cmd_$command" "$@" ;;
+test | user | release | prove) "cmd_$command" "$@" ;;
 bench) [ $# -le 1 ] || usage; cmd_bench "$@" ;;
 help | -h | --help) (usage) 2>&1 || true ;;
 *) die "there is no command $command; ./dev.sh help lists the commands" ;;
