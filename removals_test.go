@@ -43,8 +43,8 @@ func TestRemovalsFit(t *testing.T) {
 			t.Errorf("%s: there are two of this name", r.Name)
 		}
 		known[r.Name] = true
-		if !known[r.Row] {
-			t.Errorf("%s: %s is no topic and no row of SECURITY.md", r.Name, r.Row)
+		if !known[r.Row] || !strings.HasPrefix(r.Name, r.Row+"-") {
+			t.Errorf("%s: %s is no topic and no row of SECURITY.md, or not in the name", r.Name, r.Row)
 		}
 		for _, name := range r.Tests {
 			folder, test := removals.SplitTest(name)
@@ -68,7 +68,7 @@ func TestRemovalsFit(t *testing.T) {
 	}
 }
 
-// testNames returns all tests, each with its folder below test/. The values are false.
+// testNames returns all tests, each with its folder. The values are false.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -78,9 +78,8 @@ func testNames(t *testing.T) map[string]bool {
 			t.Fatal(err)
 		}
 		for _, path := range paths {
-			folder := strings.TrimPrefix(filepath.Dir(path), "test/")
 			for _, name := range matches(t, path, `(?m)^func (Test\w*)\(\w+ \*testing\.T\)`) {
-				names[filepath.Join(folder, name)] = false
+				names[filepath.Join(filepath.Dir(path), name)] = false
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -17,7 +18,7 @@ type Removal struct {
 	Tests   []string // those that must fail, each with its folder below test/
 	Changes []Change
 	File    string // where it stands
-	Text    string // its lines there
+	Text    string // as it stands there
 }
 
 // A Change replaces lines of one scope.
@@ -43,7 +44,7 @@ func Read() ([]Removal, error) {
 		for _, part := range parts[1:] {
 			r, err := parse(part)
 			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", path, r.Name, err)
+				return nil, fmt.Errorf("%s: %w", path, err)
 			}
 			r.File = path
 			all = append(all, r)
@@ -52,62 +53,48 @@ func Read() ([]Removal, error) {
 	return all, nil
 }
 
-// parse reads one removal. Its first line is the name.
+var form = regexp.MustCompile(
+	`(?s)^(\S+)\nRow:\s+(\S+)\nGains:\s+(.+?)\nTests:\s+(.+?)(\nIn:\s.+)$`)
+
 func parse(text string) (Removal, error) {
-	name, text, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	r := Removal{Name: name, Text: text}
-	values := map[string]string{}
-	last := ""
-	for line := range strings.SplitSeq(text, "\n") {
-		key, value, _ := strings.Cut(line, ":")
-		value = strings.TrimSpace(value)
-		switch {
-		case strings.HasPrefix(line, " "):
-			values[last] += " " + strings.TrimSpace(line)
-		case key == "Row" || key == "Gains" || key == "Tests":
-			values[key] = value
-			last = key
-		case key == "In":
-			r.Changes = append(r.Changes, Change{Scope: value})
-		case !r.addLine(line):
-			return r, fmt.Errorf("what is the line %q?", line)
+	text = strings.TrimSpace(text)
+	parts := form.FindStringSubmatch(text)
+	if parts == nil {
+		return Removal{}, fmt.Errorf("this has not the form of a removal:\n%s", text)
+	}
+	r := Removal{
+		Name:  parts[1],
+		Row:   parts[2],
+		Gains: parts[3],
+		Tests: strings.Fields(parts[4]),
+		Text:  text,
+	}
+	for block := range strings.SplitSeq(parts[5][1:], "\nIn:") {
+		lines := strings.Split(strings.TrimPrefix(block, "In:"), "\n")
+		change := Change{Scope: strings.TrimSpace(lines[0])}
+		for _, line := range lines[1:] {
+			old, isOld := strings.CutPrefix(line, "-")
+			added, isNew := strings.CutPrefix(line, "+")
+			switch {
+			case isOld:
+				change.Old = append(change.Old, old)
+			case isNew:
+				change.New = append(change.New, added)
+			default:
+				return r, fmt.Errorf("%s: a line of a change begins with - or +, not as %q", r.Name, line)
+			}
 		}
-	}
-	r.Row = values["Row"]
-	r.Gains = values["Gains"]
-	r.Tests = strings.Fields(values["Tests"])
-	if r.Gains == "" || len(r.Tests) == 0 || len(r.Changes) == 0 {
-		return r, fmt.Errorf("Gains, Tests or In is missing")
-	}
-	if r.Row == "" || !strings.HasPrefix(name, r.Row+"-") {
-		return r, fmt.Errorf("the name does not begin with the row %q", r.Row)
+		r.Changes = append(r.Changes, change)
 	}
 	return r, nil
 }
 
-// addLine adds a line to the last change. It returns false if it can't.
-func (r *Removal) addLine(line string) bool {
-	if len(r.Changes) == 0 {
-		return false
-	}
-	change := &r.Changes[len(r.Changes)-1]
-	old, isOld := strings.CutPrefix(line, "-")
-	added, isNew := strings.CutPrefix(line, "+")
-	if isOld {
-		change.Old = append(change.Old, old)
-	}
-	if isNew {
-		change.New = append(change.New, added)
-	}
-	return isOld || isNew
-}
-
-// SplitTest splits the name of a test at the end of its folder: "api" and "TestCORS/local". The
-// folder is "" for a test of package main.
+// SplitTest splits the name of a test into the folder of its source, such as test/api, and what
+// go test -run takes, such as TestCORS/local. The folder is "." for a test of package main.
 func SplitTest(name string) (folder, test string) {
-	folder, test, hasFolder := strings.Cut(name, "/")
-	if !hasFolder || strings.HasPrefix(folder, "Test") {
-		return "", name
+	folder, test, _ = strings.Cut(name, "/")
+	if strings.HasPrefix(folder, "Test") {
+		return ".", name
 	}
-	return folder, test
+	return "test/" + folder, test
 }

@@ -148,6 +148,9 @@ func (source Source) Apply(r Removal) (map[string]string, error) {
 
 // fit returns the numbers of the lines that a change replaces. They must stand in the scope once.
 func (s scope) fit(change Change) ([]int, error) {
+	if len(change.Old) == 0 {
+		return nil, fmt.Errorf("In: %s has no line that begins with -", change.Scope)
+	}
 	var old []string
 	for _, line := range change.Old {
 		old = append(old, s.code(line))
@@ -167,9 +170,9 @@ func (s scope) fit(change Change) ([]int, error) {
 			found = append(found, numbers[i:i+len(old)])
 		}
 	}
-	if len(old) == 0 || len(found) != 1 {
+	if len(found) != 1 {
 		return nil, fmt.Errorf("in %s (%s) these lines stand %d times, not once:\n%s\nThere is now:\n%s",
-			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), s.closest(old))
+			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), s.now(old[0]))
 	}
 	return found[0], nil
 }
@@ -188,23 +191,14 @@ func (s scope) code(line string) string {
 	return strings.TrimSpace(line)
 }
 
-// closest returns the lines around the one that has most words of others.
-func (s scope) closest(others []string) string {
-	const around = 25
-	words := strings.Fields(strings.Join(others, " "))
-	best := s.start
-	most := 0
-	for i := s.start; i < s.end; i++ {
-		common := 0
-		for _, word := range strings.Fields(s.lines[i]) {
-			if slices.Contains(words, word) {
-				common++
-			}
-		}
-		if common > most {
-			best = i
-			most = common
-		}
+// now returns the lines of a scope. Of a long file it returns those that begin as a line does.
+func (s scope) now(line string) string {
+	lines := s.lines[s.start:s.end]
+	if len(lines) > 60 {
+		word, _, _ := strings.Cut(line, " ")
+		lines = slices.DeleteFunc(slices.Clone(lines), func(other string) bool {
+			return !strings.HasPrefix(s.code(other), word)
+		})
 	}
-	return strings.Join(s.lines[max(s.start, best-around):min(s.end, best+around)], "\n")
+	return strings.Join(lines, "\n")
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -87,8 +88,7 @@ func proveAll(ctx context.Context, source removals.Source, chosen []removals.Rem
 				}
 				mu.Lock()
 				all = append(all, v)
-				fmt.Printf("%3d/%d  ", len(all), len(chosen))
-				v.print(source)
+				v.print(source, fmt.Sprintf("%3d/%d", len(all), len(chosen)))
 				mu.Unlock()
 			}
 		})
@@ -126,22 +126,29 @@ type lane struct {
 	seen sync.Map // of asIs, by test: what it says
 }
 
+// folders returns the folders of the removals' tests.
+func folders(some ...removals.Removal) []string {
+	var all []string
+	for _, r := range some {
+		for _, name := range r.Tests {
+			folder, _ := removals.SplitTest(name)
+			all = append(all, folder)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // prepare makes asIs: the tests of each folder are compiled once, since a removal changes only what
 // they run and read.
 func (l *lane) prepare(chosen []removals.Removal) error {
 	err := l.copyTree()
-	if err != nil {
-		return err
+	if err == nil {
+		err = l.build("build", "hubs", ".")
 	}
-	err = l.goBuild("build", "hubs", "")
-	isBuilt := map[string]bool{}
-	for _, r := range chosen {
-		for _, name := range r.Tests {
-			folder, _ := removals.SplitTest(name)
-			if err == nil && !isBuilt[folder] {
-				err = l.buildTests(folder)
-			}
-			isBuilt[folder] = true
+	for _, folder := range folders(chosen...) {
+		if err == nil {
+			err = l.build("test", testBinary(folder), folder)
 		}
 	}
 	return err
@@ -168,27 +175,24 @@ func (l *lane) copyTree() error {
 	return nil
 }
 
-// goBuild builds the server, or with "test" the tests of a folder.
-func (l *lane) goBuild(command, name, folder string) error {
-	flags := []string{command, "-trimpath", "-ldflags=-s -w", "-o", l.dir + "/" + name}
+// testBinary is the name of the compiled tests of a folder.
+func testBinary(folder string) string {
+	return strings.ReplaceAll(folder, "/", "-") + ".test"
+}
+
+// build builds the server, or with "test" the tests of a folder.
+func (l *lane) build(command, binary, folder string) error {
+	args := []string{command, "-trimpath", "-ldflags=-s -w", "-o", l.dir + "/" + binary, "./" + folder}
 	if command == "test" {
-		flags = append(flags, "-c", "-vet=off")
+		args = slices.Insert(args, 1, "-c", "-vet=off")
 	}
-	cmd := exec.CommandContext(l.ctx, "go", append(flags, "./"+folder)...)
+	cmd := exec.CommandContext(l.ctx, "go", args...)
 	cmd.Dir = l.dir + "/tree"
 	output, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("it does not compile: %w\n%s", err, output)
 	}
 	return nil
-}
-
-// buildTests compiles the tests of a folder below test/, or those of package main.
-func (l *lane) buildTests(folder string) error {
-	if folder == "" {
-		return l.goBuild("test", "root.test", "")
-	}
-	return l.goBuild("test", folder+".test", "test/"+folder)
 }
 
 // prove takes a removal out of the lane's copy, runs its tests, and puts the files back.
@@ -229,18 +233,13 @@ func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 
 // buildFor builds what the tests of a removal run: the server, or the tests of package main.
 func (l *lane) buildFor(r removals.Removal) error {
-	var inside, outside bool
-	for _, name := range r.Tests {
-		folder, _ := removals.SplitTest(name)
-		inside = inside || folder == ""
-		outside = outside || folder != ""
-	}
 	var err error
-	if inside {
-		err = l.buildTests("")
-	}
-	if outside {
-		err = cmp.Or(err, l.goBuild("build", "hubs", ""))
+	for _, folder := range folders(r) {
+		if folder == "." {
+			err = cmp.Or(err, l.build("test", testBinary(folder), folder))
+		} else {
+			err = cmp.Or(err, l.build("build", "hubs", "."))
+		}
 	}
 	return err
 }
@@ -265,17 +264,15 @@ var (
 // is then the first lines of that.
 func (l *lane) runTest(name string) (outcome, said string) {
 	folder, test := removals.SplitTest(name)
-	binary := l.dir + "/root.test"
-	dir := l.dir + "/tree"
-	if folder != "" {
-		binary = fmt.Sprintf("%s/%s.test", l.asIs.dir, folder)
-		dir += "/test/" + folder
+	compiledBy := l.asIs
+	if folder == "." {
+		compiledBy = l
 	}
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
 	ctx, cancel := context.WithTimeout(l.ctx, testTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.run="+pattern)
-	cmd.Dir = dir
+	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+testBinary(folder), "-test.run="+pattern)
+	cmd.Dir = l.dir + "/tree/" + folder
 	cmd.Env = append(os.Environ(), "HUBS_BINARY="+l.dir+"/hubs")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -291,6 +288,5 @@ func (l *lane) runTest(name string) (outcome, said string) {
 		return broken, fmt.Sprintf("it fails by no assertion: %v\n%s", err, output)
 	}
 	output, _, _ = bytes.Cut(output[start[0]:], []byte("\nFAIL"))
-	lines := strings.SplitN(strings.TrimSpace(string(output)), "\n", 7)
-	return proven, strings.Join(lines[:min(len(lines), 6)], "\n")
+	return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(output))
 }

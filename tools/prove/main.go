@@ -141,12 +141,12 @@ func git(args ...string) []string {
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-func (v verdict) print(source removals.Source) {
+func (v verdict) print(source removals.Source, number string) {
 	if *verbose {
 		page, _ := os.ReadFile("SECURITY.md")
 		_, row, _ := strings.Cut(string(page), "\n| "+v.Row+" |")
 		row, _, _ = strings.Cut(row, "\n")
-		fmt.Printf("\n======== %s\n\n%s\n", v.Name, row)
+		fmt.Printf("\n======== %s\n\n%s\n", v.Row, row)
 		for _, change := range v.Changes {
 			file, text := source.Lines(change.Scope)
 			if file != change.Scope {
@@ -155,8 +155,8 @@ func (v verdict) print(source removals.Source) {
 		}
 		fmt.Printf("\n-------- The removal\n\n%s\n\n-------- The tests\n\n%s\n", v.Text, v.said)
 	}
-	fmt.Printf("%-8s  %-40s  %5.1f s build, %5.1f s tests\n",
-		v.outcome, v.Name, v.build.Seconds(), v.tests.Seconds())
+	fmt.Printf("%s  %-8s  %-40s  %5.1f s build, %5.1f s tests\n",
+		number, v.outcome, v.Name, v.build.Seconds(), v.tests.Seconds())
 	if v.outcome != proven {
 		fmt.Println(v.said)
 	}
