@@ -78,7 +78,7 @@ func testNames(t *testing.T) map[string]bool {
 			t.Fatal(err)
 		}
 		for _, path := range paths {
-			for _, name := range matches(t, path, `(?m)^func (Test\w*)\(\w+ \*testing\.T\)`) {
+			for _, name := range matches(t, path, `(?m)^func ((?:Test|Fuzz)\w*)\(\w+ \*testing\.[TF]\)`) {
 				names[filepath.Join(filepath.Dir(path), name)] = false
 			}
 		}

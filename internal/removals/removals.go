@@ -92,8 +92,8 @@ func parse(text string) (Removal, error) {
 // SplitTest splits the name of a test into the folder of its source, such as test/api, and what
 // go test -run takes, such as TestCORS/local. The folder is "." for a test of package main.
 func SplitTest(name string) (folder, test string) {
-	folder, test, _ = strings.Cut(name, "/")
-	if strings.HasPrefix(folder, "Test") {
+	folder, test, hasFolder := strings.Cut(name, "/")
+	if !hasFolder || strings.HasPrefix(folder, "Test") {
 		return ".", name
 	}
 	return "test/" + folder, test
