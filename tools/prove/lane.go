@@ -104,9 +104,10 @@ func startPostgres(dir string) (url string, stop func(), err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must not end it first
 	var stdin io.Closer
 	cmd.Stdin, stdin = io.Pipe()
-	stdout, out := io.Pipe()
-	cmd.Stdout = out
-	err = cmd.Start()
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
 	if err != nil {
 		return "", nil, err
 	}
