@@ -1,0 +1,293 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"hubs/internal/removals"
+)
+
+const testTimeout = 4 * time.Minute // of one test; none needs two
+
+// The outcomes of a removal.
+const (
+	proven   = "proven"
+	survives = "SURVIVES" // a test that should fail passes
+	broken   = "BROKEN"   // it shows nothing: it does not fit or compile, a test panics, …
+)
+
+type verdict struct {
+	removals.Removal
+	outcome string
+	said    string // what the tests said, or why it is not proven
+	build   time.Duration
+	tests   time.Duration
+}
+
+// proveAll proves removals in several lanes, which share a PostgreSQL.
+func proveAll(ctx context.Context, source removals.Source, chosen []removals.Removal) ([]verdict, error) {
+	dir, err := os.MkdirTemp("", "hubs-prove-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	os.Chmod(dir, 0o755) // PostgreSQL runs as a user of its own
+	url, stop, err := startPostgres(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	os.Setenv("HUBS_TEST_POSTGRES", url)
+	os.Setenv("HUBS_TEST_REQUIRE", "all")
+	os.Setenv("GOFLAGS", "-buildvcs=false")
+	os.Setenv("TMPDIR", dir)
+
+	asIs := &lane{ctx: ctx, dir: dir + "/as-is"}
+	asIs.asIs = asIs
+	err = asIs.prepare(chosen)
+	if err != nil {
+		return nil, err
+	}
+	jobs := make(chan removals.Removal)
+	go func() {
+		defer close(jobs)
+		started := time.Now()
+		for _, r := range chosen {
+			isLate := *ci && time.Since(started) > ciTime
+			if isLate || ctx.Err() != nil {
+				return
+			}
+			jobs <- r
+		}
+	}()
+	var mu sync.Mutex
+	var all []verdict
+	var running sync.WaitGroup
+	for i := range runtime.NumCPU() + 1 {
+		l := &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
+		running.Go(func() {
+			l.copyTree()
+			for r := range jobs {
+				v := l.prove(source, r)
+				if v.outcome != proven && ctx.Err() == nil { // a machine under load can fail a run
+					v = l.prove(source, r)
+				}
+				mu.Lock()
+				all = append(all, v)
+				v.print(source, fmt.Sprintf("%3d/%d", len(all), len(chosen)))
+				mu.Unlock()
+			}
+		})
+	}
+	running.Wait()
+	return all, nil
+}
+
+// startPostgres starts a PostgreSQL that ends when its standard input does.
+func startPostgres(dir string) (url string, stop func(), err error) {
+	cmd := exec.Command("./dev.sh", "postgres", dir+"/postgres")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must not end it first
+	var stdin io.Closer
+	cmd.Stdin, stdin = io.Pipe()
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	stop = func() {
+		stdin.Close()
+		cmd.Wait()
+	}
+	url, err = bufio.NewReader(stdout).ReadString('\n')
+	return strings.TrimSpace(url), stop, err
+}
+
+// A lane proves one removal at a time in a copy of the tree.
+type lane struct {
+	ctx  context.Context
+	dir  string
+	asIs *lane    // the lane without any removal, with the tests of all folders
+	seen sync.Map // of asIs, by test: what it says
+}
+
+// folders returns the folders of the removals' tests.
+func folders(some ...removals.Removal) []string {
+	var all []string
+	for _, r := range some {
+		for _, name := range r.Tests {
+			folder, _ := removals.SplitTest(name)
+			all = append(all, folder)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// prepare makes asIs: the tests of each folder are compiled once, since a removal changes only what
+// they run and read.
+func (l *lane) prepare(chosen []removals.Removal) error {
+	err := l.copyTree()
+	if err == nil {
+		err = l.build("build", "hubs", ".")
+	}
+	for _, folder := range folders(chosen...) {
+		if err == nil {
+			err = l.build("test", testBinary(folder), folder)
+		}
+	}
+	return err
+}
+
+// copyTree copies what git knows, and what it would add.
+func (l *lane) copyTree() error {
+	for _, file := range git("ls-files", "--cached", "--others", "--exclude-standard") {
+		info, err := os.Stat(file)
+		if os.IsNotExist(err) { // deleted, but still in git's index
+			continue
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(l.dir, "tree", file)
+		os.MkdirAll(filepath.Dir(to), 0o755)
+		err = os.WriteFile(to, content, info.Mode().Perm())
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// testBinary is the name of the compiled tests of a folder.
+func testBinary(folder string) string {
+	return strings.ReplaceAll(folder, "/", "-") + ".test"
+}
+
+// build builds the server, or with "test" the tests of a folder.
+func (l *lane) build(command, binary, folder string) error {
+	args := []string{command, "-trimpath", "-ldflags=-s -w", "-o", l.dir + "/" + binary, "./" + folder}
+	if command == "test" {
+		args = slices.Insert(args, 1, "-c", "-vet=off")
+	}
+	cmd := exec.CommandContext(l.ctx, "go", args...)
+	cmd.Dir = l.dir + "/tree"
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("it does not compile: %w\n%s", err, output)
+	}
+	return nil
+}
+
+// prove takes a removal out of the lane's copy, runs its tests, and puts the files back.
+func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
+	v := verdict{Removal: r, outcome: broken}
+	files, err := source.Apply(r)
+	for file, text := range files {
+		path := filepath.Join(l.dir, "tree", file)
+		original, readErr := os.ReadFile(path)
+		defer os.WriteFile(path, original, 0o644)
+		err = cmp.Or(err, readErr, os.WriteFile(path, []byte(text), 0o644))
+	}
+	started := time.Now()
+	if err == nil {
+		err = l.buildFor(r)
+	}
+	v.build = time.Since(started)
+	if err != nil {
+		v.said = err.Error()
+		return v
+	}
+	started = time.Now()
+	for _, name := range r.Tests {
+		outcome, said := l.runTest(name)
+		if outcome == proven && !l.asIs.passes(name) {
+			outcome = broken
+			said = "it fails without the removal too: " + said
+		}
+		v.outcome = outcome
+		v.said += name + ": " + said + "\n"
+		if outcome != proven {
+			break
+		}
+	}
+	v.tests = time.Since(started)
+	return v
+}
+
+// buildFor builds what the tests of a removal run: the server, or the tests of package main.
+func (l *lane) buildFor(r removals.Removal) error {
+	var err error
+	for _, folder := range folders(r) {
+		if folder == "." {
+			err = cmp.Or(err, l.build("test", testBinary(folder), folder))
+		} else {
+			err = cmp.Or(err, l.build("build", "hubs", "."))
+		}
+	}
+	return err
+}
+
+// passes reports whether a test passes in this lane: one that fails in any case proves nothing.
+func (l *lane) passes(name string) bool {
+	run := sync.OnceValue(func() bool {
+		outcome, _ := l.runTest(name)
+		return outcome == survives
+	})
+	first, _ := l.seen.LoadOrStore(name, run)
+	return first.(func() bool)()
+}
+
+var (
+	assertion = regexp.MustCompile(`(?m)^\s+[\w.-]+\.go:\d+: `)
+	// What ends a test binary, or keeps the harness from starting: no finding of a test.
+	accident = regexp.MustCompile(`(?m)^(panic|fatal error): .*|no tests to run|no PostgreSQL: .*`)
+)
+
+// runTest runs a test on the lane's server. The removal is proven if it fails by an assertion; said
+// is then the first lines of that.
+func (l *lane) runTest(name string) (outcome, said string) {
+	folder, test := removals.SplitTest(name)
+	compiledBy := l.asIs
+	if folder == "." {
+		compiledBy = l
+	}
+	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
+	ctx, cancel := context.WithTimeout(l.ctx, testTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+testBinary(folder), "-test.run="+pattern)
+	cmd.Dir = l.dir + "/tree/" + folder
+	cmd.Env = append(os.Environ(), "HUBS_BINARY="+l.dir+"/hubs")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	output, err := cmd.CombinedOutput()
+	start := assertion.FindIndex(output)
+	switch {
+	case accident.Match(output):
+		return broken, string(accident.Find(output))
+	case err == nil:
+		return survives, "it passes"
+	case start == nil || ctx.Err() != nil:
+		return broken, fmt.Sprintf("it fails by no assertion: %v\n%s", err, output)
+	}
+	output, _, _ = bytes.Cut(output[start[0]:], []byte("\nFAIL"))
+	return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(output))
+}

@@ -1,0 +1,163 @@
+// Prove takes each protection of testdata/removals out of a copy of the server, and shows that the
+// tests which the removal names fail. Run it in the folder of the project:
+//
+//	go run ./tools/prove                all removals
+//	go run ./tools/prove O3 order       those of a row of SECURITY.md, and of a topic
+//	go run ./tools/prove -v O3          for readers: protection, removal, and what the tests said
+//	go run ./tools/prove -ci            those of changed files, and a tenth of the others
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"hubs/internal/removals"
+)
+
+const (
+	ciTime  = 12 * time.Minute // -ci begins no removal later
+	ciMost  = 200              // -ci takes no more removals
+	ciShare = 10               // -ci takes one of so many whose files have not changed
+)
+
+var (
+	verbose = flag.Bool("v", false, "show the code, the removal, and what the tests said")
+	ci      = flag.Bool("ci", false, "only removals of changed files, and a tenth of the others")
+)
+
+func main() {
+	flag.Parse()
+	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
+	defer stop()
+	err := run(ctx, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prove:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, wanted []string) error {
+	all, err := removals.Read()
+	if err != nil {
+		return err
+	}
+	source, err := removals.ReadSource()
+	if err != nil {
+		return err
+	}
+	chosen, err := choose(all, wanted)
+	if *ci {
+		chosen, err = chooseForCI(source, all)
+	}
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	verdicts, err := proveAll(ctx, source, chosen)
+	if err != nil {
+		return err
+	}
+	count := 0
+	for _, v := range verdicts {
+		if v.outcome == proven {
+			count++
+		} else {
+			fmt.Println(v.outcome, v.Name)
+		}
+	}
+	fmt.Printf("%d of %d removals are proven, in %.1f minutes; %d were not begun in time\n",
+		count, len(chosen), time.Since(started).Minutes(), len(chosen)-len(verdicts))
+	if count < len(verdicts) {
+		return fmt.Errorf("some are not proven")
+	}
+	return ctx.Err()
+}
+
+// choose returns the removals of the rows, topics and names, or all.
+func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error) {
+	if len(wanted) == 0 {
+		return all, nil
+	}
+	var chosen []removals.Removal
+	for _, want := range wanted {
+		before := len(chosen)
+		for _, r := range all {
+			if r.Row == want || r.Name == want {
+				chosen = append(chosen, r)
+			}
+		}
+		if len(chosen) == before {
+			return nil, fmt.Errorf("testdata/removals has no row, topic or removal %q", want)
+		}
+	}
+	return chosen, nil
+}
+
+// chooseForCI returns the removals of files that the last commit changed, and a tenth of the
+// others. The order is random, because the time may end first, but it is the same whenever a commit
+// is checked. PROVE_BASE names an earlier commit to compare with.
+func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
+	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
+	changed := git("diff", "--name-only", base)
+	commit := git("rev-parse", "HEAD")
+	order := map[string]uint64{}
+	var chosen []removals.Removal
+	for _, r := range all {
+		hash := fnv.New64a()
+		fmt.Fprint(hash, commit, r.Name)
+		order[r.Name] = hash.Sum64()
+		files, err := source.Apply(r)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.Name, err)
+		}
+		isTouched := slices.Contains(changed, r.File)
+		for file := range files {
+			isTouched = isTouched || slices.Contains(changed, file)
+		}
+		if isTouched || order[r.Name]%ciShare == 0 {
+			chosen = append(chosen, r)
+		}
+	}
+	slices.SortFunc(chosen, func(a, b removals.Removal) int {
+		return cmp.Compare(order[a.Name], order[b.Name])
+	})
+	return chosen[:min(len(chosen), ciMost)], nil
+}
+
+// git returns the lines that a command of git prints, and none where there is no such commit.
+func git(args ...string) []string {
+	out, _ := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...).Output()
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
+func (v verdict) print(source removals.Source, number string) {
+	if *verbose {
+		page, _ := os.ReadFile("SECURITY.md")
+		_, row, _ := strings.Cut(string(page), "\n| "+v.Row+" |")
+		row, _, _ = strings.Cut(row, "\n")
+		fmt.Printf("\n======== %s\n\n%s\n", v.Row, row)
+		for _, change := range v.Changes {
+			file, text := source.Lines(change.Scope)
+			if file != change.Scope {
+				fmt.Printf("\n-------- The protection, in %s\n\n%s\n", file, text)
+			}
+		}
+		fmt.Printf("\n-------- The removal\n\n%s\n\n-------- The tests\n\n%s\n", v.Text, v.said)
+	}
+	fmt.Printf("%s  %-8s  %-40s  %5.1f s build, %5.1f s tests\n",
+		number, v.outcome, v.Name, v.build.Seconds(), v.tests.Seconds())
+	if v.outcome != proven {
+		fmt.Println(v.said)
+	}
+}
