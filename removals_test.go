@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"hubs/internal/removals"
+	"hubs/tools/removals"
 )
 
 // What a removal may be of besides a row of SECURITY.md.

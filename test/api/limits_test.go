@@ -1,7 +1,6 @@
 package api
 
 import (
-	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -198,19 +197,4 @@ func TestFilesHaveTheirOwnLimit(t *testing.T) {
 	if got := get("/hubs").send(s, client).Status; got != 401 {
 		t.Errorf("hubs after files: status %d, want 401", got)
 	}
-}
-
-// What is refused for its form is not counted by the endpoint's own limit: a typing error locks
-// nobody out.
-func TestMalformedAttemptsAreNotCounted(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	client := s.Client(t)
-	email := hubstest.NewEmail()
-	for i := range limitsOf(t, "POST", "/auth/otp/validate")[1].n + 1 {
-		malformed := limited{method: "POST", path: "/auth/otp/validate",
-			body: map[string]string{"email": email, "code": fmt.Sprint(i)}}
-		hubstest.WantProblem(t, malformed.send(s, client), 400, "invalid_request", "code")
-	}
-	hubstest.WantProblem(t, validation(email).send(s, client), 401, "invalid_code")
 }

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"hubs/internal/removals"
+	"hubs/tools/removals"
 )
 
 const testTimeout = 4 * time.Minute // of one test; none needs two

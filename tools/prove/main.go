@@ -21,7 +21,7 @@ import (
 	"syscall"
 	"time"
 
-	"hubs/internal/removals"
+	"hubs/tools/removals"
 )
 
 const (
