@@ -193,10 +193,10 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 		return sessionView{}, errSuspended
 	}
 	token := sessionToken{
-		email:     u.Email,
-		userID:    u.UserID,
-		issuedAt:  u.now,
-		expiresAt: u.now.Add(sessionTTL),
+		Email:     u.Email,
+		UserID:    u.UserID,
+		IssuedAt:  toSeconds(u.now),
+		ExpiresAt: toSeconds(u.now.Add(sessionTTL)),
 	}
 	state.session = token
 	state.log().Info("signed in")
@@ -215,35 +215,33 @@ func compareClocks(database time.Time) error {
 		clockSkew, database.UTC(), here.UTC()))
 }
 
-// A sessionToken is what a token says. It holds no role: that comes from the database. issuedAt is
-// by the database's clock, because it is compared with the time of a "sign out everywhere".
+// A sessionToken is the payload of the JWT. It holds no role: that comes from the database. Its
+// times are by the database's clock, because they are compared with the time of a "sign out
+// everywhere".
 type sessionToken struct {
-	email, userID       string
-	issuedAt, expiresAt time.Time
-}
-
-// claims is the payload of the JWT. The times are in seconds with six decimals, PostgreSQL's
-// precision: with whole seconds, a sign-out everywhere could not tell a session that began just
-// before it from one that began just after. A float64 has room for 53 bits. Such a number in
-// microseconds needs 51, so rounding to them gives back exactly what was written.
-type claims struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
-	IssuedAt  float64 `json:"iat"`
-	ExpiresAt float64 `json:"exp"`
+	IssuedAt  seconds `json:"iat"`
+	ExpiresAt seconds `json:"exp"`
 
 	jwt.RegisteredClaims `json:"-"` // only for the methods that jwt.Claims asks for
 }
 
-// signToken writes the claims and signs them with the first key.
+// seconds since 1970, with six decimals, which is PostgreSQL's precision: with whole seconds, a
+// sign-out everywhere could not tell a session that began just before it from one that began
+// just after. A float64 has room for 53 bits. Such a time in microseconds needs 51, so rounding
+// gives back exactly what was written.
+type seconds float64
+
+func toSeconds(t time.Time) seconds { return seconds(t.UnixMicro()) / 1e6 }
+
+func (s seconds) time() time.Time {
+	return time.UnixMicro(int64(math.Round(float64(s) * 1e6))).UTC()
+}
+
+// signToken signs the token with the first key.
 func (s *server) signToken(token sessionToken) string {
-	c := claims{
-		Email:     token.email,
-		UserID:    token.userID,
-		IssuedAt:  toSeconds(token.issuedAt),
-		ExpiresAt: toSeconds(token.expiresAt),
-	}
-	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, c)
+	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
 	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // strings and numbers: can't fail
 	return signed
 }
@@ -256,45 +254,38 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken reads the claims of a token. refusal is "", or in one word why it is refused:
-// "forged" if none of our keys signed it or it is malformed, "clock" if its times can't be ours
-// by this server's clock. checkSession checks the rest: whether the token has expired, and its
-// account.
+// verifyToken reads a token. refusal is "", or in one word why the token is refused: "forged" if
+// none of our keys signed it or it is malformed, "expired", or "clock" if its times can't be
+// ours by this server's clock. checkSession checks the account.
 //
 // A token is HS256 with one of our keys and without a critical extension (T1), in strict base64
 // (T4). Its iat is at most clockSkew in the future, and its exp at most 60 days after it (T2). A
 // missing time counts as 1970: a token without exp has expired, and one without iat has more
 // than 60 days to its exp.
 func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
-	var c claims
-	parsed, err := tokenParser.ParseWithClaims(text, &c, func(*jwt.Token) (any, error) {
+	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil
 	})
 	if err != nil {
 		return sessionToken{}, "forged"
 	}
 	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
-	if critical || !isUUID(c.UserID) {
+	if critical || !isUUID(token.UserID) {
 		return sessionToken{}, "forged"
 	}
-	token = sessionToken{
-		email:     c.Email,
-		userID:    c.UserID,
-		issuedAt:  fromSeconds(c.IssuedAt),
-		expiresAt: fromSeconds(c.ExpiresAt),
-	}
-	issuedInFuture := token.issuedAt.After(time.Now().Add(clockSkew))
-	livesTooLong := token.expiresAt.Sub(token.issuedAt) > sessionTTL
+	now := time.Now()
+	issuedAt := token.IssuedAt.time()
+	expiresAt := token.ExpiresAt.time()
+	issuedInFuture := issuedAt.After(now.Add(clockSkew))
+	livesTooLong := expiresAt.Sub(issuedAt) > sessionTTL
 	if issuedInFuture || livesTooLong {
 		return sessionToken{}, "clock"
 	}
+	expired := !now.Before(expiresAt)
+	if expired {
+		return sessionToken{}, "expired"
+	}
 	return token, ""
-}
-
-func toSeconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
-
-func fromSeconds(seconds float64) time.Time {
-	return time.UnixMicro(int64(math.Round(seconds * 1e6))).UTC()
 }
 
 // isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
@@ -358,11 +349,7 @@ func (s *server) authorize(state *requestState, need access) error {
 // state.user even if it refuses, so that the log can name the user. Each request reads the
 // account from the database, so a change shows at once (T5).
 func (s *server) checkSession(state *requestState, token sessionToken) error {
-	expired := !time.Now().Before(token.expiresAt)
-	if expired {
-		return unauthenticated("expired")
-	}
-	u, found, err := s.loadUser(whereID, token.userID)
+	u, found, err := s.loadUser(whereID, token.UserID)
 	if err != nil {
 		return err
 	}
@@ -371,8 +358,8 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	}
 	state.user = u
 	state.session = token
-	emailChanged := u.Email != token.email
-	signedOutEverywhere := token.issuedAt.Before(u.signedOutAt)
+	emailChanged := u.Email != token.Email
+	signedOutEverywhere := token.IssuedAt.time().Before(u.signedOutAt)
 	if emailChanged || signedOutEverywhere {
 		return unauthenticated("ended")
 	}
@@ -387,7 +374,7 @@ func (s *server) getSession(state *requestState, _ nothing) (sessionView, error)
 	return sessionView{
 		User:      state.user,
 		Terms:     termsView{TERMS_VERSION, state.user.termsAccepted},
-		ExpiresAt: state.session.expiresAt,
+		ExpiresAt: state.session.ExpiresAt.time(),
 	}, nil
 }
 
@@ -444,89 +431,80 @@ func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 }
 
 // userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
-func userCommand(args []string) error {
-	if len(args) == 0 {
+func userCommand(line []string) error {
+	if len(line) == 0 {
 		return usageError("user: name a command\n\n" + usage)
 	}
-	name := args[0]
+	name := line[0]
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	role := roleMember
 	if name == "add" {
 		flags.StringVar(&role, "role", roleMember, "")
 	}
-	if err := flags.Parse(args[1:]); err != nil {
+	if err := flags.Parse(line[1:]); err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
-	count, isKnown := userArguments[name]
+	command, isKnown := userCommands[name]
 	if !isKnown {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
-	if flags.NArg() != count {
+	if flags.NArg() != command.arguments {
 		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
-			name, count, flags.NArg(), usage))
+			name, command.arguments, flags.NArg(), usage))
 	}
-	email := flags.Arg(0)
-	newEmail := email
-	switch name {
-	case "role":
-		role = flags.Arg(1)
-	case "email":
-		newEmail = flags.Arg(1)
+	var args []any
+	for i, arg := range flags.Args() {
+		isRole := name == "role" && i == 1
+		if isRole {
+			role = arg
+		} else if emailRule.validate(arg) != "" {
+			return usageError("this is not an e-mail address that the server takes")
+		}
+		args = append(args, arg)
+	}
+	if name == "add" {
+		args = append(args, role)
 	}
 	if !slices.Contains(allRoles, role) {
 		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
 			role, strings.Join(allRoles, " and ")))
 	}
-	if count > 0 && emailRule.validate(email)+emailRule.validate(newEmail) != "" {
-		return usageError("this is not an e-mail address that the server takes")
-	}
-	return runUserCommand(name, userStatement(name, email, newEmail, role))
+	return runUserCommand(name, statement{text: command.text, args: args, writes: true})
 }
 
-// userArguments has the number of arguments of each command, after its flags.
-var userArguments = map[string]int{
-	"add": 1, "role": 2, "suspend": 1, "activate": 1, "signout": 1,
-	"email": 2, "delete": 1, "list": 0, "show": 1,
+// userCommands has the statement of each command, and the number of arguments of the command after its
+// flags. $1 is the address, $2 the role or the new address. Each row that a statement returns is
+// printed.
+var userCommands = map[string]struct {
+	arguments int
+	text      string
+}{
+	"add": {1, `insert into users (email, permission) values ($1, $2) on conflict do nothing
+		returning email || ': added'`},
+	"role": {2, "update users set permission = $2" + ofUser +
+		"returning email || ': has the new role from the next request on'"},
+	"suspend": {1, "update users set suspended = true" + ofUser +
+		"returning email || ': suspended from the next request on'"},
+	"activate": {1, "update users set suspended = false" + ofUser +
+		"returning email || ': active from the next request on'"},
+	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofUser +
+		"returning email || ': signed out everywhere'"},
+	// Signed out as well, so that an address that is changed back revives no session.
+	"email": {2, "update users set email = $2, signed_out_at = clock_timestamp()" + ofUser +
+		"returning email || ': the new address; signed out everywhere'"},
+	"delete": {1, "delete from users" + ofUser + "returning email || ': deleted; uploaded files stay'"},
+	"list":   {0, "select " + userLine + " from users order by lower(email)"},
+	"show": {1, "select " + userLine + ` ||
+		coalesce(to_char(signed_out_at, E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '') ||
+		coalesce((select string_agg(E'\n  accepted terms ' || version ||
+			to_char(accepted_at, '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '' order by accepted_at)
+			from terms_acceptances t where t.user_id = users.user_id), '')
+		from users` + ofUser},
 }
 
-// userStatement returns the statement of a command. Each row that it returns is printed.
-func userStatement(name, email, newEmail, role string) statement {
-	key := strings.ToLower(email)
-	switch name {
-	case "add":
-		return write(`insert into users (email, permission) values ($1, $2) on conflict do nothing
-			returning email || ': added'`, email, role)
-	case "role":
-		return write(`update users set permission = $2 where lower(email) = $1
-			returning email || ': has the new role from the next request on'`, key, role)
-	case "suspend":
-		return write(`update users set suspended = true where lower(email) = $1
-			returning email || ': suspended from the next request on'`, key)
-	case "activate":
-		return write(`update users set suspended = false where lower(email) = $1
-			returning email || ': active from the next request on'`, key)
-	case "signout":
-		return write(`update users set signed_out_at = clock_timestamp() where lower(email) = $1
-			returning email || ': signed out everywhere'`, key)
-	case "email": // signed out, so that an address that is changed back revives no session
-		return write(`update users set email = $2, signed_out_at = clock_timestamp()
-			where lower(email) = $1
-			returning email || ': the new address; signed out everywhere'`, key, newEmail)
-	case "delete":
-		return write(`delete from users where lower(email) = $1
-			returning email || ': deleted; uploaded files stay'`, key)
-	case "list":
-		return read("select " + userLine + " from users order by lower(email)")
-	default: // show
-		return read("select "+userLine+` ||
-			coalesce(E'\n  signed out everywhere ' || to_char(signed_out_at, $2), '') ||
-			coalesce((select string_agg(E'\n  accepted terms ' || version || ' at ' ||
-				to_char(accepted_at, $2), '' order by accepted_at)
-				from terms_acceptances t where t.user_id = users.user_id), '')
-			from users where lower(email) = $1`, key, `YYYY-MM-DD"T"HH24:MI:SS"Z"`)
-	}
-}
+// ofUser compares addresses in ASCII, whatever the locale of the database.
+const ofUser = ` where lower(email) = lower($1 collate "C") `
 
 const userLine = `email || '  ' || permission ||
 	case when suspended then '  suspended' else '  active' end ||

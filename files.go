@@ -34,13 +34,12 @@ import (
 )
 
 const (
-	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
-	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
-	uploadStart    = time.Minute     // the least time that an upload has
-	uploadPace     = 16 << 10        // bytes that give an upload one more second
-	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
-	sniffLength    = 512             // bytes that http.DetectContentType looks at
-	maxRanges      = 16              // of a Range header; one with more is ignored
+	maxPartHeaders = 4 << 10     // bytes of a form before the file in it begins
+	maxFormBytes   = 64 << 10    // bytes of a form besides the file in it
+	uploadStart    = time.Minute // the least time that an upload has
+	uploadPace     = 16 << 10    // bytes that give an upload one more second
+	sniffLength    = 512         // bytes that http.DetectContentType looks at
+	maxRanges      = 16          // of a Range header; one with more is ignored
 
 	maxUserTransfers = 16               // uploads and downloads of a user at a time
 	stallTimeout     = 30 * time.Second // a transfer without progress ends
@@ -106,27 +105,19 @@ func (s *server) checkFiles() error {
 	return err
 }
 
-// sweepUploads sweeps at once, then every sweepInterval until the server stops.
+// sweepUploads looks at every working name at once, then every sweepInterval until the server
+// stops. One that can't be swept does not keep the others.
 func (s *server) sweepUploads() {
 	for !s.stopping.Load() {
-		if err := s.sweepOnce(); err != nil {
+		entries, err := fs.ReadDir(s.files.FS(), unfinished)
+		for _, entry := range entries {
+			err = errors.Join(err, s.sweepUpload(entry.Name()))
+		}
+		if err != nil {
 			s.log.Error("the sweep of unfinished uploads failed", "error", err)
 		}
 		time.Sleep(sweepInterval)
 	}
-}
-
-// sweepOnce looks at every working name. One that can't be swept does not keep the others.
-func (s *server) sweepOnce() error {
-	entries, err := fs.ReadDir(s.files.FS(), unfinished)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, entry := range entries {
-		errs = append(errs, s.sweepUpload(entry.Name()))
-	}
-	return errors.Join(errs...)
 }
 
 // sweepUpload cleans up after one upload, unless it still runs. Of an upload that was cut off,
@@ -209,13 +200,8 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 }
 
 // upload takes a file.
-func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
+func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
-	defer func() { // runs after end: a refused upload no longer counts
-		if err != nil {
-			form.drain()
-		}
-	}()
 	end, err := s.transfers.begin(state.user.UserID)
 	if err != nil {
 		return file{}, err
@@ -224,7 +210,7 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	if err := form.open(); err != nil {
 		return file{}, err
 	}
-	f, err = s.storeUpload(state, form)
+	f, err := s.storeUpload(state, form)
 	if err != nil {
 		return file{}, err
 	}
@@ -266,7 +252,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
 	}
-	// The account may have changed while the file arrived.
+	// The account may have changed while the file arrived. The route's access is the same.
 	if err := s.authorize(state, sessionAndTerms); err != nil {
 		return file{}, err
 	}
@@ -327,14 +313,11 @@ func (form *uploadForm) open() error {
 	if kind != "multipart/form-data" {
 		return wrongMediaType("multipart/form-data")
 	}
-	if params["boundary"] == "" {
-		return invalid(fieldError{"body", "must name its boundary in the Content-Type"})
-	}
 	maxBody := form.maxFile + maxFormBytes
 	if r.ContentLength > maxBody {
 		return errTooLarge
 	}
-	form.body = http.MaxBytesReader(form.state, r.Body, maxBody)
+	form.body = http.MaxBytesReader(nil, r.Body, maxBody)
 	form.parts = multipart.NewReader(form, params["boundary"])
 	part, err := form.parts.NextRawPart()
 	if err != nil {
@@ -363,10 +346,8 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 		}
 		p = p[:min(int64(len(p)), left)]
 	}
-	deadline := form.started.Add(uploadTimeout(form.received))
-	if stallsAt := time.Now().Add(stallTimeout); stallsAt.Before(deadline) {
-		deadline = stallsAt
-	}
+	left := min(stallTimeout, uploadTimeout(form.received)-time.Since(form.started))
+	deadline := time.Now().Add(left)
 	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
 	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
@@ -408,17 +389,6 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 		return "", 0, err
 	}
 	return contentType(head), size, nil
-}
-
-// drain reads the rest of a refused upload, within bounds. If the connection were closed while
-// the client still sends, the client would lose the answer. A client that sent "Expect:
-// 100-continue" sends nothing until we read. So if we have not read, there is nothing to drain.
-func (form *uploadForm) drain() {
-	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
-		return
-	}
-	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
-	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 
 // contentType finds the type of a file from its first bytes, whatever the client said. Text
@@ -469,7 +439,8 @@ func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 			from files where file_id = $1 and name = $2`,
 			state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}),
 		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	if err := orNotFound(found, err); err != nil {
+	c, err = orNotFound(c, found, err)
+	if err != nil {
 		return fileContent{}, err
 	}
 	c.end, err = s.transfers.begin(state.user.UserID)

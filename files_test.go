@@ -206,7 +206,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	defer working.Close()
 	for i := range 2000 {
 		swept := make(chan error, 1)
-		go func() { swept <- s.sweepOnce() }()
+		go func() { swept <- s.sweepUpload(filepath.Base(name)) }()
 		if err := lockFile(working); err != nil {
 			t.Fatalf("attempt %d: a sweep has locked the file of a young upload: %v", i, err)
 		}
@@ -222,7 +222,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	if err := os.Chtimes(name, old, old); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.sweepOnce(); err != nil { // it would need a database to go on
+	if err := s.sweepUpload(filepath.Base(name)); err != nil { // it would need a database to go on
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(name); err != nil {

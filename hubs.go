@@ -211,15 +211,19 @@ func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	found, err := s.store.row(
 		read("select "+hubColumns+" from hubs where hub_id = $1", state.pathID("hubId")),
 		h.scanTargets()...)
-	return h, orNotFound(found, err)
+	return orNotFound(h, found, err)
 }
 
-// orNotFound returns the 404 of a statement that found no row.
-func orNotFound(found bool, err error) error {
-	if err == nil && !found {
-		return errNotFound
+// orNotFound returns what a statement read, or the 404 if it found no row.
+func orNotFound[T any](value T, found bool, err error) (T, error) {
+	var none T
+	if err != nil {
+		return none, err
 	}
-	return err
+	if !found {
+		return none, errNotFound
+	}
+	return value, nil
 }
 
 func (s *server) createHub(state *requestState, in newHub) (hub, error) {
@@ -247,12 +251,12 @@ func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 			where hub_id = $1 returning `+hubColumns,
 			state.pathID("hubId"), in.name, in.description, in.status),
 		h.scanTargets()...)
-	return h, orNotFound(found, err)
+	return orNotFound(h, found, err)
 }
 
 func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
 	found, err := s.store.row(
 		write("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")),
 		new(string))
-	return nothing{}, orNotFound(found, err)
+	return orNotFound(nothing{}, found, err)
 }

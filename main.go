@@ -7,9 +7,9 @@
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. The server does not start if a route lacks its access
 //     rule, or if a route whose input is counted lacks its limit.
-//   - A request is refused if its endpoint reads an input and a field of it is unknown, or if
-//     it needs the database and that is out of reach. An output that breaks its contract is
-//     not sent; what a write has done by then stays done.
+//   - A request with an unknown field is refused. So is one that needs the database while that
+//     is out of reach. An output that breaks its contract is not sent; what a write has done by
+//     then stays done.
 //   - Errors have one format, and one function writes them, except those of net/http itself,
 //     which come before any handler. What fails inside is logged once, under the request's
 //     id, and never shown.
@@ -98,7 +98,7 @@ type config struct {
 }
 
 // A usageError is the operator's mistake, in a setting or on the command line. It never quotes
-// the value of a setting, which could be a secret.
+// a setting that may hold a secret.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
@@ -468,16 +468,13 @@ func serve(ctx context.Context) error {
 	debug.SetMemoryLimit(memoryTarget)
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
-	ended := make(chan error, 1)
-	go func() { ended <- web.Serve(listener) }()
-	select {
-	case err := <-ended:
-		if ctx.Err() == nil { // else we are stopping, and Accept has failed because of that
-			return err
-		}
-	case <-ctx.Done():
+	stopped := make(chan error, 1)
+	context.AfterFunc(ctx, func() { stopped <- s.stop(web, listener) })
+	err = web.Serve(listener)
+	if ctx.Err() == nil { // else we are stopping, and Serve has returned because of that
+		return err
 	}
-	return s.stop(web, listener)
+	return <-stopped
 }
 
 // newHTTPServer returns the server with its time limits, by which a client that sends or reads
@@ -510,13 +507,18 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 		listener, err = net.Listen("tcp", addr)
 	}
 	if err != nil {
-		return nil, usageError("ADDR: " + err.Error())
+		return nil, usageError("ADDR, or the socket of LISTEN_FDS: " + err.Error())
 	}
 	tcp, ok := listener.(*net.TCPListener)
 	if !ok {
 		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
 	}
-	return newBoundedListener(tcp, stop), nil
+	// Three quarters of the descriptors are left to files and to the database: a transfer holds
+	// a connection and a file.
+	var limit syscall.Rlimit
+	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
+	slots := make(chan struct{}, min(maxConnections, max(limit.Cur/4, 1)))
+	return &boundedListener{TCPListener: tcp, slots: slots, stop: stop}, nil
 }
 
 // The most expensive connection holds less than 250 kB, most of it the kernel's buffer for
@@ -528,21 +530,11 @@ const (
 
 // A boundedListener bounds the number of open connections: each holds a slot until it is closed.
 // While all slots are taken, further connections wait in the kernel (H8). Slow and idle clients
-// are cut off by the time limits of a request; to keep one address from taking all slots is the
-// proxy's part.
+// are cut off by the time limits of a request. The proxy keeps one address from taking all slots.
 type boundedListener struct {
 	*net.TCPListener
 	slots chan struct{}
 	stop  <-chan struct{} // closed when the server stops
-}
-
-// newBoundedListener leaves three quarters of the descriptors that the process may have to
-// files and to the database: a transfer holds a connection and a file.
-func newBoundedListener(inner *net.TCPListener, stop <-chan struct{}) *boundedListener {
-	var limit syscall.Rlimit
-	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
-	slots := make(chan struct{}, min(maxConnections, limit.Cur/4))
-	return &boundedListener{TCPListener: inner, slots: slots, stop: stop}
 }
 
 // Accept takes a slot, then a connection. When the server stops, it must not go on waiting for a
@@ -608,13 +600,14 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	defer cancel()
 	shutdownErr := web.Shutdown(ctx) // nil: every request has ended
 	// Mail is waited for after Shutdown, because a request under way may still ask for a code.
-	giveUp := time.AfterFunc(stopTimeout, func() {
-		s.log.Error("stopped with mail unsent")
-		os.Exit(1)
-	})
-	defer giveUp.Stop()
+	giveUp := time.After(stopTimeout)
 	for range maxCodeRequests { // once every slot is ours, no request for a code is left
-		s.codeSlots <- struct{}{}
+		select {
+		case s.codeSlots <- struct{}{}:
+		case <-giveUp:
+			s.log.Error("stopped with mail unsent")
+			return errors.New("stopped with mail unsent")
+		}
 	}
 	s.log.Info("stopped", "requestsCutOff", shutdownErr != nil)
 	if shutdownErr != nil {

@@ -49,8 +49,8 @@ func (s *server) handler(routes []route) http.Handler {
 }
 
 // A requestState is one request and its answer: what the six steps share. It is also the
-// http.ResponseWriter that the router and http.ServeContent write to. Only the request's own
-// goroutine uses it.
+// http.ResponseWriter that the router and http.ServeContent write to: its methods stand with the
+// errors below, and ReadFrom in files.go. Only the request's own goroutine uses it.
 type requestState struct {
 	http.ResponseWriter // net/http's own
 	request             *http.Request
@@ -169,7 +169,7 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
 		state.id = r.Header.Get("X-Request-Id")
-		if len(state.id) > maxRequestID || !requestIDForm.MatchString(state.id) {
+		if !requestIDForm.MatchString(state.id) {
 			state.id = rand.Text()
 		}
 		state.client = clientAddress(r, s.cfg.trustedProxies)
@@ -178,14 +178,12 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 	})
 }
 
-const maxRequestID = 128
-
-var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 // clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
 // from the right: each element was written by the hop to its right, and counts only if that
-// hop is trusted: what stands further left may have been written by the client itself (L2).
-// What is no address ends the reading.
+// hop is trusted; the client may have written anything further left (L2). Reading ends at the
+// first element that is not an address.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
@@ -422,9 +420,8 @@ func limitedEndpoint[In limitKeyer, Out output](
 	return c
 }
 
-// checkIfMatch refuses a write that is to be done only if its target has a certain ETag
-// (RFC 9110 13.1.1): what can be written here has none, so the condition never holds.
-// "*" asks only that there is a target.
+// checkIfMatch refuses a write with If-Match (RFC 9110 13.1.1): no resource that can be written
+// here has an ETag, so the condition never holds. "*" asks only that there is a target.
 func checkIfMatch(r *http.Request) error {
 	condition := r.Header.Get("If-Match")
 	if isRead(r.Method) || condition == "" || condition == "*" {
@@ -493,6 +490,7 @@ type rule struct {
 const (
 	maxJSONBody    = 16 << 10 // bytes
 	maxMembers     = 64       // of a JSON object; no input has more than three
+	maxErrors      = 20       // in one answer
 	maxContentType = 256      // bytes of a Content-Type that we look at
 )
 
@@ -512,7 +510,7 @@ func readFields(state *requestState) (*fields, error) {
 	if kind != "application/json" || len(params) > 0 {
 		return nil, wrongMediaType("application/json")
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(state, r.Body, maxJSONBody))
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
 	}
@@ -565,10 +563,12 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 }
 
 // refuse notes what is wrong with a field, once. An empty name is reported as "input". A name
-// longer than any of ours is cut, so that a small request can't cause a large answer.
+// longer than any of ours is cut, and at most maxErrors are noted, so that a small request can't
+// cause a large answer.
 func (f *fields) refuse(name, detail string) {
 	name = cmp.Or(name[:min(len(name), 64)], "input")
-	isKnown := slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
+	isKnown := len(f.errors) == maxErrors ||
+		slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
 	if !isKnown {
 		f.errors = append(f.errors, fieldError{name, detail})
 	}
@@ -775,12 +775,11 @@ func wrongMediaType(want string) problem {
 		"Send Content-Type: "+want+", in UTF-8, without Content-Encoding.")
 }
 
-// invalid returns the 400 that names the wrong fields. It reports at most 20, so that a small
-// request can't cause a large answer.
+// invalid returns the 400 that names the wrong fields.
 func invalid(errs ...fieldError) problem {
 	return problem{
 		Status: 400, Code: "invalid_request", Detail: "The input is not valid.",
-		Errors: errs[:min(len(errs), 20)],
+		Errors: errs,
 	}
 }
 
@@ -805,7 +804,7 @@ func toProblem(err error) problem {
 	}
 }
 
-// bodyProblem returns the problem of a body that could not be read to its end or be stored. A
+// bodyProblem returns the problem of a body that could not be read or stored. A
 // refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
 // a body that is incomplete or malformed.
 func bodyProblem(err error) problem {

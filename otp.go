@@ -9,7 +9,6 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -32,7 +31,7 @@ const (
 
 	maxCodeRequests  = 1000                   // unfinished ones
 	codeDelay        = 500 * time.Millisecond // before the work on one begins; random, up to this
-	codeMaxWait      = time.Minute            // one that has waited longer for its mail is dropped
+	codeMaxWait      = time.Minute            // for a mail; after it, the request is dropped
 	maxConversations = 32                     // with the mail server, at a time
 	mailTimeout      = 10 * time.Second       // of one conversation
 	maxMailReply     = 64 << 10               // bytes that the mail server may say in one
@@ -128,9 +127,9 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 		return false
 	}
 	log = log.With("email", email) // maskAttr masks it
-	deadline := time.Now().Add(codeMaxWait)
+	waitedTooLong := time.After(codeMaxWait)
 	time.AfterFunc(mathrand.N(codeDelay), func() {
-		s.sendCode(email, deadline, log)
+		s.sendCode(email, waitedTooLong, log)
 		<-s.codeSlots // after the work: a stop waits for the slots
 	})
 	return true
@@ -143,7 +142,7 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 // Nothing that the mail server does changes an answer, until maxCodeRequests wait for it (D3).
 // A mail waits for another one only while maxConversations are under way, so that mail to one
 // address does not show in the time of mail to another (M2).
-func (s *server) sendCode(email string, deadline time.Time, log *slog.Logger) {
+func (s *server) sendCode(email string, waitedTooLong <-chan time.Time, log *slog.Logger) {
 	u, found, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		log.Error("code not sent", "error", err)
@@ -156,7 +155,7 @@ func (s *server) sendCode(email string, deadline time.Time, log *slog.Logger) {
 	select {
 	case s.mailSlots <- struct{}{}:
 		defer func() { <-s.mailSlots }()
-	case <-time.After(time.Until(deadline)):
+	case <-waitedTooLong:
 		log.Warn("code not sent: waited too long")
 		return
 	}
@@ -209,7 +208,7 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
-	var conn net.Conn = &boundedConn{Conn: dialed, left: maxMailReply}
+	var conn net.Conn = boundedReply{dialed, io.LimitReader(dialed, maxMailReply)}
 	if m.server.Scheme == "smtps" {
 		conn = tls.Client(conn, tlsConfig(host))
 	}
@@ -220,20 +219,13 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, subject, text)
 }
 
-// A boundedConn reads at most left bytes.
-type boundedConn struct {
+// A boundedReply is a connection that reads as if it ended after its bound.
+type boundedReply struct {
 	net.Conn
-	left int
+	reply io.Reader
 }
 
-func (c *boundedConn) Read(p []byte) (int, error) {
-	if c.left == 0 {
-		return 0, errors.New("the mail server says too much")
-	}
-	n, err := c.Conn.Read(p[:min(len(p), c.left)])
-	c.left -= n
-	return n, err
-}
+func (c boundedReply) Read(p []byte) (int, error) { return c.reply.Read(p) }
 
 func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
 	_, domain, _ := strings.Cut(m.from.Address, "@")

@@ -29,7 +29,11 @@ var schema string
 const (
 	poolSize      = 8               // connections, all kept open
 	expensiveSize = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout     = 2 * time.Second // for one wait, one statement, one read or write on a socket
+	dbTimeout     = 2 * time.Second // for one wait, one read or write on a socket
+
+	// PostgreSQL ends a statement before the read of its answer gives up. A read that gives up
+	// costs the pool all its connections.
+	statementTimeout = dbTimeout - 200*time.Millisecond
 )
 
 // A store runs statements. Its methods take no context: dbTimeout bounds each step of a
@@ -60,7 +64,7 @@ func write(text string, args ...any) statement {
 // openStore connects and checks that the tables are there.
 func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
-		"statement_timeout": fmt.Sprint(dbTimeout.Milliseconds()),
+		"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
 		"timezone":          "UTC",
 		// One plan for all calls of a statement. Otherwise PostgreSQL would plan a list anew at
 		// each call, because of its limit and offset (79 µs against 54).
@@ -101,7 +105,6 @@ func (st *store) checkTables() error {
 func explainDBError(err error) error {
 	advice := map[string]string{
 		"28P01": "DATABASE_URL: the database refuses this user or password",
-		"28000": "DATABASE_URL: the database refuses this user or password",
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
@@ -113,18 +116,11 @@ func explainDBError(err error) error {
 // newConnector checks the connection string. settings override the string's own. The error
 // says no more than that it is wrong: lib/pq's own error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
-	const complaint = usageError("DATABASE_URL: must be a PostgreSQL URL or connection string, special " +
-		"characters in the password percent-encoded; several hosts as " +
-		"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
-		return nil, complaint
-	}
-	// cfg.Host is the first host; cfg.Multi has the others.
-	for _, server := range append(cfg.Multi, pq.ConfigMultihost{Host: cfg.Host}) {
-		if strings.Count(server.Host, ":") == 1 { // lib/pq would look host:port up as a name
-			return nil, complaint
-		}
+		return nil, usageError("DATABASE_URL: must be a PostgreSQL URL or connection string, special " +
+			"characters in the password percent-encoded; several hosts as " +
+			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
 	// A role may change the defaults of its own connections. A thief of its password could
 	// make the server write to other tables, or acknowledge what is not on disk. These two are
@@ -134,7 +130,6 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 		runtime[strings.ToLower(name)] = value // PostgreSQL ignores the letter case
 	}
 	maps.Copy(runtime, settings)
-	cfg = cfg.Clone()
 	cfg.Runtime = runtime
 	return pq.NewConnectorConfig(cfg)
 }
@@ -213,10 +208,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 		if err != nil {
 			return false, err
 		}
-		prepared, ok = st.statements.LoadOrStore(q.text, fresh)
-		if ok { // another request was first
-			fresh.Close()
-		}
+		// If another request was first, fresh is not used again.
+		prepared, _ = st.statements.LoadOrStore(q.text, fresh)
 	}
 	rows, err := prepared.(*sql.Stmt).Query(q.args...)
 	if err != nil {
@@ -260,9 +253,13 @@ var staleClasses = []string{
 	"25", // transactions: we are connected to a standby, which takes no writes
 }
 
-// classifyDBError turns the errors of a database that is out of reach into a 503: every error
-// that is not PostgreSQL's own, every one that ends or refuses the connection (FATAL), and the
-// classes above. So a database that is away gives nobody a session, and takes none away (Z2).
+// classifyDBError turns the errors of a database that is out of reach into a 503:
+//
+//   - every error that is not PostgreSQL's own,
+//   - every error that ends or refuses the connection (FATAL),
+//   - the classes above.
+//
+// So a database that is away gives nobody a session, and takes none away (Z2).
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
