@@ -36,7 +36,10 @@ var CA = newCA()
 func newCA() *certificateAuthority {
 	ca := &certificateAuthority{}
 	ca.cert = ca.sign(&x509.Certificate{
-		Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		Subject:               pkix.Name{CommonName: "test CA"},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
 	}).Leaf
 	return ca
 }
@@ -70,12 +73,16 @@ func (ca *certificateAuthority) sign(template *x509.Certificate) tls.Certificate
 
 // ServerTLS returns the configuration of a server that has all the names that tests use.
 func (ca *certificateAuthority) ServerTLS() *tls.Config {
-	return &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
-		Subject:     pkix.Name{CommonName: "test server"},
+	return ca.serverTLS(&x509.Certificate{
 		DNSNames:    []string{"localhost", "example.com", "*.example.com"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4zero, net.IPv6loopback},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})}}
+	})
+}
+
+func (ca *certificateAuthority) serverTLS(template *x509.Certificate) *tls.Config {
+	template.Subject = pkix.Name{CommonName: "test server"}
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	return &tls.Config{Certificates: []tls.Certificate{ca.sign(template)}}
 }
 
 // MailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and takes
@@ -157,28 +164,23 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	if opts.Untrusted {
 		ca = newCA()
 	}
-	m := &MailServer{opts: opts, TLS: ca.ServerTLS(), changed: make(chan struct{}), open: map[net.Conn]bool{}}
+	m := &MailServer{
+		opts:    opts,
+		TLS:     ca.ServerTLS(),
+		changed: make(chan struct{}),
+		open:    map[net.Conn]bool{},
+	}
 	if opts.OldTLS {
 		m.TLS.MinVersion, m.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
 	}
 	if opts.OtherName {
-		m.TLS = &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
-			Subject: pkix.Name{CommonName: "other server"}, DNSNames: []string{"localhost", "other.example.com"},
-			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		})}}
+		m.TLS = ca.serverTLS(&x509.Certificate{DNSNames: []string{"localhost", "other.example.com"}})
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := url.URL{Scheme: "smtp", Host: net.JoinHostPort(opts.Host, fmt.Sprint(ln.Addr().(*net.TCPAddr).Port))}
-	if opts.ImplicitTLS {
-		u.Scheme = "smtps"
-	}
-	if opts.User != "" {
-		u.User = url.UserPassword(opts.User, opts.Password)
-	}
-	m.URL = u.String()
+	m.URL = opts.url(ln.Addr().(*net.TCPAddr).Port)
 	mailServers.Store(m.URL, m)
 	var sessions sync.WaitGroup
 	sessions.Go(func() {
@@ -203,6 +205,17 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 		mailServers.Delete(m.URL)
 	})
 	return m
+}
+
+func (opts MailOptions) url(port int) string {
+	u := url.URL{Scheme: "smtp", Host: fmt.Sprintf("%s:%d", opts.Host, port)}
+	if opts.ImplicitTLS {
+		u.Scheme = "smtps"
+	}
+	if opts.User != "" {
+		u.User = url.UserPassword(opts.User, opts.Password)
+	}
+	return u.String()
 }
 
 // Env returns the settings that make a server use this mail server.
@@ -277,7 +290,8 @@ func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	for {
 		m.mu.Lock()
 		for _, mail := range m.mails {
-			if !mail.read && slices.ContainsFunc(mail.To, func(a string) bool { return strings.EqualFold(a, to) }) {
+			isTo := func(address string) bool { return strings.EqualFold(address, to) }
+			if !mail.read && slices.ContainsFunc(mail.To, isTo) {
 				mail.read = true
 				m.mu.Unlock()
 				return mail

@@ -69,7 +69,7 @@ func (m timer) send(client *http.Client, method, path, body string, want int) ti
 func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
 	s := hubstest.Start(t, m.Env())
-	s.AllowErrors("too many unfinished requests") // see timer.send
+	s.AllowErrors("too many unfinished requests")      // see timer.send
 	const addresses = 5 * timingRounds * timingSamples // of each kind: none is used twice
 	hubstest.Exec(t, s.Env["DATABASE_URL"], `insert into users (email, suspended)
 		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all
