@@ -394,6 +394,9 @@ func (c *smtpSession) command(verb, args string) (goesOn bool) {
 		c.helo = args
 		return c.listExtensions()
 	case "STARTTLS":
+		if c.m.opts.NoStartTLS {
+			return c.reply("502 no such command")
+		}
 		c.reply("220 go ahead")
 		c.use(tls.Server(c.conn, c.m.TLS))
 		c.secure = true
