@@ -997,7 +997,7 @@ var maskRules = []struct {
 	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`), ""},
 	// jane.roe@example.com, in letters of any script, its @ perhaps written as %40 or \u0040:
 	// j***@example.com
-	{regexp.MustCompile(`([^\s@:;,/<>()\[\]"=])[^\s@:;,/<>()\[\]"=]*(@|%(?:25)*40|\\u0040)`), "$1***$2"},
+	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*(@|%(?:25)*40|\\u0040)`), "$1***$2"},
 	// smtps://user:password@mail.example.com, after the rule above: smtps://***@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
 	// A token, even if it is broken by blanks: ***

@@ -36,7 +36,10 @@ var CA = newCA()
 func newCA() *certificateAuthority {
 	ca := &certificateAuthority{}
 	ca.cert = ca.sign(&x509.Certificate{
-		Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		Subject:               pkix.Name{CommonName: "test CA"},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
 	}).Leaf
 	return ca
 }
@@ -70,12 +73,16 @@ func (ca *certificateAuthority) sign(template *x509.Certificate) tls.Certificate
 
 // ServerTLS returns the configuration of a server that has all the names that tests use.
 func (ca *certificateAuthority) ServerTLS() *tls.Config {
-	return &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
-		Subject:     pkix.Name{CommonName: "test server"},
+	return ca.serverTLS(&x509.Certificate{
 		DNSNames:    []string{"localhost", "example.com", "*.example.com"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4zero, net.IPv6loopback},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})}}
+	})
+}
+
+func (ca *certificateAuthority) serverTLS(template *x509.Certificate) *tls.Config {
+	template.Subject = pkix.Name{CommonName: "test server"}
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	return &tls.Config{Certificates: []tls.Certificate{ca.sign(template)}}
 }
 
 // MailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and takes
@@ -157,28 +164,23 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	if opts.Untrusted {
 		ca = newCA()
 	}
-	m := &MailServer{opts: opts, TLS: ca.ServerTLS(), changed: make(chan struct{}), open: map[net.Conn]bool{}}
+	m := &MailServer{
+		opts:    opts,
+		TLS:     ca.ServerTLS(),
+		changed: make(chan struct{}),
+		open:    map[net.Conn]bool{},
+	}
 	if opts.OldTLS {
 		m.TLS.MinVersion, m.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
 	}
 	if opts.OtherName {
-		m.TLS = &tls.Config{Certificates: []tls.Certificate{ca.sign(&x509.Certificate{
-			Subject: pkix.Name{CommonName: "other server"}, DNSNames: []string{"localhost", "other.example.com"},
-			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		})}}
+		m.TLS = ca.serverTLS(&x509.Certificate{DNSNames: []string{"localhost", "other.example.com"}})
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := url.URL{Scheme: "smtp", Host: net.JoinHostPort(opts.Host, fmt.Sprint(ln.Addr().(*net.TCPAddr).Port))}
-	if opts.ImplicitTLS {
-		u.Scheme = "smtps"
-	}
-	if opts.User != "" {
-		u.User = url.UserPassword(opts.User, opts.Password)
-	}
-	m.URL = u.String()
+	m.URL = opts.url(ln.Addr().(*net.TCPAddr).Port)
 	mailServers.Store(m.URL, m)
 	var sessions sync.WaitGroup
 	sessions.Go(func() {
@@ -203,6 +205,17 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 		mailServers.Delete(m.URL)
 	})
 	return m
+}
+
+func (opts MailOptions) url(port int) string {
+	u := url.URL{Scheme: "smtp", Host: fmt.Sprintf("%s:%d", opts.Host, port)}
+	if opts.ImplicitTLS {
+		u.Scheme = "smtps"
+	}
+	if opts.User != "" {
+		u.User = url.UserPassword(opts.User, opts.Password)
+	}
+	return u.String()
 }
 
 // Env returns the settings that make a server use this mail server.
@@ -277,7 +290,8 @@ func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	for {
 		m.mu.Lock()
 		for _, mail := range m.mails {
-			if !mail.read && slices.ContainsFunc(mail.To, func(a string) bool { return strings.EqualFold(a, to) }) {
+			isTo := func(address string) bool { return strings.EqualFold(address, to) }
+			if !mail.read && slices.ContainsFunc(mail.To, isTo) {
 				mail.read = true
 				m.mu.Unlock()
 				return mail
@@ -308,125 +322,177 @@ func (m *Mail) Codes() []string {
 	return regexp.MustCompile(`\b[0-9]{6}\b`).FindAllString(body, -1)
 }
 
-// session talks to one client.
+// An smtpSession talks to one client.
+type smtpSession struct {
+	m        *MailServer
+	conn     net.Conn
+	in       *bufio.Reader
+	secure   bool
+	user     string // "": has not signed in
+	helo     string
+	envelope *Mail
+}
+
 func (m *MailServer) session(conn net.Conn) {
-	defer func(conn net.Conn) {
+	defer func() {
 		conn.Close()
 		m.mu.Lock()
 		delete(m.open, conn)
 		m.mu.Unlock()
-	}(conn)
-	if m.opts.ImplicitTLS {
-		conn = tls.Server(conn, m.TLS)
+	}()
+	c := &smtpSession{m: m, secure: m.opts.ImplicitTLS}
+	c.use(conn)
+	if c.secure {
+		c.use(tls.Server(conn, m.TLS))
 	}
-	r := bufio.NewReader(conn)
-	reply := func(lines ...string) {
-		_, delay, _ := m.state()
-		time.Sleep(delay)
-		io.WriteString(conn, strings.Join(lines, "\r\n")+"\r\n")
-	}
-	switch m.Hang(conn, r, MailHangs) {
-	case MailCloses:
-		return
-	case MailRefuses:
-		reply("554 no service")
-		return
-	case MailFloods:
-		m.flood(conn, "220 test.example.com ")
-		return
-	}
-	reply("220 test.example.com ESMTP")
-
-	secure, user, helo := m.opts.ImplicitTLS, "", ""
-	envelope := &Mail{}
-	for {
-		line, err := r.ReadString('\n')
+	for goesOn := c.greet(); goesOn; {
+		line, err := c.in.ReadString('\n')
 		if err != nil {
 			return
 		}
-		line = strings.TrimRight(line, "\r\n")
-		verb, args, _ := strings.Cut(line, " ")
-		switch verb = strings.ToUpper(verb); {
-		case verb == "EHLO":
-			helo = args
-			if mode, _, _ := m.state(); mode == MailFloodsLines {
-				m.flood(conn, "250-8BITMIME\r\n")
-				return
-			}
-			extensions := []string{"250-test.example.com"}
-			if !secure && !m.opts.NoStartTLS {
-				extensions = append(extensions, "250-STARTTLS")
-			}
-			if m.opts.User != "" {
-				extensions = append(extensions, "250-AUTH PLAIN")
-			}
-			reply(append(extensions, "250 8BITMIME")...)
-		case verb == "STARTTLS" && !secure && !m.opts.NoStartTLS:
-			reply("220 go ahead")
-			conn = tls.Server(conn, m.TLS)
-			r, secure = bufio.NewReader(conn), true
-		case verb == "AUTH":
-			if user = m.login(args); user == "" {
-				reply("535 wrong user or password")
-			} else {
-				reply("235 signed in")
-			}
-		case verb == "MAIL" && m.opts.User != "" && user == "":
-			reply("530 sign in first")
-		case verb == "MAIL":
-			if mode, _, _ := m.state(); mode == MailRefusesSender {
-				reply("550 not from you")
-				continue
-			}
-			envelope = &Mail{From: between(args), TLS: secure, User: user, Helo: helo}
-			reply("250 ok")
-		case verb == "RCPT":
-			if mode, _, _ := m.state(); mode == MailDefers {
-				reply("451 try again later")
-				continue
-			} else if mode == MailRefusesRecipient {
-				reply("550 no such mailbox")
-				continue
-			}
-			envelope.To = append(envelope.To, between(args))
-			reply("250 ok")
-		case verb == "DATA" && len(envelope.To) == 0 && !m.takesAnything():
-			reply("503 no recipient")
-		case verb == "DATA":
-			if m.Hang(conn, r, MailHangsData) == MailCloses {
-				return
-			}
-			reply("354 go ahead")
-			if envelope.Data, err = readData(r); err != nil {
-				return
-			}
-			m.mu.Lock()
-			m.mails = append(m.mails, envelope)
-			m.announce()
-			m.mu.Unlock()
-			if m.Hang(conn, r, MailHangsEnd) == MailCloses {
-				return
-			}
-			if mode, _, _ := m.state(); mode == MailRepeats {
-				words := append(envelope.To, envelope.Codes()...)
-				reply("554 password=hunter2 " + strings.Join(words, " "))
-				continue
-			}
-			envelope = &Mail{}
-			reply("250 taken")
-			if mode, _, _ := m.state(); mode == MailLeaves {
-				return
-			}
-		case verb == "RSET" || verb == "NOOP":
-			reply("250 ok")
-		case verb == "QUIT":
-			if m.Hang(conn, r, MailIgnoresQuit) != MailCloses {
-				reply("221 bye")
-			}
-			return
-		default:
-			reply("502 no such command")
+		verb, args, _ := strings.Cut(strings.TrimRight(line, "\r\n"), " ")
+		goesOn = c.command(strings.ToUpper(verb), args)
+	}
+}
+
+func (c *smtpSession) use(conn net.Conn) {
+	c.conn = conn
+	c.in = bufio.NewReader(conn)
+}
+
+func (c *smtpSession) mode() MailMode {
+	mode, _, _ := c.m.state()
+	return mode
+}
+
+// reply answers, and reports that the session goes on.
+func (c *smtpSession) reply(lines ...string) (goesOn bool) {
+	_, delay, _ := c.m.state()
+	time.Sleep(delay)
+	io.WriteString(c.conn, strings.Join(lines, "\r\n")+"\r\n")
+	return true
+}
+
+func (c *smtpSession) greet() (goesOn bool) {
+	switch c.m.hang(c.conn, c.in, MailHangs) {
+	case MailCloses:
+		return false
+	case MailRefuses:
+		c.reply("554 no service")
+		return false
+	case MailFloods:
+		c.m.flood(c.conn, "220 test.example.com ")
+		return false
+	default:
+		return c.reply("220 test.example.com ESMTP")
+	}
+}
+
+func (c *smtpSession) command(verb, args string) (goesOn bool) {
+	switch verb {
+	case "EHLO":
+		c.helo = args
+		return c.listExtensions()
+	case "STARTTLS":
+		if c.m.opts.NoStartTLS {
+			return c.reply("502 no such command")
 		}
+		c.reply("220 go ahead")
+		c.use(tls.Server(c.conn, c.m.TLS))
+		c.secure = true
+		return true
+	case "AUTH":
+		c.user = c.m.login(args)
+		if c.user == "" {
+			return c.reply("535 wrong user or password")
+		}
+		return c.reply("235 signed in")
+	case "MAIL":
+		return c.sender(between(args))
+	case "RCPT":
+		return c.recipient(between(args))
+	case "DATA":
+		return c.data()
+	case "QUIT":
+		if c.m.hang(c.conn, c.in, MailIgnoresQuit) != MailCloses {
+			c.reply("221 bye")
+		}
+		return false
+	default:
+		return c.reply("502 no such command")
+	}
+}
+
+func (c *smtpSession) listExtensions() (goesOn bool) {
+	if c.mode() == MailFloodsLines {
+		c.m.flood(c.conn, "250-8BITMIME\r\n")
+		return false
+	}
+	extensions := []string{"250-test.example.com"}
+	if !c.secure && !c.m.opts.NoStartTLS {
+		extensions = append(extensions, "250-STARTTLS")
+	}
+	if c.m.opts.User != "" {
+		extensions = append(extensions, "250-AUTH PLAIN")
+	}
+	return c.reply(append(extensions, "250 8BITMIME")...)
+}
+
+func (c *smtpSession) sender(address string) (goesOn bool) {
+	if c.m.opts.User != "" && c.user == "" {
+		return c.reply("530 sign in first")
+	}
+	if c.mode() == MailRefusesSender {
+		return c.reply("550 not from you")
+	}
+	c.envelope = &Mail{From: address, TLS: c.secure, User: c.user, Helo: c.helo}
+	return c.reply("250 ok")
+}
+
+func (c *smtpSession) recipient(address string) (goesOn bool) {
+	switch c.mode() {
+	case MailDefers:
+		return c.reply("451 try again later")
+	case MailRefusesRecipient:
+		return c.reply("550 no such mailbox")
+	}
+	if c.envelope != nil {
+		c.envelope.To = append(c.envelope.To, address)
+	}
+	return c.reply("250 ok")
+}
+
+// data takes a mail, also after it has refused it in words: no client should send it then.
+func (c *smtpSession) data() (goesOn bool) {
+	if c.m.hang(c.conn, c.in, MailHangsData) == MailCloses {
+		return false
+	}
+	c.reply("354 go ahead")
+	text, err := readData(c.in)
+	if err != nil {
+		return false
+	}
+	mail := &Mail{}
+	if c.envelope != nil {
+		mail = c.envelope
+	}
+	c.envelope = nil
+	mail.Data = text
+	c.m.mu.Lock()
+	c.m.mails = append(c.m.mails, mail)
+	c.m.announce()
+	c.m.mu.Unlock()
+	switch c.m.hang(c.conn, c.in, MailHangsEnd) {
+	case MailCloses:
+		return false
+	case MailRepeats:
+		words := append(mail.To, mail.Codes()...)
+		return c.reply("554 password=hunter2 " + strings.Join(words, " "))
+	case MailLeaves:
+		c.reply("250 taken")
+		return false
+	default:
+		return c.reply("250 taken")
 	}
 }
 
@@ -451,15 +517,9 @@ func (m *MailServer) Flooded() int {
 	return m.flooded
 }
 
-// takesAnything reports whether the mode takes mail that it has refused in words.
-func (m *MailServer) takesAnything() bool {
-	mode, _, _ := m.state()
-	return mode == MailRefusesRecipient || mode == MailRefusesSender
-}
-
-// Hang waits while the mode is the given one and the client is connected. It reads nothing that
+// hang waits while the mode is the given one and the client is connected. It reads nothing that
 // the client sends. It returns the mode after that, or MailCloses if the client is gone.
-func (m *MailServer) Hang(conn net.Conn, r *bufio.Reader, while MailMode) MailMode {
+func (m *MailServer) hang(conn net.Conn, r *bufio.Reader, while MailMode) MailMode {
 	for {
 		mode, _, changed := m.state()
 		if mode != while {

@@ -201,7 +201,9 @@ func TestOneMailForManyRequests(t *testing.T) {
 }
 
 // onTheWire asks for a code byte for byte as written.
-func onTheWire(t *testing.T, s *hubstest.Server, email string, headers ...string) *hubstest.Response {
+func onTheWire(
+	t *testing.T, s *hubstest.Server, email string, headers ...string,
+) *hubstest.Response {
 	t.Helper()
 	body, err := json.Marshal(map[string]string{"email": email})
 	if err != nil {
@@ -246,7 +248,8 @@ func TestCodeForms(t *testing.T) {
 	c := hubstest.Start(t).Client(t)
 	for _, code := range []string{
 		`""`, `"12345"`, `"1234567"`, `" 123456"`, `"123456\n"`, `"+12345"`, `"0x1234"`,
-		`"1234.6"`, `"1e0005"`, `"１２３４５６"`, `"١٢٣٤٥٦"`, `"12345O"`, `123456`, `["123456"]`,
+		`"1234.6"`, `"1e0005"`, `"12345O"`, `123456`, `["123456"]`,
+		`"１２３４５６"`, `"١٢٣٤٥٦"`,
 	} {
 		body := `{"email":"ada@example.com","code":` + code + `}`
 		r := c.Elsewhere().Do("POST", "/auth/otp/validate", body)
