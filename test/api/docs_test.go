@@ -80,7 +80,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, named := range namedTest.FindAllString(content, -1) {
-			if !strings.Contains(tests, "\nfunc "+named) {
+			if !strings.Contains(tests, "\nfunc "+named+"(") {
 				t.Errorf("%s: there is no test %s", document, named)
 			}
 		}
