@@ -14,7 +14,6 @@ import (
 	"net/url"
 	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -290,28 +289,6 @@ func TestEventsAreMasked(t *testing.T) {
 			t.Errorf("got %d bytes for %q, want at most 2048", out.Len(), text)
 		}
 	}
-}
-
-// Whatever a client says its request id is: only the one form that may stand in a header, a log
-// and a JSON text is taken.
-func FuzzRequestID(f *testing.F) {
-	for _, id := range []string{"", "A.b_c-9", "a b", "\xff", "\u2028", "a\r\nB: c"} {
-		f.Add(id)
-	}
-	f.Add(strings.Repeat("x", 128))
-	f.Add(strings.Repeat("x", 129))
-	form := regexp.MustCompile(`\A[A-Za-z0-9._-]{1,128}\z`)
-	s := newServer(config{env: envLocal}, nil, io.Discard)
-	step := s.setRequestContext(http.NotFoundHandler())
-	f.Fuzz(func(t *testing.T, id string) {
-		r := httptest.NewRequest("GET", "/", nil)
-		r.Header.Set("X-Request-Id", id)
-		state := &requestState{ResponseWriter: httptest.NewRecorder(), request: r, serverLog: s.log}
-		step.ServeHTTP(state, r)
-		if !form.MatchString(state.id) || form.MatchString(id) && state.id != id {
-			t.Errorf("%q became %q", id, state.id)
-		}
-	})
 }
 
 // readInput reads the input of a request as endpoint does.
