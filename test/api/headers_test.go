@@ -14,11 +14,15 @@ import (
 func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	t.Parallel()
 	database, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-	srv := hubstest.Start(t, map[string]string{"DATABASE_URL": through, "MAX_UPLOAD_BYTES": "10"})
-	srv.AllowErrors(`unavailable`)
+	srv := hubstest.Start(t, map[string]string{
+		"DATABASE_URL":     through,
+		"MAX_UPLOAD_BYTES": "10",
+	})
+	srv.AllowErrors("unavailable")
 	admin, _ := srv.Member(t, "admin")
-	preflight := []string{"Origin", "http://localhost:3000", "Access-Control-Request-Method", "PATCH"}
-	admin.Do("OPTIONS", "/hubs", nil, preflight...).Want(t, 204)
+	admin.Do("OPTIONS", "/hubs", nil,
+		"Origin", "http://localhost:3000",
+		"Access-Control-Request-Method", "PATCH").Want(t, 204)
 	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
 	etag := admin.Get(file).Want(t, 200).Header.Get("ETag")
 	admin.Get(file, "Range", "bytes=1-2").Want(t, 206)
@@ -38,7 +42,7 @@ func flood(
 ) *hubstest.Response {
 	t.Helper()
 	c := srv.Client(t)
-	for range 100 {
+	for range limitsOf(t, "GET", "/hubs")[0].n {
 		if answer := c.Do(method, path, nil, headers...); answer.Status == 429 {
 			t.Fatal("refused too early")
 		}
@@ -54,13 +58,17 @@ func TestOrderOfSteps(t *testing.T) {
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	const origin = "https://app.example.com"
 	srv := hubstest.Start(t, hubstest.StagingEnv(mail), map[string]string{"ALLOWED_ORIGINS": origin})
+	preflight := []string{
+		"Origin", origin,
+		"Access-Control-Request-Method", "POST",
+	}
 	for _, test := range []struct {
 		name    string
 		method  string
 		path    string
 		headers []string
 	}{
-		{"preflights", "OPTIONS", "/hubs", []string{"Origin", origin, "Access-Control-Request-Method", "POST"}},
+		{"preflights", "OPTIONS", "/hubs", preflight},
 		{"cross-origin", "POST", "/hubs", []string{"Sec-Fetch-Site", "cross-site"}},
 		{"unknown", "GET", "/nowhere", []string{"Origin", origin}},
 		{"no-session", "DELETE", "/hubs/x", nil},
