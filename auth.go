@@ -165,7 +165,8 @@ func (v sessionView) isValid() bool {
 // code and an expired one are refused in the same way, without asking the database.
 //
 // A right code is used up first. If the account can't be read then, the code becomes valid
-// again, so that the user need not ask for another.
+// again, so that the user need not ask for another. "Sign out everywhere" ends codes in flight,
+// too: it is what an operator does if somebody else may read the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code, ok := s.codes.redeem(in.email, in.code)
 	if !ok {
@@ -183,8 +184,6 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 		return sessionView{}, errInvalidCode
 	}
 	state.user = u
-	// "Sign out everywhere" ends codes in flight, too: it is what an operator does if
-	// somebody else may read the mailbox (S1).
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
 	if signedOutEverywhere {
 		return sessionView{}, errInvalidCode

@@ -529,16 +529,17 @@ const (
 )
 
 // A boundedListener bounds the number of open connections: each holds a slot until it is closed.
-// While all slots are taken, further connections wait in the kernel (H8). Slow and idle clients
-// are cut off by the time limits of a request. The proxy keeps one address from taking all slots.
+// Slow and idle clients are cut off by the time limits of a request. The proxy keeps one address
+// from taking all slots.
 type boundedListener struct {
 	*net.TCPListener
 	slots chan struct{}
 	stop  <-chan struct{} // closed when the server stops
 }
 
-// Accept takes a slot, then a connection. When the server stops, it must not go on waiting for a
-// slot: http.Server.Shutdown waits for it.
+// Accept takes a slot, then a connection. While all slots are taken, further connections wait in
+// the kernel (H8). When the server stops, it must not go on waiting for a slot:
+// http.Server.Shutdown waits for it.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	select {
 	case l.slots <- struct{}{}:

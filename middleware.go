@@ -111,7 +111,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 // contentPolicy forbids a browser to do anything with an answer but read it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
-// securityHeaders stand on every answer (C3). A file has another policy for content and caches.
+// securityHeaders stand on every answer. A file has another policy for content and caches.
 var securityHeaders = map[string]string{
 	"Strict-Transport-Security":    "max-age=63072000; includeSubDomains",
 	"X-Content-Type-Options":       "nosniff",
@@ -123,9 +123,9 @@ var securityHeaders = map[string]string{
 	"Vary":                         "Origin",
 }
 
-// setSecurityHeaders is step 2. It also sets the CORS headers for an allowed origin, so
-// that a page can read every answer, the 429 of step 4 included. They stand for exactly the
-// allowed origins (C1).
+// setSecurityHeaders is step 2: every answer has these headers (C3). It also sets the CORS headers
+// for an allowed origin, so that a page can read every answer, the 429 of step 4 included. They
+// stand for exactly the allowed origins (C1).
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()

@@ -95,6 +95,8 @@ func ref(kind, name string) object {
 type contractWords struct {
 	Description []string
 	Tags        json.RawMessage
+	FileHeaders json.RawMessage // the parameters of GET /files/{fileId}/{name}
+	Upload      json.RawMessage // the body of POST /files/upload
 	Components  struct{ SecuritySchemes, Parameters, Headers, Problem json.RawMessage }
 	Operations  map[string]operationWords // by method and path
 	Fields      map[string]fieldWords     // by type and name, or by name alone
@@ -292,14 +294,15 @@ func (g *generator) operation(r route, words operationWords) object {
 	f := g.inputs[input]
 	switch {
 	case isFile(r):
-		o = append(o, "parameters", fileHeaders())
+		o = append(o, "parameters", g.words.FileHeaders)
 	case r.path == "/files/upload":
-		o = append(o, "requestBody", requestBody("multipart/form-data", uploadSchema()))
+		o = append(o, "requestBody", g.words.Upload)
 	case f != nil && r.method == "GET":
 		o = append(o, "parameters", g.queryParameters(input, f))
 	case f != nil:
 		g.schemas[capital(input)] = g.inputSchema(input, f)
-		o = append(o, "requestBody", requestBody("application/json", ref("schemas", capital(input))))
+		body := object{"application/json", object{"schema", ref("schemas", capital(input))}}
+		o = append(o, "requestBody", object{"required", true, "content", body})
 	case input != "nothing":
 		g.t.Fatalf("newGenerator does not add the input %s", input)
 	}
@@ -309,36 +312,6 @@ func (g *generator) operation(r route, words operationWords) object {
 func isFile(r route) bool {
 	_, is := r.contract.output.(fileContent)
 	return is
-}
-
-func requestBody(kind string, schema object) object {
-	return object{"required", true, "content", object{kind, object{"schema", schema}}}
-}
-
-func fileHeaders() (parameters []object) {
-	for _, name := range []string{"Range", "If-Range", "If-Match", "If-None-Match"} {
-		parameters = append(parameters, object{
-			"name", name,
-			"in", "header",
-			"description", "RFC 9110.",
-			"schema", object{"type", "string"},
-		})
-	}
-	return parameters
-}
-
-func uploadSchema() object {
-	return object{
-		"type", "object",
-		"required", []string{"file"},
-		"additionalProperties", false,
-		"properties", object{"file", object{
-			"type", "string",
-			"format", "binary",
-			"description", "The only part, with a file name of 1 to 255 bytes. At most " +
-				"MAX_UPLOAD_BYTES, by default 26214400; the form around it at most 64 KiB.",
-		}},
-	}
 }
 
 func (g *generator) queryParameters(input string, f *fields) (parameters []object) {
@@ -622,25 +595,15 @@ func (p problemWords) example() object {
 	return example
 }
 
-// headOperation describes HEAD, which works wherever GET does.
-func headOperation(get object, words operationWords) (head object) {
-	for pair := range slices.Chunk(get, 2) {
-		switch pair[0] {
-		case "operationId":
-			name := "head" + strings.TrimPrefix(capital(words.ID), "Get")
-			head = append(head, pair[0], name)
-		case "summary":
-			text := strings.ToLower(words.Summary[:1]) + words.Summary[1:]
-			head = append(head, pair[0], "Headers only: "+text)
-		case "description":
-			head = append(head, pair[0],
-				"Answers as GET does, with the same status and headers, and without a body.")
-		case "responses":
-			head = append(head, pair[0], headResponses(pair[1].(object)))
-		default:
-			head = append(head, pair...)
-		}
-	}
+// headOperation describes HEAD, which works wherever GET does. It has the members of operation, in
+// the same order.
+func headOperation(get object, words operationWords) object {
+	head := slices.Clone(get)
+	last := len(head) - 1
+	head[1] = "head" + strings.TrimPrefix(capital(words.ID), "Get")
+	head[5] = "Headers only: " + strings.ToLower(words.Summary[:1]) + words.Summary[1:]
+	head[7] = "Answers as GET does, with the same status and headers, and without a body."
+	head[last] = headResponses(get[last].(object))
 	return head
 }
 

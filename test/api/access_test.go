@@ -57,7 +57,7 @@ func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route st
 		body["email"] = email
 		if body["code"] != nil {
 			hubstest.AddUser(t, srv.Env["DATABASE_URL"], email, "member")
-			srv.Client(t).Do("POST", "/auth/otp/request", map[string]any{"email": email})
+			srv.Client(t).AskCode(email)
 			body["code"] = srv.Code(t, email)
 		}
 	}
@@ -118,11 +118,9 @@ func (v visitor) isRefusedBy(r route) bool {
 func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visitor {
 	t.Helper()
 	signedIn := func(role, change string) string {
-		email := hubstest.NewEmail()
-		db := srv.Env["DATABASE_URL"]
-		hubstest.AddUser(t, db, email, role)
+		email, _ := srv.NewUser(t, role)
 		token := srv.SignIn(t, email).Token()
-		hubstest.Exec(t, db, "update users set "+change+" where email = $1", email)
+		hubstest.Exec(t, srv.Env["DATABASE_URL"], "update users set "+change+" where email = $1", email)
 		return token
 	}
 	forged := hubstest.Token{}.Sign("another-secret-of-more-than-thirty-two-bytes",
@@ -212,20 +210,4 @@ func TestHeadIsGetWithoutBody(t *testing.T) {
 			t.Errorf("HEAD %s: got the body %q", q.path, head.Body)
 		}
 	}
-}
-
-// The page for learners is there in the local environment only.
-func TestPageIsLocalOnly(t *testing.T) {
-	t.Parallel()
-	page, err := hubstest.Start(t).Client(t).Try("GET", "/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	page.Want(t, 200)
-	if got := page.Header.Get("Content-Type"); got != "text/html; charset=utf-8" {
-		t.Errorf("got the content type %q", got)
-	}
-	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	staging := hubstest.Start(t, hubstest.StagingEnv(mail)).Client(t)
-	hubstest.WantProblem(t, staging.Do("GET", "/", nil), 404, "not_found")
 }

@@ -24,7 +24,7 @@ func TestContractServed(t *testing.T) {
 		"__Secure-hubs_auth_staging":    hubstest.StagingEnv(mail),
 		"__Secure-hubs_auth_production": hubstest.ProductionEnv(mail),
 	} {
-		answer := hubstest.Start(t, env).Client(t).Do("GET", "/openapi.json", nil).Want(t, 200)
+		answer := hubstest.Start(t, env).Client(t).Get("/openapi.json").Want(t, 200)
 		if kind := answer.Header.Get("Content-Type"); kind != "application/json" {
 			t.Errorf("got the content type %q", kind)
 		}
@@ -78,8 +78,7 @@ func TestContractProxy(t *testing.T) {
 	srv.Addr = startPrism(t, srv)
 	srv.Base = "http://" + srv.Addr // the clients below talk to Prism
 	defer func() { srv.Base = direct }()
-	email := hubstest.NewEmail()
-	hubstest.AddUser(t, srv.Env["DATABASE_URL"], email, "admin")
+	email, _ := srv.NewUser(t, "admin")
 	admin := srv.SignIn(t, email)
 	want := func(status int, q call) *hubstest.Response {
 		t.Helper()

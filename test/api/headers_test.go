@@ -14,22 +14,26 @@ import (
 func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	t.Parallel()
 	database, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-	srv := hubstest.Start(t, map[string]string{"DATABASE_URL": through, "MAX_UPLOAD_BYTES": "10"})
-	srv.AllowErrors(`unavailable`)
+	srv := hubstest.Start(t, map[string]string{
+		"DATABASE_URL":     through,
+		"MAX_UPLOAD_BYTES": "10",
+	})
+	srv.AllowErrors("unavailable")
 	admin, _ := srv.Member(t, "admin")
-	preflight := []string{"Origin", "http://localhost:3000", "Access-Control-Request-Method", "PATCH"}
-	admin.Do("OPTIONS", "/hubs", nil, preflight...).Want(t, 204)
+	admin.Do("OPTIONS", "/hubs", nil,
+		"Origin", "http://localhost:3000",
+		"Access-Control-Request-Method", "PATCH").Want(t, 204)
 	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
-	etag := admin.Do("GET", file, nil).Want(t, 200).Header.Get("ETag")
-	admin.Do("GET", file, nil, "Range", "bytes=1-2").Want(t, 206)
-	admin.Do("GET", file, nil, "If-None-Match", etag).Want(t, 304)
+	etag := admin.Get(file).Want(t, 200).Header.Get("ETag")
+	admin.Get(file, "Range", "bytes=1-2").Want(t, 206)
+	admin.Get(file, "If-None-Match", etag).Want(t, 304)
 	foreign := admin.Do("POST", "/hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site")
 	hubstest.WantProblem(t, foreign, 403, "cross_origin")
 	hubstest.WantProblem(t, admin.Upload("a.txt", []byte("more than ten")), 413, "too_large")
 	hubstest.WantProblem(t, flood(t, srv, "GET", "/nowhere"), 429, "rate_limited")
 	database.Cut()
-	hubstest.WantProblem(t, admin.Do("GET", "/hubs", nil), 503, "unavailable") // Z2
-	hubstest.WantProblem(t, admin.Do("GET", "/healthz", nil), 503, "unavailable")
+	hubstest.WantProblem(t, admin.Get("/hubs"), 503, "unavailable") // Z2
+	hubstest.WantProblem(t, admin.Get("/healthz"), 503, "unavailable")
 }
 
 // flood spends the limit by client address, and returns the first refusal.
@@ -38,7 +42,7 @@ func flood(
 ) *hubstest.Response {
 	t.Helper()
 	c := srv.Client(t)
-	for range 100 {
+	for range limitsOf(t, "GET", "/hubs")[0].n {
 		if answer := c.Do(method, path, nil, headers...); answer.Status == 429 {
 			t.Fatal("refused too early")
 		}
@@ -54,13 +58,17 @@ func TestOrderOfSteps(t *testing.T) {
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	const origin = "https://app.example.com"
 	srv := hubstest.Start(t, hubstest.StagingEnv(mail), map[string]string{"ALLOWED_ORIGINS": origin})
+	preflight := []string{
+		"Origin", origin,
+		"Access-Control-Request-Method", "POST",
+	}
 	for _, test := range []struct {
 		name    string
 		method  string
 		path    string
 		headers []string
 	}{
-		{"preflights", "OPTIONS", "/hubs", []string{"Origin", origin, "Access-Control-Request-Method", "POST"}},
+		{"preflights", "OPTIONS", "/hubs", preflight},
 		{"cross-origin", "POST", "/hubs", []string{"Sec-Fetch-Site", "cross-site"}},
 		{"unknown", "GET", "/nowhere", []string{"Origin", origin}},
 		{"no-session", "DELETE", "/hubs/x", nil},
@@ -90,7 +98,7 @@ func TestAnswersTellTheirLength(t *testing.T) {
 	hubstest.Exec(t, srv.Env["DATABASE_URL"],
 		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
 	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
-		answer := c.Do("GET", path, nil)
+		answer := c.Get(path)
 		if got := answer.Header.Get("Content-Length"); got != strconv.Itoa(len(answer.Body)) {
 			t.Errorf("%s: got Content-Length %q of %d bytes", path, got, len(answer.Body))
 		}
@@ -104,7 +112,7 @@ func TestRequestID(t *testing.T) {
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	srv := hubstest.Start(t, hubstest.StagingEnv(mail))
 	send := func(id string) (got string) {
-		answer := srv.Client(t).Do("GET", "/nowhere", nil, "X-Request-Id", id)
+		answer := srv.Client(t).Get("/nowhere", "X-Request-Id", id)
 		hubstest.WantProblem(t, answer, 404, "not_found") // and its id is that of the header
 		got = answer.Header.Get("X-Request-Id")
 		srv.Log.WaitFor(t, `"msg":"request"`, `"requestId":"`+got+`"`)
