@@ -2,9 +2,7 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"io"
-	"io/fs"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -49,7 +47,7 @@ func FuzzFileName(f *testing.F) {
 		}
 		name := form.name
 		asSent := strings.NewReplacer("\r", "%0D", "\n", "%0A").Replace(sent) // by mime/multipart
-		if !isFileName(name) || !strings.HasSuffix(asSent, name) {
+		if !isFileName(name) || !strings.HasSuffix(strings.TrimRight(asSent, "/"), name) {
 			t.Fatalf("got the file name %q, want the end of %q", name, asSent)
 		}
 		path := "/files/" + "x/" + url.PathEscape(name)
@@ -235,14 +233,14 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
-	if err := os.WriteFile(filepath.Join(dir, unfinished, "x"), nil, 0o600); err != nil {
+	working := filepath.Join(dir, unfinished, "../x")
+	if err := os.WriteFile(working, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.removeUpload("../x"); err == nil {
 		t.Error("removal of bytes that can't be removed: got no error")
 	}
-	_, err := os.Stat(filepath.Join(dir, unfinished, "x"))
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Error("the working name went first")
+	if _, err := os.Stat(working); err != nil {
+		t.Error("the working name went first: ", err)
 	}
 }
