@@ -148,7 +148,8 @@ func TestUploadStepFails(t *testing.T) {
 		{name: "fsync of the folder", call: "fsync", errno: "EIO", path: s.Env["FILES_DIR"]},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			args := []string{"-e", "trace=" + step.call, "-e", "inject=" + step.call + ":error=" + step.errno}
+			fault := "inject=" + step.call + ":error=" + step.errno
+			args := []string{"-e", "trace=" + step.call, "-e", fault}
 			var upload *hubstest.HalfUpload
 			if !step.atOnce {
 				upload = c.StartUpload(step.name)

@@ -38,10 +38,12 @@ func onDisk(s *hubstest.Server, path string) string {
 
 // again starts another server on the same data, which sweeps it at once, and returns a client
 // with the session of c.
-func again(t *testing.T, s *hubstest.Server, c *hubstest.Client) (*hubstest.Server, *hubstest.Client) {
+func again(t *testing.T, s *hubstest.Server, c *hubstest.Client) (
+	second *hubstest.Server, client *hubstest.Client,
+) {
 	t.Helper()
-	second := hubstest.Start(t, s.Env)
-	client := second.Client(t)
+	second = hubstest.Start(t, s.Env)
+	client = second.Client(t)
 	client.SetToken(c.Token())
 	return second, client
 }
@@ -370,7 +372,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	hubstest.WaitUntil(t, "room after an upload", served)
 }
 
-// A transfer that makes no progress for stallTimeout ends. A slow one goes on, for longer than that.
+// A transfer that makes no progress for stallTimeout ends. A slow one goes on for longer.
 func TestStalledTransfersEnd(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
