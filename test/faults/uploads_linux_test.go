@@ -62,7 +62,8 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	second, client := again(t, s, c)
+	second := hubstest.Start(t, s.Env)
+	client := second.With(t, c.Token())
 	second.AllowErrors("read-only file system")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
 	client.WantFile(kept, "content")
@@ -192,8 +193,8 @@ func TestUploadRollbackFails(t *testing.T) {
 	tr.wantInjected()
 	waitFiles(t, s, 1)
 	s.AgeUnfinished(t)
-	again(t, s, c)
-	waitFiles(t, s, 0)
+	sweep(t, s)
+	s.WantStored(t, 0)
 }
 
 // A working name that stays although the upload succeeded costs nothing: the file is there for
@@ -208,8 +209,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 	tr.wantInjected()
 	waitFiles(t, s, 2)
 	s.AgeUnfinished(t)
-	again(t, s, c)
-	waitFiles(t, s, 1)
+	sweep(t, s)
 	s.WantStored(t, 1)
 }
 

@@ -36,30 +36,22 @@ func onDisk(s *hubstest.Server, path string) string {
 	return filepath.Join(s.Env["FILES_DIR"], id)
 }
 
-// again starts another server on the same data, which sweeps it at once, and returns a client
-// with the session of c.
-func again(t *testing.T, s *hubstest.Server, c *hubstest.Client) (
-	second *hubstest.Server, client *hubstest.Client,
-) {
+// sweep starts another server on the same data, and returns it when its first sweep is over.
+func sweep(t *testing.T, s *hubstest.Server) *hubstest.Server {
 	t.Helper()
-	second = hubstest.Start(t, s.Env)
-	client = second.Client(t)
-	client.SetToken(c.Token())
-	return second, client
+	last := unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
+	leftover{Put: []string{last}}.put(t, s)
+	second := hubstest.Start(t, s.Env)
+	hubstest.WaitUntil(t, "the end of the sweep", func() bool {
+		return !slices.Contains(s.FilesIn(t), last)
+	})
+	return second
 }
 
 // waitFiles waits until FILES_DIR has n files, those with a working name included.
 func waitFiles(t *testing.T, s *hubstest.Server, n int) {
 	t.Helper()
 	hubstest.WaitUntil(t, fmt.Sprintf("%d files", n), func() bool { return len(s.FilesIn(t)) == n })
-}
-
-// waitWorking waits until n uploads are unfinished.
-func waitWorking(t *testing.T, s *hubstest.Server, n int) {
-	t.Helper()
-	hubstest.WaitUntil(t, fmt.Sprintf("%d unfinished uploads", n), func() bool {
-		return len(s.WorkingFiles(t)) == n
-	})
 }
 
 // kill ends a server in the middle of an upload.
@@ -89,7 +81,7 @@ func TestClientGoneMidUpload(t *testing.T) {
 		for _, reset := range []bool{false, true} {
 			conn := hubstest.Dial(t, s.Addr)
 			io.WriteString(conn, head+framing+half)
-			waitWorking(t, s, 1)
+			hubstest.WaitUntil(t, "a working file", func() bool { return len(s.WorkingFiles(t)) == 1 })
 			if reset {
 				conn.Conn.(*net.TCPConn).SetLinger(0)
 			}
@@ -107,8 +99,8 @@ func TestKilledMidUpload(t *testing.T) {
 	c, _ := s.Member(t, "member")
 	kept := store(t, c, "kept.txt")
 	kill(t, s, c)
-	_, client := again(t, s, c)
-	waitFiles(t, s, 1)
+	client := sweep(t, s).With(t, c.Token())
+	s.WantStored(t, 1)
 	client.WantFile(kept, "content")
 	store(t, client, "next.txt")
 	s.WantStored(t, 2)
@@ -173,21 +165,15 @@ func TestSweep(t *testing.T) {
 	for _, left := range leftovers {
 		want = append(want, left.put(t, s)...)
 	}
-	last := unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
-	leftover{Put: []string{last}}.put(t, s)
-
-	s = hubstest.Start(t, s.Env)
-	s.AllowErrors("the sweep of unfinished uploads failed")
-	hubstest.WaitUntil(t, "the end of the sweep", func() bool {
-		return !slices.Contains(s.FilesIn(t), last)
-	})
+	second := sweep(t, s)
+	second.AllowErrors("the sweep of unfinished uploads failed")
 	got := s.FilesIn(t)
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("left:\n%q\nwant:\n%q", got, want)
 	}
-	s.Log.WaitFor(t, "the sweep of unfinished uploads failed", "is a directory")
+	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "is a directory")
 }
 
 // A sweep removes nothing that it could not ask the database about.
@@ -198,13 +184,13 @@ func TestSweepWithoutDatabase(t *testing.T) {
 	c, _ := s.Member(t, "member")
 	kill(t, s, c)
 	proxy.When("select file_id from files where file_id", proxy.Cut)
-	second, _ := again(t, s, c)
+	second := hubstest.Start(t, s.Env)
 	second.AllowErrors("the sweep of unfinished uploads failed")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "unavailable")
 	waitFiles(t, s, 1)
 	proxy.Resume()
-	again(t, s, c)
-	waitFiles(t, s, 0)
+	sweep(t, s)
+	s.WantStored(t, 0)
 }
 
 // An upload whose database goes away is a 503. Before its row, nothing is left. If its row may
@@ -253,10 +239,9 @@ func TestUploadRowFails(t *testing.T) {
 	waitFiles(t, s, 1+2+2)
 	running := c.StartUpload("running.txt")
 	s.AgeUnfinished(t)
-	_, client := again(t, s, c)
-	waitWorking(t, s, 1)
+	second := sweep(t, s)
 	running.Finish().Want(t, 201)
-	client.WantFile(kept, "content")
+	second.With(t, c.Token()).WantFile(kept, "content")
 	s.WantStored(t, 3)
 }
 
