@@ -62,7 +62,8 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	second, client := again(t, s, c)
+	second := hubstest.Start(t, s.Env)
+	client := second.With(t, c.Token())
 	second.AllowErrors("read-only file system")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
 	client.WantFile(kept, "content")
@@ -148,7 +149,8 @@ func TestUploadStepFails(t *testing.T) {
 		{name: "fsync of the folder", call: "fsync", errno: "EIO", path: s.Env["FILES_DIR"]},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			args := []string{"-e", "trace=" + step.call, "-e", "inject=" + step.call + ":error=" + step.errno}
+			fault := "inject=" + step.call + ":error=" + step.errno
+			args := []string{"-e", "trace=" + step.call, "-e", fault}
 			var upload *hubstest.HalfUpload
 			if !step.atOnce {
 				upload = c.StartUpload(step.name)
@@ -179,8 +181,7 @@ func TestUploadStepFails(t *testing.T) {
 	}
 }
 
-// A disk that refuses an upload may refuse its removal as well. What is left is said in the log,
-// and the sweep takes it.
+// A disk that refuses an upload may refuse its removal as well. The sweep takes what is left.
 func TestUploadRollbackFails(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -190,11 +191,10 @@ func TestUploadRollbackFails(t *testing.T) {
 	tr := attach(t, s, "-e", "trace=linkat,unlinkat", "-e", "inject=linkat,unlinkat:error=EIO")
 	hubstest.WantProblem(t, upload.Finish(), 500, "internal")
 	tr.wantInjected()
-	s.Log.WaitFor(t, `"level":"WARN"`, "a failed upload is left to the sweep")
 	waitFiles(t, s, 1)
 	s.AgeUnfinished(t)
-	again(t, s, c)
-	waitFiles(t, s, 0)
+	sweep(t, s)
+	s.WantStored(t, 0)
 }
 
 // A working name that stays although the upload succeeded costs nothing: the file is there for
@@ -209,8 +209,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 	tr.wantInjected()
 	waitFiles(t, s, 2)
 	s.AgeUnfinished(t)
-	again(t, s, c)
-	waitFiles(t, s, 1)
+	sweep(t, s)
 	s.WantStored(t, 1)
 }
 
