@@ -662,3 +662,29 @@ func fullQueue(t *testing.T) string {
 		t.Cleanup(func() { conn.Close() })
 	}
 }
+
+// T5: a user who is deleted between the session check and the write of a request has no session:
+// 401, and no fault inside.
+func TestUserDeletedDuringARequest(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	c, email := s.Member(t, "member")
+	tx, err := hubstest.OpenDB(t, s.Env["DATABASE_URL"]).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.Exec("lock table files in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan *hubstest.Response)
+	go func() { answer <- c.Upload("a.txt", []byte("content")) }()
+	waitForLocks(t, s.Env["DATABASE_URL"], 1)
+	if _, err := tx.Exec("delete from users where lower(email) = lower($1)", email); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	hubstest.WantProblem(t, <-answer, 401, "unauthenticated")
+}
