@@ -236,6 +236,7 @@ func outlive(t *testing.T, s *hubstest.Server, databaseURL string, away, back fu
 	for range cap(guests) {
 		guests <- newGuest(t, s)
 	}
+	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
 	ledger := hubstest.TestLedger(t)
 	loads := []*load{
 		startLoad(t, 4, func() *hubstest.Response {
@@ -245,7 +246,7 @@ func outlive(t *testing.T, s *hubstest.Server, databaseURL string, away, back fu
 			return ledger.Upload(admin.Elsewhere())
 		}),
 		startLoad(t, 1, func() *hubstest.Response {
-			return enter(ledger, guests, admin)
+			return enter(ledger, guests, admin, version)
 		}),
 	}
 	for _, load := range loads {
@@ -269,7 +270,7 @@ func outlive(t *testing.T, s *hubstest.Server, databaseURL string, away, back fu
 
 // enter signs a guest in and accepts the terms, one step a call. Without a guest it reads.
 func enter(
-	ledger *hubstest.Ledger, guests chan guest, admin *hubstest.Client,
+	ledger *hubstest.Ledger, guests chan guest, admin *hubstest.Client, version string,
 ) *hubstest.Response {
 	select {
 	case guest := <-guests:
@@ -278,7 +279,7 @@ func enter(
 			guests <- guest
 			return r
 		}
-		return ledger.AcceptTerms(guest.Elsewhere(), guest.email, "2026-11-01")
+		return ledger.AcceptTerms(guest.Elsewhere(), guest.email, version)
 	default:
 		return get(admin, "/auth/session")
 	}
@@ -327,7 +328,9 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 		name   string
 		depose func(t *testing.T, primary *hubstest.Postgres)
 	}{
-		{name: "hung", depose: func(_ *testing.T, primary *hubstest.Postgres) { primary.Pause() }},
+		{name: "hung", depose: func(_ *testing.T, primary *hubstest.Postgres) {
+			primary.Pause()
+		}},
 		{name: "read-only", depose: func(t *testing.T, primary *hubstest.Postgres) {
 			hubstest.Exec(t, primary.URL, "alter system set default_transaction_read_only = on")
 			hubstest.Exec(t, primary.URL, "select pg_reload_conf()")

@@ -14,12 +14,17 @@ import (
 	"hubs/internal/hubstest"
 )
 
+func startWithMail(t *testing.T) *hubstest.Server {
+	t.Helper()
+	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	return hubstest.Start(t, m.Env())
+}
+
 // H3: SIGTERM under load. Every request that was taken is answered, and its client is told that
 // the connection ends. Every mail that was promised is sent. The exit status is 0.
 func TestStopAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
-	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	s := hubstest.Start(t, m.Env())
+	s := startWithMail(t)
 	member, _ := s.Member(t, "member")
 	upload := member.StartUpload("a.txt")
 	stranger := s.Client(t)
@@ -28,10 +33,12 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	late, _ := s.NewUser(t, "member")
 	body := fmt.Sprintf(`{"email":%q}`, late)
 	asking := hubstest.Dial(t, s.Addr)
-	io.WriteString(asking, stranger.Head("POST /auth/otp/request", "Content-Type: application/json",
-		fmt.Sprintf("Content-Length: %d", len(body)))+"\r\n"+body[:5])
+	head := stranger.Head("POST /auth/otp/request",
+		"Content-Type: application/json",
+		fmt.Sprintf("Content-Length: %d", len(body)))
+	io.WriteString(asking, head+"\r\n"+body[:5])
 	clients := startKeepAlive(t, s, 8)
-	m.Fail(hubstest.MailHangs) // until the server waits for the mail alone
+	s.Mail.Fail(hubstest.MailHangs) // until the server waits for the mail alone
 	emails := []string{late}
 	for range 40 { // more than there are conversations at a time: some wait for others
 		email, _ := s.NewUser(t, "member")
@@ -46,12 +53,12 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	wantRunning(t, s, "with an upload under way")
 	upload.Finish().Want(t, 201)
 	wantRunning(t, s, "with mail unsent")
-	m.Release()
+	s.Mail.Release()
 	if code := s.Wait(t); code != 0 {
 		t.Errorf("got exit status %d, want 0", code)
 	}
 	mails := map[string]int{}
-	for _, mail := range m.Received() {
+	for _, mail := range s.Mail.Received() {
 		mails[mail.To[0]]++
 	}
 	for _, email := range emails {
@@ -103,7 +110,9 @@ func startKeepAlive(t *testing.T, s *hubstest.Server, clients int) *keepAlive {
 			}
 		})
 	}
-	hubstest.WaitUntil(t, "load", func() bool { return k.answered.Load() > 500 })
+	hubstest.WaitUntil(t, "load", func() bool {
+		return k.answered.Load() > 500
+	})
 	return k
 }
 
@@ -133,8 +142,7 @@ func hungCodes(t *testing.T, s *hubstest.Server, n int) {
 // up, the log says so, and so does the exit status.
 func TestStopGivesUpOnMail(t *testing.T) {
 	t.Parallel()
-	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	s := hubstest.Start(t, m.Env())
+	s := startWithMail(t)
 	s.AllowErrors("code not sent", "stopped with mail unsent")
 	hungCodes(t, s, 40) // the last conversations begin when the first have ended
 	s.Signal(t, syscall.SIGTERM)
@@ -164,7 +172,9 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	}
 	s.AgeUnfinished(t)
 	again := hubstest.Start(t, s.Env)
-	hubstest.WaitUntil(t, "the sweep", func() bool { return len(again.FilesIn(t)) == 0 })
+	hubstest.WaitUntil(t, "the sweep", func() bool {
+		return len(again.FilesIn(t)) == 0
+	})
 }
 
 // Ctrl-C stops the server as SIGTERM does. Meanwhile a second signal ends it at once.
@@ -177,7 +187,7 @@ func TestInterrupt(t *testing.T) {
 	}
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":false`)
 
-	s = hubstest.Start(t, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env())
+	s = startWithMail(t)
 	s.AllowErrors("code not sent", "stopped with mail unsent")
 	hungCodes(t, s, 40)
 	s.Signal(t, syscall.SIGINT)
@@ -201,7 +211,7 @@ func TestInterrupt(t *testing.T) {
 func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	const bound = 1000
-	s := hubstest.Start(t, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env())
+	s := startWithMail(t)
 	s.AllowErrors("code not sent", "too many unfinished requests")
 	domain := "@" + strings.ToLower(hubstest.NewUUID()) + ".example"
 	hubstest.Exec(t, s.Env["DATABASE_URL"],
@@ -209,15 +219,19 @@ func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
 	s.Mail.Fail(hubstest.MailHangs)
 	c := s.Client(t)
 	ask := func(email string) *hubstest.Response {
-		return c.Elsewhere().Do("POST", "/auth/otp/request", map[string]string{"email": email})
+		body := map[string]string{"email": email}
+		return c.Elsewhere().Do("POST", "/auth/otp/request", body)
 	}
 	accepted := 0
-	for ask(fmt.Sprintf("%d%s", accepted+1, domain)).Status == 200 && accepted < 2*bound {
+	for accepted < 2*bound {
+		email := fmt.Sprintf("%d%s", accepted+1, domain)
+		if ask(email).Status != 200 {
+			break
+		}
 		accepted++
 	}
-	known, unknown := ask("1"+domain), ask(hubstest.NewEmail())
-	wantUnavailable(t, known)
-	wantUnavailable(t, unknown)
+	wantUnavailable(t, ask("1"+domain))
+	wantUnavailable(t, ask(hubstest.NewEmail())) // of nobody
 	// A few more than the bound: those whose conversation has ended meanwhile.
 	if accepted < bound || accepted > bound*3/2 {
 		t.Errorf("got %d accepted requests, want about %d", accepted, bound)
