@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	connections = 32
+	connections = 16
 	hubs        = 100_000
 	users       = 1000
 	rounds      = 20 // of all kinds, the sides in turn: what the machine does meets them alike
