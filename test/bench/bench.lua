@@ -1,10 +1,10 @@
 -- For wrk: each request has the headers that a browser sends for a page of an allowed
 -- origin. Each comes from a client address of its own and in the name of the next user, so
 -- that the limits are on, but not met.
--- wrk ... -s testdata/bench.lua URL -- FILE; in FILE one Cookie header a line.
+-- wrk ... -s bench.lua URL -- COOKIES METHOD CONTENT-TYPE BODY HEADER VALUE
+-- COOKIES and BODY are files; in COOKIES one Cookie header a line.
 
-local cookies, n = {}, 0
-
+local cookies, n, forwarded = {}, 0, ""
 local page = "https://app.staging.example.com"
 
 function init(args)
@@ -20,11 +20,16 @@ function init(args)
 	headers["Sec-Fetch-Dest"] = "empty"
 	headers["Sec-Fetch-Mode"] = "cors"
 	headers["Sec-Fetch-Site"] = "same-site"
+	wrk.method = args[2]
+	if args[3] ~= "" then headers["Content-Type"] = args[3] end
+	if args[4] ~= "" then wrk.body = io.open(args[4], "rb"):read("*a") end
+	if args[5] == "X-Forwarded-For" then forwarded = args[6]
+	elseif args[5] ~= "" then headers[args[5]] = args[6] end
 end
 
 function request()
 	n = n + 1
-	wrk.headers["X-Forwarded-For"] = string.format("10.%d.%d.%d",
+	wrk.headers["X-Forwarded-For"] = forwarded .. string.format("10.%d.%d.%d",
 		math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256)
 	wrk.headers["Cookie"] = cookies[n % #cookies + 1]
 	return wrk.format()

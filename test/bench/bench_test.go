@@ -1,10 +1,347 @@
-// Package bench measures.
+// Package bench measures what each kind of request costs: ./dev.sh bench. It prints figures in
+// the form of Go's benchmarks, and benchstat makes the table.
 package bench
 
 import (
+	"bytes"
+	"crypto/md5"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
 )
 
-func TestMain(m *testing.M) { hubstest.Main(m) }
+const (
+	connections = 16
+	hubs        = 100_000
+	users       = 1000
+	rounds      = 20 // of all kinds, the sides in turn: what the machine does meets them alike
+)
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv("BENCH_BARE"); addr != "" {
+		serveBare(addr)
+	}
+	hubstest.Main(m)
+}
+
+// serveBare is what costs least: net/http and a body of the size that the path names.
+func serveBare(addr string) {
+	body := bytes.Repeat([]byte("x"), 1<<20)
+	panic(http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		size, _ := strconv.Atoi(r.URL.Path[1:])
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(body[:size])
+	})))
+}
+
+// A kind of request. {10 kB} and the like in its path is a file of that size.
+type kind struct {
+	name, path   string
+	upload       int    // the size of a file to upload
+	header, text string // a header besides
+}
+
+var kinds = []kind{
+	{name: "session", path: "/auth/session"},
+	{name: "list", path: "/hubs"},
+	{name: "list-deep", path: "/hubs?offset=5000"},
+	{name: "list-common-name", path: "/hubs?filters%5Bname%5D=hub"},
+	{name: "list-name-and-status", path: "/hubs?filters%5Bname%5D=harbour&filters%5Bstatus%5D=active"},
+	{name: "list-rare-name", path: "/hubs?filters%5Bname%5D=zweibr"},
+	{name: "download-10kB", path: "{10 kB}"},
+	{name: "download-1MB", path: "{1 MB}"},
+	{name: "upload-10kB", path: "/files/upload", upload: 10_000},
+}
+
+// long is the longest text that a header may have.
+var long = strings.Repeat("a=1,", 15_000/4)
+
+func ranges(n int) string { return "bytes=0-0" + strings.Repeat(",0-0", n-1) }
+
+// abuses are the requests that cost most, of those that limits let through.
+var abuses = []kind{
+	{name: "session", path: "/auth/session"},
+	{name: "list-deepest", path: "/hubs?limit=100&offset=10000&orderBy=updatedAt&orderDirection=desc"},
+	{name: "list-absent-name", path: "/hubs?limit=100&filters%5Bname%5D=xylophone"},
+	{name: "list-one-letter", path: "/hubs?limit=100&offset=10000&filters%5Bname%5D=e"},
+	{name: "download-1MB", path: "{1 MB}"},
+	{name: "download-16-ranges", path: "{1 MB}", header: "Range", text: ranges(16)},
+	{name: "download-3500-ranges", path: "{10 kB}", header: "Range", text: ranges(3500)},
+	{name: "upload-1MB", path: "/files/upload", upload: 1_000_000},
+	{name: "long-request-id", path: "/auth/session", header: "X-Request-Id", text: long},
+	{name: "long-forwarded-for", path: "/auth/session", header: "X-Forwarded-For", text: long},
+}
+
+// A side is a server that is measured, or bare net/http beside it.
+type side struct {
+	name, base string
+	process    *exec.Cmd
+	client     *hubstest.Client // nil for bare net/http
+	cookies    string           // a file
+	files      map[string]string
+}
+
+// TestBench measures what BENCH says: "bare", "abuse" or "commits".
+func TestBench(t *testing.T) {
+	what := os.Getenv("BENCH")
+	if what == "" {
+		t.Skip("this measures, and takes minutes: ./dev.sh bench")
+	}
+	out, err := os.Create(os.Getenv("BENCH_OUT"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	pg := hubstest.NewPostgres(t)
+	after := newSide(t, pg, "after", hubstest.Binary())
+	sides := []*side{after}
+	measured := kinds
+	switch what {
+	case "abuse":
+		measured = abuses
+	case "bare":
+		sides = []*side{bareSide(t), after}
+	case "commits":
+		sides = []*side{newSide(t, pg, "before", os.Getenv("BENCH_BEFORE")), after}
+	}
+	for round := range rounds {
+		for _, k := range measured {
+			for i := range sides {
+				s := sides[(i+round)%len(sides)] // in turn
+				if s.client == nil && k.upload > 0 {
+					continue
+				}
+				figures := s.measure(t, pg, k, after)
+				fmt.Fprintf(out, "BenchmarkRequest/%s/side=%s 1 %s\n", k.name, s.name, figures)
+			}
+		}
+	}
+	for _, s := range sides {
+		peak := memory(s.process, "VmHWM")
+		fmt.Fprintf(out, "BenchmarkMemory/side=%s 1 %.1f peak-MB\n", s.name, peak/1e6)
+	}
+}
+
+func bareSide(t *testing.T) *side {
+	s := &side{name: "bare"}
+	s.start(t, exec.Command(os.Args[0]), "BENCH_BARE", nil)
+	return s
+}
+
+// newSide starts a server on a database of its own, made by its own migrate, with the same rows
+// as every other side's: the session cookies are good for all.
+func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
+	hubstest.Exec(t, pg.URL, "create database "+name)
+	databaseURL := hubstest.WithDatabase(pg.URL, name)
+	migrate := exec.Command(binary, "migrate")
+	migrate.Env = []string{"DATABASE_URL=" + databaseURL}
+	if text, err := migrate.CombinedOutput(); err != nil {
+		t.Fatalf("migrate: %v\n%s", err, text)
+	}
+	hubstest.Exec(t, databaseURL, fmt.Sprintf(fill, users, hubs))
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
+	env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail), map[string]string{
+		"DATABASE_URL":    databaseURL,
+		"ALLOWED_ORIGINS": "https://app.staging.example.com", // as bench.lua has it
+	})
+	s := &side{name: name, files: map[string]string{}}
+	addr := s.start(t, exec.Command(binary, "serve"), "ADDR", env)
+	server := &hubstest.Server{Env: env, Addr: addr, Base: "https://api." + env["COOKIE_DOMAIN"]}
+	s.client = server.Client(t)
+	var cookies []string
+	for n := range users {
+		sum := md5.Sum(fmt.Append(nil, "user", n+1))
+		id := fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:])
+		email := fmt.Sprintf("user%d@example.com", n+1)
+		token := hubstest.Token{}.Sign(env["SESSION_SECRET"], "<email>", email, "<userId>", id)
+		s.client.SetToken(token)
+		cookies = append(cookies, server.CookieName()+"="+token)
+	}
+	s.cookies = writeFile(t, []byte(strings.Join(cookies, "\n")))
+	version := s.client.Do("GET", "/auth/session", nil).Field(t, "terms", "version")
+	hubstest.Exec(t, databaseURL,
+		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
+	hubstest.Exec(t, databaseURL, "vacuum analyze")
+	for name, size := range map[string]int{"{10 kB}": 10_000, "{1 MB}": 1_000_000} {
+		upload := s.client.Upload("a.bin", make([]byte, size)).Want(t, 201)
+		s.files[name] = upload.Field(t, "path").(string)
+	}
+	return s
+}
+
+// fill makes users, and hubs with names in no order: a third of them have "Hub", one in 15 has
+// "Harbour", one in 3,000 "Zweibrücken".
+const fill = `select setseed(0.5);
+	insert into users (user_id, email)
+	select md5('user' || n)::uuid, 'user' || n || '@example.com' from generate_series(1, %d) n;
+	insert into hubs (hub_id, name, description, status, created_at, updated_at)
+	select md5(n::text)::uuid,
+		substr(md5(n::text), 1, 12) || case when n %% 3 = 0 then ' Hub' else '' end ||
+		case when n %% 3000 = 7 then ' Zweibrücken' when n %% 15 = 1 then ' Harbour' else '' end,
+		'Trains and trams, a bakery and a reading room, number ' || n || '.',
+		case when random() < 0.1 then 'archived' else 'active' end,
+		timestamptz '2026-01-01' + n * interval '10 seconds',
+		timestamptz '2026-01-01' + random() * interval '300 days'
+	from generate_series(1, %d) n`
+
+// start starts the process on a free port, which it takes from a variable, without its log.
+func (s *side) start(
+	t *testing.T, cmd *exec.Cmd, variable string, env map[string]string,
+) (addr string) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = listener.Addr().String()
+	listener.Close()
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	cmd.Env = append(cmd.Env, variable+"="+addr)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	s.process = cmd
+	s.base = "http://" + addr
+	hubstest.WaitUntil(t, "a server that listens", func() bool {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	return addr
+}
+
+// pathOf returns the path of a kind. Bare net/http answers with a body of the size of the
+// server's answer.
+func (s *side) pathOf(t *testing.T, k kind, server *side) string {
+	path := k.path
+	if file, isFile := server.files[path]; isFile && s.client == nil {
+		path = file
+	} else if isFile {
+		path = s.files[k.path]
+	}
+	if s.client != nil {
+		return path
+	}
+	answer := server.client.Elsewhere().Do("GET", path, nil).Want(t, 200)
+	return fmt.Sprint("/", len(answer.Body))
+}
+
+// measure sends requests for a second.
+func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side) (figures string) {
+	url := s.base + s.pathOf(t, k, server)
+	args := []string{"GET", "", "", k.header, k.text} // see bench.lua
+	if k.upload > 0 {
+		form, contentType := hubstest.Form("a.bin", make([]byte, k.upload))
+		body, err := io.ReadAll(form)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = []string{"POST", contentType, writeFile(t, body), k.header, k.text}
+	}
+	args = append([]string{"-s", "bench.lua", url, "--", server.cookies}, args...)
+	args = append([]string{"-t1", "-d1s", fmt.Sprint("-c", connections)}, args...)
+	serverBefore := cpu(s.process.Process.Pid)
+	postgresBefore := postgresCPU(pg)
+	out, err := exec.Command("wrk", args...).CombinedOutput()
+	serverUsed := cpu(s.process.Process.Pid) - serverBefore
+	postgresUsed := postgresCPU(pg) - postgresBefore
+	_, result, _ := strings.Cut(string(out), "\nresult ")
+	var requests, took, p50, p99, failed float64
+	_, scanErr := fmt.Sscan(result, &requests, &took, &p50, &p99, &failed)
+	if err != nil || scanErr != nil || failed > 0 {
+		t.Fatalf("wrk, %s: %v, %v failed\n%s", k.name, err, failed, out)
+	}
+	return fmt.Sprintf("%.0f req/s %.2f p50-ms %.2f p99-ms %.1f server-us %.1f postgres-us",
+		requests/took*1e6, p50/1e3, p99/1e3, serverUsed/requests, postgresUsed/requests)
+}
+
+func writeFile(t *testing.T, content []byte) (path string) {
+	path = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// cpu is what a process and its children that have ended have used so far, in microseconds.
+// /proc/PID/stat counts hundredths of a second.
+func cpu(pid int) (sum float64) {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 15 {
+		return 0 // it has just ended
+	}
+	for _, field := range fields[11:15] {
+		ticks, _ := strconv.Atoi(field)
+		sum += float64(ticks) * 10_000
+	}
+	return sum
+}
+
+func postgresCPU(pg *hubstest.Postgres) float64 {
+	postmaster := pg.Postmaster()
+	sum := cpu(postmaster)
+	for _, child := range pg.Children(postmaster) {
+		sum += cpu(child)
+	}
+	return sum
+}
+
+// memory is a line of /proc/PID/status in bytes.
+func memory(process *exec.Cmd, name string) float64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.Process.Pid))
+	_, rest, _ := strings.Cut(string(text), name+":")
+	var kB float64
+	fmt.Sscan(rest, &kB)
+	return kB * 1024
+}
+
+// allocationBounds are what a request may allocate, with net/http's own part in it: what was
+// measured and a tenth.
+var allocationBounds = map[string]float64{"/auth/session": 10_800, "/hubs": 35_500}
+
+// Without garbage collection, the memory grows by what is allocated.
+func TestAllocationsOfARequest(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("this test reads /proc")
+	}
+	srv := hubstest.Start(t, map[string]string{"GOGC": "off"})
+	client, _ := srv.Member(t, "member")
+	hubstest.Exec(t, srv.Env["DATABASE_URL"], `insert into hubs (name, description)
+		select 'Harbour Station ' || n, 'Trains and trams, a bakery and a reading room, ' || n
+		from generate_series(1, 100) n`)
+	send := func(path string, requests int) {
+		for range requests {
+			client.Elsewhere().Do("GET", path, nil).Want(t, 200)
+		}
+	}
+	for path, most := range allocationBounds {
+		const requests = 2000
+		send(path, 200)
+		before := memory(srv.Cmd, "VmRSS")
+		send(path, requests)
+		each := (memory(srv.Cmd, "VmRSS") - before) / requests
+		t.Logf("GET %s: %.0f bytes", path, each)
+		if each > most {
+			t.Errorf("GET %s allocates %.0f bytes, more than %.0f", path, each, most)
+		}
+	}
+}

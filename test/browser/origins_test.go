@@ -95,9 +95,6 @@ func TestProductionInBrowser(t *testing.T) {
 				HTTPOnly: true,
 				Secure:   true,
 			})
-			if engine == chromium { // only it takes the certificate for good
-				testHSTS(t, b, srv)
-			}
 		})
 	}
 }
@@ -124,20 +121,6 @@ func behindProxy(t *testing.T, srv *hubstest.Server) browserOptions {
 		"--host-resolver-rules=" + strings.Join(rules, ","),
 		"--ignore-certificate-errors-spki-list=" + trust,
 	}}
-}
-
-func testHSTS(t *testing.T, b *browser, srv *hubstest.Server) {
-	b.entries("performance")
-	b.open(strings.Replace(srv.Base, "https:", "http:", 1) + "/healthz")
-	if protocol := script[string](b, "return location.protocol"); protocol != "https:" {
-		t.Errorf("http:// led to %s", protocol)
-	}
-	byHSTS := func(e logEntry) bool {
-		return strings.Contains(e.Message, `"Non-Authoritative-Reason":"HSTS"`)
-	}
-	if !slices.ContainsFunc(b.entries("performance"), byHSTS) {
-		t.Error("the browser has not learnt that this host is reached by HTTPS only")
-	}
 }
 
 // A pageAnswer is what a script gets to see of an answer.
