@@ -1,0 +1,421 @@
+package deploy
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+func TestProductionBehindTLSProxy(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		const limit = 2 << 20 // more than nginx lets pass unless told otherwise
+		env := productionEnv(t)
+		env["MAX_UPLOAD_BYTES"] = fmt.Sprint(limit)
+		s := hubstest.Start(t, env)
+		p := startProxy(t, engine, s.Addr)
+		t.Run("cookie", func(t *testing.T) { testCookie(t, p, s) })
+		t.Run("client address", func(t *testing.T) { testClientAddress(t, p, s) })
+		t.Run("upload", func(t *testing.T) { testUpload(t, p, s, limit) })
+		t.Run("server away", func(t *testing.T) {
+			s.Stop(t)
+			r, err := p.client(s, newAddress()).Try("GET", "/hubs", nil)
+			if err != nil || r.Status != 503 || r.Field(t, "code") != "unavailable" {
+				t.Errorf("want a 503 unavailable: %v, %v", err, r)
+			}
+			if r.Header.Get("Retry-After") == "" {
+				t.Errorf("no Retry-After in %v", r)
+			}
+		})
+	})
+}
+
+func testCookie(t *testing.T, p *proxy, s *hubstest.Server) {
+	c := p.client(s, newAddress())
+	email := hubstest.NewEmail()
+	hubstest.AddUser(t, s.Env["DATABASE_URL"], email, "member")
+	cookie := c.SignIn(email).Header.Get("Set-Cookie")
+	form := regexp.MustCompile(`^__Secure-hubs_auth_production=eyJ[\w.-]+; Path=/; ` +
+		`Domain=example\.com; Max-Age=[0-9]+; HttpOnly; Secure; SameSite=Lax$`)
+	if !form.MatchString(cookie) {
+		t.Errorf("Set-Cookie: %q", cookie)
+	}
+	c.Do("GET", "/auth/session", nil).Want(t, 200)
+	// The server compares Origin with Host, which must be as the browser wrote it.
+	c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
+}
+
+// A client gives itself another address with each request, and stays one client.
+func testClientAddress(t *testing.T, p *proxy, s *hubstest.Server) {
+	address := newAddress()
+	c := p.client(s, address)
+	statuses := map[int]int{}
+	for i := range 110 {
+		forged := []string{fmt.Sprintf("198.51.100.%d", i), "198.51.100.1, 127.0.0.1", "x"}[i%3]
+		r := c.Do("GET", "/auth/session", nil,
+			"X-Forwarded-For", forged, "Forwarded", "for="+forged, "X-Real-Ip", forged)
+		statuses[r.Status]++
+	}
+	if want := map[int]int{401: 100, 429: 10}; !maps.Equal(statuses, want) {
+		t.Errorf("got answers %v, want %v", statuses, want)
+	}
+	s.Log.WaitFor(t, `"client":"`+address+`"`, `"status":429`)
+}
+
+// The beginning of an upload is on the server's disk while the client still has the end.
+func testUpload(t *testing.T, p *proxy, s *hubstest.Server, limit int) {
+	content := make([]byte, limit)
+	rand.Read(content)
+	c := p.member(s, "member")
+	for _, overHTTP2 := range []bool{false, true} {
+		c.HTTP.Transport = p.client(s, newAddress()).HTTP.Transport
+		c.HTTP.Transport.(*http.Transport).ForceAttemptHTTP2 = overHTTP2
+		body, form := io.Pipe()
+		w := multipart.NewWriter(form)
+		answered := make(chan *hubstest.Response, 1)
+		go func() { // without a length: chunked, or HTTP/2 frames
+			r, _ := c.Try("POST", "/files/upload", body, "Content-Type", w.FormDataContentType())
+			answered <- r
+		}()
+		part, err := w.CreateFormFile("file", "a.bin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		part.Write(content[:128<<10]) // an error shows in the file that comes back
+		hubstest.WaitUntil(t, "half an upload on disk", func() bool {
+			return unfinishedBytes(s.Env["FILES_DIR"]) >= 64<<10
+		})
+		part.Write(content[128<<10:])
+		w.Close()
+		form.Close()
+		path := (<-answered).Want(t, 201).Header.Get("Location")
+		got := c.Do("GET", path, nil).Want(t, 200).Body
+		if !bytes.Equal(got, content) {
+			t.Errorf("HTTP/2 %v: another file came back, %d bytes", overHTTP2, len(got))
+		}
+	}
+	// The server's own refusal comes first.
+	hubstest.WantProblem(t, c.Upload("large.bin", append(content, 'x')), 413, "too_large")
+	long := `{"name":"` + strings.Repeat("x", 16<<10) + `"}`
+	hubstest.WantProblem(t, c.Do("POST", "/auth/otp/request", long), 413, "too_large")
+}
+
+// unfinishedBytes is the size of all uploads below the folder that have not ended.
+func unfinishedBytes(folder string) (size int64) {
+	paths, _ := filepath.Glob(folder + "/*/*")
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err == nil {
+			size += info.Size()
+		}
+	}
+	return size
+}
+
+// What a request says of its length twice must reach the server once. Otherwise one of the
+// two could take the rest of the body for a request, which would come from the proxy's own
+// address, past its rules.
+func TestProxyFraming(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		backend := newRecorder(t, emptyAnswer)
+		p := startProxy(t, engine, backend.addr)
+		requests := readCorpus(t).Framing
+		requests["plain"] = "Connection: close\r\nContent-Length: 0\r\n\r\n"
+		for name, rest := range requests {
+			address := newAddress()
+			start := "POST /" + strings.ReplaceAll(name, " ", "-") + " HTTP/1.1\r\n"
+			answer := p.raw(t, address, start+"Host: api.example.com\r\n"+rest)
+			if !regexp.MustCompile(`^HTTP/1.1 (200|400|501) `).MatchString(answer) {
+				t.Errorf("%s: answer %.100q", name, answer)
+			}
+			for _, head := range backend.seen(start) {
+				wantOnce(t, name, head, "\r\nx-forwarded-for: "+address+"\r\n", "\nx-forwarded-for:")
+				wantOnce(t, name, head, "\r\nhost: api.example.com\r\n", "\nhost:")
+				lower := strings.ToLower(head)
+				lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(lower, -1)
+				if len(lengths) > 1 || strings.Contains(lower, "\nupgrade:") {
+					t.Errorf("%s: framed twice or upgraded: %q", name, head)
+				}
+			}
+		}
+		if len(backend.seen("POST /plain")) != 1 || len(backend.seen("")) > len(requests) {
+			t.Errorf("want each request once at most, got %q", backend.seen(""))
+		}
+	})
+}
+
+// wantOnce requires a line in the head, and no other one of the same name.
+func wantOnce(t *testing.T, name, head, line, header string) {
+	t.Helper()
+	head = strings.ToLower(head)
+	if !strings.Contains(head, line) || strings.Count(head, header) != 1 {
+		t.Errorf("%s: want %q once, got %q", name, line, head)
+	}
+}
+
+// G5: no log of a proxy holds anything that a client wrote, whatever fails. nginx would
+// quote the request with each fault.
+func TestProxyLogs(t *testing.T) {
+	backends := map[string]func(t *testing.T) string{
+		"unreachable": func(*testing.T) string { return "[fe80::1]:9" }, // EINVAL: no link is named
+		"silent":      func(t *testing.T) string { return newRecorder(t, "").addr },
+		"broken": func(t *testing.T) string {
+			return newRecorder(t, "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n").addr
+		},
+		"down": func(t *testing.T) string {
+			addr, file := listenFile(t)
+			syscall.Shutdown(int(file.Fd()), syscall.SHUT_RD) // keeps the port, refuses connections
+			t.Cleanup(func() { file.Close() })
+			return addr
+		},
+	}
+	forEachProxy(t, func(t *testing.T, engine string) {
+		for name, backend := range backends {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				testLog(t, startProxy(t, engine, backend(t)))
+			})
+		}
+	})
+}
+
+func testLog(t *testing.T, p *proxy) {
+	for _, c := range readCorpus(t).Logs {
+		address := newAddress()
+		many := strings.Repeat("482913", 12000)
+		p.raw(t, address, strings.ReplaceAll(c.Request, "<482913*12000>", many))
+		line := p.waitLine(t, regexp.QuoteMeta(address)+`:.*[ =](`+c.Status+`) `)
+		if c.Name == "with a body" && !strings.Contains(line, "POST") {
+			t.Errorf("no method in %s", line)
+		}
+	}
+	// Without TLS, with another name, and with HTTP/2, for which nginx makes a request line.
+	conn, err := net.Dial("tcp", p.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(conn, "GET /jane.roe@mailbox.example HTTP/1.1\r\nHost: 482913\r\n\r\n")
+	io.Copy(io.Discard, conn)
+	conn.Close()
+	s := &hubstest.Server{Base: "https://api.example.com"}
+	s.Base = "https://api.example.com"
+	address := newAddress()
+	r, err := p.client(s, address).Try("POST", "/jane.roe@mailbox.example", "{}", "Cookie", "x=482913")
+	if err != nil || r.Status < 500 {
+		t.Errorf("HTTP/2: %v %v", err, r)
+	}
+	p.waitLine(t, regexp.QuoteMeta(address)+`:.*[ =](50[23]) `)
+	secret := regexp.MustCompile(`(?i)jane|roe|mailbox|482913|eyJ`)
+	for _, line := range p.logged() {
+		if secret.MatchString(line) {
+			t.Errorf("in the log: %s", line)
+		}
+	}
+}
+
+// logged returns all that the proxy has logged so far.
+func (p *proxy) logged() []string {
+	faults, _ := os.ReadFile(p.dir + "/faults.log") // nginx only
+	return append(p.log.All(), strings.Split(string(faults), "\n")...)
+}
+
+func (p *proxy) waitLine(t *testing.T, pattern string) (line string) {
+	t.Helper()
+	expr := regexp.MustCompile(pattern)
+	hubstest.WaitUntil(t, pattern+" in the log", func() bool {
+		lines := p.logged()
+		i := slices.IndexFunc(lines, expr.MatchString)
+		if i >= 0 {
+			line = lines[i]
+		}
+		return i >= 0
+	})
+	return line
+}
+
+// A server that dies after it has taken a request may have done it. The proxy sends the
+// request to no other server, and does not make the client send it again. Nor does it send
+// one on a connection that the server might be closing just then, because it was idle.
+func TestProxySendsOnce(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		backend := newRecorder(t, emptyAnswer)
+		p := startProxy(t, engine, backend.addr)
+		for _, address := range []string{"", newAddress()} { // HTTP/1.1, then HTTP/2
+			c := p.client(backend.Server, address)
+			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = false
+			for i := range 3 {
+				r, err := c.Try("POST", "/lives", "{}")
+				if err != nil || r.Status != 200 {
+					t.Errorf("%v %v", err, r)
+				}
+				path := fmt.Sprintf("/dies/%s/%d", address, i)
+				r, err = c.Try("POST", path, "{}")
+				if err != nil || r.Status != 502 && r.Status != 503 {
+					t.Errorf("want 502 or 503: %v %v", err, r)
+				}
+				if got := backend.seen("POST " + path + " "); len(got) != 1 {
+					t.Errorf("%s reached the server %d times", path, len(got))
+				}
+			}
+		}
+		backend.mu.Lock()
+		defer backend.mu.Unlock()
+		for _, heads := range backend.heads {
+			if len(heads) > 1 {
+				t.Errorf("%d requests on one connection to the server", len(heads))
+			}
+		}
+	})
+}
+
+// H5: clients that read nothing, or send nothing more, hold a transfer for a bounded time
+// through a proxy too. Others are served meanwhile.
+func TestStalledTransfersBehindProxy(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		s := hubstest.Start(t, productionEnv(t))
+		p := startProxy(t, engine, s.Addr)
+		stalling := p.member(s, "member")
+		content := make([]byte, 20<<20) // more than all buffers on the way take
+		path := stalling.Upload("large.bin", content).Want(t, 201).Header.Get("Location")
+		head := " HTTP/1.1\r\nHost: api.example.com\r\nCookie: " + s.CookieName() + "=" + stalling.Token() + "\r\n"
+
+		download, err := p.dial(newAddress())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer download.Close()
+		io.WriteString(download, "GET "+path+head+"\r\n")
+		first := make([]byte, 1)
+		io.ReadFull(download, first)
+		uploaded := make(chan string, 1)
+		go func() {
+			uploaded <- p.raw(t, newAddress(), "POST /files/upload"+head+"Content-Length: 1000000\r\n"+
+				"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"+
+				"Content-Disposition: form-data; name=file; filename=a\r\n\r\n"+strings.Repeat("x", 1<<16))
+		}()
+		hubstest.WaitUntil(t, "an upload", func() bool { return unfinishedBytes(s.Env["FILES_DIR"]) > int64(len(content)) })
+		other := p.member(s, "member")
+		other.Do("GET", path, nil).Want(t, 200)
+		other.Upload("a.txt", []byte("a")).Want(t, 201)
+
+		if answer := <-uploaded; strings.HasPrefix(answer, "HTTP/1.1 2") {
+			t.Errorf("an upload that stalled: %.200q", answer)
+		}
+		s.Log.WaitFor(t, `"msg":"request"`, `"route":"/files/{fileId}/{name}"`, `"bytes":`)
+		download.SetDeadline(time.Now().Add(hubstest.Patience))
+		n, err := io.Copy(io.Discard, download)
+		if errors.Is(err, os.ErrDeadlineExceeded) || n >= int64(len(content)) {
+			t.Errorf("a download that stalled: %d bytes, %v, want its connection cut", n, err)
+		}
+	})
+}
+
+// H8: one address opens thousands of connections, idle or with half a head or half a body,
+// and keeps nobody out. Of its requests those over the bound get a clear refusal.
+func TestOneAddressKeepsNobodyOut(t *testing.T) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil || files.Cur < 16384 {
+		hubstest.Skip(t, "this test needs 16,384 descriptors: ulimit -n")
+	}
+	const head = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
+		"Content-Type: application/json\r\nConnection: close\r\n"
+	size := 16 << 10 // the largest body that the server takes
+	halfBody := head + fmt.Sprintf("Content-Length: %d\r\n\r\n", size) + strings.Repeat("x", size-1)
+	forEachProxy(t, func(t *testing.T, engine string) {
+		s := hubstest.Start(t, productionEnv(t))
+		between := hubstest.NewProxy(t, s.Addr)
+		p := startProxy(t, engine, between.Addr)
+		if got := p.flood(t, 150, halfBody).wait(t, 50); got < 50 {
+			t.Errorf("150 requests at a time: %d were refused with 429, want 50", got)
+		}
+		for _, sent := range []string{"", head, halfBody} {
+			f := p.flood(t, 5000, sent)
+			for range 10 {
+				answer := p.raw(t, newAddress(), head+"Content-Length: 2\r\n\r\n{}")
+				if !strings.HasPrefix(answer, "HTTP/1.1 400 ") || !strings.Contains(answer, "invalid_request") {
+					t.Errorf("another client, with %.9q… on 5,000 connections: %.100q", sent, answer)
+				}
+			}
+			hubstest.WaitUntil(t, "no connection to the server for what is not whole", func() bool {
+				open, _ := between.Connections()
+				return open == 0
+			})
+			f.close()
+		}
+	})
+}
+
+// A flood is a client's many connections.
+type flood struct {
+	mu      sync.Mutex
+	conns   []net.Conn
+	refused atomic.Int64 // with a 429
+}
+
+// flood opens connections from one address and sends the same text on each. Some may be
+// refused.
+func (p *proxy) flood(t *testing.T, connections int, text string) *flood {
+	t.Helper()
+	f := &flood{}
+	t.Cleanup(f.close)
+	address := newAddress()
+	var opening sync.WaitGroup
+	const workers = 10
+	for range workers {
+		opening.Go(func() {
+			for range connections / workers {
+				conn, err := p.dial(address)
+				if err != nil {
+					continue
+				}
+				f.mu.Lock()
+				f.conns = append(f.conns, conn)
+				f.mu.Unlock()
+				io.WriteString(conn, text)
+				go f.read(conn)
+			}
+		})
+	}
+	opening.Wait()
+	return f
+}
+
+func (f *flood) read(conn net.Conn) {
+	answer := make([]byte, len("HTTP/1.1 429"))
+	io.ReadFull(conn, answer)
+	if string(answer) == "HTTP/1.1 429" {
+		f.refused.Add(1)
+	}
+}
+
+// wait waits until n requests have been refused, and returns how many have.
+func (f *flood) wait(t *testing.T, n int64) int64 {
+	t.Helper()
+	hubstest.WaitUntil(t, fmt.Sprintf("%d answers 429", n), func() bool { return f.refused.Load() >= n })
+	return f.refused.Load()
+}
+
+func (f *flood) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, conn := range f.conns {
+		conn.Close()
+	}
+}
