@@ -200,7 +200,7 @@ func dialFrom(address, to string) (net.Conn, error) {
 }
 
 // dial opens a TLS connection for requests that no client library would send.
-func (p *proxy) dial(address string) (net.Conn, error) {
+func (p *proxy) dial(address string) (*tls.Conn, error) {
 	conn, err := dialFrom(address, p.addr)
 	if err != nil {
 		return nil, err
