@@ -44,8 +44,8 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 	}
 }
 
-// startProxy runs the proxy in front of these servers (HAProxy: at most three, nginx: one)
-// until the test ends. The test makes its sockets, so that no other process takes the ports.
+// startProxy runs the proxy until the test ends, in front of one server or, HAProxy only, of
+// three. The test makes its sockets, so that no other process takes the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	t.Helper()
 	program := hubstest.Need(t, engine, engine)
@@ -133,13 +133,7 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 			"unix@/hubs.sock", "unix@"+dir+"/hubs.sock", "user haproxy mode", "mode")
 	}
 	for i := range 3 {
-		shippedAddr := fmt.Sprintf("10.0.0.1%d:8080", i+1)
-		if i < len(servers) {
-			replace = append(replace, shippedAddr, servers[i])
-			continue
-		}
-		line := fmt.Sprintf("    server s%d %s", i+1, shippedAddr)
-		replace = append(replace, line+" backup\n", "", line+"\n", "")
+		replace = append(replace, fmt.Sprintf("10.0.0.1%d:8080", i+1), servers[i%len(servers)])
 	}
 	return shipped(t, "haproxy.cfg", replace...)
 }
@@ -150,19 +144,14 @@ func nginxConfig(t testing.TB, p *proxy, server string) string {
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
 		folders += "    " + kind + "_temp_path " + p.dir + "/" + kind + ";\n"
 	}
-	replace := []string{
+	return shipped(t, "nginx.conf",
 		"0.0.0.0:443", p.addr,
 		"        listen [::]:443 ssl http2 ipv6only=on;\n", "",
-		"/etc/hubs/tls.pem", p.dir + "/tls.pem",
-		"/run/nginx.pid", p.dir + "/nginx.pid",
-		"/var/log/nginx/hubs-faults.log", p.dir + "/faults.log",
+		"/etc/hubs/tls.pem", p.dir+"/tls.pem",
+		"/run/nginx.pid", p.dir+"/nginx.pid",
+		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", folders,
-	}
-	if os.Getuid() != 0 {
-		replace = append(replace, "user www-data;\n", "")
-	}
-	return shipped(t, "nginx.conf", replace...)
+		"http {\n", folders)
 }
 
 // client returns a browser that comes from the address. Without one, each of its requests
@@ -199,8 +188,8 @@ func dialFrom(address, to string) (net.Conn, error) {
 	return dialer.Dial("tcp", to)
 }
 
-// dial opens a TLS connection for requests that no client library would send.
-func (p *proxy) dial(address string) (*tls.Conn, error) {
+// tryDial opens a TLS connection for requests that no client library would send.
+func (p *proxy) tryDial(address string) (*tls.Conn, error) {
 	conn, err := dialFrom(address, p.addr)
 	if err != nil {
 		return nil, err
@@ -210,14 +199,20 @@ func (p *proxy) dial(address string) (*tls.Conn, error) {
 	return secure, secure.Handshake()
 }
 
-// raw sends a request as it is and returns all that comes back.
-func (p *proxy) raw(t testing.TB, address, request string) string {
+func (p *proxy) dial(t testing.TB, address string) *tls.Conn {
 	t.Helper()
-	conn, err := p.dial(address)
+	conn, err := p.tryDial(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { conn.NetConn().Close() })
+	return conn
+}
+
+// raw sends a request as it is and returns all that comes back.
+func (p *proxy) raw(t testing.TB, address, request string) string {
+	t.Helper()
+	conn := p.dial(t, address)
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
 	if os.IsTimeout(err) {
