@@ -213,6 +213,7 @@ func (p *proxy) dial(t testing.TB, address string) *tls.Conn {
 func (p *proxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
 	conn := p.dial(t, address)
+	defer conn.Close() // nginx waits for it before it writes its log
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
 	if os.IsTimeout(err) {
