@@ -257,6 +257,7 @@ func TestStalledTransfersBehindProxy(t *testing.T) {
 		if os.IsTimeout(err) || strings.HasPrefix(string(answer), "HTTP/1.1 2") {
 			t.Errorf("an upload that stalled: %q %v", answer, err)
 		}
+		s.Log.WaitFor(t, `"route":"/files/upload","status":400`)
 		s.Log.WaitFor(t, `"msg":"request"`, `"route":"/files/{fileId}/{name}"`)
 		taken, err := io.Copy(io.Discard, download)
 		if os.IsTimeout(err) || taken >= int64(size) {
