@@ -52,7 +52,7 @@ func TestEnvironmentFiles(t *testing.T) {
 		if code != 1 { // for want of the database
 			t.Errorf("%s: exit status %d, want 1: %s", name, code, errOut)
 		}
-		placeholder := regexp.MustCompile(`#SESSION_SECRET=(.*)`).FindStringSubmatch(text)[1]
+		placeholder := regexp.MustCompile(`SESSION_SECRET=(.*)`).FindStringSubmatch(text)[1]
 		values["SESSION_SECRET"] = secrets["SESSION_SECRET"] + "," + placeholder
 		code, _, errOut = hubstest.Run(values, "serve")
 		if code != 2 || !strings.Contains(errOut, "placeholder") {
