@@ -18,10 +18,13 @@ do $$ begin
     end if;
 end $$;
 alter role hubs_server nosuperuser nocreatedb nocreaterole noreplication nobypassrls;
+-- A role may change its own settings, such as search_path, for all its later connections.
+alter role hubs_server reset all;
 
 -- hubs_server may do all that PUBLIC may do. By default PUBLIC may connect to a database
 -- and make temporary tables in it, and up to PostgreSQL 14 create tables in public.
 do $$ begin
+    execute format('alter role hubs_server in database %I reset all', current_database());
     execute format('revoke all on database %I from public', current_database());
     execute format('revoke all on database %I from hubs_server', current_database());
     execute format('grant connect on database %I to hubs_server', current_database());

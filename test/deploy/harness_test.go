@@ -1,0 +1,326 @@
+package deploy
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+// A proxy is HAProxy or nginx as deploy/ configures it.
+type proxy struct {
+	t    testing.TB
+	addr string // takes HTTPS
+	// proxied takes HTTPS after a line of the PROXY protocol, by which a client of the tests
+	// comes from any address. HAProxy only: it is the second bind line.
+	proxied string
+	dir     string
+	log     *hubstest.Log
+}
+
+func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
+	t.Parallel()
+	for _, engine := range []string{"haproxy", "nginx"} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			test(t, engine)
+		})
+	}
+}
+
+// startProxy runs the proxy until the test ends, in front of one server or, HAProxy only, of
+// three. The test makes its sockets, so that no other process takes the ports.
+func startProxy(t testing.TB, engine string, servers ...string) *proxy {
+	t.Helper()
+	program := hubstest.Need(t, engine, engine)
+	// t.TempDir is too long for the path of a socket.
+	dir, err := os.MkdirTemp(hubstest.Dir, "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // the proxies leave root behind
+		t.Fatal(err)
+	}
+	p := &proxy{t: t, dir: dir, log: &hubstest.Log{}}
+	writeFile(t, dir, "tls.pem", keyPair(t, hubstest.CA.ServerTLS().Certificates[0]))
+	var sockets [2]*os.File
+	p.addr, sockets[0] = listenFile(t)
+	p.proxied, sockets[1] = listenFile(t)
+
+	var cmd *exec.Cmd
+	if engine == "haproxy" {
+		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
+		cmd = exec.Command(program, "-db", "-f", config)
+	} else {
+		config := writeFile(t, dir, "nginx.conf", nginxConfig(t, p, servers[0]))
+		cmd = exec.Command(program, "-g", "daemon off;", "-e", "stderr", "-c", config)
+		cmd.Env = append(os.Environ(), "NGINX=3;") // as it hands sockets to a new version of itself
+	}
+	cmd.ExtraFiles = sockets[:] // 3 and 4
+	cmd.Stdout = p.log
+	cmd.Stderr = p.log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s:\n%s", engine, p.log)
+		}
+	})
+	for _, socket := range sockets {
+		socket.Close()
+	}
+	return p
+}
+
+func listenFile(t testing.TB) (addr string, file *os.File) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	file, err = listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return listener.Addr().String(), file
+}
+
+// keyPair returns a certificate and its key as one text, as both proxies take it.
+func keyPair(t testing.TB, pair tls.Certificate) string {
+	t.Helper()
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
+	return string(text) + string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+}
+
+func haproxyConfig(t testing.TB, dir string, servers []string) string {
+	t.Helper()
+	replace := []string{
+		"0.0.0.0:443 ssl", "fd@3 ssl",
+		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
+		"/etc/hubs/tls.pem", dir + "/tls.pem",
+		"/run/haproxy/admin.sock", dir + "/admin.sock",
+		"/var/lib/haproxy/hubs.sock", dir + "/hubs.sock",
+	}
+	if os.Getuid() == 0 {
+		replace = append(replace, "chroot /var/lib/haproxy", "chroot "+dir)
+	} else {
+		replace = append(replace,
+			"    user haproxy\n", "", "    group haproxy\n", "", "    chroot /var/lib/haproxy\n", "",
+			"unix@/hubs.sock", "unix@"+dir+"/hubs.sock", "user haproxy mode", "mode")
+	}
+	for i := range 3 {
+		replace = append(replace, fmt.Sprintf("10.0.0.1%d:8080", i+1), servers[i%len(servers)])
+	}
+	return shipped(t, "haproxy.cfg", replace...)
+}
+
+func nginxConfig(t testing.TB, p *proxy, server string) string {
+	t.Helper()
+	folders := "http {\n"
+	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+		folders += "    " + kind + "_temp_path " + p.dir + "/" + kind + ";\n"
+	}
+	return shipped(t, "nginx.conf",
+		"0.0.0.0:443", p.addr,
+		"        listen [::]:443 ssl http2 ipv6only=on;\n", "",
+		"/etc/hubs/tls.pem", p.dir+"/tls.pem",
+		"/run/nginx.pid", p.dir+"/nginx.pid",
+		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
+		"127.0.0.1:8080", server,
+		"http {\n", folders)
+}
+
+// client returns a browser that comes from the address. Without one, each of its requests
+// has a connection and an address of its own.
+func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
+	transport := &http.Transport{
+		DisableCompression: true,
+		ForceAttemptHTTP2:  address != "",
+		DisableKeepAlives:  address == "",
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			if address == "" {
+				return dialFrom(newAddress(), p.addr)
+			}
+			return dialFrom(address, p.addr)
+		},
+	}
+	p.t.Cleanup(transport.CloseIdleConnections)
+	c := s.Client(p.t)
+	c.IP = ""
+	c.HTTP.Transport = transport
+	return c
+}
+
+var addresses atomic.Int64
+
+// newAddress returns an address of this machine that no other client has.
+func newAddress() string {
+	n := addresses.Add(1)
+	return fmt.Sprintf("127.100.%d.%d", n>>8, n&255)
+}
+
+func dialFrom(address, to string) (net.Conn, error) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	return dialer.Dial("tcp", to)
+}
+
+// tryDial opens a TLS connection for requests that no client library would send.
+func (p *proxy) tryDial(address string) (*tls.Conn, error) {
+	conn, err := dialFrom(address, p.addr)
+	if err != nil {
+		return nil, err
+	}
+	conn.SetDeadline(time.Now().Add(2 * hubstest.Patience))
+	secure := tls.Client(conn, &tls.Config{ServerName: "api.example.com"})
+	return secure, secure.Handshake()
+}
+
+func (p *proxy) dial(t testing.TB, address string) *tls.Conn {
+	t.Helper()
+	conn, err := p.tryDial(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.NetConn().Close() })
+	return conn
+}
+
+// raw sends a request as it is and returns all that comes back.
+func (p *proxy) raw(t testing.TB, address, request string) string {
+	t.Helper()
+	conn := p.dial(t, address)
+	defer conn.Close() // nginx waits for it before it writes its log
+	io.WriteString(conn, request)
+	answer, err := io.ReadAll(conn)
+	if os.IsTimeout(err) {
+		t.Errorf("no end of the answer to %.200q", request)
+	}
+	return string(answer)
+}
+
+// member signs a new user in by way of the proxy, and accepts the terms.
+func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
+	p.t.Helper()
+	c := p.client(s, "")
+	email := hubstest.NewEmail()
+	hubstest.AddUser(p.t, s.Env["DATABASE_URL"], email, role)
+	c.SignIn(email)
+	c.AcceptTerms()
+	return c
+}
+
+// A corpus is testdata/proxies.json.
+type corpus struct {
+	Targets []string
+	Framing map[string]string
+	Logs    []struct{ Name, Request, Status string }
+}
+
+func readCorpus(t testing.TB) (c corpus) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/proxies.json")), &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A recorder is a server that keeps the head of each request as it came. It gives each the
+// same answer; with an empty one it closes the connection.
+type recorder struct {
+	*hubstest.Server // its name to clients
+	addr             string
+
+	mu    sync.Mutex
+	heads map[net.Conn][]string
+}
+
+const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+func newRecorder(t testing.TB, answer string) *recorder {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	r := &recorder{
+		Server: &hubstest.Server{Base: "https://api.example.com"},
+		addr:   listener.Addr().String(),
+		heads:  map[net.Conn][]string{},
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go r.serve(conn, answer)
+		}
+	}()
+	return r
+}
+
+func (r *recorder) serve(conn net.Conn, answer string) {
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(hubstest.Patience))
+	var raw strings.Builder
+	in := bufio.NewReader(io.TeeReader(conn, &raw))
+	for {
+		start := raw.Len() - in.Buffered()
+		request, err := http.ReadRequest(in)
+		head := raw.String()[start : raw.Len()-in.Buffered()]
+		if head == "" { // the end
+			return
+		}
+		if strings.HasPrefix(head, "GET /healthz ") {
+			io.WriteString(conn, emptyAnswer)
+			return
+		}
+		r.mu.Lock()
+		r.heads[conn] = append(r.heads[conn], head)
+		r.mu.Unlock()
+		if err != nil || strings.HasPrefix(request.URL.Path, "/dies") || answer == "" {
+			return
+		}
+		io.Copy(io.Discard, request.Body)
+		io.WriteString(conn, answer)
+	}
+}
+
+// seen returns the heads so far of all requests that begin so.
+func (r *recorder) seen(prefix string) (heads []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, ofConnection := range r.heads {
+		for _, head := range ofConnection {
+			if strings.HasPrefix(head, prefix) {
+				heads = append(heads, head)
+			}
+		}
+	}
+	return heads
+}

@@ -1,0 +1,363 @@
+package deploy
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+func TestProductionBehindTLSProxy(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		env := productionEnv(t)
+		env["MAX_UPLOAD_BYTES"] = fmt.Sprint(uploadLimit)
+		s := hubstest.Start(t, env)
+		p := startProxy(t, engine, s.Addr)
+		c := p.member(s, "member")
+		testUpload(t, c, s)
+		c.HTTP.Transport.(*http.Transport).ForceAttemptHTTP2 = true
+		testUpload(t, c, s)
+		// The server's own refusals come first.
+		large := make([]byte, uploadLimit+1)
+		hubstest.WantProblem(t, c.Upload("a.bin", large), 413, "too_large")
+		r := c.Do("POST", "/auth/otp/request", string(large[:20<<10]))
+		hubstest.WantProblem(t, r, 413, "too_large")
+		// It compares Origin with Host, which is as the browser wrote it.
+		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
+
+		t.Run("server away", func(t *testing.T) {
+			s.Stop(t)
+			r, err := c.Try("GET", "/hubs", nil)
+			if err != nil || r.Status != 503 || r.Field(t, "code") != "unavailable" {
+				t.Errorf("want a 503 unavailable: %v, %v", err, r)
+			}
+			if r.Header.Get("Retry-After") == "" {
+				t.Errorf("no Retry-After in %v", r)
+			}
+		})
+	})
+}
+
+// uploadLimit is more than nginx lets pass unless told otherwise.
+const uploadLimit = 2 << 20
+
+const (
+	formType = "multipart/form-data; boundary=x"
+	formHead = "--x\r\nContent-Disposition: form-data; name=file; filename=a.txt\r\n\r\n"
+	formTail = "\r\n--x--\r\n"
+)
+
+// The beginning of an upload is on the server's disk while the client still has the end.
+func testUpload(t *testing.T, c *hubstest.Client, s *hubstest.Server) {
+	t.Helper()
+	content := strings.Repeat("x", uploadLimit)
+	body, form := io.Pipe()
+	answered := make(chan *hubstest.Response, 1)
+	go func() { // without a length: chunked, or HTTP/2 frames
+		r, _ := c.Try("POST", "/files/upload", body, "Content-Type", formType)
+		answered <- r
+	}()
+	io.WriteString(form, formHead+content[:32<<10])
+	hubstest.WaitUntil(t, "the beginning of an upload on disk", func() bool {
+		return unfinishedBytes(s.Env["FILES_DIR"]) >= 16<<10
+	})
+	io.WriteString(form, content[32<<10:]+formTail)
+	form.Close()
+	path := (<-answered).Want(t, 201).Header.Get("Location")
+	got := c.Do("GET", path, nil).Want(t, 200).Body
+	if string(got) != content {
+		t.Errorf("another file came back, %d bytes", len(got))
+	}
+}
+
+// unfinishedBytes is the size of all uploads below the folder that have not ended.
+func unfinishedBytes(folder string) (size int64) {
+	paths, _ := filepath.Glob(folder + "/*/*")
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err == nil {
+			size += info.Size()
+		}
+	}
+	return size
+}
+
+// What a request says of its length twice must reach the server once. Otherwise one of the
+// two could take the rest of the body for a request, which would come from the proxy's own
+// address, past its rules.
+func TestProxyFraming(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		backend := newRecorder(t, emptyAnswer)
+		p := startProxy(t, engine, backend.addr)
+		requests := readCorpus(t).Framing
+		requests["plain"] = "Connection: close\r\nContent-Length: 0\r\n\r\n"
+		for name, rest := range requests {
+			address := newAddress()
+			start := "POST /" + strings.ReplaceAll(name, " ", "-") + " HTTP/1.1\r\n"
+			answer := p.raw(t, address, start+"Host: api.example.com\r\n"+rest)
+			if !regexp.MustCompile(`^HTTP/1.1 (200|400|501) `).MatchString(answer) {
+				t.Errorf("%s: answer %.100q", name, answer)
+			}
+			for _, head := range backend.seen(start) {
+				wantOnce(t, name, head, "\r\nx-forwarded-for: "+address+"\r\n", "\nx-forwarded-for:")
+				wantOnce(t, name, head, "\r\nhost: api.example.com\r\n", "\nhost:")
+				lower := strings.ToLower(head)
+				lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(lower, -1)
+				if len(lengths) > 1 || strings.Contains(lower, "\nupgrade:") {
+					t.Errorf("%s: framed twice or upgraded: %q", name, head)
+				}
+			}
+		}
+		if len(backend.seen("POST /plain")) != 1 || len(backend.seen("")) > len(requests) {
+			t.Errorf("want each request once at most, got %q", backend.seen(""))
+		}
+	})
+}
+
+// wantOnce requires a line in the head, and no other one of the same name.
+func wantOnce(t *testing.T, name, head, line, header string) {
+	t.Helper()
+	head = strings.ToLower(head)
+	if !strings.Contains(head, line) || strings.Count(head, header) != 1 {
+		t.Errorf("%s: want %q once, got %q", name, line, head)
+	}
+}
+
+// G5: no log of a proxy holds anything that a client wrote, whatever fails. nginx would
+// quote the request with each fault.
+func TestProxyLogs(t *testing.T) {
+	const broken = "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n"
+	servers := map[string]string{
+		"down":        "127.0.0.1:1",
+		"unreachable": "[fe80::1]:9", // EINVAL, since no link is named
+		"silent":      newRecorder(t, "").addr,
+		"broken":      newRecorder(t, broken).addr,
+	}
+	forEachProxy(t, func(t *testing.T, engine string) {
+		for name, server := range servers {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				testLog(t, startProxy(t, engine, server))
+			})
+		}
+	})
+}
+
+func testLog(t *testing.T, p *proxy) {
+	for _, c := range readCorpus(t).Logs {
+		address := newAddress()
+		many := strings.Repeat("482913", 12000)
+		p.raw(t, address, strings.ReplaceAll(c.Request, "<482913*12000>", many))
+		line := p.waitLine(t, regexp.QuoteMeta(address)+`:.*[ =](`+c.Status+`) `)
+		if c.Name == "with a body" && !strings.Contains(line, "POST") {
+			t.Errorf("no method in %s", line)
+		}
+	}
+	// With HTTP/2 nginx makes a request line.
+	s := &hubstest.Server{Base: "https://api.example.com"}
+	address := newAddress()
+	r, err := p.client(s, address).Try("POST", "/jane.roe@mailbox.example", "{}", "Cookie", "x=482913")
+	if err != nil || r.Status < 500 {
+		t.Errorf("HTTP/2: %v %v", err, r)
+	}
+	p.waitLine(t, regexp.QuoteMeta(address)+`:.*[ =](50[23]) `)
+	secret := regexp.MustCompile(`(?i)jane|roe|mailbox|482913|eyJ`)
+	for _, line := range p.logged() {
+		if secret.MatchString(line) {
+			t.Errorf("in the log: %s", line)
+		}
+	}
+}
+
+// logged returns all that the proxy has logged so far.
+func (p *proxy) logged() []string {
+	faults, _ := os.ReadFile(p.dir + "/faults.log") // nginx only
+	return append(p.log.All(), strings.Split(string(faults), "\n")...)
+}
+
+func (p *proxy) waitLine(t *testing.T, pattern string) (line string) {
+	t.Helper()
+	expr := regexp.MustCompile(pattern)
+	hubstest.WaitUntil(t, pattern+" in the log", func() bool {
+		lines := p.logged()
+		i := slices.IndexFunc(lines, expr.MatchString)
+		if i >= 0 {
+			line = lines[i]
+		}
+		return i >= 0
+	})
+	return line
+}
+
+// A server that dies after it has taken a request may have done it. The proxy sends the
+// request to no other server, and does not make the client send it again. Nor does it send
+// one on a connection that the server might be closing just then, because it was idle.
+func TestProxySendsOnce(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		backend := newRecorder(t, emptyAnswer)
+		p := startProxy(t, engine, backend.addr)
+		for _, address := range []string{"", newAddress()} { // HTTP/1.1, then HTTP/2
+			c := p.client(backend.Server, address)
+			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = false
+			for i := range 3 {
+				r, err := c.Try("POST", "/lives", "{}")
+				if err != nil || r.Status != 200 {
+					t.Errorf("%v %v", err, r)
+				}
+				path := fmt.Sprintf("/dies/%s/%d", address, i)
+				r, err = c.Try("POST", path, "{}")
+				if err != nil || r.Status != 502 && r.Status != 503 {
+					t.Errorf("want 502 or 503: %v %v", err, r)
+				}
+				if got := backend.seen("POST " + path + " "); len(got) != 1 {
+					t.Errorf("%s reached the server %d times", path, len(got))
+				}
+			}
+		}
+		backend.mu.Lock()
+		defer backend.mu.Unlock()
+		for _, heads := range backend.heads {
+			if len(heads) > 1 {
+				t.Errorf("%d requests on one connection to the server", len(heads))
+			}
+		}
+	})
+}
+
+// H5: clients that read nothing, or send nothing more, hold a transfer for a bounded time
+// through a proxy too.
+func TestStalledTransfersBehindProxy(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		s := hubstest.Start(t, productionEnv(t))
+		p := startProxy(t, engine, s.Addr)
+		c := p.member(s, "member")
+		size := 20 << 20 // more than all buffers on the way take
+		path := c.Upload("a.bin", make([]byte, size)).Want(t, 201).Header.Get("Location")
+		head := " HTTP/1.1\r\nHost: api.example.com\r\n" +
+			"Cookie: " + s.CookieName() + "=" + c.Token() + "\r\n"
+		download := p.dial(t, newAddress())
+		io.WriteString(download, "GET "+path+head+"\r\n")
+		upload := p.dial(t, newAddress())
+		io.WriteString(upload, "POST /files/upload"+head+"Content-Type: "+formType+"\r\n"+
+			"Content-Length: 1000000\r\n\r\n"+formHead+strings.Repeat("x", 1<<16))
+
+		answer := make([]byte, len("HTTP/1.1 400"))
+		_, err := io.ReadFull(upload, answer)
+		if os.IsTimeout(err) || strings.HasPrefix(string(answer), "HTTP/1.1 2") {
+			t.Errorf("an upload that stalled: %q %v", answer, err)
+		}
+		s.Log.WaitFor(t, `"route":"/files/upload","status":400`)
+		s.Log.WaitFor(t, `"msg":"request"`, `"route":"/files/{fileId}/{name}"`)
+		taken, err := io.Copy(io.Discard, download)
+		if os.IsTimeout(err) || taken >= int64(size) {
+			t.Errorf("a download that stalled: %d bytes, %v, want its connection cut", taken, err)
+		}
+	})
+}
+
+// H8: one address opens thousands of connections, idle or with half a head or half a body,
+// and keeps nobody out. Of its requests those over the bound get a clear refusal.
+func TestOneAddressKeepsNobodyOut(t *testing.T) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil || files.Cur < 16384 {
+		hubstest.Skip(t, "this test needs 16,384 descriptors: ulimit -n")
+	}
+	const head = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
+		"Content-Type: application/json\r\nConnection: close\r\n"
+	const halfBody = head + "Content-Length: 2\r\n\r\n{"
+	size := 16 << 10 // of the largest body that the server takes
+	almost := head + fmt.Sprintf("Content-Length: %d\r\n\r\n", size) + strings.Repeat("x", size-1)
+	forEachProxy(t, func(t *testing.T, engine string) {
+		s := hubstest.Start(t, productionEnv(t))
+		between := hubstest.NewProxy(t, s.Addr)
+		p := startProxy(t, engine, between.Addr)
+		few := p.flood(t, 150, halfBody)
+		hubstest.WaitUntil(t, "50 of 150 requests at a time are refused", func() bool {
+			return few.refused.Load() == 50
+		})
+		few.close()
+		for _, sent := range []string{"", head, almost} {
+			f := p.flood(t, 5000, sent)
+			for range 10 {
+				answer := p.raw(t, newAddress(), head+"Content-Length: 2\r\n\r\n{}")
+				if !strings.HasPrefix(answer, "HTTP/1.1 400 ") || !strings.Contains(answer, "invalid_request") {
+					t.Errorf("another client, with %.9q… on 5,000 connections: %.100q", sent, answer)
+				}
+			}
+			// 200 at a time; some end by their limit of time meanwhile.
+			if engine == "haproxy" && len(f.conns) > 1000 {
+				t.Errorf("of 5,000 connections only %d were refused", 5000-len(f.conns))
+			}
+			f.close()
+			hubstest.WaitUntil(t, "the server has answered all", func() bool {
+				open, _ := between.Connections()
+				return open == 0
+			})
+			if got := s.Log.Count(`"client":"` + f.address + `"`); got > 0 {
+				t.Errorf("%d requests that were not whole reached the server", got)
+			}
+		}
+	})
+}
+
+// A flood is a client's many connections.
+type flood struct {
+	address string
+	mu      sync.Mutex
+	conns   []*tls.Conn
+	refused atomic.Int64 // with a 429
+}
+
+// flood opens connections from one address and sends the same text on each. Some may be
+// refused.
+func (p *proxy) flood(t *testing.T, connections int, text string) *flood {
+	t.Helper()
+	f := &flood{address: newAddress()}
+	t.Cleanup(f.close)
+	var opening sync.WaitGroup
+	const workers = 10
+	for range workers {
+		opening.Go(func() {
+			for range connections / workers {
+				conn, err := p.tryDial(f.address)
+				if err != nil {
+					continue
+				}
+				f.mu.Lock()
+				f.conns = append(f.conns, conn)
+				f.mu.Unlock()
+				io.WriteString(conn, text)
+				go f.read(conn)
+			}
+		})
+	}
+	opening.Wait()
+	return f
+}
+
+func (f *flood) read(conn *tls.Conn) {
+	answer := make([]byte, len("HTTP/1.1 429"))
+	io.ReadFull(conn, answer)
+	if string(answer) == "HTTP/1.1 429" {
+		f.refused.Add(1)
+	}
+}
+
+func (f *flood) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, conn := range f.conns {
+		conn.NetConn().Close() // no alert, which would wait for a reader
+	}
+}

@@ -1,0 +1,210 @@
+package deploy
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/lib/pq"
+
+	"hubs/internal/hubstest"
+)
+
+// A roleDatabase has the tables of hubs_owner, and a stranger's database beside it.
+// roles.sql changes rights in all databases, so it needs a PostgreSQL of its own.
+type roleDatabase struct{ superuser, owner, server, stranger string }
+
+func newRoleDatabase(t *testing.T) roleDatabase {
+	t.Helper()
+	pg := hubstest.NewPostgres(t)
+	for _, role := range []string{"hubs_owner", "stranger"} {
+		hubstest.Exec(t, pg.URL, "create role "+role+" login password 'p'")
+		hubstest.Exec(t, pg.URL, "create database "+role+" owner "+role)
+	}
+	database := hubstest.WithDatabase(pg.URL, "hubs_owner")
+	d := roleDatabase{
+		superuser: database,
+		owner:     hubstest.WithUser(t, database, "hubs_owner", "p"),
+		server:    hubstest.WithUser(t, database, "hubs_server", "p"),
+		stranger:  hubstest.WithUser(t, database, "stranger", "p"),
+	}
+	if err := hubstest.Migrate(d.owner); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// statements returns the lines of a list.
+func statements(list string) []string { return strings.Split(strings.TrimSpace(list), "\n") }
+
+// wantRefused requires that each statement fails for want of a right (42501).
+func wantRefused(t *testing.T, databaseURL string, refused []string) {
+	t.Helper()
+	db := hubstest.OpenDB(t, databaseURL)
+	for _, statement := range refused {
+		if err := tryRefused(db, statement); err != nil {
+			t.Errorf("%s: %v", statement, err)
+		}
+	}
+}
+
+func tryRefused(db *sql.DB, statement string) error {
+	_, err := db.Exec(statement)
+	refusal, ok := errors.AsType[*pq.Error](err)
+	if ok && refusal.Code == "42501" {
+		return nil
+	}
+	return fmt.Errorf("want insufficient_privilege, got %v", err)
+}
+
+// hubs_server, the role of a running server, has enough for every endpoint, and no more.
+func TestLeastPrivilegeRole(t *testing.T) {
+	t.Parallel()
+	d := newRoleDatabase(t)
+	for range 2 { // after each migrate, so more than once
+		hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
+	}
+	hubstest.Exec(t, d.superuser, "alter role hubs_server password 'p'")
+	t.Run("server works", func(t *testing.T) { testServerRoleWorks(t, d) })
+	t.Run("refused", func(t *testing.T) { wantRefused(t, d.server, statements(refusedToServer)) })
+	t.Run("other databases", func(t *testing.T) {
+		for _, name := range []string{"postgres", "template1", "stranger"} {
+			wantRefused(t, hubstest.WithDatabase(d.server, name), []string{"select 1"})
+			hubstest.Exec(t, hubstest.WithDatabase(d.stranger, name), "select 1") // as before
+		}
+		wantRefused(t, d.stranger, []string{"select 1"})
+	})
+	t.Run("owner", func(t *testing.T) { // keeps what migrate and a dump need
+		hubstest.Exec(t, d.owner, "select pg_advisory_xact_lock(1)")
+		hubstest.Exec(t, d.owner, "select lo_unlink(lo_create(0))")
+	})
+}
+
+const refusedToServer = `
+create table t ()
+create temporary table t ()
+create schema s
+create extension pgcrypto
+create function f() returns int language sql as 'select 1'
+create index on hubs (description)
+alter table users add column x int
+alter table users disable trigger all
+drop table hubs
+drop index users_email
+truncate hubs
+comment on table hubs is 'x'
+insert into users (email) values ('x@y.example')
+update users set permission = 'admin'
+update users set suspended = false, signed_out_at = null
+delete from users
+select from users for update
+do $$ begin lock table users in share mode; end $$
+do $$ begin lock table terms_acceptances in share mode; end $$
+delete from terms_acceptances
+update terms_acceptances set accepted_at = now()
+update terms_acceptances set user_id = gen_random_uuid()
+update terms_acceptances set version = '1', accepted_at = now()
+update files set name = 'x'
+alter role hubs_server createdb
+create role r
+create database d
+set role hubs_owner
+copy hubs to '/tmp/hubs'
+copy hubs to program 'true'
+select lo_create(0)
+select lo_creat(-1)
+select lo_from_bytea(0, 'x')
+select lo_open(1, 131072)
+select lo_put(1, 0, 'x')
+select lowrite(0, 'x')
+select lo_import('/etc/passwd')
+select lo_export(1, '/tmp/x')
+select pg_advisory_lock(7239104561)
+select pg_advisory_xact_lock(7239104561)
+select pg_advisory_lock_shared(1, 2)
+select pg_try_advisory_lock(7239104561)
+select pg_try_advisory_xact_lock(7239104561)
+`
+
+func testServerRoleWorks(t *testing.T, d roleDatabase) {
+	s := hubstest.Start(t, map[string]string{"DATABASE_URL": d.server})
+	email := hubstest.NewEmail()
+	owner := map[string]string{"DATABASE_URL": d.owner}
+	if code, _, errOut := hubstest.Run(owner, "user", "add", "-role", "admin", email); code != 0 {
+		t.Fatal(errOut)
+	}
+	c := s.SignIn(t, email)
+	c.AcceptTerms()
+	c.AcceptTerms() // again: that is an update
+	hub := c.Do("POST", "/hubs", map[string]string{"name": "North"}).Want(t, 201).Header.Get("Location")
+	c.Do("PATCH", hub, map[string]string{"name": "South"}).Want(t, 200)
+	c.Do("GET", "/hubs?filters[name]=south&orderBy=createdAt", nil).Want(t, 200)
+	c.Do("GET", c.Upload("a.txt", []byte("a")).Want(t, 201).Header.Get("Location"), nil).Want(t, 200)
+	c.Do("DELETE", hub, nil).Want(t, 204)
+	hubstest.Exec(t, d.server, "delete from files") // a failed upload is undone
+}
+
+// roles.sql takes back every right that hubs_server was given before, by mistake or by an
+// earlier version of the file, and every setting that a stolen role gave itself.
+func TestRolesTakeOldRightsBack(t *testing.T) {
+	t.Parallel()
+	d := newRoleDatabase(t)
+	for _, statement := range statements(`
+create role hubs_server login password 'p' createdb createrole
+grant all on all tables in schema public to hubs_server
+grant update (suspended) on users to hubs_server
+grant all on schema public to hubs_server
+grant all on database hubs_owner to hubs_server
+grant execute on function lo_create(oid), pg_advisory_lock(bigint) to hubs_server
+alter role hubs_server set search_path = s
+alter role hubs_server in database hubs_owner set synchronous_commit = off
+`) {
+		hubstest.Exec(t, d.superuser, statement)
+	}
+	taken := statements(`
+create database d
+create role r
+create table public.t ()
+create schema s
+create temporary table tt ()
+update public.users set suspended = false
+update public.users set permission = 'member'
+delete from public.users
+insert into public.users (email) values ('x@y.example')
+delete from public.terms_acceptances
+update public.files set name = 'x'
+truncate public.hubs
+select lo_create(0)
+select pg_advisory_lock(1)
+`)
+	before := hubstest.OpenDB(t, d.server)
+	for _, statement := range taken {
+		if err := tryRefused(before, statement); err == nil {
+			t.Errorf("%s: refused before roles.sql, so this test shows nothing", statement)
+		}
+	}
+	before.Close()
+	for _, statement := range statements("drop database d\ndrop table t\ndrop schema s\ndrop role r") {
+		hubstest.Exec(t, d.superuser, statement)
+	}
+	hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
+	wantRefused(t, d.server, taken)
+	if got := hubstest.Query[int](t, d.superuser, "select count(*) from pg_db_role_setting where setrole <> 0"); got != 0 {
+		t.Errorf("hubs_server keeps %d settings of its own, want 0", got)
+	}
+}
+
+// sslmode=verify-full, as production.env advises: no fall-back where the database has no TLS.
+func TestDatabaseTLS(t *testing.T) {
+	t.Parallel()
+	plain := hubstest.NewDatabase(t)
+	env := hubstest.ServerEnv(t, map[string]string{
+		"DATABASE_URL": strings.Replace(plain, "sslmode=disable", "sslmode=verify-full", 1),
+	})
+	code, _, errOut := hubstest.Run(env, "serve")
+	if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
+		t.Errorf("exit status %d, want 1 for want of TLS: %s", code, errOut)
+	}
+}

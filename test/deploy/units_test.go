@@ -1,0 +1,193 @@
+package deploy
+
+import (
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+// Both files explain every setting that docs/deploy.md has, set no other one and no secret,
+// and are taken by the server.
+func TestEnvironmentFiles(t *testing.T) {
+	t.Parallel()
+	secrets := map[string]string{
+		"DATABASE_URL":   "postgres://hubs_server:p@127.0.0.1:1/hubs?sslmode=disable", // nobody listens
+		"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
+		"SMTP_URL":       "smtps://u:p@mail.example.com:465",
+	}
+	settings := regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| ").FindAllStringSubmatch(
+		hubstest.ReadFile(t, "docs/deploy.md"), -1)
+	for _, name := range []string{"production.env", "staging.env"} {
+		text := shipped(t, name)
+		values := readEnv(t, name)
+		unknown := maps.Clone(values)
+		for _, setting := range settings {
+			if secrets[setting[1]] == "" {
+				delete(unknown, setting[1])
+			}
+			// Explained: set, or named as unset, right below a comment, maybe with another.
+			explained := regexp.MustCompile(`(?m)^# .*\n(#?[A-Z_]+=.*\n)?#?` + setting[1] + `=`)
+			if !explained.MatchString(text) {
+				t.Errorf("%s does not explain %s", name, setting[1])
+			}
+		}
+		if len(unknown) > 0 {
+			t.Errorf("%s sets %v: a secret, or not in docs/deploy.md", name, unknown)
+		}
+		proxies, err := netip.ParsePrefix(values["TRUSTED_PROXIES"])
+		if err != nil || !proxies.IsSingleIP() {
+			t.Errorf("%s: TRUSTED_PROXIES is %v, want one address", name, proxies)
+		}
+		maps.Copy(values, secrets)
+		code, _, errOut := hubstest.Run(values, "serve")
+		if code != 1 { // for want of the database
+			t.Errorf("%s: exit status %d, want 1: %s", name, code, errOut)
+		}
+		placeholder := regexp.MustCompile(`SESSION_SECRET=(.*)`).FindStringSubmatch(text)[1]
+		values["SESSION_SECRET"] = secrets["SESSION_SECRET"] + "," + placeholder
+		code, _, errOut = hubstest.Run(values, "serve")
+		if code != 2 || !strings.Contains(errOut, "placeholder") {
+			t.Errorf("%s: exit status %d with its placeholder, want 2: %s", name, code, errOut)
+		}
+	}
+}
+
+// T8: browsers send no cookie of production to staging, and allow no page of the one on the
+// other: the domains in the two files are strangers.
+func TestStagingAndProductionShareNoDomain(t *testing.T) {
+	t.Parallel()
+	domains := func(name string) []string {
+		env := readEnv(t, name)
+		text := env["COOKIE_DOMAIN"] + " " + env["ALLOWED_ORIGIN_DOMAIN"] + " " + env["ALLOWED_ORIGINS"]
+		return strings.Fields(strings.NewReplacer("https://", "", ",", " ").Replace(text))
+	}
+	staging := domains("staging.env")
+	production := domains("production.env")
+	if len(staging) < 2 || len(production) < 2 {
+		t.Fatalf("got %q and %q, want a cookie's domain and origins in each", staging, production)
+	}
+	for _, a := range staging {
+		for _, b := range production {
+			if strings.HasSuffix(a, b) || strings.HasSuffix(b, a) {
+				t.Errorf("staging has %s, production %s: one holds the other", a, b)
+			}
+		}
+	}
+}
+
+// The units as systemd itself rates and reads them.
+func TestSystemdUnits(t *testing.T) {
+	t.Parallel()
+	analyze := hubstest.Need(t, "systemd-analyze", "systemd")
+	dir := t.TempDir()
+	unit := writeFile(t, dir, "hubs.service",
+		shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true "))
+	writeFile(t, dir, "hubs.socket", shipped(t, "hubs.socket"))
+	out, err := exec.Command(analyze, "security", "--offline=yes", "--no-pager", unit).CombinedOutput()
+	// 1.1 as shipped, by systemd 252; other versions differ by a tenth.
+	if err != nil || !regexp.MustCompile(`hubs\.service: (0\.[0-9]|1\.[0-3]) `).Match(out) {
+		t.Errorf("%v, want an exposure of at most 1.3\n%s", err, out)
+	}
+	for _, name := range []string{"hubs.service", "hubs.socket"} {
+		verify := exec.Command(analyze, "verify", "--man=no", dir+"/"+name)
+		verify.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
+		out, err := verify.CombinedOutput()
+		if err != nil || len(out) > 0 {
+			t.Errorf("systemd-analyze verify %s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// What the units say fits the server and its settings.
+func TestUnitsFitTheServer(t *testing.T) {
+	t.Parallel()
+	env := readEnv(t, "production.env")
+	units := shipped(t, "hubs.service") + shipped(t, "hubs.socket")
+	for name, want := range map[string]string{
+		"ListenStream":      env["ADDR"],
+		"RequiresMountsFor": env["FILES_DIR"],
+		// N1: any end is followed by a start, also status 2, which is a crash of Go, too.
+		"Restart":                  "always",
+		"RestartPreventExitStatus": "",
+		"StartLimitIntervalSec":    "0",
+		"TriggerLimitIntervalSec":  "0",
+		// Each refusal writes a line; an attack must not drop the lines of others.
+		"LogRateLimitIntervalSec": "0",
+	} {
+		if got := setting(units, name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
+// setting returns the values of a unit's lines of that name, without separators.
+func setting(units, name string) (values string) {
+	for _, line := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(units, -1) {
+		values += line[1]
+	}
+	return values
+}
+
+// N1: there are threads for all connections, each of which may wait for the disk.
+// H3: a stop takes as long as the server needs, for the requests and then for the mail.
+func TestUnitLeavesTheServerRoom(t *testing.T) {
+	t.Parallel()
+	unit := shipped(t, "hubs.service")
+	source := hubstest.ReadFile(t, "main.go")
+	constant := func(name string) int {
+		found := regexp.MustCompile(`\b` + name + ` += ([0-9]+)`).FindStringSubmatch(source)
+		if found == nil {
+			t.Fatalf("main.go has no %s", name)
+		}
+		n, _ := strconv.Atoi(found[1])
+		return n
+	}
+	for name, least := range map[string]int{
+		"TasksMax":       constant("maxConnections") + 100,
+		"LimitNOFILE":    4 * constant("maxConnections"),
+		"TimeoutStopSec": 2*constant("stopTimeout") + 2,
+	} {
+		if got, err := strconv.Atoi(setting(unit, name)); err != nil || got < least {
+			t.Errorf("%s is %d, want at least %d", name, got, least)
+		}
+	}
+}
+
+// systemd-socket-activate hands the socket over as systemd does: it listens, and runs the
+// server at the first connection, which waits for it.
+func TestSystemdSocket(t *testing.T) {
+	t.Parallel()
+	program := hubstest.Need(t, "systemd-socket-activate", "systemd")
+	addr := newAddress() + ":8080"
+	wrapper := []string{"sh", "-c", `exec "$@" 2>/dev/null`, "sh", program, "--listen=" + addr}
+	env := hubstest.ServerEnv(t)
+	for name := range env {
+		wrapper = append(wrapper, "--setenv="+name)
+	}
+	status := make(chan int)
+	go func() { // the first connection starts the server, and waits for it
+		for {
+			answer, err := http.Get("http://" + addr + "/healthz")
+			if err == nil {
+				answer.Body.Close()
+				status <- answer.StatusCode
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // nobody listens yet
+		}
+	}()
+	s := hubstest.StartThrough(t, wrapper, env)
+	if got := <-status; got != 200 || s.Addr != addr {
+		t.Errorf("got %d from %s, want 200 from the socket's %s", got, s.Addr, addr)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
