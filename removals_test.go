@@ -1,5 +1,3 @@
-//go:build moving
-
 package main
 
 import (
