@@ -546,37 +546,27 @@ func isPossible(r route, code string) bool {
 	_, isAcceptance := r.contract.input.(acceptance)
 	_, isGuess := r.contract.input.(guess)
 	_, isFixed := r.contract.output.(document)
-	switch code {
-	case "invalid_request":
-		return !noInput || isUpload
-	case "unauthenticated":
-		return r.access.needsSession()
-	case "invalid_code":
-		return isGuess
-	case "account_suspended":
-		return r.access.needsSession() || isGuess
-	case "terms_not_accepted":
-		return r.access == sessionAndTerms || r.access == adminOnly
-	case "forbidden":
-		return r.access == adminOnly
-	case "cross_origin":
-		return isWrite
-	case "not_found":
-		return strings.Contains(r.path, "{")
-	case "conflict":
-		return isAcceptance
-	case "precondition_failed":
-		return isWrite || isFile(r)
-	case "too_large", "unsupported_media_type":
-		return isWrite && !noInput || isUpload
-	case "range_not_satisfiable":
-		return isFile(r)
-	case "unavailable":
-		return !isFixed
-	case "insufficient_storage":
-		return isUpload
+	takesJSON := isWrite && !noInput
+	possible := map[string]bool{
+		"invalid_request":        !noInput || isUpload,
+		"unauthenticated":        r.access.needsSession(),
+		"invalid_code":           isGuess,
+		"account_suspended":      r.access.needsSession() || isGuess,
+		"terms_not_accepted":     r.access == sessionAndTerms || r.access == adminOnly,
+		"forbidden":              r.access == adminOnly,
+		"cross_origin":           isWrite,
+		"not_found":              strings.Contains(r.path, "{"),
+		"conflict":               isAcceptance,
+		"precondition_failed":    isWrite || isFile(r),
+		"too_large":              takesJSON || isUpload,
+		"unsupported_media_type": takesJSON || isUpload,
+		"range_not_satisfiable":  isFile(r),
+		"rate_limited":           true,
+		"internal":               true,
+		"unavailable":            !isFixed,
+		"insufficient_storage":   isUpload,
 	}
-	return code == "rate_limited" || code == "internal"
+	return possible[code]
 }
 
 // example is an answer with this problem.

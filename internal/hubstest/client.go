@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"mime"
 	"mime/multipart"
 	"net"
@@ -335,48 +334,47 @@ var everyAnswer = map[string]string{
 
 const StrictCSP = "default-src 'none'; frame-ancestors 'none'"
 
-// answerFault tells what an answer lacks that every answer of the server must have.
+// answerFault says what an answer lacks that every answer of the server must have.
 func (r *Response) answerFault() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	for _, name := range slices.Sorted(maps.Keys(everyAnswer)) {
-		if got := r.Header.Values(name); len(got) != 1 || got[0] != everyAnswer[name] {
-			fault("%s: %q", name, got)
+	for name, want := range everyAnswer {
+		if got := r.Header.Values(name); !slices.Equal(got, []string{want}) {
+			return fmt.Errorf("%s: got %q, want %q in %v", name, got, want, r)
 		}
 	}
-	if id := r.Header.Values("X-Request-Id"); len(id) != 1 || id[0] == "" {
-		fault("X-Request-Id: %q", id)
+	id := r.Header.Values("X-Request-Id")
+	after := r.Header.Values("Retry-After")
+	mayRetry := r.Status == 429 || r.Status == 503
+	switch {
+	case len(id) != 1 || id[0] == "":
+		return fmt.Errorf("X-Request-Id: got %q in %v", id, r)
+	case !slices.Contains(r.Header.Values("Vary"), "Origin"):
+		return fmt.Errorf("Vary lacks Origin in %v", r)
+	case after != nil && !mayRetry:
+		return fmt.Errorf("Retry-After: got %q in %v", after, r)
+	case r.Status >= 400 && r.Header.Get("Content-Type") != "application/problem+json":
+		return fmt.Errorf("an error has another type in %v", r)
+	case r.isJSON() && bytes.Contains(r.Body, []byte("eyJ")):
+		return fmt.Errorf("a token is in the body of %v", r)
 	}
-	if !slices.Contains(r.Header.Values("Vary"), "Origin") {
-		fault("Vary: %q, want Origin", r.Header.Values("Vary"))
+	if err := errors.Join(r.policyFault(), r.contractFault()); err != nil {
+		return fmt.Errorf("%w in %v", err, r)
 	}
-	csp, cache := r.Header.Values("Content-Security-Policy"), r.Header.Get("Cache-Control")
-	if strings.HasPrefix(r.Path, "/files/") && r.Status < 400 && r.Method != "POST" && r.Method != "OPTIONS" {
-		if len(csp) != 1 || !strings.Contains(csp[0], "sandbox") || cache != "private, no-cache" {
-			fault("a file with Content-Security-Policy %q, Cache-Control %q", csp, cache)
-		}
-	} else if len(csp) != 1 || csp[0] != StrictCSP {
-		fault("Content-Security-Policy: %q", csp)
+	return nil
+}
+
+// policyFault says what is wrong with what a browser may do with an answer, and a cache.
+func (r *Response) policyFault() error {
+	policy := strings.Join(r.Header.Values("Content-Security-Policy"), "|")
+	cache := r.Header.Get("Cache-Control")
+	isRead := r.Method == "GET" || r.Method == "HEAD"
+	isFile := isRead && strings.HasPrefix(r.Path, "/files/") && r.Status < 400
+	switch {
+	case isFile && !strings.Contains(policy, "sandbox"), !isFile && policy != StrictCSP:
+		return fmt.Errorf("Content-Security-Policy: got %q", policy)
+	case isFile && cache != "private, no-cache", r.isJSON() && cache != "no-store":
+		return fmt.Errorf("Cache-Control: got %q", cache)
 	}
-	if r.isJSON() && cache != "no-store" {
-		fault("JSON with Cache-Control: %q", cache)
-	}
-	if r.isJSON() && bytes.Contains(r.Body, []byte("eyJ")) {
-		fault("a token in the body")
-	}
-	if r.Status >= 400 && r.Header.Get("Content-Type") != "application/problem+json" {
-		fault("an error as %q", r.Header.Get("Content-Type"))
-	}
-	if after := r.Header.Values("Retry-After"); len(after) > 0 && r.Status != 429 && r.Status != 503 {
-		fault("Retry-After: %q", after)
-	}
-	if err := r.contractFault(); err != nil {
-		faults = append(faults, err)
-	}
-	if len(faults) > 0 {
-		fault("in %v", r)
-	}
-	return errors.Join(faults...)
+	return nil
 }
 
 // Fault tells what an answer lacks that it must have, whatever its status. Do and WantProblem
