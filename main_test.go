@@ -122,23 +122,14 @@ func TestExampleKeysAreRefused(t *testing.T) {
 	}
 }
 
-// newTestListener returns a bounded listener to which nobody connects.
-func newTestListener(t *testing.T) *boundedListener {
-	t.Helper()
-	inner, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { inner.Close() })
-	return newBoundedListener(inner)
-}
-
 // H8: an Accept that fails takes no slot. Else a lack of descriptors would end the service for
 // good.
 func TestFailedAcceptTakesNoSlot(t *testing.T) {
 	t.Parallel()
-	l := newTestListener(t)
-	l.TCPListener.Close()
+	l := &boundedListener{
+		TCPListener: &net.TCPListener{}, // which listens nowhere
+		slots:       make(chan struct{}, 1),
+	}
 	if _, err := l.Accept(); err == nil {
 		t.Error("got a connection, want an error")
 	}
@@ -151,11 +142,9 @@ func TestFailedAcceptTakesNoSlot(t *testing.T) {
 func TestStopWithAllConnectionsTaken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // in which a wait without end is a failure
-		l := newTestListener(t)
-		for range cap(l.slots) {
-			l.slots <- struct{}{}
-		}
-		l.Close()
+		stop := make(chan struct{})
+		l := &boundedListener{slots: make(chan struct{}), stop: stop}
+		close(stop)
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("got %v, want %v", err, net.ErrClosed)
 		}
