@@ -4,13 +4,16 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
 
 // A settingCase has the values of one setting that are taken and refused.
@@ -117,4 +120,33 @@ func TestExampleKeysAreRefused(t *testing.T) {
 	if found == 0 {
 		t.Error("no example of deploy/ has a key")
 	}
+}
+
+// H8: an Accept that fails takes no slot. Else a lack of descriptors would end the service for
+// good.
+func TestFailedAcceptTakesNoSlot(t *testing.T) {
+	t.Parallel()
+	l := &boundedListener{
+		TCPListener: &net.TCPListener{}, // which listens nowhere
+		slots:       make(chan struct{}, 1),
+	}
+	if _, err := l.Accept(); err == nil {
+		t.Error("got a connection, want an error")
+	}
+	if got := len(l.slots); got != 0 {
+		t.Errorf("got %d slots taken, want 0", got)
+	}
+}
+
+// H3: a server whose connections are all taken can stop: Accept waits for no slot then.
+func TestStopWithAllConnectionsTaken(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // in which a wait without end is a failure
+		stop := make(chan struct{})
+		l := &boundedListener{slots: make(chan struct{}), stop: stop}
+		close(stop)
+		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("got %v, want %v", err, net.ErrClosed)
+		}
+	})
 }

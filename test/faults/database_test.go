@@ -563,26 +563,6 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 	}
 }
 
-// Where many requests prepare a statement at the same moment, one of them is kept, and the
-// others are closed: each connection then holds it once.
-func TestOneStatementIsKept(t *testing.T) {
-	t.Parallel()
-	direct := hubstest.NewDatabase(t)
-	proxy, through := hubstest.ProxyURL(t, direct)
-	s := startOn(t, through)
-	s.Env["DATABASE_URL"] = direct // for the connections of the test
-	c, _ := s.Member(t, "member")
-	occupyPool(t, s, "users", c, "/auth/session")
-	proxy.Sent()
-	for range 2 { // the second time, each connection prepares the one that was kept
-		occupyPool(t, s, "hubs", c, "/hubs")
-	}
-	got := messages(proxy.Sent())
-	if got["P"]-got["C"] != poolSize {
-		t.Errorf("got %d statements prepared and %d closed, want %d left", got["P"], got["C"], poolSize)
-	}
-}
-
 // Whatever DATABASE_URL and the settings of the role say, the server's connections have these
 // settings. search_path and synchronous_commit are DATABASE_URL's if it has them, and never
 // the role's.

@@ -19,24 +19,26 @@ func TestMemoryIsBounded(t *testing.T) {
 	owner, _ := s.Member(t, "member")
 	large := strings.Repeat("0123456789abcdef", 1<<19) // 8 MiB
 	path := location(t, owner.Upload("large.txt", []byte(large)))
-	var heads []string
+	conns := make([]*hubstest.Conn, 0, 1024)
+	downloads := 0
 	for range 44 {
 		member, _ := s.Member(t, "member")
 		for range 8 { // of the 16 transfers that a user may have
-			heads = append(heads, member.Head("GET "+path)+"\r\n", longPart(member))
+			download := open(t, s, member.Head("GET "+path), "200")
+			upload := open(t, s, longUpload(member), "100")
+			io.WriteString(upload, longPart)
+			conns = append(conns, download, upload)
+			downloads++
 		}
 	}
-	for range 1024 - len(heads) {
-		heads = append(heads, unfinishedHead())
-	}
-	conns := make([]*hubstest.Conn, len(heads))
-	for i, head := range heads {
-		conns[i] = hubstest.Dial(t, s.Addr)
-		io.WriteString(conns[i], head)
+	for len(conns) < cap(conns) {
+		conn := hubstest.Dial(t, s.Addr)
+		io.WriteString(conn, unfinishedHead)
+		conns = append(conns, conn)
 	}
 	hubstest.WaitUntil(t, "all downloads to stand still", func() bool {
 		_, full := sendQueues(t, s.Addr)
-		return full >= len(heads)/3
+		return full >= downloads*9/10
 	})
 	queued, _ := sendQueues(t, s.Addr)
 	resident := residentMemory(t, s.Cmd.Process.Pid)
@@ -51,15 +53,31 @@ func TestMemoryIsBounded(t *testing.T) {
 	owner.WantFile(path, large)
 }
 
-// longPart is the begin of an upload whose part has long headers.
-func longPart(c *hubstest.Client) string {
-	return c.Head("POST /files/upload", "Content-Length: 100000",
-		"Content-Type: multipart/form-data; boundary=edge") + "\r\n" +
-		"--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n" + manyLines(3900)
+// open sends the head of a request and waits for the status of the answer.
+func open(t *testing.T, s *hubstest.Server, head, status string) *hubstest.Conn {
+	t.Helper()
+	conn := hubstest.Dial(t, s.Addr)
+	io.WriteString(conn, head+"\r\n")
+	line, err := conn.In.ReadString('\n')
+	if err != nil || !strings.Contains(line, status) {
+		t.Fatalf("got %q, %v, want %s", line, err, status)
+	}
+	return conn
 }
 
+func longUpload(c *hubstest.Client) string {
+	return c.Head("POST /files/upload",
+		"Content-Length: 100000",
+		"Content-Type: multipart/form-data; boundary=edge",
+		"Expect: 100-continue")
+}
+
+// longPart is the begin of a form whose part has long headers.
+var longPart = "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n" +
+	manyLines(3900)
+
 // unfinishedHead is 11 kB of a request's head.
-func unfinishedHead() string { return "GET /hubs HTTP/1.1\r\nHost: x\r\n" + manyLines(11<<10) }
+var unfinishedHead = "GET /hubs HTTP/1.1\r\nHost: x\r\n" + manyLines(11<<10)
 
 // manyLines is so many bytes of small header lines.
 func manyLines(size int) string {
