@@ -190,8 +190,8 @@ func TestFloodOfRefusedKeys(t *testing.T) {
 		least    int // guesses a day
 		most     int
 	}{
-		{attempts: 1_000, minutes: 45, least: 1_000, most: 1_600},
-		{attempts: 10_000, minutes: 4, least: 10_000, most: 45_000},
+		{attempts: 1_000, minutes: 15, least: 900, most: 1_900},
+		{attempts: 10_000, minutes: 2, least: 10_000, most: 45_000},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			const mailboxes = 50 // the figure is their mean
