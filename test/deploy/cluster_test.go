@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -130,7 +129,9 @@ func testLimits(t *testing.T, c *cluster) {
 }
 
 // wantLimit requires that so many requests to the paths in turn are counted, and then none.
-func wantLimit(t *testing.T, limit int, c *hubstest.Client, paths []string, body map[string]string) {
+func wantLimit(
+	t *testing.T, limit int, c *hubstest.Client, paths []string, body map[string]string,
+) {
 	t.Helper()
 	method := "GET"
 	if body != nil {
@@ -206,26 +207,25 @@ type load struct {
 	t       *testing.T
 	member  *hubstest.Client
 	stop    atomic.Bool
-	running sync.WaitGroup
-	failed  atomic.Int64 // requests that got 502, 503 or no answer
-
-	mu    sync.Mutex
-	files map[string]string // content by the path of each acknowledged upload
+	ended   chan struct{}
+	uploads atomic.Int64
+	failed  atomic.Int64      // requests that got 502, 503 or no answer
+	files   map[string]string // content by the path of each acknowledged upload
 }
 
 func startLoad(t *testing.T, c *cluster) *load {
 	l := &load{
 		t:      t,
 		member: c.member(c.servers[0], "member"),
+		ended:  make(chan struct{}),
 		files:  map[string]string{},
 	}
-	for worker := range 2 {
-		l.running.Go(func() {
-			for n := 0; !l.stop.Load(); n++ {
-				l.round(fmt.Sprintf("content %d of worker %d", n, worker))
-			}
-		})
-	}
+	go func() {
+		defer close(l.ended)
+		for n := 0; !l.stop.Load(); n++ {
+			l.round(fmt.Sprintf("content %d", n))
+		}
+	}()
 	t.Cleanup(l.end)
 	return l
 }
@@ -234,12 +234,10 @@ func (l *load) round(content string) {
 	l.try("GET", "/auth/session", nil, 200)
 	form := strings.NewReader(formHead + content + formTail)
 	path := l.try("POST", "/files/upload", form, 201).Header.Get("Location")
-	if path == "" {
-		return
+	if path != "" {
+		l.files[path] = content
+		l.uploads.Add(1)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.files[path] = content
 }
 
 func (l *load) try(method, path string, body any, status int) *hubstest.Response {
@@ -253,22 +251,16 @@ func (l *load) try(method, path string, body any, status int) *hubstest.Response
 	return r
 }
 
-func (l *load) uploads() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.files)
-}
-
 // waitMore waits for five further uploads.
 func (l *load) waitMore() {
 	l.t.Helper()
-	goal := l.uploads() + 5
-	hubstest.WaitUntil(l.t, "five uploads more", func() bool { return l.uploads() >= goal })
+	goal := l.uploads.Load() + 5
+	hubstest.WaitUntil(l.t, "five uploads more", func() bool { return l.uploads.Load() >= goal })
 }
 
 func (l *load) end() {
 	l.stop.Store(true)
-	l.running.Wait()
+	<-l.ended
 }
 
 func testServersComeAndGo(t *testing.T, c *cluster) {

@@ -131,10 +131,7 @@ select pg_try_advisory_xact_lock(7239104561)
 func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": d.server})
 	email := hubstest.NewEmail()
-	owner := map[string]string{"DATABASE_URL": d.owner}
-	if code, _, errOut := hubstest.Run(owner, "user", "add", "-role", "admin", email); code != 0 {
-		t.Fatal(errOut)
-	}
+	hubstest.AddUser(t, d.owner, email, "admin")
 	c := s.SignIn(t, email)
 	c.AcceptTerms()
 	c.AcceptTerms() // again: that is an update
@@ -191,7 +188,8 @@ select pg_advisory_lock(1)
 	}
 	hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
 	wantRefused(t, d.server, taken)
-	if got := hubstest.Query[int](t, d.superuser, "select count(*) from pg_db_role_setting where setrole <> 0"); got != 0 {
+	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
+	if got := hubstest.Query[int](t, d.superuser, settings); got != 0 {
 		t.Errorf("hubs_server keeps %d settings of its own, want 0", got)
 	}
 }

@@ -2,7 +2,6 @@ package deploy
 
 import (
 	"maps"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -160,34 +158,4 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 			t.Errorf("%s is %d, want at least %d", name, got, least)
 		}
 	}
-}
-
-// systemd-socket-activate hands the socket over as systemd does: it listens, and runs the
-// server at the first connection, which waits for it.
-func TestSystemdSocket(t *testing.T) {
-	t.Parallel()
-	program := hubstest.Need(t, "systemd-socket-activate", "systemd")
-	addr := newAddress() + ":8080"
-	wrapper := []string{"sh", "-c", `exec "$@" 2>/dev/null`, "sh", program, "--listen=" + addr}
-	env := hubstest.ServerEnv(t)
-	for name := range env {
-		wrapper = append(wrapper, "--setenv="+name)
-	}
-	status := make(chan int)
-	go func() { // the first connection starts the server, and waits for it
-		for {
-			answer, err := http.Get("http://" + addr + "/healthz")
-			if err == nil {
-				answer.Body.Close()
-				status <- answer.StatusCode
-				return
-			}
-			time.Sleep(10 * time.Millisecond) // nobody listens yet
-		}
-	}()
-	s := hubstest.StartThrough(t, wrapper, env)
-	if got := <-status; got != 200 || s.Addr != addr {
-		t.Errorf("got %d from %s, want 200 from the socket's %s", got, s.Addr, addr)
-	}
-	http.DefaultClient.CloseIdleConnections()
 }
