@@ -348,7 +348,7 @@ func TestServeFails(t *testing.T) {
 		"address taken": {
 			env:  map[string]string{"ADDR": taken.Addr().String()},
 			exit: 2,
-			want: "ADDR: ",
+			want: "ADDR, or the socket of LISTEN_FDS: ",
 		},
 		"no folder": {
 			env:  map[string]string{"FILES_DIR": filepath.Join(file, "x")},
