@@ -252,21 +252,62 @@ func TestFileThatLostItsBytes(t *testing.T) {
 	}
 }
 
-// A client that waits for "100 Continue" is refused at once, and not asked for the body, if its
-// headers suffice for that.
-func TestRefusedUploadIsNotAskedFor(t *testing.T) {
+// A client that sends its whole upload before it reads gets its answer, whatever was wrong,
+// and can go on using the connection: the server reads the rest of a refused upload.
+func TestRefusedUploadIsAnswered(t *testing.T) {
+	t.Parallel()
+	const limit = 4 << 20 // far more than the 256 kB that net/http reads by itself
+	s := hubstest.Start(t, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(limit)})
+	c, _ := s.Member(t, "member")
+	content := strings.Repeat("c", limit)
+	good := form(partHeader, content)
+	for _, test := range []struct {
+		name   string
+		body   string
+		kind   string
+		status int
+	}{
+		{name: "wrong type", body: good, kind: "text/plain", status: 415},
+		{name: "no boundary", body: good, kind: "multipart/form-data", status: 400},
+		{name: "wrong field", body: form(otherPart, content), status: 400},
+		{name: "announced as too large", body: good + content[:64<<10], status: 413},
+		{name: "found too large", body: form(partHeader, content+"c"), status: 413},
+		{name: "headers too long", body: form(partHeader+content, ""), status: 413},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			head := c.Head("POST /files/upload",
+				"Content-Type: "+cmp.Or(test.kind, formType),
+				fmt.Sprintf("Content-Length: %d", len(test.body)))
+			conn := hubstest.Dial(t, s.Addr)
+			if closes := conn.Exchange(t, head+"\r\n"+test.body, test.status); closes {
+				t.Error("the connection closes, want it open")
+			}
+			conn.Exchange(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n", 200)
+		})
+	}
+	s.WantStored(t, 0)
+}
+
+// A client that waits for "100 Continue" is refused at once, if its headers suffice for that. If
+// it was told to send, the server reads what it asked for.
+func TestRefusedUploadWithExpect(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	c, _ := s.Member(t, "member")
-	for kind, want := range map[string]int{"text/plain": 415, formType: 413} {
-		head := c.Head("POST /files/upload", "Content-Type: "+kind,
-			"Content-Length: 1000000000", "Expect: 100-continue")
-		hubstest.Dial(t, s.Addr).Exchange(t, head+"\r\n", want)
+	body := form(otherPart, strings.Repeat("c", 8<<20))
+	head := func(kind string, length int) string {
+		return c.Head("POST /files/upload", "Content-Type: "+kind,
+			fmt.Sprintf("Content-Length: %d", length), "Expect: 100-continue") + "\r\n"
 	}
+	hubstest.Dial(t, s.Addr).Exchange(t, head("text/plain", len(body)), 415)
+	hubstest.Dial(t, s.Addr).Exchange(t, head(formType, 1<<40), 413)
+	conn := hubstest.Dial(t, s.Addr)
+	conn.Exchange(t, head(formType, len(body)), 100)
+	conn.Exchange(t, body, 400)
 }
 
-// The server waits a second only for the rest of a refused upload: less than the 30 that it waits
-// for the next bytes of a good one.
+// The server waits only a few seconds for the rest of a refused upload: less than the 30 that it
+// waits for the next bytes of a good one.
 func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -275,6 +316,26 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
 	head := c.Head("POST /files/upload", "Content-Type: "+formType, "Content-Length: 200000")
 	conn.Exchange(t, head+"\r\n--edge\r\n"+otherPart+"\r\n\r\n", 400)
+}
+
+// The server reads no more of a refused upload than an upload may have.
+func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t, map[string]string{"MAX_UPLOAD_BYTES": "100000"})
+	c, _ := s.Member(t, "member")
+	endless := &endlessReader{}
+	c.Try("POST", "/files/upload", endless, "Content-Type", "text/plain")
+	const most = 32 << 20 // a few MB are in the buffers of the connection
+	if endless.read > most {
+		t.Errorf("got %d bytes of an endless upload read, want %d at most", endless.read, most)
+	}
+}
+
+type endlessReader struct{ read int }
+
+func (r *endlessReader) Read(p []byte) (int, error) {
+	r.read += len(p)
+	return len(p), nil
 }
 
 // The account is checked again before the row of an upload is written. An upload of a user who
