@@ -283,7 +283,8 @@ func rollOut(t *testing.T, c *cluster, l *load) {
 	keys := "new-secret-of-more-than-thirty-two-bytes," + c.servers[0].Env["SESSION_SECRET"]
 	for _, i := range []int{2, 1, 0} {
 		c.setState(t, i, "drain")
-		if code := c.servers[i].Stop(t); code != 0 {
+		code := c.servers[i].Stop(t)
+		if code != 0 {
 			t.Errorf("server %d: exit status %d", i+1, code)
 		}
 		env := maps.Clone(c.servers[i].Env)
@@ -294,7 +295,8 @@ func rollOut(t *testing.T, c *cluster, l *load) {
 		c.waitState(t, i, "UP")
 		l.waitMore()
 	}
-	if got := l.failed.Load(); got != 0 {
+	got := l.failed.Load()
+	if got != 0 {
 		t.Errorf("%d requests failed during a rolling restart", got)
 	}
 }
@@ -307,7 +309,8 @@ func killActive(t *testing.T, c *cluster, l *load) {
 	c.waitState(t, 0, "DOWN")
 	before := l.failed.Load()
 	l.waitMore()
-	if got := l.failed.Load(); got != before {
+	got := l.failed.Load()
+	if got != before {
 		t.Errorf("%d requests failed after the server was known to be down", got-before)
 	}
 	c.member(c.servers[1], "member") // signs in at the next server

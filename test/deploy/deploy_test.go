@@ -60,7 +60,8 @@ func productionEnv(t testing.TB) map[string]string {
 func writeFile(t testing.TB, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+	err := os.WriteFile(path, []byte(text), 0o644)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return path

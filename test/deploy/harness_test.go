@@ -54,7 +54,7 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // the proxies leave root behind
+	if err = os.Chmod(dir, 0o755); err != nil { // the proxies leave root behind
 		t.Fatal(err)
 	}
 	p := &proxy{t: t, dir: dir, log: &hubstest.Log{}}
@@ -75,7 +75,8 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	cmd.ExtraFiles = sockets[:] // 3 and 4
 	cmd.Stdout = p.log
 	cmd.Stderr = p.log
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -112,8 +113,10 @@ func keyPair(t testing.TB, pair tls.Certificate) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
-	return string(text) + string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	var text strings.Builder
+	pem.Encode(&text, &pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
+	pem.Encode(&text, &pem.Block{Type: "PRIVATE KEY", Bytes: key})
+	return text.String()
 }
 
 func haproxyConfig(t testing.TB, dir string, servers []string) string {
@@ -129,8 +132,11 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 		replace = append(replace, "chroot /var/lib/haproxy", "chroot "+dir)
 	} else {
 		replace = append(replace,
-			"    user haproxy\n", "", "    group haproxy\n", "", "    chroot /var/lib/haproxy\n", "",
-			"unix@/hubs.sock", "unix@"+dir+"/hubs.sock", "user haproxy mode", "mode")
+			"    user haproxy\n", "",
+			"    group haproxy\n", "",
+			"    chroot /var/lib/haproxy\n", "",
+			"unix@/hubs.sock", "unix@"+dir+"/hubs.sock",
+			"user haproxy mode", "mode")
 	}
 	for i := range 3 {
 		replace = append(replace, fmt.Sprintf("10.0.0.1%d:8080", i+1), servers[i%len(servers)])
@@ -242,7 +248,8 @@ type corpus struct {
 
 func readCorpus(t testing.TB) (c corpus) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/proxies.json")), &c); err != nil {
+	err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/proxies.json")), &c)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return c

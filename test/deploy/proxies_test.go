@@ -209,7 +209,8 @@ func TestProxySendsOnce(t *testing.T) {
 				if err != nil || r.Status != 502 && r.Status != 503 {
 					t.Errorf("want 502 or 503: %v %v", err, r)
 				}
-				if got := backend.seen("POST " + path + " "); len(got) != 1 {
+				got := backend.seen("POST " + path + " ")
+				if len(got) != 1 {
 					t.Errorf("%s reached the server %d times", path, len(got))
 				}
 			}
@@ -259,7 +260,8 @@ func TestStalledTransfersBehindProxy(t *testing.T) {
 // and keeps nobody out. Of its requests those over the bound get a clear refusal.
 func TestOneAddressKeepsNobodyOut(t *testing.T) {
 	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil || files.Cur < 16384 {
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
+	if err != nil || files.Cur < 16384 {
 		hubstest.Skip(t, "this test needs 16,384 descriptors: ulimit -n")
 	}
 	const head = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
@@ -280,7 +282,9 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 			f := p.flood(t, 5000, sent)
 			for range 10 {
 				answer := p.raw(t, newAddress(), head+"Content-Length: 2\r\n\r\n{}")
-				if !strings.HasPrefix(answer, "HTTP/1.1 400 ") || !strings.Contains(answer, "invalid_request") {
+				served := strings.HasPrefix(answer, "HTTP/1.1 400 ") &&
+					strings.Contains(answer, "invalid_request")
+				if !served {
 					t.Errorf("another client, with %.9q… on 5,000 connections: %.100q", sent, answer)
 				}
 			}
@@ -293,7 +297,8 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 				open, _ := between.Connections()
 				return open == 0
 			})
-			if got := s.Log.Count(`"client":"` + f.address + `"`); got > 0 {
+			got := s.Log.Count(`"client":"` + f.address + `"`)
+			if got > 0 {
 				t.Errorf("%d requests that were not whole reached the server", got)
 			}
 		}

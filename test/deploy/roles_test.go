@@ -30,7 +30,8 @@ func newRoleDatabase(t *testing.T) roleDatabase {
 		server:    hubstest.WithUser(t, database, "hubs_server", "p"),
 		stranger:  hubstest.WithUser(t, database, "stranger", "p"),
 	}
-	if err := hubstest.Migrate(d.owner); err != nil {
+	err := hubstest.Migrate(d.owner)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -44,7 +45,8 @@ func wantRefused(t *testing.T, databaseURL string, refused []string) {
 	t.Helper()
 	db := hubstest.OpenDB(t, databaseURL)
 	for _, statement := range refused {
-		if err := tryRefused(db, statement); err != nil {
+		err := tryRefused(db, statement)
+		if err != nil {
 			t.Errorf("%s: %v", statement, err)
 		}
 	}
@@ -178,7 +180,8 @@ select pg_advisory_lock(1)
 `)
 	before := hubstest.OpenDB(t, d.server)
 	for _, statement := range taken {
-		if err := tryRefused(before, statement); err == nil {
+		err := tryRefused(before, statement)
+		if err == nil {
 			t.Errorf("%s: refused before roles.sql, so this test shows nothing", statement)
 		}
 	}
@@ -189,7 +192,8 @@ select pg_advisory_lock(1)
 	hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
 	wantRefused(t, d.server, taken)
 	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
-	if got := hubstest.Query[int](t, d.superuser, settings); got != 0 {
+	got := hubstest.Query[int](t, d.superuser, settings)
+	if got != 0 {
 		t.Errorf("hubs_server keeps %d settings of its own, want 0", got)
 	}
 }

@@ -121,7 +121,8 @@ func TestUnitsFitTheServer(t *testing.T) {
 		// Each refusal writes a line; an attack must not drop the lines of others.
 		"LogRateLimitIntervalSec": "0",
 	} {
-		if got := setting(units, name); got != want {
+		got := setting(units, name)
+		if got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
@@ -154,7 +155,8 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 		"LimitNOFILE":    4 * constant("maxConnections"),
 		"TimeoutStopSec": 2*constant("stopTimeout") + 2,
 	} {
-		if got, err := strconv.Atoi(setting(unit, name)); err != nil || got < least {
+		got, err := strconv.Atoi(setting(unit, name))
+		if err != nil || got < least {
 			t.Errorf("%s is %d, want at least %d", name, got, least)
 		}
 	}
