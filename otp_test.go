@@ -280,7 +280,7 @@ func TestFullQueue(t *testing.T) {
 func TestDelayHoldsUpNoQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
+		var log hubstest.Log
 		s := serverWithoutDatabase(nil)
 		s.log = slog.New(slog.NewJSONHandler(&log, nil))
 		for n := range maxCodeRequests {
@@ -290,7 +290,7 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 			t.Helper()
 			time.Sleep(after)
 			synctest.Wait()
-			n := strings.Count(log.String(), `"msg":"code not sent"`)
+			n := log.Count(`"msg":"code not sent"`)
 			if n < least || n > most {
 				t.Errorf("got %d requests done, want %d to %d", n, least, most)
 			}
