@@ -202,7 +202,11 @@ func TestUserCommands(t *testing.T) {
 	user.want(1, "there is a user with this address already", "add", "-role=admin", upper)
 	c := s.SignIn(t, email)
 	permission := func() any { return c.Do("GET", "/auth/session", nil).Want(t, 200).Field(t, "user", "permission") }
+	other, _ := s.Member(t, "member")
 
+	if got := permission(); got != "member" {
+		t.Errorf("after add: permission %v, want member", got)
+	}
 	user.want(0, email+": has the new role from the next request on\n", "role", upper, "admin")
 	if got := permission(); got != "admin" {
 		t.Errorf("after role: permission %v, want admin", got)
@@ -213,6 +217,7 @@ func TestUserCommands(t *testing.T) {
 	permission()
 	user.want(0, email+": signed out everywhere\n", "signout", upper)
 	hubstest.WantProblem(t, c.Do("GET", "/auth/session", nil), 401, "unauthenticated")
+	other.Get("/auth/session").Want(t, 200)
 	user.want(0, email+": deleted; uploaded files stay\n", "delete", upper)
 	user.want(0, "", "list")
 
