@@ -105,6 +105,12 @@ var Binary = sync.OnceValue(func() string {
 		return path
 	}
 	noteSources()
+	return PlainBinary()
+})
+
+// PlainBinary returns the path of a binary without the race detector and coverage, which take
+// memory of their own.
+var PlainBinary = sync.OnceValue(func() string {
 	path := filepath.Join(Dir, "hubs")
 	build := exec.Command("go", "build", "-o", path, ".")
 	build.Dir = Root()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"net/http"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -15,7 +16,8 @@ import (
 func startWithDescriptors(t *testing.T, descriptors string) *hubstest.Server {
 	t.Helper()
 	limit := `ulimit -n ` + descriptors + ` && exec "$@"`
-	return hubstest.StartThrough(t, []string{"sh", "-c", limit, "sh"})
+	cmd := exec.Command("sh", "-c", limit, "sh", hubstest.PlainBinary(), "serve")
+	return hubstest.StartCommand(t, cmd)
 }
 
 // connectAll opens n connections, each with what head returns on it.

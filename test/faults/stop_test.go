@@ -150,6 +150,8 @@ func TestStopGivesUpOnMail(t *testing.T) {
 		t.Errorf("got exit status %d, want 1", code)
 	}
 	s.Log.WaitFor(t, `"msg":"stopped with mail unsent"`, `"level":"ERROR"`)
+	s.Stderr.WaitFor(t, "mail unsent")
+	s.Stderr = &hubstest.Log{} // a running server writes nothing there
 }
 
 // A request that does not end does not keep a stopping server. It is cut off, the log says so,

@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	ciTime  = 12 * time.Minute // -ci begins no removal later
-	ciMost  = 200              // -ci takes no more removals
-	ciShare = 10               // -ci takes one of so many whose files have not changed
+	ciTime  = 4 * time.Minute // -ci begins no removal later
+	ciMost  = 100             // -ci takes no more removals
+	ciShare = 10              // -ci takes one of so many whose files have not changed
 )
 
 var (
@@ -105,17 +105,16 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 }
 
 // chooseForCI returns the removals of files that the last commit changed, and a tenth of the
-// others. The order is random, because the time may end first, but it is the same whenever a commit
-// is checked. PROVE_BASE names an earlier commit to compare with.
+// others, always the same ones. They come in a random order, because the time may end first.
+// PROVE_BASE names an earlier commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
 	changed := git("diff", "--name-only", base)
-	commit := git("rev-parse", "HEAD")
 	order := map[string]uint64{}
 	var chosen []removals.Removal
 	for _, r := range all {
 		hash := fnv.New64a()
-		fmt.Fprint(hash, commit, r.Name)
+		hash.Write([]byte(r.Name))
 		order[r.Name] = hash.Sum64()
 		files, err := source.Apply(r)
 		if err != nil {
