@@ -441,7 +441,8 @@ func userCommand(line []string) error {
 	if name == "add" {
 		flags.StringVar(&role, "role", roleMember, "")
 	}
-	if err := flags.Parse(line[1:]); err != nil {
+	err := flags.Parse(line[1:])
+	if err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
 	command, isKnown := userCommands[name]
@@ -452,24 +453,33 @@ func userCommand(line []string) error {
 		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
+	given := flags.Args()
+	if name == "add" {
+		given = append(given, role)
+	}
+	args, err := userArguments(name, given)
+	if err != nil {
+		return err
+	}
+	return runUserCommand(name, statement{text: command.text, args: args, writes: true})
+}
+
+// userArguments checks the arguments of a command: an address, then a role or, for "email", the
+// new address.
+func userArguments(name string, given []string) ([]any, error) {
 	var args []any
-	for i, arg := range flags.Args() {
-		isRole := name == "role" && i == 1
-		if isRole {
-			role = arg
-		} else if emailRule.validate(arg) != "" {
-			return usageError("this is not an e-mail address that the server takes")
+	for i, arg := range given {
+		isRole := i == 1 && name != "email"
+		if isRole && !slices.Contains(allRoles, arg) {
+			return nil, usageError(fmt.Sprintf("there is no role %q; the roles are %s",
+				arg, strings.Join(allRoles, " and ")))
+		}
+		if !isRole && emailRule.validate(arg) != "" {
+			return nil, usageError("this is not an e-mail address that the server takes")
 		}
 		args = append(args, arg)
 	}
-	if name == "add" {
-		args = append(args, role)
-	}
-	if !slices.Contains(allRoles, role) {
-		return usageError(fmt.Sprintf("there is no role %q; the roles are %s",
-			role, strings.Join(allRoles, " and ")))
-	}
-	return runUserCommand(name, statement{text: command.text, args: args, writes: true})
+	return args, nil
 }
 
 // userCommands has the statement of each command, and the number of arguments of the command after its
