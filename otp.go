@@ -13,7 +13,6 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
-	mathrand "math/rand/v2"
 	"net"
 	"net/mail"
 	"net/smtp"
@@ -128,7 +127,8 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 	}
 	log = log.With("email", email) // maskAttr masks it
 	waitedTooLong := time.After(codeMaxWait)
-	time.AfterFunc(mathrand.N(codeDelay), func() {
+	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
+	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.sendCode(email, waitedTooLong, log)
 		<-s.codeSlots // after the work: a stop waits for the slots
 	})

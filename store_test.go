@@ -42,7 +42,7 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 		&pq.Error{Code: "28000", Severity: pqerror.SeverityFatal},
 		&pq.Error{Code: "3D000", Severity: pqerror.SeverityFatal},
 	}
-	for _, code := range []pq.ErrorCode{
+	for _, code := range []pqerror.Code{
 		"08006", // connection failure
 		"0A000", // a column has another type now
 		"25006", // read only: a standby
@@ -65,7 +65,7 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 		fmt.Errorf("%w: %w", errScan, io.EOF), // a row of another type
 		nil,
 	}
-	for _, code := range []pq.ErrorCode{
+	for _, code := range []pqerror.Code{
 		"22021", // a byte that is no text
 		"23505", // a second row of its kind
 		"42601", // a syntax error

@@ -348,7 +348,7 @@ func (r *Response) answerFault() error {
 	case len(id) != 1 || id[0] == "":
 		return fmt.Errorf("X-Request-Id: got %q in %v", id, r)
 	case !slices.Contains(r.Header.Values("Vary"), "Origin"):
-		return fmt.Errorf("Vary lacks Origin in %v", r)
+		return fmt.Errorf("there is no Origin in Vary: %v", r)
 	case after != nil && !mayRetry:
 		return fmt.Errorf("Retry-After: got %q in %v", after, r)
 	case r.Status >= 400 && r.Header.Get("Content-Type") != "application/problem+json":

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 )
@@ -33,14 +34,15 @@ func Dial(t testing.TB, addr string) *Conn {
 // It comes from an address of its own, with the client's session.
 func (c *Client) Head(request string, headers ...string) string {
 	c.t.Helper()
-	head := fmt.Sprintf("%s HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: %s\r\n", request, NewIP())
+	var head strings.Builder
+	head.WriteString(fmt.Sprintf("%s HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: %s\r\n", request, NewIP()))
 	if token := c.Token(); token != "" {
-		head += fmt.Sprintf("Cookie: %s=%s\r\n", c.srv.CookieName(), token)
+		head.WriteString(fmt.Sprintf("Cookie: %s=%s\r\n", c.srv.CookieName(), token))
 	}
 	for _, header := range headers {
-		head += header + "\r\n"
+		head.WriteString(header + "\r\n")
 	}
-	return head
+	return head.String()
 }
 
 // Receive reads an answer.

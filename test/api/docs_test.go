@@ -49,9 +49,9 @@ var (
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	t.Parallel()
 	script := hubstest.ReadFile(t, "dev.sh")
-	tests := ""
+	var tests strings.Builder
 	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "internal/*/*_test.go") {
-		tests += hubstest.ReadFile(t, name)
+		tests.WriteString(hubstest.ReadFile(t, name))
 	}
 	for _, document := range files(t, "*.md", "docs/*.md", "testdata/*.md") {
 		content := hubstest.ReadFile(t, document)
@@ -73,7 +73,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, named := range namedTest.FindAllString(content, -1) {
-			if !strings.Contains(tests, "\nfunc "+named+"(") {
+			if !strings.Contains(tests.String(), "\nfunc "+named+"(") {
 				t.Errorf("%s: there is no test %s", document, named)
 			}
 		}

@@ -18,7 +18,7 @@ func TestRouterProblems(t *testing.T) {
 		t.Helper()
 		answer := admin.Do(method, path, nil, headers...)
 		hubstest.WantProblem(t, answer, status, code)
-		for _, name := range strings.Fields("Location ETag Last-Modified Accept-Ranges Content-Disposition") {
+		for name := range strings.FieldsSeq("Location ETag Last-Modified Accept-Ranges Content-Disposition") {
 			if got := answer.Header.Get(name); got != "" {
 				t.Errorf("got %s: %q, want none, in %v", name, got, answer)
 			}

@@ -6,6 +6,7 @@
 package deploy
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,9 +52,7 @@ func productionEnv(t testing.TB) map[string]string {
 	env := readEnv(t, "production.env")
 	env["FILES_DIR"] = t.TempDir()
 	env["ADDR"] = "127.0.0.1:0"
-	for name, value := range hubstest.NewMailServer(t, hubstest.MailOptions{}).Env() {
-		env[name] = value
-	}
+	maps.Copy(env, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env())
 	return env
 }
 

@@ -146,9 +146,10 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 
 func nginxConfig(t testing.TB, p *proxy, server string) string {
 	t.Helper()
-	folders := "http {\n"
+	var folders strings.Builder
+	folders.WriteString("http {\n")
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
-		folders += "    " + kind + "_temp_path " + p.dir + "/" + kind + ";\n"
+		folders.WriteString("    " + kind + "_temp_path " + p.dir + "/" + kind + ";\n")
 	}
 	return shipped(t, "nginx.conf",
 		"0.0.0.0:443", p.addr,
@@ -157,7 +158,7 @@ func nginxConfig(t testing.TB, p *proxy, server string) string {
 		"/run/nginx.pid", p.dir+"/nginx.pid",
 		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", folders)
+		"http {\n", folders.String())
 }
 
 // client returns a browser that comes from the address. Without one, each of its requests

@@ -149,7 +149,7 @@ func (source Source) Apply(r Removal) (map[string]string, error) {
 // fit returns the numbers of the lines that a change replaces. They must stand in the scope once.
 func (s scope) fit(change Change) ([]int, error) {
 	if len(change.Old) == 0 {
-		return nil, fmt.Errorf("In: %s has no line that begins with -", change.Scope)
+		return nil, fmt.Errorf("%s: no line after In: begins with -", change.Scope)
 	}
 	var old []string
 	for _, line := range change.Old {
