@@ -159,7 +159,7 @@ func TestDownloadDeadlines(t *testing.T) {
 func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s = newServer(config{env: envLocal, filesDir: dir}, nil, log)
+	s = newServer(config{env: envLocal, filesDir: dir}, newFullStore(0, poolSize), log)
 	if err := s.openFiles(); err != nil {
 		t.Fatal(err)
 	}

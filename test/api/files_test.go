@@ -358,3 +358,16 @@ func TestUploadOutlivesItsSession(t *testing.T) {
 		s.WantStored(t, 0)
 	}
 }
+
+// Each range would cost a part of its own. (net/http ignores ranges that are longer together than
+// the file, so the file is longer.)
+func TestManyRangesAreIgnored(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	c, _ := s.Member(t, "member")
+	path := c.Upload("a.txt", []byte(strings.Repeat("x", 100))).Want(t, 201).Field(t, "path").(string)
+	for ranges, status := range map[int]int{16: 206, 17: 200} {
+		header := "bytes=" + strings.TrimSuffix(strings.Repeat("2-2,", ranges), ",")
+		c.Do("GET", path, nil, "Range", header).Want(t, status)
+	}
+}
