@@ -342,7 +342,7 @@ cmd_test() {
 	need_go
 	need_postgres
 	if [ "${1:-}" = all ]; then test_all; return; fi
-	go test -timeout=10m "$@" . ./internal/... ./test/api
+	go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api # most tests wait
 }
 
 # The server's binary is built once, with the race detector and coverage; the units add theirs.
