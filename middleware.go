@@ -753,7 +753,8 @@ func unauthenticated(reason string) problem {
 	}
 }
 
-// unavailable returns the 503 of a database that is out of reach, or of a mail queue that is full.
+// unavailable returns the 503 of a database that is out of reach, or of too many unfinished requests
+// for a code.
 func unavailable(cause error) problem {
 	return problem{
 		Status: 503, Code: "unavailable", Detail: "Try again soon.",
