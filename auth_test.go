@@ -37,13 +37,13 @@ func TestTokenTimesAreExact(t *testing.T) {
 		issued, expires time.Duration // from now
 		want            string
 	}{
-		{issued: 0, expires: time.Microsecond},
+		{expires: time.Microsecond},
 		{issued: -time.Hour, expires: 0, want: "expired"},
 		{issued: -time.Hour, expires: -time.Microsecond, want: "expired"},
 		{issued: time.Minute, expires: time.Hour},
 		{issued: time.Minute + time.Microsecond, expires: time.Hour, want: "clock"},
-		{issued: 0, expires: sessionTTL},
-		{issued: 0, expires: sessionTTL + time.Microsecond, want: "clock"},
+		{expires: sessionTTL},
+		{expires: sessionTTL + time.Microsecond, want: "clock"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			at := func(d time.Duration) string {
@@ -94,8 +94,6 @@ func TestIdentifierForm(t *testing.T) {
 		id,
 		id + "0",
 		strings.ToUpper(id),
-		strings.Repeat("0", 36),
-		strings.Repeat("-", 36),
 	}
 	for i := range id {
 		for _, other := range []string{"", "0", "-", "g", "/", ":", "`", "A", "é", "\x00", "00"} {

@@ -124,10 +124,7 @@ func wantRefused(t *testing.T, environment, variable, value string) {
 
 // Every key in an example of deploy/ is refused: somebody would keep it.
 func TestExampleKeysAreRefused(t *testing.T) {
-	names, err := filepath.Glob("deploy/*.env")
-	if err != nil {
-		t.Fatal(err)
-	}
+	names, _ := filepath.Glob("deploy/*.env") // the pattern is well formed
 	var keys []string
 	for _, name := range names {
 		keys = append(keys, matches(t, name, `SESSION_SECRET=(\S+)`)...)
@@ -221,10 +218,7 @@ func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	for _, pattern := range []string{"*_test.go", "test/*/*_test.go"} {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		paths, _ := filepath.Glob(pattern) // it is well formed
 		for _, path := range paths {
 			for _, name := range matches(t, path, `(?m)^func ((?:Test|Fuzz)\w*)\(\w+ \*testing\.[TF]\)`) {
 				names[filepath.Join(filepath.Dir(path), name)] = false

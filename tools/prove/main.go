@@ -32,7 +32,6 @@ import (
 
 const (
 	ciTime  = 4 * time.Minute // -ci begins no removal later
-	ciMost  = 100             // -ci takes no more removals
 	ciShare = 10              // -ci takes one of so many whose files have not changed
 )
 
@@ -64,10 +63,8 @@ func run(ctx context.Context, wanted []string) error {
 		return err
 	}
 	chosen, err := choose(all, wanted)
-	most := len(all)
 	if *ci {
 		chosen, err = chooseForCI(source, all)
-		most = ciMost
 	}
 	if err != nil {
 		return err
@@ -77,7 +74,6 @@ func run(ctx context.Context, wanted []string) error {
 	slices.SortFunc(chosen, func(a, b removals.Removal) int {
 		return cmp.Compare(number(a), number(b))
 	})
-	chosen = chosen[:min(len(chosen), most)]
 	started := time.Now()
 	verdicts, err := proveAll(ctx, source, chosen)
 	count := 0
