@@ -37,11 +37,12 @@ func TestMain(m *testing.M) {
 // serveBare is what costs least: net/http and a body of the size that the path names.
 func serveBare(addr string) {
 	body := bytes.Repeat([]byte("x"), 1<<20)
-	panic(http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	answer := func(w http.ResponseWriter, r *http.Request) {
 		size, _ := strconv.Atoi(r.URL.Path[1:])
 		w.Header().Set("Content-Type", "application/json")
 		w.Write(body[:size])
-	})))
+	}
+	panic(http.ListenAndServe(addr, http.HandlerFunc(answer)))
 }
 
 // A kind of request, of those in requests.json: the usual ones, and those that cost most of what
@@ -91,7 +92,8 @@ func TestBench(t *testing.T) {
 	case "bare":
 		sides = []*side{bareSide(t), after}
 	case "commits":
-		sides = []*side{newSide(t, pg, "before", os.Getenv("BENCH_BEFORE")), after}
+		before := newSide(t, pg, "before", os.Getenv("BENCH_BEFORE"))
+		sides = []*side{before, after}
 	}
 	for round := range rounds {
 		for _, k := range measured {
@@ -133,9 +135,15 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 		"DATABASE_URL":    databaseURL,
 		"ALLOWED_ORIGINS": "https://app.staging.example.com", // as bench.lua has it
 	})
-	s := &side{name: name, files: map[string]string{}}
-	addr := s.start(t, exec.Command(binary, "serve"), "ADDR", env)
-	server := &hubstest.Server{Env: env, Addr: addr, Base: "https://api." + env["COOKIE_DOMAIN"]}
+	s := &side{
+		name:  name,
+		files: map[string]string{},
+	}
+	server := &hubstest.Server{
+		Env:  env,
+		Addr: s.start(t, exec.Command(binary, "serve"), "ADDR", env),
+		Base: "https://api." + env["COOKIE_DOMAIN"],
+	}
 	s.client = server.Client(t)
 	var cookies []string
 	accounts := hubstest.Query[string](t, databaseURL,
@@ -149,14 +157,18 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 		s.client.SetToken(token)
 		cookies = append(cookies, server.CookieName()+"="+token)
 	}
-	s.cookies = writeFile(t, []byte(strings.Join(cookies, "\n")))
+	lines := strings.Join(cookies, "\n")
+	s.cookies = writeFile(t, []byte(lines))
 	version := s.client.Do("GET", "/auth/session", nil).Field(t, "terms", "version")
 	hubstest.Exec(t, databaseURL,
 		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
 	hubstest.Exec(t, databaseURL, "vacuum analyze")
-	for name, size := range map[string]int{"{10 kB}": 10_000, "{1 MB}": 1_000_000} {
+	for name, size := range map[string]int{
+		"{10 kB}": 10_000,
+		"{1 MB}":  1_000_000,
+	} {
 		upload := s.client.Upload("a.bin", make([]byte, size)).Want(t, 201)
-		s.files[name] = upload.Field(t, "path").(string)
+		s.files[name] = upload.Header.Get("Location")
 	}
 	return s
 }
@@ -178,7 +190,10 @@ const fill = `select setseed(0.5);
 
 // start starts the process on a free port, which it takes from a variable, without its log.
 func (s *side) start(
-	t *testing.T, cmd *exec.Cmd, variable string, env map[string]string,
+	t *testing.T,
+	cmd *exec.Cmd,
+	variable string,
+	env map[string]string,
 ) (addr string) {
 	addr = hubstest.FreeAddr(t)
 	for name, value := range env {

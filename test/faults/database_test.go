@@ -54,7 +54,8 @@ func (s *service) operate(statements string) {
 		s.t.Fatal(err)
 	}
 	statements = hubstest.FillIn(statements, "<name>", database.Path[1:])
-	hubstest.Exec(s.t, hubstest.WithDatabase(s.database, "postgres"), statements)
+	operator := hubstest.WithDatabase(s.database, "postgres")
+	hubstest.Exec(s.t, operator, statements)
 }
 
 // lock takes tables from every reader and writer until the end of the transaction.
@@ -119,7 +120,7 @@ func TestDatabaseAway(t *testing.T) {
 			// The first requests lose the connections of the pool. The next ones have to connect.
 			for range 2 {
 				wantOutage(t, admin, requests, "others")
-				wantUnavailable(t, admin.Elsewhere().Upload("b.txt", []byte("content")))
+				wantUnavailable(t, uploadText(admin, "b.txt"))
 				if knowsUsers {
 					continue
 				}
@@ -385,7 +386,9 @@ func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 
 // loseAnswerTo drops the connection on which the text is sent, once the answer begins.
 func (s *service) loseAnswerTo(text string) {
-	s.proxy.When(text, func() { s.proxy.WhenAnswered("", s.proxy.Drop) })
+	s.proxy.When(text, func() {
+		s.proxy.WhenAnswered("", s.proxy.Drop)
+	})
 }
 
 // D1: a connection that ends after a statement is done and before its answer. A read is sent
@@ -403,7 +406,7 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	wantUnavailable(t, createHub(admin, "once"))
 	s.wantRows(1, "hubs where name = 'once'")
 	s.loseAnswerTo("once.txt")
-	wantUnavailable(t, admin.Upload("once.txt", []byte("content")))
+	wantUnavailable(t, uploadText(admin, "once.txt"))
 	s.wantRows(2, "files")
 	// A second DELETE would find nothing. The client would be told that there was no such hub.
 	s.loseAnswerTo(id)
@@ -415,7 +418,7 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	s.loseAnswerTo(email)
 	code, out, errOut := hubstest.Run(s.Env, "user", "add", email)
 	if code != 1 || out != "" || strings.Contains(errOut, "nothing") {
-		t.Errorf("user add: got exit status %d, %q, %q, want 1 and an open outcome", code, out, errOut)
+		t.Errorf("user add: got %d, %q, %q, want 1 and an open outcome", code, out, errOut)
 	}
 	s.wantRows(1, "users where email = $1", email)
 }
@@ -447,7 +450,11 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 // messages counts what clients have sent to PostgreSQL by the type of the message. There must
 // be no start of a connection in it.
 func messages(sent []byte) map[string]int {
-	count := map[string]int{"B": 0, "E": 0, "S": 0}
+	count := map[string]int{
+		"B": 0,
+		"E": 0,
+		"S": 0,
+	}
 	for len(sent) >= 5 {
 		count[string(sent[:1])]++
 		sent = sent[1+binary.BigEndian.Uint32(sent[1:5]):]
@@ -469,7 +476,9 @@ func TestSettingsOfConnections(t *testing.T) {
 			t.Parallel()
 			proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
 			proxy.Sent()
-			hubstest.Start(t, map[string]string{"DATABASE_URL": through + "&" + test.Query})
+			hubstest.Start(t, map[string]string{
+				"DATABASE_URL": through + "&" + test.Query,
+			})
 			sent := string(proxy.Sent())
 			for name, want := range test.Want {
 				setting := regexp.MustCompile(`(?i)\x00` + name + `\x00([^\x00]*)`)
@@ -521,7 +530,9 @@ func TestUserDeletedDuringARequest(t *testing.T) {
 	c, email := s.Member(t, "member")
 	tx := s.lock("files")
 	answer := make(chan *hubstest.Response)
-	go func() { answer <- c.Upload("a.txt", []byte("content")) }()
+	go func() {
+		answer <- uploadText(c, "a.txt")
+	}()
 	s.waitForLocks(1)
 	_, err := tx.Exec("delete from users where lower(email) = lower($1)", email)
 	if err := errors.Join(err, tx.Commit()); err != nil {

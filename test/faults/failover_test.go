@@ -97,10 +97,14 @@ func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Clien
 func TestConnectionsDie(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*hubstest.Postgres){
-		"crash":          func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGKILL) },
-		"immediate stop": func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGQUIT) },
-		"loss":           (*hubstest.Postgres).Lose,
-		"stop":           (*hubstest.Postgres).Stop,
+		"crash": func(pg *hubstest.Postgres) {
+			pg.Crash(syscall.SIGKILL)
+		},
+		"immediate stop": func(pg *hubstest.Postgres) {
+			pg.Crash(syscall.SIGQUIT)
+		},
+		"loss": (*hubstest.Postgres).Lose,
+		"stop": (*hubstest.Postgres).Stop,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -156,9 +160,18 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 	t.Parallel()
 	type change = func(*hubstest.Postgres)
 	for name, test := range map[string]struct{ away, back change }{
-		"restart": {(*hubstest.Postgres).Stop, (*hubstest.Postgres).Start},
-		"loss":    {(*hubstest.Postgres).Lose, (*hubstest.Postgres).Start},
-		"hang":    {(*hubstest.Postgres).Pause, (*hubstest.Postgres).Resume},
+		"restart": {
+			away: (*hubstest.Postgres).Stop,
+			back: (*hubstest.Postgres).Start,
+		},
+		"loss": {
+			away: (*hubstest.Postgres).Lose,
+			back: (*hubstest.Postgres).Start,
+		},
+		"hang": {
+			away: (*hubstest.Postgres).Pause,
+			back: (*hubstest.Postgres).Resume,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -192,9 +205,15 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 	}
 	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
 	ledger := hubstest.TestLedger(t)
-	write := func() *hubstest.Response { return ledger.WriteHub(admin.Elsewhere()) }
-	upload := func() *hubstest.Response { return ledger.Upload(admin.Elsewhere()) }
-	signIn := func() *hubstest.Response { return enter(ledger, guests, admin, version) }
+	write := func() *hubstest.Response {
+		return ledger.WriteHub(admin.Elsewhere())
+	}
+	upload := func() *hubstest.Response {
+		return ledger.Upload(admin.Elsewhere())
+	}
+	signIn := func() *hubstest.Response {
+		return enter(ledger, guests, admin, version)
+	}
 	load := startLoad(t, write, write, write, write, upload, upload, signIn)
 	load.waitFor(10, true)
 	away()
@@ -211,7 +230,10 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 // reads first, too: a code that is presented while the database is away counts as an attempt,
 // and a guest has ten.
 func enter(
-	ledger *hubstest.Ledger, guests chan guest, admin *hubstest.Client, version string,
+	ledger *hubstest.Ledger,
+	guests chan guest,
+	admin *hubstest.Client,
+	version string,
 ) *hubstest.Response {
 	session := get(admin, "/auth/session")
 	if session.Status != 200 {
@@ -301,7 +323,8 @@ func makeReadOnly(t *testing.T, databaseURL string) {
 	})
 }
 
-// A DATABASE_URL that is none, or that leads nowhere, ends every command. The password is not shown.
+// A DATABASE_URL that is none, or that leads nowhere, ends every command. The password is not
+// shown.
 func TestDatabaseURLIsNotShown(t *testing.T) {
 	t.Parallel()
 	const password = "not-to-be-shown"
@@ -317,7 +340,7 @@ func TestDatabaseURLIsNotShown(t *testing.T) {
 			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": form})
 			code, out, errOut := hubstest.Run(env, command)
 			if code == 0 || errOut == "" {
-				t.Errorf("%s: %s: got exit status %d, %q, want an error", command, form, code, errOut)
+				t.Errorf("%s: %s: got %d, %q, want an error", command, form, code, errOut)
 			}
 			if strings.Contains(out+errOut, password) {
 				t.Errorf("%s: %s: the password is shown: %s%s", command, form, out, errOut)

@@ -176,7 +176,7 @@ func (g guest) present(code string) *hubstest.Response {
 	return g.Elsewhere().PresentCode(g.email, code)
 }
 
-// get and createHub send a request from a new address, so that no limit is met.
+// get, createHub and uploadText send a request from a new address, so that no limit is met.
 func get(c *hubstest.Client, path string) *hubstest.Response {
 	return c.Elsewhere().Get(path)
 }
@@ -184,6 +184,16 @@ func get(c *hubstest.Client, path string) *hubstest.Response {
 func createHub(admin *hubstest.Client, name string) *hubstest.Response {
 	hub := map[string]string{"name": name}
 	return admin.Elsewhere().Do("POST", "/hubs", hub)
+}
+
+func uploadText(c *hubstest.Client, name string) *hubstest.Response {
+	return c.Elsewhere().Upload(name, []byte("content"))
+}
+
+// store uploads a small file and returns its path.
+func store(t *testing.T, c *hubstest.Client, name string) (path string) {
+	t.Helper()
+	return location(t, uploadText(c, name))
 }
 
 // location returns the path of what a request has made.

@@ -17,8 +17,12 @@ func TestOldRequestsAreDropped(t *testing.T) {
 	s := startWithMail(t)
 	s.AllowErrors("code not sent")
 	emails := askCodes(t, s, 8*round)
-	failed := func() int { return s.Log.Count(`"msg":"code not sent"`, `"level":"ERROR"`) }
-	dropped := func() int { return s.Log.Count("code not sent: waited too long", `"level":"WARN"`) }
+	failed := func() int {
+		return s.Log.Count(`"msg":"code not sent"`, `"level":"ERROR"`)
+	}
+	dropped := func() int {
+		return s.Log.Count("code not sent: waited too long", `"level":"WARN"`)
+	}
 	for rounds := range 6 {
 		hubstest.WaitUntil(t, "the end of a round", func() bool {
 			return failed() >= (rounds+1)*round

@@ -109,7 +109,10 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 // started this one and left its environment.
 func TestSocketOfAnotherProcess(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t, map[string]string{"LISTEN_PID": "1", "LISTEN_FDS": "1"})
+	s := hubstest.Start(t, map[string]string{
+		"LISTEN_PID": "1",
+		"LISTEN_FDS": "1",
+	})
 	get(s.Client(t), "/healthz").Want(t, 200)
 }
 

@@ -22,7 +22,9 @@ func mount(t *testing.T) (dir string) {
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	t.Cleanup(func() {
+		syscall.Unmount(dir, syscall.MNT_DETACH)
+	})
 	return dir
 }
 
@@ -52,7 +54,8 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	s.WantStored(t, 2)
 
 	s.kill(c)
-	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
+	if err != nil {
 		t.Fatal(err)
 	}
 	second := hubstest.Start(t, s.Env)
@@ -60,7 +63,7 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
 	client := second.With(t, c.Token())
 	client.WantFile(kept, "content")
-	hubstest.WantProblem(t, client.Upload("a.txt", []byte("content")), 500, "internal")
+	hubstest.WantProblem(t, uploadText(client, "a.txt"), 500, "internal")
 }
 
 // A trace is a strace that is attached to a server.
@@ -74,7 +77,10 @@ type trace struct {
 func attach(t *testing.T, s *service, args ...string) *trace {
 	t.Helper()
 	strace := hubstest.Need(t, "strace", "strace")
-	tr := &trace{t: t, output: filepath.Join(t.TempDir(), "trace")}
+	tr := &trace{
+		t:      t,
+		output: filepath.Join(t.TempDir(), "trace"),
+	}
 	cmd := exec.Command(strace, args...)
 	cmd.Args = append(
 		cmd.Args,
@@ -265,7 +271,8 @@ func TestDownloadIsSentByTheKernel(t *testing.T) {
 // openFiles counts what a server has open in FILES_DIR.
 func (s *service) openFiles() (n int) {
 	s.t.Helper()
-	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.Cmd.Process.Pid))
+	pattern := fmt.Sprintf("/proc/%d/fd/*", s.Cmd.Process.Pid)
+	links, err := filepath.Glob(pattern)
 	if err != nil {
 		s.t.Fatal(err)
 	}

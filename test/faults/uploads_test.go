@@ -22,12 +22,6 @@ const (
 	stallTimeout = 30 * time.Second // a transfer without progress ends
 )
 
-// store uploads a small file and returns its path.
-func store(t *testing.T, c *hubstest.Client, name string) (path string) {
-	t.Helper()
-	return location(t, c.Elsewhere().Upload(name, []byte("content")))
-}
-
 // onDisk returns the place of a file's bytes.
 func (s *service) onDisk(path string) string {
 	id := strings.Split(path, "/")[2]
@@ -49,7 +43,8 @@ func (s *service) sweep() *hubstest.Server {
 // waitFiles waits until FILES_DIR has n files, those with a working name included.
 func (s *service) waitFiles(n int) {
 	s.t.Helper()
-	hubstest.WaitUntil(s.t, fmt.Sprintf("%d files", n), func() bool {
+	what := fmt.Sprintf("%d files", n)
+	hubstest.WaitUntil(s.t, what, func() bool {
 		return len(s.FilesIn(s.t)) == n
 	})
 }
@@ -105,7 +100,8 @@ func TestKilledMidUpload(t *testing.T) {
 	s, c := start(t)
 	kept := store(t, c, "kept.txt")
 	s.kill(c)
-	client := s.sweep().With(t, c.Token())
+	second := s.sweep()
+	client := second.With(t, c.Token())
 	s.WantStored(t, 1)
 	client.WantFile(kept, "content")
 	store(t, client, "next.txt")
@@ -126,13 +122,17 @@ type leftover struct {
 func (s *service) put(l leftover) (stay []string) {
 	s.t.Helper()
 	id := hubstest.NewUUID()
-	words := []string{"<id>", id, "<ID>", strings.ToUpper(id)}
+	words := []string{
+		"<id>", id,
+		"<ID>", strings.ToUpper(id),
+	}
 	modified := time.Now()
 	if !l.Young {
 		modified = modified.Add(-time.Hour)
 	}
 	for _, name := range l.Put {
-		path := filepath.Join(s.Env["FILES_DIR"], hubstest.FillIn(name, words...))
+		name = hubstest.FillIn(name, words...)
+		path := filepath.Join(s.Env["FILES_DIR"], name)
 		err := os.WriteFile(path, []byte("x"), 0o600)
 		err = errors.Join(err, os.Chtimes(path, modified, modified))
 		if err != nil {
@@ -156,7 +156,8 @@ func TestSweep(t *testing.T) {
 	s, _ := start(t)
 	s.Stop(t)
 	folder := unfinished + "/00000000-0000-4000-8000-000000000000" // swept first, and can't be
-	if err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700); err != nil {
+	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
+	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{folder}
@@ -212,12 +213,14 @@ func TestUploadRowFails(t *testing.T) {
 	serviceAgain()
 
 	s.proxy.When("not-done.txt", s.proxy.Cut)
-	wantUnavailable(t, c.Elsewhere().Upload("not-done.txt", []byte("content")))
+	wantUnavailable(t, uploadText(c, "not-done.txt"))
 	serviceAgain()
 
 	s.proxy.When("done.txt", s.proxy.DropReplies)
 	answer := make(chan *hubstest.Response, 1)
-	go func() { answer <- c.Elsewhere().Upload("done.txt", []byte("content")) }()
+	go func() {
+		answer <- uploadText(c, "done.txt")
+	}()
 	hubstest.WaitUntil(t, "the row", func() bool {
 		return s.count("files where name = 'done.txt'") == 1
 	})
@@ -230,7 +233,8 @@ func TestUploadRowFails(t *testing.T) {
 	s.AgeUnfinished(t)
 	second := s.sweep()
 	running.Finish().Want(t, 201)
-	second.With(t, c.Token()).WantFile(kept, "content")
+	client := second.With(t, c.Token())
+	client.WantFile(kept, "content")
 	s.WantStored(t, 3)
 }
 
@@ -255,10 +259,15 @@ func TestFilesDirMissing(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "missing")
 	file := hubstest.Binary()
-	env := hubstest.StagingEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
-	for _, dir := range []string{missing, file, filepath.Join(file, "within")} {
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail))
+	for _, dir := range []string{
+		missing,
+		file,
+		filepath.Join(file, "within"),
+	} {
 		env["FILES_DIR"] = dir
-		code, _, stderr := hubstest.Run(hubstest.ServerEnv(t, env), "serve")
+		code, _, stderr := hubstest.Run(env, "serve")
 		if code != 2 || !strings.HasPrefix(stderr, "FILES_DIR: ") {
 			t.Errorf("%s: got %d, %q, want 2 and the name of the setting", dir, code, stderr)
 		}
@@ -280,7 +289,8 @@ func TestFilesDirMissing(t *testing.T) {
 // storeLarge uploads more than the buffers of a connection take.
 func storeLarge(t *testing.T, c *hubstest.Client) (path string) {
 	t.Helper()
-	return location(t, c.Upload("large.bin", make([]byte, 16<<20)))
+	large := make([]byte, 16<<20)
+	return location(t, c.Upload("large.bin", large))
 }
 
 // open sends the head of a request from an address of its own, and waits for the status of the
@@ -326,7 +336,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	for range maxTransfers - 2 {
 		held = append(held, s.hold(greedy, large))
 	}
-	upload := greedy.StartUpload("a.txt")
+	started := greedy.StartUpload("a.txt")
 	empty := hubstest.Dial(t, s.Addr) // an upload counts before any of its form has come
 	head := greedy.Head(
 		"POST /files/upload",
@@ -338,9 +348,11 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 		r, _ := greedy.Elsewhere().Try("GET", small, nil)
 		return r.Status == 200
 	}
-	hubstest.WaitUntil(t, "16 transfers", func() bool { return !served() })
+	hubstest.WaitUntil(t, "16 transfers", func() bool {
+		return !served()
+	})
 	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
-	hubstest.WantProblem(t, greedy.Elsewhere().Upload("b.txt", []byte("x")), 429, "rate_limited")
+	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
 	greedy.Get("/hubs").Want(t, 200)
 	neighbour.IP = greedy.IP
 	neighbour.Get(small).Want(t, 200)
@@ -349,7 +361,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	hubstest.WaitUntil(t, "room after a client has gone", served)
 	s.hold(greedy, large)
 	get(greedy, small).Want(t, 429)
-	upload.Finish().Want(t, 201)
+	started.Finish().Want(t, 201)
 	hubstest.WaitUntil(t, "room after an upload", served)
 }
 
@@ -371,10 +383,12 @@ func TestStalledTransfersEnd(t *testing.T) {
 	piece := make([]byte, 16<<10)
 	uploadEnded := false
 	roomAgain := false
-	for end := time.Now().Add(2 * stallTimeout); !uploadEnded || !roomAgain; time.Sleep(time.Second) {
+	end := time.Now().Add(2 * stallTimeout)
+	for !uploadEnded || !roomAgain {
 		if time.Now().After(end) {
-			t.Fatalf("stalled upload ended: %v, stalled downloads ended: %v", uploadEnded, roomAgain)
+			t.Fatalf("uploads ended: %v, downloads ended: %v", uploadEnded, roomAgain)
 		}
+		time.Sleep(time.Second)
 		_, readErr := io.ReadFull(download.In, piece)
 		_, writeErr := moving.Rest.Write(piece)
 		if err := errors.Join(readErr, writeErr); err != nil {

@@ -152,7 +152,10 @@ var (
 	sixDigits    = regexp.MustCompile(`\b[0-9]{6}\b`)
 	jsonNumber   = regexp.MustCompile(`":[0-9.]+|"time":"[^"]*"`)
 	explained    = []string{
-		"unavailable", "code not sent", "insufficient_storage", "sweep of unfinished uploads failed",
+		"unavailable",
+		"code not sent",
+		"insufficient_storage",
+		"sweep of unfinished uploads failed",
 	}
 )
 
