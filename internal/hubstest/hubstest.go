@@ -42,7 +42,9 @@ func Main(m *testing.M) {
 		panic(err)
 	}
 	Dir = dir
-	prepareDir()
+	if err := prepareDir(); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	if err := stopShared(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -52,23 +54,17 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// prepareDir fills Dir, and makes this process and its children trust CA alone: crypto/x509
-// reads these variables once, at the first verification.
-func prepareDir() {
-	ca := filepath.Join(Dir, "ca")
+// prepareDir fills Dir, and makes this process and its children trust authority alone:
+// crypto/x509 reads these variables once, at the first verification.
+func prepareDir() error {
 	// PostgreSQL refuses to run as root. The user it runs as instead must get in.
-	err := os.Chmod(Dir, 0o755)
-	if err == nil {
-		err = os.Mkdir(ca, 0o755)
+	if err := os.Chmod(Dir, 0o755); err != nil {
+		return err
 	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(ca, "ca.pem"), CA.PEM(), 0o644)
-	}
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("SSL_CERT_FILE", filepath.Join(ca, "ca.pem"))
-	os.Setenv("SSL_CERT_DIR", ca)
+	file := filepath.Join(Dir, "ca.pem")
+	os.Setenv("SSL_CERT_FILE", file)
+	os.Setenv("SSL_CERT_DIR", file) // no other folder
+	return os.WriteFile(file, encodePEM(authority), 0o644)
 }
 
 // Root is the folder of the module, which holds go.mod.

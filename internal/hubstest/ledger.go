@@ -3,6 +3,7 @@ package hubstest
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	mathrand "math/rand/v2"
 	"strconv"
@@ -21,7 +22,7 @@ type Ledger struct {
 	hubs     map[string]*ledgerHub // by name
 	idle     []*ledgerHub          // acknowledged, not deleted, and with no request under way
 	files    map[string][sha256.Size]byte
-	unsure   int               // uploads without an answer, or with a 503
+	unsure   int               // uploads without an answer, or with a 502 or 503
 	accepted map[string]string // by address
 }
 
@@ -73,20 +74,20 @@ func (l *Ledger) Acknowledged() int {
 func (l *Ledger) WriteHub(c Sender) *Response {
 	kind := mathrand.IntN(10)
 	if kind < 3 {
-		return l.CreateHub(c)
+		return l.createHub(c)
 	}
 	hub := l.take()
-	if hub == nil {
-		return l.CreateHub(c)
-	}
-	if kind == 9 {
+	switch {
+	case hub == nil:
+		return l.createHub(c)
+	case kind == 9:
 		return l.deleteHub(c, hub)
+	default:
+		return l.changeHub(c, hub)
 	}
-	return l.changeHub(c, hub)
 }
 
-// CreateHub creates a hub.
-func (l *Ledger) CreateHub(c Sender) *Response {
+func (l *Ledger) createHub(c Sender) *Response {
 	hub := &ledgerHub{name: fmt.Sprintf("ledger %d", serial.Add(1))}
 	l.mu.Lock()
 	l.hubs[hub.name] = hub
@@ -95,10 +96,8 @@ func (l *Ledger) CreateHub(c Sender) *Response {
 	if r.Status != 201 {
 		return r
 	}
-	hub.id, _ = r.member("hubId").(string)
-	l.mu.Lock()
+	hub.id = r.member("hubId")
 	hub.created = true
-	l.mu.Unlock()
 	l.giveBack(hub)
 	return r
 }
@@ -134,8 +133,7 @@ func (l *Ledger) ReadHub(c Sender) *Response {
 		l.report("an acknowledged hub not found", r.String())
 	}
 	if r.Status == 200 {
-		description, _ := r.member("description").(string)
-		l.checkChange(hub, description)
+		l.checkChange(hub, r.member("description"))
 	}
 	return r
 }
@@ -179,9 +177,8 @@ func (l *Ledger) Upload(c Sender) *Response {
 	defer l.mu.Unlock()
 	switch r.Status {
 	case 201:
-		path, _ := r.member("path").(string)
-		l.files[path] = sha256.Sum256(content)
-	case 0, 503:
+		l.files[r.member("path")] = sha256.Sum256(content)
+	case 0, 502, 503:
 		l.unsure++
 	}
 	return r
@@ -216,9 +213,8 @@ func (l *Ledger) fetch(c Sender, path string) *Response {
 func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 	r := c.Do("POST", "/terms/acceptance", map[string]string{"version": version})
 	if r.Status == 200 {
-		at, _ := r.member("acceptedAt").(string)
 		l.mu.Lock()
-		l.accepted[email] = at
+		l.accepted[email] = r.member("acceptedAt")
 		l.mu.Unlock()
 	}
 	return r
@@ -227,56 +223,58 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 // Check compares the tables with the ledger. No request may be under way.
 func (l *Ledger) Check(t testing.TB, databaseURL string) {
 	t.Helper()
-	db := OpenDB(t, databaseURL)
-	rows, err := db.Query(`select name, count(*), min(description) from hubs
-		where name like 'ledger %' group by name`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	stored := map[string]bool{}
-	for rows.Next() {
-		var name, description string
-		var n int
-		if err := rows.Scan(&name, &n, &description); err != nil {
-			t.Fatal(err)
-		}
-		stored[name] = true
-		l.checkHub(name, description, n)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
+	stored := readRows[storedHub](t, databaseURL, `select name, to_jsonb(hub) as value
+		from (select name, count(*) as copies, min(description) as change from hubs
+			where name like 'ledger %' group by name) hub`)
+	for name, row := range stored {
+		l.checkHub(name, row)
 	}
 	for name, hub := range l.hubs {
-		if hub.created && !hub.deleting && !stored[name] {
+		_, isStored := stored[name]
+		if hub.created && !hub.deleting && !isStored {
 			l.report("an acknowledged hub lost", name)
 		}
 	}
+	accepted := readRows[time.Time](t, databaseURL, `select email as name,
+		max(accepted_at) as value from terms_acceptances join users using (user_id) group by email`)
 	for email, at := range l.accepted {
-		var stored time.Time
-		err := db.QueryRow(`select max(accepted_at) from terms_acceptances
-			join users using (user_id) where lower(email) = lower($1)`, email).Scan(&stored)
-		told, _ := time.Parse(time.RFC3339Nano, at)
-		if err != nil || !told.Equal(stored) {
-			detail := fmt.Sprintf("%s: acknowledged %s, stored %v, %v", email, at, stored, err)
+		told, err := time.Parse(time.RFC3339Nano, at)
+		if err != nil || !told.Equal(accepted[email]) {
+			detail := fmt.Sprintf("%s: acknowledged %s, stored %v", email, at, accepted[email])
 			l.report("an acknowledged acceptance lost", detail)
 		}
 	}
 }
 
-func (l *Ledger) checkHub(name, description string, n int) {
+type storedHub struct {
+	Copies int
+	Change string
+}
+
+// readRows returns the values of a query by their names.
+func readRows[T any](t testing.TB, databaseURL, query string) (rows map[string]T) {
+	t.Helper()
+	const all = "select coalesce(json_object_agg(name, value), '{}') from (%s) rows"
+	text := Query[[]byte](t, databaseURL, fmt.Sprintf(all, query))
+	if err := json.Unmarshal(text, &rows); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+func (l *Ledger) checkHub(name string, row storedHub) {
 	hub := l.hubs[name]
 	if hub == nil {
 		l.report("a hub that nobody sent", name)
 		return
 	}
-	if n > 1 {
-		l.report("a write done twice", fmt.Sprintf("%s is there %d times", name, n))
+	if row.Copies > 1 {
+		l.report("a write done twice", fmt.Sprintf("%s is there %d times", name, row.Copies))
 	}
 	if hub.deleted {
 		l.report("an acknowledged deletion undone", name)
 	}
-	l.checkChange(hub, description)
+	l.checkChange(hub, row.Change)
 }
 
 // CheckFiles fetches every acknowledged file, and compares the rows with what was uploaded

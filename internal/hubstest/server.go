@@ -5,7 +5,6 @@ import (
 	"maps"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -43,15 +42,13 @@ func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
 		"ADDR":            "127.0.0.1:0",
 		"SESSION_SECRET":  "test-secret-of-more-than-thirty-two-bytes",
 		"TRUSTED_PROXIES": "127.0.0.0/8",
+		"FILES_DIR":       t.TempDir(),
 	}
 	for _, override := range overrides {
 		maps.Copy(env, override)
 	}
 	if _, ok := env["DATABASE_URL"]; !ok {
 		env["DATABASE_URL"] = NewDatabase(t)
-	}
-	if _, ok := env["FILES_DIR"]; !ok {
-		env["FILES_DIR"] = t.TempDir()
 	}
 	return env
 }
@@ -74,18 +71,10 @@ func ProductionEnv(m *MailServer) map[string]string {
 }
 
 // Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
-// its log must be clean (CheckLog). A second server on the same data is Start(t, first.Env).
+// its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
 func Start(t testing.TB, overrides ...map[string]string) *Server {
 	t.Helper()
 	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
-}
-
-// StartThrough is Start by way of another command, such as one that sets a limit. The
-// command must end in exec of its last arguments.
-func StartThrough(t testing.TB, wrapper []string, overrides ...map[string]string) *Server {
-	t.Helper()
-	args := append(slices.Clone(wrapper), Binary(), "serve")
-	return StartCommand(t, exec.Command(args[0], args[1:]...), overrides...)
 }
 
 // StartCommand is Start for another way to start the binary.
@@ -116,7 +105,7 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
 		}
 		cmd.Process.Kill() // an error means that it has ended
-		s.CheckLog(t)
+		s.checkLog(t)
 	})
 	s.waitListening(t)
 	return s

@@ -15,9 +15,10 @@ const unfinished = "unfinished"
 
 // A HalfUpload is an upload of which the server has the first half.
 type HalfUpload struct {
-	Rest   *io.PipeWriter // CloseWithError: the client goes away
-	Answer chan *Response // gets one; status 0 means that the connection broke
-	second string
+	Content string
+	Rest    *io.PipeWriter // CloseWithError: the client goes away
+	Answer  chan *Response // gets one; status 0 means that the connection broke
+	second  []byte
 }
 
 // StartUpload sends the first half of a form with a file of 200 kB. It returns when the server
@@ -34,14 +35,16 @@ func (c *Client) StartUpload(name string) *HalfUpload {
 
 // BeginUpload is StartUpload that does not wait for the server.
 func (c *Client) BeginUpload(name string) *HalfUpload {
-	form, contentType := Form(name, []byte(strings.Repeat("0123456789", 20_000)))
-	text, err := io.ReadAll(form)
-	if err != nil {
-		panic(err) // it is in memory
-	}
-	half := len(text) / 2
 	reader, writer := io.Pipe()
-	u := &HalfUpload{Rest: writer, Answer: make(chan *Response, 1), second: string(text[half:])}
+	u := &HalfUpload{
+		Content: strings.Repeat("0123456789", 20_000),
+		Rest:    writer,
+		Answer:  make(chan *Response, 1),
+	}
+	form, contentType := Form(name, []byte(u.Content))
+	text, _ := io.ReadAll(form) // it is in memory
+	half := len(text) / 2
+	u.second = text[half:]
 	go func() {
 		r, err := c.Elsewhere().Try("POST", "/files/upload", reader, "Content-Type", contentType)
 		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // so that no write hangs
@@ -53,7 +56,7 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 
 // Finish sends the rest and returns the answer.
 func (u *HalfUpload) Finish() *Response {
-	io.WriteString(u.Rest, u.second)
+	u.Rest.Write(u.second)
 	u.Rest.Close()
 	return <-u.Answer
 }

@@ -4,9 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
@@ -16,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +28,7 @@ type proxy struct {
 	// comes from any address. HAProxy only: it is the second bind line.
 	proxied string
 	dir     string
-	log     *hubstest.Log
+	log     *hubstest.Program
 }
 
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
@@ -57,12 +54,11 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	if err = os.Chmod(dir, 0o755); err != nil { // the proxies leave root behind
 		t.Fatal(err)
 	}
-	p := &proxy{t: t, dir: dir, log: &hubstest.Log{}}
-	writeFile(t, dir, "tls.pem", keyPair(t, hubstest.CA.ServerTLS().Certificates[0]))
+	p := &proxy{t: t, dir: dir}
+	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
 	p.addr, sockets[0] = listenFile(t)
 	p.proxied, sockets[1] = listenFile(t)
-
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
 		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
@@ -73,15 +69,8 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 		cmd.Env = append(os.Environ(), "NGINX=3;") // as it hands sockets to a new version of itself
 	}
 	cmd.ExtraFiles = sockets[:] // 3 and 4
-	cmd.Stdout = p.log
-	cmd.Stderr = p.log
-	err = cmd.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.log = hubstest.StartProgram(t, cmd)
 	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		cmd.Wait()
 		if t.Failed() {
 			t.Logf("%s:\n%s", engine, p.log)
 		}
@@ -104,19 +93,6 @@ func listenFile(t testing.TB) (addr string, file *os.File) {
 		t.Fatal(err)
 	}
 	return listener.Addr().String(), file
-}
-
-// keyPair returns a certificate and its key as one text, as both proxies take it.
-func keyPair(t testing.TB, pair tls.Certificate) string {
-	t.Helper()
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var text strings.Builder
-	pem.Encode(&text, &pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
-	pem.Encode(&text, &pem.Block{Type: "PRIVATE KEY", Bytes: key})
-	return text.String()
 }
 
 func haproxyConfig(t testing.TB, dir string, servers []string) string {
@@ -195,8 +171,8 @@ func dialFrom(address, to string) (net.Conn, error) {
 	return dialer.Dial("tcp", to)
 }
 
-// tryDial opens a TLS connection for requests that no client library would send.
-func (p *proxy) tryDial(address string) (*tls.Conn, error) {
+// dial opens a TLS connection for requests that no client library would send.
+func (p *proxy) dial(address string) (*tls.Conn, error) {
 	conn, err := dialFrom(address, p.addr)
 	if err != nil {
 		return nil, err
@@ -206,20 +182,13 @@ func (p *proxy) tryDial(address string) (*tls.Conn, error) {
 	return secure, secure.Handshake()
 }
 
-func (p *proxy) dial(t testing.TB, address string) *tls.Conn {
-	t.Helper()
-	conn, err := p.tryDial(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.NetConn().Close() })
-	return conn
-}
-
 // raw sends a request as it is and returns all that comes back.
 func (p *proxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
-	conn := p.dial(t, address)
+	conn, err := p.dial(address)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer conn.Close() // nginx waits for it before it writes its log
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
@@ -233,8 +202,7 @@ func (p *proxy) raw(t testing.TB, address, request string) string {
 func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
 	p.t.Helper()
 	c := p.client(s, "")
-	email := hubstest.NewEmail()
-	hubstest.AddUser(p.t, s.Env["DATABASE_URL"], email, role)
+	email, _ := s.NewUser(p.t, role)
 	c.SignIn(email)
 	c.AcceptTerms()
 	return c
@@ -260,10 +228,11 @@ func readCorpus(t testing.TB) (c corpus) {
 // same answer; with an empty one it closes the connection.
 type recorder struct {
 	*hubstest.Server // its name to clients
-	addr             string
+	addr, answer     string
 
-	mu    sync.Mutex
-	heads map[net.Conn][]string
+	mu     sync.Mutex
+	heads  []string
+	reused int // requests that were not the first on their connection
 }
 
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -278,7 +247,7 @@ func newRecorder(t testing.TB, answer string) *recorder {
 	r := &recorder{
 		Server: &hubstest.Server{Base: "https://api.example.com"},
 		addr:   listener.Addr().String(),
-		heads:  map[net.Conn][]string{},
+		answer: answer,
 	}
 	go func() {
 		for {
@@ -286,18 +255,18 @@ func newRecorder(t testing.TB, answer string) *recorder {
 			if err != nil {
 				return
 			}
-			go r.serve(conn, answer)
+			go r.serve(conn)
 		}
 	}()
 	return r
 }
 
-func (r *recorder) serve(conn net.Conn, answer string) {
+func (r *recorder) serve(conn net.Conn) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(hubstest.Patience))
 	var raw strings.Builder
 	in := bufio.NewReader(io.TeeReader(conn, &raw))
-	for {
+	for isFirst := true; ; isFirst = false {
 		start := raw.Len() - in.Buffered()
 		request, err := http.ReadRequest(in)
 		head := raw.String()[start : raw.Len()-in.Buffered()]
@@ -308,14 +277,21 @@ func (r *recorder) serve(conn net.Conn, answer string) {
 			io.WriteString(conn, emptyAnswer)
 			return
 		}
-		r.mu.Lock()
-		r.heads[conn] = append(r.heads[conn], head)
-		r.mu.Unlock()
-		if err != nil || strings.HasPrefix(request.URL.Path, "/dies") || answer == "" {
+		r.keep(head, isFirst)
+		if err != nil || strings.HasPrefix(request.URL.Path, "/dies") || r.answer == "" {
 			return
 		}
 		io.Copy(io.Discard, request.Body)
-		io.WriteString(conn, answer)
+		io.WriteString(conn, r.answer)
+	}
+}
+
+func (r *recorder) keep(head string, isFirst bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heads = append(r.heads, head)
+	if !isFirst {
+		r.reused++
 	}
 }
 
@@ -323,11 +299,9 @@ func (r *recorder) serve(conn net.Conn, answer string) {
 func (r *recorder) seen(prefix string) (heads []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, ofConnection := range r.heads {
-		for _, head := range ofConnection {
-			if strings.HasPrefix(head, prefix) {
-				heads = append(heads, head)
-			}
+	for _, head := range r.heads {
+		if strings.HasPrefix(head, prefix) {
+			heads = append(heads, head)
 		}
 	}
 	return heads
