@@ -29,7 +29,7 @@ func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
-			test(t, newBrowser(t, engine, browserOptions{}))
+			test(t, newBrowser(t, engine, ""))
 		})
 	}
 }
@@ -47,14 +47,9 @@ type driver interface {
 	command(method, path string, in any) (json.RawMessage, error)
 }
 
-// browserOptions are what a test may ask of a browser.
-type browserOptions struct {
-	flags []string          // of Chromium's command line
-	hosts map[string]string // for the others: addresses by name, where any certificate will do
-}
-
-// newBrowser starts a browser that ends with the test.
-func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
+// newBrowser starts a browser that ends with the test. With an address it takes the server there,
+// whatever its certificate, for every host that it reaches by TLS.
+func newBrowser(t testing.TB, engine, server string) *browser {
 	t.Helper()
 	// Not t.TempDir, which fails the test if a process that is ending still writes.
 	dir, err := os.MkdirTemp(hubstest.Dir, engine+"-")
@@ -67,11 +62,11 @@ func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
 	}
 	switch engine {
 	case chromium:
-		b.driver = startChromium(t, dir, options)
+		b.driver = startChromium(t, dir, server)
 	case firefox:
-		b.driver = startFirefox(t, dir, options)
+		b.driver = startFirefox(t, dir, server)
 	case webkit:
-		b.driver = startWebKit(t, dir, options)
+		b.driver = startWebKit(t, dir, server)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -94,7 +89,8 @@ func (b *browser) command(method, path string, in, out any) {
 	}
 }
 
-// script runs the body of a function in the page. It awaits a promise that is returned.
+// script runs the body of a function in the page. It awaits a promise that is returned. For null
+// and undefined it returns the zero value.
 func script[T any](b *browser, body string, args ...any) (value T) {
 	b.t.Helper()
 	call := map[string]any{"script": body, "args": append([]any{}, args...)}
@@ -143,14 +139,22 @@ func (b *browser) keys(selector, text string) {
 
 func (b *browser) text(selector string) string {
 	b.t.Helper()
-	const content = "return document.querySelector(arguments[0])?.textContent ?? ''"
-	return script[string](b, content, selector)
+	return script[string](b, "return document.querySelector(arguments[0])?.textContent", selector)
 }
+
+const isVisible = "document.querySelector(arguments[0])?.checkVisibility()"
 
 func (b *browser) visible(selector string) bool {
 	b.t.Helper()
-	const isVisible = "return document.querySelector(arguments[0])?.checkVisibility() ?? false"
-	return script[bool](b, isVisible, selector)
+	return script[bool](b, "return "+isVisible, selector)
+}
+
+// waitFor waits until an expression is true in the page.
+func (b *browser) waitFor(expression string, args ...any) {
+	b.t.Helper()
+	hubstest.WaitUntil(b.t, expression, func() bool {
+		return script[bool](b, "return "+expression, args...)
+	})
 }
 
 func (b *browser) waitText(selector, part string) {
@@ -160,12 +164,12 @@ func (b *browser) waitText(selector, part string) {
 	})
 }
 
-// inNewTab does something that opens a tab, looks at that tab, and closes it.
-func (b *browser) inNewTab(open, look func()) {
+// inNewTab clicks a link that opens a tab, looks at that tab, and closes it.
+func (b *browser) inNewTab(link string, look func()) {
 	b.t.Helper()
 	var before, handles []string
 	b.command("GET", "/window/handles", nil, &before)
-	open()
+	b.click(link)
 	hubstest.WaitUntil(b.t, "a new tab", func() bool {
 		b.command("GET", "/window/handles", nil, &handles)
 		return len(handles) > len(before)
