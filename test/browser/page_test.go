@@ -34,7 +34,6 @@ func newLearner(t *testing.T, b *browser) *learner {
 		select 'Hub ' || to_char(n, 'FM00') || case when n = 12 then ' <b>no markup</b>' else '' end,
 			case when n > 10 then 'archived' else 'active' end,
 			'<b>no markup</b>' from generate_series(1, 12) n`)
-	l.open(srv.Base + "/")
 	return l
 }
 
@@ -69,18 +68,6 @@ func (l *learner) wantMessage(place, message string) {
 
 const codeIsSent = "a code of 6 digits, good for 10 minutes"
 
-// signIn takes steps 1, 2 and 4.
-func (l *learner) signIn() {
-	l.t.Helper()
-	l.enter("#email", l.email)
-	l.wantMessage("request", codeIsSent)
-	code := l.srv.Code(l.t, l.email)
-	l.enter("#code", code)
-	l.wantMessage("validate", "You are signed in as "+l.email)
-	l.press("#terms-accept")
-	l.wantMessage("terms", "Accepted.")
-}
-
 // writeFile makes a file to upload.
 func (l *learner) writeFile(name, content string) (path string) {
 	l.t.Helper()
@@ -110,6 +97,8 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	inEachEngine(t, func(t *testing.T, b *browser) {
 		l := newLearner(t, b)
+		l.tryWithoutScript(t)
+		l.open(l.srv.Base + "/")
 		b.look("first sight")
 		if b.visible("#no-script") {
 			t.Error("the page says that its script has not run")
@@ -119,9 +108,23 @@ func TestPageInBrowser(t *testing.T) {
 		l.walkTerms(t)
 		l.walkHubs(t)
 		l.walkFiles(t)
+		l.openFiles(t)
 		l.walkRefusals(t)
+		l.goBack(t)
 		l.walkOut(t)
 	})
+}
+
+// tryWithoutScript: where the hash in the policy does not fit, the script does not run, and the
+// page says so.
+func (l *learner) tryWithoutScript(t *testing.T) {
+	page := hubstest.ReadFile(t, "web/index.html")
+	changed := strings.Replace(page, "</script>", "// changed\n</script>", 1)
+	l.open(servePage(t, changed))
+	if !l.visible("#no-script") {
+		t.Error("the page does not say that its script has not run")
+	}
+	l.wantConsole("script-src")
 }
 
 // walkSignIn takes steps 1 and 2, by the keyboard where it can.
@@ -324,22 +327,18 @@ func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
 	return got.Value
 }
 
-// Going back to the page shows it as it is now: no used code, and the session as it is.
+// goBack: going back to the page shows it as it is now: no used code, and the session as it is.
 // WebKitGTK then shows the old state of a page, the others load it again.
-func TestPageAfterBack(t *testing.T) {
-	t.Parallel()
-	inEachEngine(t, func(t *testing.T, b *browser) {
-		l := newLearner(t, b)
-		l.signIn()
-		hubstest.Exec(t, l.database, "update users set permission = 'admin'")
-		b.click("footer a")
-		b.waitFor("location.pathname === '/openapi.json'")
-		b.command("POST", "/back", map[string]string{}, nil)
-		b.waitText("#message-session", "role admin")
-		if code := script[string](b, "return document.querySelector('#code').value"); code != "" {
-			t.Errorf("the page still shows the code %s", code)
-		}
-	})
+func (l *learner) goBack(t *testing.T) {
+	hubstest.Exec(t, l.database, "update users set permission = 'member'")
+	l.click("footer a")
+	l.waitFor("location.pathname === '/openapi.json'")
+	l.wantConsole(iconMessage(l.browser)...)
+	l.command("POST", "/back", map[string]string{}, nil)
+	l.waitText("#message-session", "role member")
+	if code := script[string](l.browser, "return document.querySelector('#code').value"); code != "" {
+		t.Errorf("the page still shows the code %s", code)
+	}
 }
 
 // On a host that is not a secure context the page says so.
@@ -354,48 +353,29 @@ func TestPageInsecure(t *testing.T) {
 	b.waitText("#message-request", message)
 }
 
-// Where the hash in the policy does not fit, the script does not run, and the page says so.
-func TestPageWithoutItsScript(t *testing.T) {
-	t.Parallel()
-	inEachEngine(t, func(t *testing.T, b *browser) {
-		page := hubstest.ReadFile(t, "web/index.html")
-		changed := strings.Replace(page, "</script>", "// changed\n</script>", 1)
-		b.open(servePage(t, changed))
-		if !b.visible("#no-script") {
-			t.Error("the page does not say that its script has not run")
-		}
+// openFiles: a file opens in a tab of its own without a word in the console, and a file that a
+// browser must not show is downloaded: by a link of the page, and from such a tab.
+func (l *learner) openFiles(t *testing.T) {
+	b := l.browser
+	const hostile = "<p>Not to be shown.</p>"
+	l.openUpload("page.html", hostile)
+	b.click("#preview a")
+	b.wantDownload("page.html", hostile)
+	l.openUpload("second.html", hostile)
+	second := script[string](b, "return document.querySelector('#preview a').href")
+	l.openUpload("picture.png", picture())
+	b.inNewTab("#preview a", func() {
+		b.waitFor("document.images[0]?.naturalWidth === 300")
+		b.wantConsole(iconMessage(b)...)
 	})
-}
-
-// A file opens in a tab of its own without a word in the console, and a file that a browser must
-// not show is downloaded: by a link of the page, and from such a tab.
-func TestOpenedFiles(t *testing.T) {
-	t.Parallel()
-	inEachEngine(t, func(t *testing.T, b *browser) {
-		const hostile = "<p>Not to be shown.</p>"
-		l := newLearner(t, b)
-		l.signIn()
-		l.openUpload("page.html", hostile)
-		l.click("#preview a")
-		b.wantDownload("page.html", hostile)
-		l.openUpload("second.html", hostile)
-		second := script[string](b, "return document.querySelector('#preview a').href")
-
-		b.console()
-		l.openUpload("picture.png", picture())
-		b.inNewTab("#preview a", func() {
-			b.waitFor("document.images[0]?.naturalWidth === 300")
-			b.wantConsole(iconMessage(b)...)
-		})
-		l.openUpload("notes.txt", "Some notes.")
-		b.inNewTab("#preview a", func() {
-			b.waitText("pre", "Some notes.")
-			b.wantConsole(iconMessage(b)...)
-			script[any](b, `const link = document.createElement('a');
-				link.href = link.textContent = arguments[0]; document.body.append(link)`, second)
-			b.click("a")
-			b.wantDownload("second.html", hostile)
-		})
+	l.openUpload("notes.txt", "Some notes.")
+	b.inNewTab("#preview a", func() {
+		b.waitText("pre", "Some notes.")
+		b.wantConsole(iconMessage(b)...)
+		script[any](b, `const link = document.createElement('a');
+			link.href = link.textContent = arguments[0]; document.body.append(link)`, second)
+		b.click("a")
+		b.wantDownload("second.html", hostile)
 	})
 }
 
