@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,22 +100,18 @@ func (r *Response) response(operation any) any {
 // contractPath returns the path of the contract that a request's path is one of, such as
 // /hubs/{hubId}, or "".
 func contractPath(target string) string {
-	path, _, _ := strings.Cut(target, "?")
-	parts := strings.Split(path, "/")
+	target, _, _ = strings.Cut(target, "?")
 	paths, _ := within(document(), "paths").(map[string]any)
-	if paths[path] != nil {
-		return path
-	}
 	for template := range paths {
-		fits := func(part, sent string) bool {
-			return part == sent || strings.HasPrefix(part, "{") && sent != ""
-		}
-		if slices.EqualFunc(strings.Split(template, "/"), parts, fits) {
+		pattern := pathParameter.ReplaceAllString(template, "?*")
+		if fits, _ := path.Match(pattern, target); fits {
 			return template
 		}
 	}
 	return ""
 }
+
+var pathParameter = regexp.MustCompile(`{[^}]*}`)
 
 // jsonTypes are the types of a schema by those that encoding/json decodes them to.
 var jsonTypes = map[string]string{

@@ -20,7 +20,7 @@ type Ledger struct {
 
 	mu       sync.Mutex
 	hubs     map[string]*ledgerHub // by name
-	idle     []*ledgerHub          // acknowledged, not deleted, and with no request under way
+	idle     chan *ledgerHub       // acknowledged, not deleted, and with no request under way
 	files    map[string][sha256.Size]byte
 	unsure   int               // uploads without an answer, or with a 502 or 503
 	accepted map[string]string // by address
@@ -46,6 +46,7 @@ func NewLedger(report func(kind, detail string)) *Ledger {
 	return &Ledger{
 		report:   report,
 		hubs:     map[string]*ledgerHub{},
+		idle:     make(chan *ledgerHub, 1<<20),
 		files:    map[string][sha256.Size]byte{},
 		accepted: map[string]string{},
 	}
@@ -146,26 +147,17 @@ func (l *Ledger) checkChange(hub *ledgerHub, description string) {
 	}
 }
 
-// take returns an idle hub, which is the caller's alone until giveBack, or nil.
+// take returns an idle hub, which is the caller's alone until it is given back, or nil.
 func (l *Ledger) take() *ledgerHub {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	last := len(l.idle) - 1
-	if last < 0 {
+	select {
+	case hub := <-l.idle:
+		return hub
+	default:
 		return nil
 	}
-	i := mathrand.IntN(last + 1)
-	hub := l.idle[i]
-	l.idle[i] = l.idle[last]
-	l.idle = l.idle[:last]
-	return hub
 }
 
-func (l *Ledger) giveBack(hub *ledgerHub) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.idle = append(l.idle, hub)
-}
+func (l *Ledger) giveBack(hub *ledgerHub) { l.idle <- hub }
 
 // Upload uploads a file of random bytes.
 func (l *Ledger) Upload(c Sender) *Response {

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -100,6 +101,9 @@ type MailServer struct {
 	URL  string
 	tls  *tls.Config
 
+	logins  atomic.Int64 // passwords so far, right or wrong
+	flooded atomic.Int64 // bytes of endless answers so far
+
 	mu      sync.Mutex
 	mails   []*Mail
 	changed chan struct{} // closed and replaced by each change of mode
@@ -108,8 +112,6 @@ type MailServer struct {
 	open    map[net.Conn]bool
 	peak    int // most connections that were open at a time
 	total   int // connections so far
-	logins  int // passwords so far, right or wrong
-	flooded int // bytes of endless answers so far
 }
 
 type MailMode int
@@ -264,11 +266,7 @@ func (m *MailServer) Connections() (open, peak, total int) {
 }
 
 // Passwords returns how many passwords clients have sent, right or wrong.
-func (m *MailServer) Passwords() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.logins
-}
+func (m *MailServer) Passwords() int { return int(m.logins.Load()) }
 
 // Received returns all mails that have arrived.
 func (m *MailServer) Received() []*Mail {
@@ -333,15 +331,16 @@ func (m *MailServer) session(conn net.Conn) {
 	c := &smtpSession{m: m}
 	c.use(conn)
 	if m.opts.ImplicitTLS {
-		c.secureConn()
+		c.startTLS()
 	}
-	for goesOn := c.greet(); goesOn; {
+	c.say(c.greet())
+	for {
 		line, err := c.in.ReadString('\n')
 		if err != nil {
 			return
 		}
 		verb, args, _ := strings.Cut(strings.TrimRight(line, "\r\n"), " ")
-		goesOn = c.command(strings.ToUpper(verb), args)
+		c.say(c.answer(strings.ToUpper(verb), args))
 	}
 }
 
@@ -350,7 +349,7 @@ func (c *smtpSession) use(conn net.Conn) {
 	c.in = bufio.NewReader(conn)
 }
 
-func (c *smtpSession) secureConn() {
+func (c *smtpSession) startTLS() {
 	c.use(tls.Server(c.conn, c.m.tls))
 	c.secure = true
 }
@@ -360,84 +359,91 @@ func (c *smtpSession) mode() MailMode {
 	return mode
 }
 
-// reply answers, and reports that the session goes on.
-func (c *smtpSession) reply(lines ...string) (goesOn bool) {
-	_, delay, _ := c.m.state()
-	time.Sleep(delay)
-	io.WriteString(c.conn, strings.Join(lines, "\r\n")+"\r\n")
-	return true
-}
-
-func (c *smtpSession) greet() (goesOn bool) {
-	switch c.hang(MailHangs) {
-	case MailCloses:
-		return false
-	case MailRefuses:
-		c.reply("554 no service")
-		return false
-	case MailFloods:
-		c.m.flood(c.conn, "220 test.example.com ")
-		return false
-	default:
-		return c.reply("220 test.example.com ESMTP")
+// say sends an answer; "" is none.
+func (c *smtpSession) say(answer string) {
+	if answer != "" {
+		_, delay, _ := c.m.state()
+		time.Sleep(delay)
+		io.WriteString(c.conn, answer+"\r\n")
 	}
 }
 
-func (c *smtpSession) command(verb, args string) (goesOn bool) {
+// end says the last words and closes the connection.
+func (c *smtpSession) end(words string) (noAnswer string) {
+	c.say(words)
+	c.conn.Close()
+	return ""
+}
+
+func (c *smtpSession) greet() string {
+	switch c.hang(MailHangs) {
+	case MailCloses:
+		return c.end("")
+	case MailRefuses:
+		return c.end("554 no service")
+	case MailFloods:
+		return c.flood("220 test.example.com ")
+	default:
+		return "220 test.example.com ESMTP"
+	}
+}
+
+func (c *smtpSession) answer(verb, args string) string {
+	_, address, _ := strings.Cut(args, "<")
+	address, _, _ = strings.Cut(address, ">")
 	switch verb {
 	case "EHLO":
 		c.helo = args
-		return c.listExtensions()
+		return c.extensions()
 	case "STARTTLS":
 		if c.m.opts.NoStartTLS {
-			return c.reply("502 no such command")
+			return "502 no such command"
 		}
-		c.reply("220 go ahead")
-		c.secureConn()
-		return true
+		c.say("220 go ahead")
+		c.startTLS()
+		return ""
 	case "AUTH":
 		c.user = c.m.login(args)
 		if c.user == "" {
-			return c.reply("535 wrong user or password")
+			return "535 wrong user or password"
 		}
-		return c.reply("235 signed in")
+		return "235 signed in"
 	case "MAIL":
-		return c.sender(between(args))
+		return c.sender(address)
 	case "RCPT":
-		return c.recipient(between(args))
+		return c.recipient(address)
 	case "DATA":
 		return c.data()
 	case "QUIT":
-		if c.hang(MailIgnoresQuit) != MailCloses {
-			c.reply("221 bye")
+		if c.hang(MailIgnoresQuit) == MailCloses {
+			return c.end("")
 		}
-		return false
+		return c.end("221 bye")
 	default:
-		return c.reply("502 no such command")
+		return "502 no such command"
 	}
 }
 
-func (c *smtpSession) listExtensions() (goesOn bool) {
+func (c *smtpSession) extensions() string {
 	if c.mode() == MailFloodsLines {
-		c.m.flood(c.conn, "250-8BITMIME\r\n")
-		return false
+		return c.flood("250-8BITMIME\r\n")
 	}
-	extensions := []string{"250-test.example.com"}
+	list := "250-test.example.com\r\n"
 	if !c.secure && !c.m.opts.NoStartTLS {
-		extensions = append(extensions, "250-STARTTLS")
+		list += "250-STARTTLS\r\n"
 	}
 	if c.m.opts.User != "" {
-		extensions = append(extensions, "250-AUTH PLAIN")
+		list += "250-AUTH PLAIN\r\n"
 	}
-	return c.reply(append(extensions, "250 8BITMIME")...)
+	return list + "250 8BITMIME"
 }
 
-func (c *smtpSession) sender(address string) (goesOn bool) {
+func (c *smtpSession) sender(address string) string {
 	if c.m.opts.User != "" && c.user == "" {
-		return c.reply("530 sign in first")
+		return "530 sign in first"
 	}
 	if c.mode() == MailRefusesSender {
-		return c.reply("550 not from you")
+		return "550 not from you"
 	}
 	c.envelope = Mail{
 		From: address,
@@ -445,29 +451,29 @@ func (c *smtpSession) sender(address string) (goesOn bool) {
 		User: c.user,
 		Helo: c.helo,
 	}
-	return c.reply("250 ok")
+	return "250 ok"
 }
 
-func (c *smtpSession) recipient(address string) (goesOn bool) {
+func (c *smtpSession) recipient(address string) string {
 	switch c.mode() {
 	case MailDefers:
-		return c.reply("451 try again later")
+		return "451 try again later"
 	case MailRefusesRecipient:
-		return c.reply("550 no such mailbox")
+		return "550 no such mailbox"
 	}
 	c.envelope.To = append(c.envelope.To, address)
-	return c.reply("250 ok")
+	return "250 ok"
 }
 
 // data takes a mail, also after it has refused it in words: no client should send it then.
-func (c *smtpSession) data() (goesOn bool) {
+func (c *smtpSession) data() string {
 	if c.hang(MailHangsData) == MailCloses {
-		return false
+		return c.end("")
 	}
-	c.reply("354 go ahead")
+	c.say("354 go ahead")
 	text, err := readData(c.in)
 	if err != nil {
-		return false
+		return c.end("")
 	}
 	mail := c.envelope
 	c.envelope = Mail{}
@@ -477,38 +483,31 @@ func (c *smtpSession) data() (goesOn bool) {
 	c.m.mu.Unlock()
 	switch c.hang(MailHangsEnd) {
 	case MailCloses:
-		return false
+		return c.end("")
 	case MailRepeats:
 		words := append(mail.To, mail.Codes()...)
-		return c.reply("554 password=hunter2 " + strings.Join(words, " "))
+		return "554 password=hunter2 " + strings.Join(words, " ")
 	case MailLeaves:
-		c.reply("250 taken")
-		return false
+		return c.end("250 taken")
 	default:
-		return c.reply("250 taken")
+		return "250 taken"
 	}
 }
 
 // flood writes the text again and again, until the client closes the connection.
-func (m *MailServer) flood(conn io.Writer, text string) {
+func (c *smtpSession) flood(text string) (noAnswer string) {
 	chunk := []byte(strings.Repeat(text, 1000))
 	for {
-		n, err := conn.Write(chunk)
-		m.mu.Lock()
-		m.flooded += n
-		m.mu.Unlock()
+		n, err := c.conn.Write(chunk)
+		c.m.flooded.Add(int64(n))
 		if err != nil {
-			return
+			return c.end("")
 		}
 	}
 }
 
 // Flooded returns how many bytes of endless answers the kernel has taken.
-func (m *MailServer) Flooded() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.flooded
-}
+func (m *MailServer) Flooded() int { return int(m.flooded.Load()) }
 
 // hang waits while the mode is the given one and the client is connected. It reads nothing that
 // the client sends. It returns the mode after that, or MailCloses if the client is gone.
@@ -545,20 +544,11 @@ func (m *MailServer) login(args string) string {
 	if !strings.EqualFold(mechanism, "PLAIN") || err != nil || len(parts) != 3 {
 		return ""
 	}
-	m.mu.Lock()
-	m.logins++
-	m.mu.Unlock()
+	m.logins.Add(1)
 	if parts[1] != m.opts.User || parts[2] != m.opts.Password {
 		return ""
 	}
 	return m.opts.User
-}
-
-// between returns the address of "FROM:<address> …".
-func between(args string) string {
-	_, rest, _ := strings.Cut(args, "<")
-	address, _, _ := strings.Cut(rest, ">")
-	return address
 }
 
 // readData reads a message up to the line that is a single dot. net/textproto would turn CRLF

@@ -11,8 +11,8 @@ func TestMain(m *testing.M) { Main(m) }
 const message = "Subject: s\r\n\r\n.123456\r\n"
 
 // send mails as any client would. net/smtp asks for STARTTLS where it is offered.
-func send(m *MailServer, password string) error {
-	u, err := url.Parse(m.URL)
+func send(through, password string) error {
+	u, err := url.Parse(through)
 	if err != nil {
 		return err
 	}
@@ -20,13 +20,14 @@ func send(m *MailServer, password string) error {
 	if password != "" {
 		auth = smtp.PlainAuth("", "u", password, u.Hostname())
 	}
-	return smtp.SendMail(u.Host, auth, "from@example.com", []string{"to@example.com"}, []byte(message))
+	to := []string{"to@example.com"}
+	return smtp.SendMail(u.Host, auth, "from@example.com", to, []byte(message))
 }
 
 func TestMailServer(t *testing.T) {
 	t.Parallel()
 	m := NewMailServer(t, MailOptions{User: "u", Password: "p"})
-	if err := send(m, "p"); err != nil {
+	if err := send(m.URL, "p"); err != nil {
 		t.Fatal(err)
 	}
 	got := m.WaitMail(t, "TO@example.com")
@@ -36,10 +37,11 @@ func TestMailServer(t *testing.T) {
 	if code := got.Code(t); code != "123456" {
 		t.Errorf("got the code %s, want 123456", code)
 	}
-	if err := send(m, "wrong"); err == nil {
+	if err := send(m.URL, "wrong"); err == nil {
 		t.Error("got no error for a wrong password")
 	}
-	if err := send(NewMailServer(t, MailOptions{Untrusted: true}), ""); err == nil {
+	untrusted := NewMailServer(t, MailOptions{Untrusted: true})
+	if err := send(untrusted.URL, ""); err == nil {
 		t.Error("got no error for a certificate of an unknown authority")
 	}
 }
@@ -50,7 +52,7 @@ func TestMailServerFails(t *testing.T) {
 		m := NewMailServer(t, MailOptions{})
 		m.Fail(mode)
 		sent := make(chan error, 1)
-		go func() { sent <- send(m, "") }()
+		go func() { sent <- send(m.URL, "") }()
 		switch mode {
 		case MailHangs, MailHangsData, MailHangsEnd, MailIgnoresQuit:
 			WaitUntil(t, "a connection", func() bool {

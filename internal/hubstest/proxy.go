@@ -16,7 +16,6 @@ type Proxy struct {
 	mode     proxyMode
 	changed  chan struct{} // closed and replaced by each change of mode
 	pairs    map[*proxyPair]bool
-	total    int
 	triggers map[trigger]func()
 	sent     []byte // nil: not recorded
 }
@@ -131,11 +130,11 @@ func (p *Proxy) Sent() []byte {
 	return sent
 }
 
-// Connections returns how many connections are open, and how many there were in total.
-func (p *Proxy) Connections() (open, total int) {
+// Connections returns how many connections are open.
+func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.pairs), p.total
+	return len(p.pairs)
 }
 
 func (p *Proxy) set(mode proxyMode) {
@@ -166,7 +165,6 @@ func (p *Proxy) serve(client net.Conn) {
 		server.Close()
 	})
 	p.mu.Lock()
-	p.total++
 	p.pairs[pair] = true
 	if p.mode == proxyCut {
 		pair.close()

@@ -250,8 +250,7 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 			}
 			f.close()
 			hubstest.WaitUntil(t, "the server has answered all", func() bool {
-				open, _ := between.Connections()
-				return open == 0
+				return between.Connections() == 0
 			})
 			got := s.Log.Count(`"client":"` + f.address + `"`)
 			if got > 0 {
