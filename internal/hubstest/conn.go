@@ -19,7 +19,6 @@ type Conn struct {
 
 // Dial connects to a server. All reads and writes end by Patience.
 func Dial(t testing.TB, addr string) *Conn {
-	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +31,6 @@ func Dial(t testing.TB, addr string) *Conn {
 // Head returns the request line and headers of a request, without the empty line at their end.
 // It comes from an address of its own, with the client's session.
 func (c *Client) Head(request string, headers ...string) string {
-	c.t.Helper()
 	lines := []string{request + " HTTP/1.1", "Host: x", "X-Forwarded-For: " + NewIP()}
 	if token := c.Token(); token != "" {
 		lines = append(lines, "Cookie: "+c.srv.CookieName()+"="+token)

@@ -31,7 +31,6 @@ var document = sync.OnceValue(func() any {
 // Contract returns a value of web/openapi.json by the names on the way to it. Tests take
 // limits, lives and sizes from there.
 func Contract[T any](t testing.TB, names ...string) T {
-	t.Helper()
 	value := within(document(), names...)
 	found, ok := value.(T)
 	if !ok {

@@ -51,7 +51,6 @@ var corpusRule = regexp.MustCompile(`^[A-Z][0-9]$`)
 // ReadCorpus reads a file of testdata. A member that this program does not know is an
 // error: else a misspelled member would make its case pass.
 func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) CorpusFile[C] {
-	t.Helper()
 	var file CorpusFile[C]
 	decoder := json.NewDecoder(strings.NewReader(ReadFile(t, "testdata/"+name)))
 	decoder.DisallowUnknownFields()
@@ -142,7 +141,6 @@ func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 func (s *Server) Wire(
 	t testing.TB, method, target string, body []byte, headers ...string,
 ) *Response {
-	t.Helper()
 	var request strings.Builder
 	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
 	for pair := range slices.Chunk(headers, 2) {
@@ -186,7 +184,6 @@ func (c *Client) Elsewhere() *Client {
 func StartEnvironments(
 	t testing.TB, settings map[string]map[string]string, common map[string]string,
 ) map[string]*Server {
-	t.Helper()
 	mail := NewMailServer(t, MailOptions{})
 	servers := map[string]*Server{}
 	for name, values := range settings {

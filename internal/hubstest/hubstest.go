@@ -86,7 +86,6 @@ func exists(path string) bool {
 
 // ReadFile returns a file of the module, such as "deploy/nginx.conf".
 func ReadFile(t testing.TB, name string) string {
-	t.Helper()
 	text, err := os.ReadFile(filepath.Join(Root(), name))
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +162,6 @@ func processEnv(env map[string]string) []string {
 // Need skips the test if a program is missing, and says what to install. With
 // HUBS_TEST_REQUIRE=all, as in CI, the test fails instead. It returns the program's path.
 func Need(t testing.TB, program, debianPackage string) string {
-	t.Helper()
 	path, err := exec.LookPath(program)
 	if err == nil {
 		return path
@@ -179,7 +177,6 @@ func Need(t testing.TB, program, debianPackage string) string {
 
 // NeedRoot skips a test that only root can run.
 func NeedRoot(t testing.TB) {
-	t.Helper()
 	if os.Getuid() != 0 {
 		Skip(t, "this test needs root: sudo go test")
 	}
@@ -187,7 +184,6 @@ func NeedRoot(t testing.TB) {
 
 // Skip skips a test that lacks something, or fails it with HUBS_TEST_REQUIRE=all.
 func Skip(t testing.TB, reason string) {
-	t.Helper()
 	if os.Getenv("HUBS_TEST_REQUIRE") == "all" {
 		t.Fatal(reason)
 	}

@@ -214,7 +214,6 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 
 // Check compares the tables with the ledger. No request may be under way.
 func (l *Ledger) Check(t testing.TB, databaseURL string) {
-	t.Helper()
 	stored := readRows[storedHub](t, databaseURL, `select name, to_jsonb(hub) as value
 		from (select name, count(*) as copies, min(description) as change from hubs
 			where name like 'ledger %' group by name) hub`)
@@ -245,7 +244,6 @@ type storedHub struct {
 
 // readRows returns the values of a query by their names.
 func readRows[T any](t testing.TB, databaseURL, query string) (rows map[string]T) {
-	t.Helper()
 	const all = "select coalesce(json_object_agg(name, value), '{}') from (%s) rows"
 	text := Query[[]byte](t, databaseURL, fmt.Sprintf(all, query))
 	if err := json.Unmarshal(text, &rows); err != nil {
@@ -272,7 +270,6 @@ func (l *Ledger) checkHub(name string, row storedHub) {
 // CheckFiles fetches every acknowledged file, and compares the rows with what was uploaded
 // through the ledger and by others.
 func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string, others int) {
-	t.Helper()
 	for path := range l.files {
 		if r := l.fetch(c, path); r.Status != 200 {
 			l.report("an acknowledged file lost", r.String())

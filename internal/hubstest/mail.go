@@ -152,7 +152,6 @@ func mailServerOf(smtpURL string) *MailServer {
 }
 
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
-	t.Helper()
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	m := &MailServer{
 		opts:    opts,

@@ -45,7 +45,6 @@ var sharedURL = sync.OnceValues(func() (databaseURL string, err error) {
 })
 
 func needShared(t testing.TB) (databaseURL string) {
-	t.Helper()
 	databaseURL, err := sharedURL()
 	if errors.Is(err, errNoPostgres) {
 		Skip(t, "PostgreSQL is missing: ./dev.sh test installs it")
@@ -92,14 +91,12 @@ var serial atomic.Int64
 // NewDatabase returns the URL of a new database with the schema in it. It is dropped when
 // the test ends.
 func NewDatabase(t testing.TB) string {
-	t.Helper()
 	return EmptyDatabase(t, "template "+template)
 }
 
 // EmptyDatabase returns the URL of a new database without tables. options follow the name in
 // create database.
 func EmptyDatabase(t testing.TB, options string) string {
-	t.Helper()
 	operator := needShared(t)
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), serial.Add(1))
 	Exec(t, operator, "create database "+name+" "+options)
@@ -138,7 +135,6 @@ func Query[T any](t testing.TB, databaseURL, query string, args ...any) (value T
 
 // OpenDB is for tests that keep a connection or a transaction open.
 func OpenDB(t testing.TB, databaseURL string) *sql.DB {
-	t.Helper()
 	db, err := sql.Open("postgres", databaseURL)
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +167,6 @@ func NewUUID() string {
 
 // WithUser returns databaseURL with another role.
 func WithUser(t testing.TB, databaseURL, name, password string) string {
-	t.Helper()
 	u, err := url.Parse(databaseURL)
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +214,6 @@ func (pg *Postgres) stop() error {
 // NewPostgres starts a PostgreSQL for one test, which may stop, restart (same port, same data)
 // and pause it. Its URL names a database that has the schema.
 func NewPostgres(t testing.TB) *Postgres {
-	t.Helper()
 	needShared(t) // skips the test if there is no PostgreSQL
 	pg := ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
 	if err := Migrate(pg.URL); err != nil {
@@ -230,7 +224,6 @@ func NewPostgres(t testing.TB) *Postgres {
 
 // ExistingPostgres starts a PostgreSQL for one test from a folder that may have a cluster.
 func ExistingPostgres(t testing.TB, dir string) *Postgres {
-	t.Helper()
 	pg := &Postgres{t: t, Dir: dir}
 	pg.Start()
 	t.Cleanup(func() {
@@ -241,7 +234,6 @@ func ExistingPostgres(t testing.TB, dir string) *Postgres {
 }
 
 func (pg *Postgres) Start() {
-	pg.t.Helper()
 	if err := pg.start(); err != nil {
 		pg.t.Fatal(err)
 	}
@@ -249,7 +241,6 @@ func (pg *Postgres) Start() {
 
 // Stop ends PostgreSQL in good order. Open connections don't delay it.
 func (pg *Postgres) Stop() {
-	pg.t.Helper()
 	if err := pg.stop(); err != nil {
 		pg.t.Error(err)
 	}
@@ -258,7 +249,6 @@ func (pg *Postgres) Stop() {
 // Pause stops all its processes (SIGSTOP). Connections stay open, the kernel accepts new ones,
 // and nothing answers.
 func (pg *Postgres) Pause() {
-	pg.t.Helper()
 	postmaster := pg.Postmaster()
 	pg.signal(syscall.SIGSTOP, postmaster) // first, so that it starts no others
 	pg.paused = append(pg.Children(postmaster), postmaster)
@@ -275,7 +265,6 @@ func (pg *Postgres) Resume() {
 // finish its work. The others notice, and some still tell their clients so. The next
 // start recovers the data.
 func (pg *Postgres) Crash(sig syscall.Signal) {
-	pg.t.Helper()
 	postmaster := pg.Postmaster()
 	pids := append(pg.Children(postmaster), postmaster)
 	pg.signal(sig, postmaster)
@@ -285,7 +274,6 @@ func (pg *Postgres) Crash(sig syscall.Signal) {
 // Lose ends all its processes at once, as the loss of its machine would: no client
 // hears a word.
 func (pg *Postgres) Lose() {
-	pg.t.Helper()
 	pg.Pause()
 	pids := pg.paused
 	pg.paused = nil
@@ -294,7 +282,6 @@ func (pg *Postgres) Lose() {
 }
 
 func (pg *Postgres) waitEnd(pids []int) {
-	pg.t.Helper()
 	WaitUntil(pg.t, "the end of PostgreSQL", func() bool {
 		return !slices.ContainsFunc(pids, isRunning)
 	})
@@ -318,7 +305,6 @@ func (pg *Postgres) signal(sig syscall.Signal, pids ...int) {
 
 // Postmaster returns the process id of PostgreSQL's first process.
 func (pg *Postgres) Postmaster() (pid int) {
-	pg.t.Helper()
 	text, err := os.ReadFile(pg.Dir + "/data/postmaster.pid")
 	if err == nil {
 		_, err = fmt.Sscan(string(text), &pid)
@@ -331,7 +317,6 @@ func (pg *Postgres) Postmaster() (pid int) {
 
 // Children returns the process ids of the others.
 func (pg *Postgres) Children(postmaster int) (pids []int) {
-	pg.t.Helper()
 	list, err := exec.Command("pgrep", "-P", strconv.Itoa(postmaster)).Output()
 	if err != nil {
 		pg.t.Fatal("pgrep: ", err)

@@ -20,7 +20,6 @@ type Program struct {
 // StartProgram runs a command until the test ends. The shell ends it when its standard input is
 // closed, so it also ends when the tests are killed.
 func StartProgram(t testing.TB, cmd *exec.Cmd) *Program {
-	t.Helper()
 	cmd.Args = append([]string{"sh", "-c", `"$@" & cat; kill $!; wait`, "sh"}, cmd.Args...)
 	cmd.Path = "/bin/sh"
 	p, err := startProgram(cmd)
@@ -58,7 +57,6 @@ func startProgram(cmd *exec.Cmd) (*Program, error) {
 
 // WaitMatch waits for a line that matches, and returns what the group in the pattern matches.
 func (p *Program) WaitMatch(t testing.TB, pattern string) string {
-	t.Helper()
 	found, err := p.waitMatch(pattern)
 	if err != nil {
 		t.Fatal(err)

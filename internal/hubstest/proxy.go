@@ -43,7 +43,6 @@ type proxyPair struct {
 
 // NewProxy starts a proxy that passes everything to target (host:port).
 func NewProxy(t testing.TB, target string) *Proxy {
-	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +75,6 @@ func NewProxy(t testing.TB, target string) *Proxy {
 // ProxyURL starts a proxy for the server that a URL names. It returns the URL with the proxy's
 // address.
 func ProxyURL(t testing.TB, through string) (*Proxy, string) {
-	t.Helper()
 	u, err := url.Parse(through)
 	if err != nil {
 		t.Fatal(err)

@@ -36,7 +36,6 @@ type Server struct {
 // value unsets. Clients come from addresses of their own by X-Forwarded-For, so that the
 // rate limits of one do not meet those of the next.
 func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
-	t.Helper()
 	env := map[string]string{
 		"APP_ENV":         "local",
 		"ADDR":            "127.0.0.1:0",
@@ -73,13 +72,11 @@ func ProductionEnv(m *MailServer) map[string]string {
 // Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
 // its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
 func Start(t testing.TB, overrides ...map[string]string) *Server {
-	t.Helper()
 	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
 }
 
 // StartCommand is Start for another way to start the binary.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
-	t.Helper()
 	env := ServerEnv(t, overrides...)
 	s := &Server{
 		Env:      env,
@@ -112,7 +109,6 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 }
 
 func (s *Server) waitListening(t testing.TB) {
-	t.Helper()
 	line, _, err := s.Log.Wait(0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
 		t.Fatalf("no server: %v that says listening\n%s", err, s.Stderr)
@@ -130,14 +126,12 @@ func (s *Server) waitListening(t testing.TB) {
 
 // Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
 func (s *Server) Stop(t testing.TB) int {
-	t.Helper()
 	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	return s.Wait(t)
 }
 
 // Signal sends a signal. From then on the test answers for the exit status.
 func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
-	t.Helper()
 	s.signaled = true
 	if err := s.Cmd.Process.Signal(sig); err != nil {
 		t.Fatal(err)
@@ -147,7 +141,6 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 // Wait waits for the end of the process and returns its exit status, or -1 after a signal
 // that killed it.
 func (s *Server) Wait(t testing.TB) int {
-	t.Helper()
 	select {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()

@@ -63,7 +63,6 @@ func (u *HalfUpload) Finish() *Response {
 
 // FilesIn lists FILES_DIR: the stored files, then the working names as unfinished/name.
 func (s *Server) FilesIn(t testing.TB) (names []string) {
-	t.Helper()
 	for _, folder := range []string{"", unfinished} {
 		entries, err := os.ReadDir(filepath.Join(s.Env["FILES_DIR"], folder))
 		if err != nil {
@@ -80,7 +79,6 @@ func (s *Server) FilesIn(t testing.TB) (names []string) {
 
 // WorkingFiles returns the paths of the uploads that are being written.
 func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
-	t.Helper()
 	for _, name := range s.FilesIn(t) {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
 		info, err := os.Stat(path)
@@ -93,7 +91,6 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 
 // AgeUnfinished makes all working names so old that the next sweep looks at them.
 func (s *Server) AgeUnfinished(t testing.TB) {
-	t.Helper()
 	old := time.Now().Add(-time.Hour)
 	for _, path := range s.WorkingFiles(t) {
 		if err := os.Chtimes(path, old, old); err != nil {

@@ -27,7 +27,6 @@ import (
 
 // startProgram runs a program that is at home in dir.
 func startProgram(t testing.TB, dir, program string, args ...string) *hubstest.Program {
-	t.Helper()
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_RUNTIME_DIR="+dir)
 	return hubstest.StartProgram(t, cmd)
@@ -36,7 +35,6 @@ func startProgram(t testing.TB, dir, program string, args ...string) *hubstest.P
 // startChromedriver returns the port on which the driver listens. The driver finds a free port of
 // one protocol, and ends if that port is taken in the other: then it is started again.
 func startChromedriver(t testing.TB, dir string) (port string) {
-	t.Helper()
 	driver := hubstest.Need(t, "chromedriver", "chromium-driver")
 	for range 5 {
 		p := startProgram(t, dir, driver, "--port=0")
@@ -50,10 +48,9 @@ func startChromedriver(t testing.TB, dir string) (port string) {
 }
 
 func startChromium(t testing.TB, dir, server string) driver {
-	t.Helper()
 	program := hubstest.Need(t, "chromium", "chromium")
 	port := startChromedriver(t, dir)
-	options := map[string]any{
+	options := params{
 		"binary": program,
 		"args": []string{
 			"--headless", "--no-sandbox", // root can't have the sandbox
@@ -66,17 +63,17 @@ func startChromium(t testing.TB, dir, server string) driver {
 			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
 			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
 		},
-		"prefs": map[string]any{
+		"prefs": params{
 			"download.default_directory": dir + "/Downloads",
 			// Else it is not SameSite that keeps the cookie from another site's requests.
 			"profile.cookie_controls_mode":      0,
 			"profile.block_third_party_cookies": false,
 		},
 	}
-	d, err := newWebDriver(port, map[string]any{
+	d, err := newWebDriver(port, params{
 		"acceptInsecureCerts": server != "",
 		"goog:chromeOptions":  options,
-		"goog:loggingPrefs":   map[string]string{"browser": "ALL"},
+		"goog:loggingPrefs":   params{"browser": "ALL"},
 	})
 	if err != nil {
 		t.Fatal("WebDriver session: ", err)
@@ -86,7 +83,6 @@ func startChromium(t testing.TB, dir, server string) driver {
 
 // startWebKit runs WebKitGTK's MiniBrowser, which needs a display, on a virtual one.
 func startWebKit(t testing.TB, dir, server string) driver {
-	t.Helper()
 	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
 	if err != nil {
 		hubstest.Skip(t, "MiniBrowser is missing: apt-get install webkit2gtk-driver")
@@ -101,9 +97,9 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	if err := os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	capabilities := map[string]any{
+	capabilities := params{
 		"acceptInsecureCerts": server != "",
-		"webkitgtk:browserOptions": map[string]any{
+		"webkitgtk:browserOptions": params{
 			"binary": strings.TrimSpace(string(found)),
 			"args":   []string{"--automation"},
 		},
@@ -168,7 +164,6 @@ func portOf(listener net.Listener) string {
 
 // freePort is for a program that can't tell which port it has chosen.
 func freePort(t testing.TB) string {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -182,9 +177,9 @@ type webDriver struct {
 	session string // the address of the session at the driver
 }
 
-func newWebDriver(port string, capabilities map[string]any) (*webDriver, error) {
+func newWebDriver(port string, capabilities params) (*webDriver, error) {
 	d := &webDriver{"http://127.0.0.1:" + port + "/session"}
-	asked := map[string]any{"capabilities": map[string]any{"alwaysMatch": capabilities}}
+	asked := params{"capabilities": params{"alwaysMatch": capabilities}}
 	answer, err := d.command("POST", "", asked)
 	var created struct{ SessionID string }
 	if err != nil {
@@ -197,7 +192,7 @@ func newWebDriver(port string, capabilities map[string]any) (*webDriver, error) 
 	return d, nil
 }
 
-func (d *webDriver) command(method, path string, in any) (json.RawMessage, error) {
+func (d *webDriver) command(method, path string, in params) (json.RawMessage, error) {
 	var body io.Reader
 	if in != nil {
 		encoded, err := json.Marshal(in)
@@ -251,7 +246,6 @@ user_pref("network.cookie.cookieBehavior", 0);
 `
 
 func startFirefox(t testing.TB, dir, server string) driver {
-	t.Helper()
 	profile := dir + "/profile"
 	if err := os.Mkdir(profile, 0o700); err != nil {
 		t.Fatal(err)
@@ -274,7 +268,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	if _, err := d.receive(); err != nil { // it says hello first
 		t.Fatalf("Marionette: %v", err)
 	}
-	anyCertificate := map[string]any{"acceptInsecureCerts": server != ""}
+	anyCertificate := params{"acceptInsecureCerts": server != ""}
 	if _, err := d.send("WebDriver:NewSession", anyCertificate); err != nil {
 		t.Fatalf("Marionette: %v", err)
 	}
@@ -299,31 +293,24 @@ var marionetteCommands = map[string]string{
 	"POST /moz/context":      "Marionette:SetContext", // as geckodriver has it
 }
 
-func (d *marionette) command(method, path string, in any) (json.RawMessage, error) {
-	params := map[string]any{}
-	switch in := in.(type) {
-	case map[string]any:
-		params = maps.Clone(in)
-	case map[string]string:
-		for name, value := range in {
-			params[name] = value
-		}
-	}
+func (d *marionette) command(method, path string, in params) (json.RawMessage, error) {
+	sent := params{}
+	maps.Copy(sent, in)
 	if rest, ok := strings.CutPrefix(path, "/element/"); ok {
 		id, action, _ := strings.Cut(rest, "/")
-		params["id"] = id
+		sent["id"] = id
 		path = "/element/ID/" + action
 	}
 	name, ok := marionetteCommands[method+" "+path]
 	if !ok {
 		return nil, fmt.Errorf("no Marionette command for %s %s", method, path)
 	}
-	return d.send(name, params)
+	return d.send(name, sent)
 }
 
-func (d *marionette) send(name string, params map[string]any) (json.RawMessage, error) {
+func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 	d.lastID++
-	message, err := json.Marshal([]any{0, d.lastID, name, params})
+	message, err := json.Marshal([]any{0, d.lastID, name, in})
 	if err != nil {
 		return nil, err
 	}

@@ -39,7 +39,6 @@ var builtExample = sync.OnceValues(func() (dir string, err error) {
 
 // exampleSite serves the example on a port of its own, with the address of the API in it.
 func exampleSite(t testing.TB, api *string) (url string) {
-	t.Helper()
 	hubstest.Need(t, "npm", "npm")
 	dir, err := builtExample()
 	if err != nil {

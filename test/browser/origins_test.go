@@ -14,7 +14,6 @@ import (
 )
 
 func serve(t testing.TB, handler http.HandlerFunc) (url string) {
-	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	return server.URL

@@ -70,7 +70,6 @@ const codeIsSent = "a code of 6 digits, good for 10 minutes"
 
 // writeFile makes a file to upload.
 func (l *learner) writeFile(name, content string) (path string) {
-	l.t.Helper()
 	path = filepath.Join(l.t.TempDir(), name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		l.t.Fatal(err)
@@ -308,7 +307,6 @@ func (l *learner) walkOut(t *testing.T) {
 // wantCookie checks the only cookie: what the browser has understood of it. It returns the
 // token.
 func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
-	t.Helper()
 	cookies := b.cookies()
 	if len(cookies) != 1 {
 		t.Fatalf("got the cookies %v, want one", cookies)
@@ -334,7 +332,7 @@ func (l *learner) goBack(t *testing.T) {
 	l.click("footer a")
 	l.waitFor("location.pathname === '/openapi.json'")
 	l.wantConsole(iconMessage(l.browser)...)
-	l.command("POST", "/back", map[string]string{}, nil)
+	l.command("POST", "/back", params{}, nil)
 	l.waitText("#message-session", "role member")
 	if code := script[string](l.browser, "return document.querySelector('#code').value"); code != "" {
 		t.Errorf("the page still shows the code %s", code)

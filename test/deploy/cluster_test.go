@@ -19,7 +19,7 @@ import (
 // A cluster is three servers on one database and one folder behind HAProxy.
 type cluster struct {
 	*proxy
-	servers [3]*hubstest.Server // the first is the active one
+	servers []*hubstest.Server // the first is the active one
 }
 
 func startCluster(t *testing.T) *cluster {
@@ -30,35 +30,28 @@ func startCluster(t *testing.T) *cluster {
 	// away.
 	env["ADDR"] = "127.77.0.1:0"
 	var addrs []string
-	for i := range c.servers {
-		c.servers[i] = hubstest.Start(t, env)
-		addrs = append(addrs, c.servers[i].Addr)
+	for range 3 {
+		s := hubstest.Start(t, env)
+		c.servers = append(c.servers, s)
+		addrs = append(addrs, s.Addr)
 	}
 	c.proxy = startProxy(t, "haproxy", addrs...)
 	return c
 }
 
-// servedBy tells which server has answered.
-func (c *cluster) servedBy(t *testing.T, r *hubstest.Response) (server int) {
-	t.Helper()
-	id := r.Header.Get("X-Request-Id")
-	hubstest.WaitUntil(t, "the request in a log", func() bool {
-		server = slices.IndexFunc(c.servers[:], func(s *hubstest.Server) bool {
-			return s.Log.Count(`"msg":"request"`, id) > 0
-		})
-		return server >= 0
-	})
-	return server
-}
-
 // addressElsewhere returns an address whose requests go to another server than the active
 // one.
 func (c *cluster) addressElsewhere(t *testing.T) string {
-	t.Helper()
 	for {
 		address := newAddress()
-		r := c.client(c.servers[0], address).Do("GET", "/auth/session", nil)
-		if c.servedBy(t, r) != 0 {
+		r := c.client(c.servers[0], address).Get("/auth/session")
+		hasSeen := func(s *hubstest.Server) bool {
+			return s.Log.Count(`"msg":"request"`, r.Header.Get("X-Request-Id")) > 0
+		}
+		hubstest.WaitUntil(t, "the request in a log", func() bool {
+			return slices.ContainsFunc(c.servers, hasSeen)
+		})
+		if !hasSeen(c.servers[0]) {
 			return address
 		}
 	}
@@ -66,7 +59,6 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 
 // command is the operator at HAProxy's socket.
 func (c *cluster) command(t *testing.T, line string) string {
-	t.Helper()
 	conn, err := net.Dial("unix", c.dir+"/admin.sock")
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +74,6 @@ func (c *cluster) command(t *testing.T, line string) string {
 
 // setState is what the operator does before and after a restart.
 func (c *cluster) setState(t *testing.T, server int, state string) {
-	t.Helper()
 	for _, backend := range []string{"active", "by_address"} {
 		c.command(t, fmt.Sprintf("set server %s/s%d state %s", backend, server+1, state))
 	}
@@ -132,7 +123,6 @@ func testLimits(t *testing.T, c *cluster) {
 func wantLimit(
 	t *testing.T, limit int, c *hubstest.Client, paths []string, body map[string]string,
 ) {
-	t.Helper()
 	method := "GET"
 	if body != nil {
 		method = "POST"
@@ -162,7 +152,7 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	t.Parallel()
 	t.Run("haproxy", func(t *testing.T) {
 		c := startCluster(t)
-		sendTargets(t, c.proxy, c.addressElsewhere(t), c.servers[:])
+		sendTargets(t, c.proxy, c.addressElsewhere(t), c.servers)
 	})
 	t.Run("nginx", func(t *testing.T) {
 		s := hubstest.Start(t, productionEnv(t))
@@ -173,7 +163,6 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 
 // sendTargets sends the corpus. A target in which the proxy finds no path reaches no server.
 func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
-	t.Helper()
 	for _, target := range readCorpus(t).Targets {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
 		for _, rest := range []string{

@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -44,7 +45,6 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // startProxy runs the proxy until the test ends, in front of one server or, HAProxy only, of
 // three. The test makes its sockets, so that no other process takes the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *proxy {
-	t.Helper()
 	program := hubstest.Need(t, engine, engine)
 	// t.TempDir is too long for the path of a socket.
 	dir, err := os.MkdirTemp(hubstest.Dir, "p")
@@ -82,7 +82,6 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 }
 
 func listenFile(t testing.TB) (addr string, file *os.File) {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +95,6 @@ func listenFile(t testing.TB) (addr string, file *os.File) {
 }
 
 func haproxyConfig(t testing.TB, dir string, servers []string) string {
-	t.Helper()
 	replace := []string{
 		"0.0.0.0:443 ssl", "fd@3 ssl",
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
@@ -121,7 +119,6 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 }
 
 func nginxConfig(t testing.TB, p *proxy, server string) string {
-	t.Helper()
 	var folders strings.Builder
 	folders.WriteString("http {\n")
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
@@ -145,10 +142,7 @@ func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
 		ForceAttemptHTTP2:  address != "",
 		DisableKeepAlives:  address == "",
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			if address == "" {
-				return dialFrom(newAddress(), p.addr)
-			}
-			return dialFrom(address, p.addr)
+			return dialFrom(cmp.Or(address, newAddress()), p.addr)
 		},
 	}
 	p.t.Cleanup(transport.CloseIdleConnections)
@@ -200,7 +194,6 @@ func (p *proxy) raw(t testing.TB, address, request string) string {
 
 // member signs a new user in by way of the proxy, and accepts the terms.
 func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
-	p.t.Helper()
 	c := p.client(s, "")
 	email, _ := s.NewUser(p.t, role)
 	c.SignIn(email)
@@ -216,7 +209,6 @@ type corpus struct {
 }
 
 func readCorpus(t testing.TB) (c corpus) {
-	t.Helper()
 	err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/proxies.json")), &c)
 	if err != nil {
 		t.Fatal(err)
@@ -238,7 +230,6 @@ type recorder struct {
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 func newRecorder(t testing.TB, answer string) *recorder {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		t.Run("server away", func(t *testing.T) {
 			s.Stop(t)
 			r, err := c.Try("GET", "/hubs", nil)
-			if err != nil || r.Status != 503 || r.Field(t, "code") != "unavailable" {
+			if err != nil || r.Status != 503 || r.Code() != "unavailable" {
 				t.Errorf("want a 503 unavailable: %v, %v", err, r)
 			}
 			if r.Header.Get("Retry-After") == "" {
@@ -145,7 +145,6 @@ func (p *proxy) logged() []string {
 
 // waitLine waits for the line about a client's request that got the status.
 func (p *proxy) waitLine(t *testing.T, address, status string) {
-	t.Helper()
 	line := regexp.MustCompile(regexp.QuoteMeta(address) + `:.*[ =](` + status + `) `)
 	hubstest.WaitUntil(t, "the log says: "+line.String(), func() bool {
 		return slices.ContainsFunc(p.logged(), line.MatchString)
@@ -271,7 +270,6 @@ type flood struct {
 // flood opens connections from one address and sends the same text on each. Some may be
 // refused.
 func (p *proxy) flood(t *testing.T, connections int, text string) *flood {
-	t.Helper()
 	f := &flood{address: newAddress()}
 	t.Cleanup(f.close)
 	var opening sync.WaitGroup

@@ -17,7 +17,6 @@ import (
 type roleDatabase struct{ superuser, owner, server, stranger string }
 
 func newRoleDatabase(t *testing.T) roleDatabase {
-	t.Helper()
 	pg := hubstest.NewPostgres(t)
 	for _, role := range []string{"hubs_owner", "stranger"} {
 		hubstest.Exec(t, pg.URL, "create role "+role+" login password 'p'")
