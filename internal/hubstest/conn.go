@@ -65,7 +65,6 @@ func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
 
 // WantEnd waits until the server has closed the connection.
 func (c *Conn) WantEnd(t testing.TB) {
-	t.Helper()
 	_, err := io.Copy(io.Discard, c.In)
 	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
 		t.Errorf("after %v the connection is still open", Patience)

@@ -44,31 +44,8 @@ func TestMailServer(t *testing.T) {
 	if err := send(untrusted.URL, ""); err == nil {
 		t.Error("got no error for a certificate of an unknown authority")
 	}
-}
-
-func TestMailServerFails(t *testing.T) {
-	t.Parallel()
-	for mode := MailCloses; mode <= MailFloodsLines; mode++ {
-		m := NewMailServer(t, MailOptions{})
-		m.Fail(mode)
-		sent := make(chan error, 1)
-		go func() { sent <- send(m.URL, "") }()
-		switch mode {
-		case MailHangs, MailHangsData, MailHangsEnd, MailIgnoresQuit:
-			WaitUntil(t, "a connection", func() bool {
-				open, _, _ := m.Connections()
-				return open == 1
-			})
-			m.Release()
-			if err := <-sent; err != nil {
-				t.Errorf("mode %d, released: got %v, want no error", mode, err)
-			}
-		case MailFloods, MailFloodsLines:
-			WaitUntil(t, "a flood", func() bool { return m.Flooded() > 16<<20 })
-		default:
-			if err := <-sent; err == nil {
-				t.Errorf("mode %d: got no error, want one", mode)
-			}
-		}
+	m.Fail(MailLeaves) // which the server counts as success
+	if err := send(m.URL, "p"); err == nil {
+		t.Error("got no error for a mail server that leaves")
 	}
 }

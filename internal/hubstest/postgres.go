@@ -3,6 +3,7 @@ package hubstest
 import (
 	"crypto/rand"
 	"database/sql"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
@@ -106,7 +107,6 @@ func EmptyDatabase(t testing.TB, options string) string {
 
 // Exec is the operator at the psql prompt.
 func Exec(t testing.TB, databaseURL, query string, args ...any) {
-	t.Helper()
 	if err := execute(databaseURL, query, args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
@@ -124,7 +124,6 @@ func execute(databaseURL, query string, args ...any) error {
 
 // Query returns the single value of a query that yields one row.
 func Query[T any](t testing.TB, databaseURL, query string, args ...any) (value T) {
-	t.Helper()
 	db := OpenDB(t, databaseURL)
 	defer db.Close()
 	if err := db.QueryRow(query, args...).Scan(&value); err != nil {
@@ -151,18 +150,16 @@ func NewEmail() string {
 
 // AddUser inserts a user and returns its id.
 func AddUser(t testing.TB, databaseURL, email, role string) string {
-	t.Helper()
 	return Query[string](t, databaseURL,
 		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
 }
 
-// NewUUID returns an id that nothing has.
+// NewUUID returns an id that nothing has, of version 4 (RFC 9562).
 func NewUUID() string {
 	b := make([]byte, 16)
 	rand.Read(b)
-	b[6] = b[6]&0x0f | 0x40 // version 4, RFC 9562
-	b[8] = b[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	x := hex.EncodeToString(b)
+	return fmt.Sprintf("%s-%s-4%s-8%s-%s", x[:8], x[8:12], x[13:16], x[17:20], x[20:])
 }
 
 // WithUser returns databaseURL with another role.

@@ -181,7 +181,6 @@ func (s *Server) Code(t testing.TB, email string) string {
 }
 
 func (s *Server) printedCode(t testing.TB, email string) string {
-	t.Helper()
 	prefix := strings.ToLower(codeLinePrefix + email + ": ")
 	s.mu.Lock()
 	from := s.codeLine[prefix]
@@ -206,7 +205,6 @@ func MaskedEmail(email string) string {
 // User runs the command "user …" on the server's database, as the operator would, and returns
 // what it printed.
 func (s *Server) User(t testing.TB, args ...string) string {
-	t.Helper()
 	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
 		t.Fatalf("user %q: exit status %d\n%s%s", args, code, out, errOut)

@@ -114,7 +114,7 @@ func (s *Server) WantStored(t testing.TB, n int) {
 // WantFile fetches a file and checks its content.
 func (c *Client) WantFile(path, content string) {
 	c.t.Helper()
-	r := c.Elsewhere().Do("GET", path, nil).Want(c.t, 200)
+	r := c.Elsewhere().Get(path).Want(c.t, 200)
 	if got := string(r.Body); got != content {
 		c.t.Errorf("%s: got %d bytes, want the %d of the file", path, len(got), len(content))
 	}

@@ -167,7 +167,6 @@ func (b *browser) waitText(selector, part string) {
 
 // inNewTab clicks a link that opens a tab, looks at that tab, and closes it.
 func (b *browser) inNewTab(link string, look func()) {
-	b.t.Helper()
 	var before, handles []string
 	b.command("GET", "/window/handles", nil, &before)
 	b.click(link)
@@ -184,13 +183,11 @@ func (b *browser) inNewTab(link string, look func()) {
 }
 
 func (b *browser) switchTo(handle string) {
-	b.t.Helper()
 	b.command("POST", "/window", params{"handle": handle}, nil)
 }
 
 // cookies returns all that the browser holds for the page, also those hidden from scripts.
 func (b *browser) cookies() (all []browserCookie) {
-	b.t.Helper()
 	b.command("GET", "/cookie", nil, &all)
 	return all
 }
@@ -204,7 +201,6 @@ type browserCookie struct {
 // console takes what the console has gained since it was last asked. Firefox keeps refused
 // answers apart from it. WebKitGTK's driver does not show its console.
 func (b *browser) console() (messages []string) {
-	b.t.Helper()
 	switch b.engine {
 	case chromium:
 		var entries []struct{ Message string }

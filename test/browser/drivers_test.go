@@ -107,7 +107,6 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	proxy := startProxy(t, server)
 	// Now and then a driver does not answer, or another program has taken its port: then another one
 	// is started, on another port.
-	var d *webDriver
 	for range 3 {
 		port := freePort(t)
 		startProgram(t, dir, "env", "DISPLAY=:"+display, "GTK_A11Y=none", "NO_AT_BRIDGE=1",
@@ -120,6 +119,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 			}
 			return err == nil
 		})
+		var d driver
 		d, err = newWebDriver(port, capabilities)
 		if err == nil {
 			return d
@@ -172,13 +172,11 @@ func freePort(t testing.TB) string {
 	return portOf(listener)
 }
 
-// A webDriver speaks the W3C WebDriver protocol.
-type webDriver struct {
-	session string // the address of the session at the driver
-}
+// A webDriver speaks the W3C WebDriver protocol. It is the address of a session at the driver.
+type webDriver string
 
-func newWebDriver(port string, capabilities params) (*webDriver, error) {
-	d := &webDriver{"http://127.0.0.1:" + port + "/session"}
+func newWebDriver(port string, capabilities params) (driver, error) {
+	d := webDriver("http://127.0.0.1:" + port + "/session")
 	asked := params{"capabilities": params{"alwaysMatch": capabilities}}
 	answer, err := d.command("POST", "", asked)
 	var created struct{ SessionID string }
@@ -188,11 +186,10 @@ func newWebDriver(port string, capabilities params) (*webDriver, error) {
 	if err := json.Unmarshal(answer, &created); err != nil {
 		return nil, err
 	}
-	d.session += "/" + created.SessionID
-	return d, nil
+	return d + webDriver("/"+created.SessionID), nil
 }
 
-func (d *webDriver) command(method, path string, in params) (json.RawMessage, error) {
+func (d webDriver) command(method, path string, in params) (json.RawMessage, error) {
 	var body io.Reader
 	if in != nil {
 		encoded, err := json.Marshal(in)
@@ -201,7 +198,7 @@ func (d *webDriver) command(method, path string, in params) (json.RawMessage, er
 		}
 		body = bytes.NewReader(encoded)
 	}
-	req, err := http.NewRequest(method, d.session+path, body)
+	req, err := http.NewRequest(method, string(d)+path, body)
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,6 @@ func (c *cluster) setState(t *testing.T, server int, state string) {
 
 // waitState waits until HAProxy takes the server for UP or DOWN in both backends.
 func (c *cluster) waitState(t *testing.T, server int, state string) {
-	t.Helper()
 	name := fmt.Sprintf("s%d", server+1)
 	hubstest.WaitUntil(t, name+" "+state, func() bool {
 		seen := 0
@@ -235,7 +234,6 @@ func (l *load) Do(method, path string, body any, headers ...string) *hubstest.Re
 
 // waitMore waits for five further rounds.
 func (l *load) waitMore() {
-	l.t.Helper()
 	goal := l.rounds.Load() + 5
 	hubstest.WaitUntil(l.t, "five rounds more", func() bool { return l.rounds.Load() >= goal })
 }

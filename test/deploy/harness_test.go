@@ -46,12 +46,9 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // three. The test makes its sockets, so that no other process takes the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	program := hubstest.Need(t, engine, engine)
-	// t.TempDir is too long for the path of a socket.
-	dir, err := os.MkdirTemp(hubstest.Dir, "p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = os.Chmod(dir, 0o755); err != nil { // the proxies leave root behind
+	// t.TempDir is too long for the path of a socket, and the proxies leave root behind.
+	dir := fmt.Sprintf("%s/p%d", hubstest.Dir, addresses.Add(1))
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	p := &proxy{t: t, dir: dir}
