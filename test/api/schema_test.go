@@ -2,9 +2,7 @@ package api
 
 import (
 	"database/sql"
-	"encoding/json"
 	"errors"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -19,11 +17,10 @@ import (
 func emptyDatabase(t testing.TB) string {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	role := "owner_" + strings.ReplaceAll(hubstest.NewUUID(), "-", "")
-	hubstest.Exec(t, database, "create role "+role+" login password 'owner'")
-	t.Cleanup(func() { hubstest.Exec(t, database, "drop owned by "+role+"; drop role "+role) })
-	hubstest.Exec(t, database, "drop schema public cascade; create schema public authorization "+role)
-	return hubstest.WithUser(t, database, role, "owner")
+	role, roleURL := newRole(t, database)
+	hubstest.Exec(t, database,
+		"drop schema public cascade; create schema public authorization "+role)
+	return roleURL
 }
 
 // schemaOf returns all that a migration could change, as text.
@@ -57,16 +54,6 @@ func TestMigrateAtOnce(t *testing.T) {
 	all.Wait()
 	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
 		t.Errorf("got the schema\n%s\nwant\n%s", got, want)
-	}
-}
-
-// A server without its tables does not start, and says how to make them.
-func TestServeNeedsTheTables(t *testing.T) {
-	t.Parallel()
-	env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": emptyDatabase(t)})
-	code, _, stderr := hubstest.Run(env, "serve")
-	if code == 0 || !strings.Contains(stderr, "hubs migrate") {
-		t.Errorf("got exit status %d and %q, want an error that names hubs migrate", code, stderr)
 	}
 }
 
@@ -107,14 +94,8 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	if _, err := reader.Exec("select from users, terms_acceptances, hubs, files"); err != nil {
 		t.Fatal(err)
 	}
-	u, err := url.Parse(database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := u.Query()
-	query.Set("lock_timeout", "1s") // of a lock that it should not even ask for
-	u.RawQuery = query.Encode()
-	if err := hubstest.Migrate(u.String()); err != nil {
+	// A second for a lock that it should not even ask for.
+	if err := hubstest.Migrate(database + "&lock_timeout=1s"); err != nil {
 		t.Errorf("beside a transaction that has read all tables: %v", err)
 	}
 }
@@ -124,11 +105,8 @@ func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	db := hubstest.OpenDB(t, database)
-	var file struct {
-		Cases []struct{ Name, Statement, Refused string }
-	}
-	readJSON(t, "testdata/constraints.json", &file)
-	for _, c := range file.Cases {
+	type statementCase struct{ Name, Statement, Refused string }
+	for _, c := range readCases[statementCase](t, "constraints.json") {
 		if got := refusal(t, db, c.Statement); got != c.Refused {
 			t.Errorf("%s: %s: got %q, want %q", c.Name, c.Statement, got, c.Refused)
 		}
@@ -141,13 +119,6 @@ func TestSchemaConstraints(t *testing.T) {
 		"select count(*) from files where name = 'kept' and user_id is null")
 	if files != 1 {
 		t.Errorf("got %d files of a user who is gone, want 1", files)
-	}
-}
-
-func readJSON(t testing.TB, name string, file any) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, name)), file); err != nil {
-		t.Fatalf("%s: %v", name, err)
 	}
 }
 
@@ -170,16 +141,8 @@ func refusal(t testing.TB, db *sql.DB, statement string, args ...any) string {
 func TestTableTakesTheSameAddresses(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
-	var file struct {
-		Cases []struct {
-			Email  any
-			Expect struct{ Status int }
-		}
-	}
-	readJSON(t, "testdata/emails.json", &file)
-	for _, c := range file.Cases {
-		email, _ := c.Email.(string)
-		email = strings.Trim(email, " ") // as the server does
+	for _, c := range hubstest.ReadCorpus[emailCase](t, "emails.json").Cases {
+		email := strings.Trim(c.Email, " ") // as the server does
 		if strings.ContainsAny(email, "<\x00") {
 			continue // a long one, which constraints.json has, or one that no text can be
 		}
