@@ -55,34 +55,27 @@ type hubReader struct {
 // and times are equal.
 func newHubReader(t testing.TB, namePieces string) *hubReader {
 	t.Helper()
-	srv := hubstest.Start(t)
-	member, _ := srv.Member(t, "member")
+	srv, member := start(t, "member")
 	reader := &hubReader{Client: member}
 	random := rand.New(rand.NewPCG(1, 2))
 	pieces := strings.Split(namePieces, "|")
 	statuses := []string{"active", "active", "archived"}
 	newYear := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for range 400 {
-		var name strings.Builder
-		name.WriteString("x")
+		name := "x"
 		for range random.IntN(6) {
-			name.WriteString(pieces[random.IntN(len(pieces))])
+			name += pieces[random.IntN(len(pieces))]
 		}
+		microseconds := time.Duration(random.IntN(40)) * time.Microsecond
 		reader.all = append(reader.all, hub{
 			HubID:     hubstest.NewUUID(),
-			Name:      name.String(),
+			Name:      name,
 			Status:    statuses[random.IntN(len(statuses))],
-			CreatedAt: newYear.Add(time.Duration(random.IntN(40)) * time.Microsecond),
+			CreatedAt: newYear.Add(microseconds),
 			UpdatedAt: newYear.AddDate(0, 0, random.IntN(40)),
 		})
 	}
-	addHubs(t, srv, reader.all)
-	return reader
-}
-
-func addHubs(t testing.TB, srv *hubstest.Server, hubs []hub) {
-	t.Helper()
-	encoded, err := json.Marshal(hubs)
+	encoded, err := json.Marshal(reader.all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +83,7 @@ func addHubs(t testing.TB, srv *hubstest.Server, hubs []hub) {
 		insert into hubs (hub_id, name, description, status, created_at, updated_at)
 		select * from json_to_recordset($1) as hub ("hubId" uuid, name text, description text,
 			status text, "createdAt" timestamptz, "updatedAt" timestamptz)`, string(encoded))
+	return reader
 }
 
 // model returns the page that the parameters ask for, by a plain look at all hubs.
@@ -234,9 +228,12 @@ type hubAdmin struct {
 
 func newHubAdmin(t testing.TB) hubAdmin {
 	t.Helper()
-	srv := hubstest.Start(t)
-	admin, _ := srv.Member(t, "admin")
-	return hubAdmin{Client: admin, srv: srv, t: t}
+	srv, admin := start(t, "admin")
+	return hubAdmin{
+		Client: admin,
+		srv:    srv,
+		t:      t,
+	}
 }
 
 func (a hubAdmin) create(body string) hub {
@@ -254,11 +251,22 @@ func (a hubAdmin) change(id, body string) hub {
 	return decode[hub](a.t, a.Do("PATCH", "/hubs/"+id, body), 200)
 }
 
+// wantNone checks that a path names no hub.
+func (a hubAdmin) wantNone(path string) {
+	a.t.Helper()
+	for _, method := range []string{"GET", "DELETE"} {
+		hubstest.WantProblem(a.t, a.Do(method, path, nil), 404, "not_found")
+	}
+	changed := a.Do("PATCH", path, `{"name":"x"}`)
+	hubstest.WantProblem(a.t, changed, 404, "not_found")
+}
+
 // A hub is created with defaults, read and deleted. Two hubs may have the same name.
 func TestHubLife(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
-	begin := hubstest.Query[time.Time](t, admin.srv.Env["DATABASE_URL"], "select now()")
+	database := admin.srv.Env["DATABASE_URL"]
+	begin := hubstest.Query[time.Time](t, database, "select now()")
 	answer := admin.Do("POST", "/hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
@@ -287,9 +295,7 @@ func TestHubLife(t *testing.T) {
 
 	twin := admin.create(`{"name":"North"}`)
 	admin.Do("DELETE", path, nil).Want(t, 204)
-	hubstest.WantProblem(t, admin.Do("GET", path, nil), 404, "not_found")
-	hubstest.WantProblem(t, admin.Do("DELETE", path, nil), 404, "not_found")
-	hubstest.WantProblem(t, admin.Do("PATCH", path, `{"name":"x"}`), 404, "not_found")
+	admin.wantNone(path)
 	if got := admin.read(twin.HubID); got != twin {
 		t.Errorf("another hub of the same name: got %v, want %v", got, twin)
 	}
@@ -369,10 +375,7 @@ func TestHubOddIdentifiers(t *testing.T) {
 	for i, text := range odd {
 		text = strings.ReplaceAll(text, "ID", id)
 		admin.IP = fmt.Sprintf("2001:db8:1:%x::1", i)
-		path := "/hubs/" + text
-		hubstest.WantProblem(t, admin.Do("GET", path, nil), 404, "not_found")
-		hubstest.WantProblem(t, admin.Do("PATCH", path, `{"name":"b"}`), 404, "not_found")
-		hubstest.WantProblem(t, admin.Do("DELETE", path, nil), 404, "not_found")
+		admin.wantNone("/hubs/" + text)
 	}
 	if got := admin.read(id).Name; got != "a" {
 		t.Errorf("name: got %q, want a", got)
