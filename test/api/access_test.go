@@ -29,7 +29,9 @@ const uploadForm = "--b\r\nContent-Disposition: form-data; name=\"file\"; filena
 
 // sample returns a right call to a route of the contract, made of the contract's examples. What
 // it needs besides the session is made first, by admin.
-func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
+func sample(
+	t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string,
+) call {
 	t.Helper()
 	method, path, _ := strings.Cut(route, " ")
 	q := call{request: route}
@@ -40,8 +42,7 @@ func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route st
 		q.headers = []string{"Content-Type", "multipart/form-data; boundary=b"}
 		return q
 	case parent == "/files":
-		file := admin.Upload("a.txt", []byte("hello")).Want(t, 201)
-		q.request = method + " " + file.Header.Get("Location")
+		q.request = method + " " + upload(t, admin, "hello")
 	case isItem:
 		made := sample(t, srv, admin, "POST "+parent).send(admin).Want(t, 201)
 		q.request = method + " " + made.Header.Get("Location")
@@ -83,9 +84,12 @@ func contractRoutes(t *testing.T) []route {
 			if paths[path].(map[string]any)[method] == nil {
 				continue
 			}
-			text := hubstest.Contract[string](t, "paths", path, method, "description")
-			answers := hubstest.Contract[map[string]any](t, "paths", path, method, "responses")
-			success, err := strconv.Atoi(slices.Min(slices.Collect(maps.Keys(answers))))
+			text := hubstest.Contract[string](t,
+				"paths", path, method, "description")
+			answers := hubstest.Contract[map[string]any](t,
+				"paths", path, method, "responses")
+			lowest := slices.Min(slices.Collect(maps.Keys(answers)))
+			success, err := strconv.Atoi(lowest)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -115,7 +119,9 @@ func (v visitor) isRefusedBy(r route) bool {
 
 // visitors are in the order of refusals. Those who are refused early lack all that is asked
 // for later, too, so that the order shows.
-func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visitor {
+func visitors(
+	t *testing.T, srv *hubstest.Server, admin *hubstest.Client,
+) []visitor {
 	t.Helper()
 	signedIn := func(role string, commands ...string) string {
 		email, _ := srv.NewUser(t, role)
@@ -134,14 +140,58 @@ func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visi
 	newAdmin := signedIn("admin")
 	member, _ := srv.Member(t, "member")
 	return []visitor{
-		{"no session", "", "session", 401, "unauthenticated"},
-		{"forged", forged, "session", 401, "unauthenticated"},
-		{"ended", ended, "session", 401, "unauthenticated"},
-		{"suspended", suspended, "session", 403, "account_suspended"},
-		{"terms missing", newMember, "terms", 403, "terms_not_accepted"},
-		{"terms missing, admin", newAdmin, "terms", 403, "terms_not_accepted"},
-		{"wrong role", member.Token(), "admin", 403, "forbidden"},
-		{"good", admin.Token(), "", 0, ""},
+		{
+			name:   "no session",
+			lacks:  "session",
+			status: 401,
+			code:   "unauthenticated",
+		},
+		{
+			name:   "forged",
+			token:  forged,
+			lacks:  "session",
+			status: 401,
+			code:   "unauthenticated",
+		},
+		{
+			name:   "ended",
+			token:  ended,
+			lacks:  "session",
+			status: 401,
+			code:   "unauthenticated",
+		},
+		{
+			name:   "suspended",
+			token:  suspended,
+			lacks:  "session",
+			status: 403,
+			code:   "account_suspended",
+		},
+		{
+			name:   "terms missing",
+			token:  newMember,
+			lacks:  "terms",
+			status: 403,
+			code:   "terms_not_accepted",
+		},
+		{
+			name:   "terms missing, admin",
+			token:  newAdmin,
+			lacks:  "terms",
+			status: 403,
+			code:   "terms_not_accepted",
+		},
+		{
+			name:   "wrong role",
+			token:  member.Token(),
+			lacks:  "admin",
+			status: 403,
+			code:   "forbidden",
+		},
+		{
+			name:  "good",
+			token: admin.Token(),
+		},
 	}
 }
 
@@ -166,8 +216,10 @@ func TestRefusals(t *testing.T) {
 		for _, v := range all {
 			if v.isRefusedBy(r) {
 				client := srv.With(t, v.token)
-				hubstest.WantProblem(t, right.send(client), v.status, v.code)
-				hubstest.WantProblem(t, wrong.send(client), v.status, v.code)
+				hubstest.WantProblem(t, right.send(client),
+					v.status, v.code)
+				hubstest.WantProblem(t, wrong.send(client),
+					v.status, v.code)
 			}
 		}
 		if after := stored(); after != before {
@@ -180,7 +232,8 @@ func TestRefusals(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				sample(t, srv, admin, r.name).send(srv.With(t, v.token)).Want(t, r.status)
+				right := sample(t, srv, admin, r.name)
+				right.send(srv.With(t, v.token)).Want(t, r.status)
 			})
 		}
 	}
@@ -202,7 +255,8 @@ func TestHeadIsGetWithoutBody(t *testing.T) {
 			headers.Del("Date")
 		}
 		if !maps.EqualFunc(get.Header, head.Header, slices.Equal) {
-			t.Errorf("%s: got %v, for HEAD %v", r.name, get.Header, head.Header)
+			t.Errorf("%s: got %v, for HEAD %v",
+				r.name, get.Header, head.Header)
 		}
 		if len(head.Body) != 0 {
 			t.Errorf("HEAD %s: got the body %q", path, head.Body)

@@ -9,7 +9,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-func TestMain(m *testing.M) { hubstest.Main(m) }
+func TestMain(m *testing.M) {
+	hubstest.Main(m)
+}
 
 // start starts a local server. Its client has this role, a session, and the terms accepted.
 func start(
@@ -21,17 +23,26 @@ func start(
 	return s, c
 }
 
+// upload uploads a file, and returns its path.
+func upload(t testing.TB, c *hubstest.Client, content string) (path string) {
+	t.Helper()
+	stored := c.Upload("a.txt", []byte(content)).Want(t, 201)
+	return stored.Header.Get("Location")
+}
+
 // staging returns the settings of a server on staging, which logs each request and mails the
 // codes to a mail server of its own.
 func staging(t testing.TB) map[string]string {
 	t.Helper()
-	return hubstest.StagingEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	return hubstest.StagingEnv(mail)
 }
 
 // production is staging for production.
 func production(t testing.TB) map[string]string {
 	t.Helper()
-	return hubstest.ProductionEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	return hubstest.ProductionEnv(mail)
 }
 
 // readCases reads the cases of a file in testdata. A member that C does not have is an error:
@@ -57,7 +68,8 @@ func newRole(t testing.TB, database string) (role, roleURL string) {
 	t.Helper()
 	const password = "secret-1"
 	role = "role_" + strings.ReplaceAll(hubstest.NewUUID(), "-", "")
-	hubstest.Exec(t, database, "create role "+role+" login password '"+password+"'")
+	hubstest.Exec(t, database,
+		"create role "+role+" login password '"+password+"'")
 	t.Cleanup(func() {
 		hubstest.Exec(t, database, "drop owned by "+role+"; drop role "+role)
 	})

@@ -11,7 +11,9 @@ import (
 
 // run runs a command line of the binary. A wrong one says so on standard error alone, and a
 // right one on standard output alone.
-func run(t *testing.T, env map[string]string, want int, line ...string) (said string) {
+func run(
+	t *testing.T, env map[string]string, want int, line ...string,
+) (said string) {
 	t.Helper()
 	code, said, silent := hubstest.Run(env, line...)
 	if want != 0 {
@@ -94,7 +96,8 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	}
 	database := hubstest.EmptyDatabase(t, `template template0 encoding utf8
 		locale_provider icu icu_locale 'tr-TR' locale 'C'`)
-	if got := hubstest.Query[string](t, database, "select lower('I')"); got != "ı" {
+	got := hubstest.Query[string](t, database, "select lower('I')")
+	if got != "ı" {
 		t.Fatalf("the lower case of I is %q: the database is not Turkish", got)
 	}
 	if err := hubstest.Migrate(database); err != nil {
@@ -125,7 +128,8 @@ func TestMailTest(t *testing.T) {
 	}
 	m.Fail(hubstest.MailRefusesRecipient)
 	said = run(t, m.Env(), 1, "mail-test", email)
-	if want := regexp.MustCompile("^the mail was not sent: .*no such mailbox"); !want.MatchString(said) {
+	want := regexp.MustCompile("^the mail was not sent: .*no such mailbox")
+	if !want.MatchString(said) {
 		t.Errorf("got %q, want the mail server's words", said)
 	}
 }
@@ -143,7 +147,8 @@ $`)
 // Two requirements, none that came with them, and nothing that replaces one.
 func TestTwoRequirements(t *testing.T) {
 	t.Parallel()
-	if text := hubstest.ReadFile(t, "go.mod"); !twoRequirements.MatchString(text) {
+	text := hubstest.ReadFile(t, "go.mod")
+	if !twoRequirements.MatchString(text) {
 		t.Errorf("got the requirements\n%s\nwant %s", text, twoRequirements)
 	}
 }

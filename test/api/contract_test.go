@@ -28,7 +28,8 @@ func TestDocumentsServed(t *testing.T) {
 		s := hubstest.Start(t, env)
 		c := s.Client(t)
 		answer := c.Get("/openapi.json").Want(t, 200)
-		if kind := answer.Header.Get("Content-Type"); kind != "application/json" {
+		kind := answer.Header.Get("Content-Type")
+		if kind != "application/json" {
 			t.Errorf("got the content type %q", kind)
 		}
 		want := strings.Replace(contract, `"name": "hubs_auth_local"`, `"name": "`+name+`"`, 1)
@@ -61,7 +62,8 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	addr = free.Addr().String()
 	_, port, _ := strings.Cut(addr, ":")
 	output := &hubstest.Log{}
-	cmd := exec.Command(prism, "proxy", srv.Base+"/openapi.json", srv.Base, "--errors", "--port", port)
+	cmd := exec.Command(prism, "proxy",
+		srv.Base+"/openapi.json", srv.Base, "--errors", "--port", port)
 	cmd.Stdout = output
 	cmd.Stderr = output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it starts others
@@ -103,7 +105,8 @@ func TestContractProxy(t *testing.T) {
 	for _, r := range contractRoutes(t) {
 		if !strings.HasPrefix(r.name, "POST /auth/") { // they change who admin is
 			q := sample(t, srv, admin, r.name)
-			p.want(r.status, q.request, q.body, q.headers...)
+			p.want(r.status, q.request,
+				q.body, q.headers...)
 		}
 	}
 	p.want(404, "GET /hubs/"+hubstest.NewUUID(), nil)
@@ -139,7 +142,8 @@ func (p prismClient) want(
 ) *hubstest.Response {
 	p.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
-	answer, err := p.Try(method, path, body, headers...)
+	answer, err := p.Try(method, path,
+		body, headers...)
 	if err != nil {
 		p.t.Fatalf("%s: %v", request, err)
 	}

@@ -41,7 +41,7 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 		t.Skip("this test reads /proc")
 	}
 	srv, client := start(t, "member", staging(t))
-	file := client.Upload("a.txt", []byte("some text")).Want(t, 201).Header.Get("Location")
+	file := upload(t, client, "some text")
 	conn := hubstest.Dial(t, srv.Addr)
 	cost := func(place string, length int) int {
 		before := cpuTicks(t, srv.Cmd.Process.Pid)

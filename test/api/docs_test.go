@@ -30,7 +30,8 @@ func files(t *testing.T, patterns ...string) (names []string) {
 // type guess.limitKey.
 func declares(source, function string) bool {
 	receiver := `(\([^)]*\) )?`
-	if owner, name, isMethod := strings.Cut(function, "."); isMethod {
+	owner, name, isMethod := strings.Cut(function, ".")
+	if isMethod {
 		receiver = `\((\w+ )?\*?` + owner + `\) `
 		function = name
 	}
@@ -62,7 +63,8 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, named := range namedLink.FindAllStringSubmatch(content, -1) {
-			target := filepath.Join(hubstest.Root(), filepath.Dir(document), named[1])
+			target := filepath.Join(hubstest.Root(), filepath.Dir(document),
+				named[1])
 			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: there is no file %s", document, named[1])
 			}
@@ -195,12 +197,14 @@ func TestClientExamples(t *testing.T) {
 	dir := t.TempDir()
 	ask, present, _ := strings.Cut(example(t, "curl"), "\n")
 	shell(t, dir, "API=$1\n"+ask, s.Base)
-	shell(t, dir, "API=$1 CODE=$2\n"+present, s.Base, s.Code(t, email))
+	shell(t, dir, "API=$1 CODE=$2\n"+present,
+		s.Base, s.Code(t, email))
 
 	program := exampleStart + example(t, "go") + exampleEnd
 	if err := os.WriteFile(dir+"/main.go", []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.Client(t).AskCode(email)
-	shell(t, dir, "go run main.go $1 $2", s.Base, s.Code(t, email))
+	shell(t, dir, "go run main.go $1 $2", s.Base,
+		s.Code(t, email))
 }

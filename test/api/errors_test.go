@@ -12,13 +12,14 @@ import (
 func TestRouterProblems(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
-	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	file := upload(t, admin, "hello")
 	want := func(status int, code, method, path string, headers ...string) *hubstest.Response {
 		t.Helper()
 		answer := admin.Do(method, path, nil, headers...)
 		hubstest.WantProblem(t, answer, status, code)
 		for name := range strings.FieldsSeq("Location ETag Last-Modified Accept-Ranges Content-Disposition") {
-			if got := answer.Header.Get(name); got != "" {
+			got := answer.Header.Get(name)
+			if got != "" {
 				t.Errorf("got %s: %q, want none, in %v", name, got, answer)
 			}
 		}
@@ -43,7 +44,8 @@ func TestRouterProblems(t *testing.T) {
 	} {
 		method, path, _ := strings.Cut(request, " ")
 		answer := want(405, "method_not_allowed", method, path)
-		if got := answer.Header.Get("Allow"); got != allow {
+		got := answer.Header.Get("Allow")
+		if got != allow {
 			t.Errorf("%s: got Allow %q, want %q", request, got, allow)
 		}
 	}
@@ -79,8 +81,9 @@ func TestBrokenRows(t *testing.T) {
 	srv, admin := start(t, "admin")
 	srv.AllowErrors("breaks its contract")
 	db := srv.Env["DATABASE_URL"]
-	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
-	hub := admin.Do("POST", "/hubs", `{"name":"a"}`).Want(t, 201).Header.Get("Location")
+	file := upload(t, admin, "hello")
+	made := admin.Do("POST", "/hubs", `{"name":"a"}`).Want(t, 201)
+	hub := made.Header.Get("Location")
 	hubstest.Exec(t, db, `do $$ declare c record; begin
 		for c in select conrelid::regclass as t, conname from pg_constraint
 			where contype = 'c' and connamespace = 'public'::regnamespace loop

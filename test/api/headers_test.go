@@ -23,7 +23,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 		"Origin", "http://localhost:3000",
 		"Access-Control-Request-Method", "PATCH")
 	preflight.Want(t, 204)
-	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+	file := upload(t, admin, "hello")
 	etag := admin.Get(file).Want(t, 200).Header.Get("ETag")
 	admin.Get(file, "Range", "bytes=1-2").Want(t, 206)
 	admin.Get(file, "If-None-Match", etag).Want(t, 304)
@@ -59,7 +59,8 @@ func flood(
 func TestOrderOfSteps(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
-	srv := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})
+	srv := hubstest.Start(t, staging(t),
+		map[string]string{"ALLOWED_ORIGINS": origin})
 	for request, headers := range map[string][]string{
 		"OPTIONS /hubs":  {"Origin", origin, "Access-Control-Request-Method", "POST"},
 		"POST /hubs":     {"Sec-Fetch-Site", "cross-site"},
@@ -68,13 +69,16 @@ func TestOrderOfSteps(t *testing.T) {
 	} {
 		t.Run(request, func(t *testing.T) {
 			t.Parallel()
-			answer := flood(t, srv, request, append(headers, "X-Request-Id", "its-id")...)
+			answer := flood(t, srv, request,
+				append(headers, "X-Request-Id", "its-id")...)
 			hubstest.WantProblem(t, answer, 429, "rate_limited")
-			if got := answer.Header.Get("X-Request-Id"); got != "its-id" {
+			got := answer.Header.Get("X-Request-Id")
+			if got != "its-id" {
 				t.Errorf("got the id %q, want its own", got)
 			}
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
-			if want := slices.Contains(headers, origin); readable != want {
+			want := slices.Contains(headers, origin)
+			if readable != want {
 				t.Errorf("readable by its page: got %v, want %v: %v", readable, want, answer)
 			}
 			method, _, _ := strings.Cut(request, " ")
@@ -91,8 +95,10 @@ func TestAnswersTellTheirLength(t *testing.T) {
 		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
 	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
 		answer := c.Get(path)
-		if got := answer.Header.Get("Content-Length"); got != strconv.Itoa(len(answer.Body)) {
-			t.Errorf("%s: got Content-Length %q of %d bytes", path, got, len(answer.Body))
+		got := answer.Header.Get("Content-Length")
+		if got != strconv.Itoa(len(answer.Body)) {
+			t.Errorf("%s: got Content-Length %q of %d bytes",
+				path, got, len(answer.Body))
 		}
 	}
 }
@@ -126,7 +132,8 @@ func TestRequestID(t *testing.T) {
 	twice := srv.Wire(t, "GET", "/nowhere", nil,
 		"X-Request-Id", "a b",
 		"X-Request-Id", "c")
-	if got := twice.Header.Get("X-Request-Id"); len(got) < 16 {
+	got := twice.Header.Get("X-Request-Id")
+	if len(got) < 16 {
 		t.Errorf("two headers became %q, want a new id", got)
 	}
 }

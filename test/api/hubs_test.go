@@ -36,7 +36,9 @@ type hubPage struct {
 }
 
 // decode returns the body of an answer that must have the status.
-func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T) {
+func decode[T any](
+	t testing.TB, answer *hubstest.Response, status int,
+) (value T) {
 	t.Helper()
 	if err := json.Unmarshal(answer.Want(t, status).Body, &value); err != nil {
 		t.Fatalf("%v in %v", err, answer)
@@ -270,13 +272,15 @@ func TestHubLife(t *testing.T) {
 	answer := admin.Do("POST", "/hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
-	if location := answer.Header.Get("Location"); location != path {
+	location := answer.Header.Get("Location")
+	if location != path {
 		t.Errorf("Location: got %q, want %q", location, path)
 	}
 	if got.CreatedAt.Before(begin) {
 		t.Errorf("createdAt: got %v, want it after %v", got.CreatedAt, begin)
 	}
-	if times := strings.Count(string(answer.Body), `Z"`); times != 2 {
+	times := strings.Count(string(answer.Body), `Z"`)
+	if times != 2 {
 		t.Errorf("got %d times in UTC, want 2, in %s", times, answer.Body)
 	}
 	want := hub{
@@ -289,14 +293,16 @@ func TestHubLife(t *testing.T) {
 	if got != want {
 		t.Errorf("created with a name: got %v, want %v", got, want)
 	}
-	if got := admin.read(got.HubID); got != want {
-		t.Errorf("read: got %v, want %v", got, want)
+	read := admin.read(got.HubID)
+	if read != want {
+		t.Errorf("read: got %v, want %v", read, want)
 	}
 
 	twin := admin.create(`{"name":"North"}`)
 	admin.Do("DELETE", path, nil).Want(t, 204)
 	admin.wantNone(path)
-	if got := admin.read(twin.HubID); got != twin {
+	got = admin.read(twin.HubID)
+	if got != twin {
 		t.Errorf("another hub of the same name: got %v, want %v", got, twin)
 	}
 }
@@ -310,23 +316,33 @@ func TestHubChange(t *testing.T) {
 		body  string
 		model func()
 	}{
-		{`{"name":"South"}`, func() { want.Name = "South" }},
-		{`{"description":"d"}`, func() { want.Description = "d" }},
-		{`{"status":"archived"}`, func() { want.Status = "archived" }},
+		{`{"name":"South"}`, func() {
+			want.Name = "South"
+		}},
+		{`{"description":"d"}`, func() {
+			want.Description = "d"
+		}},
+		{`{"status":"archived"}`, func() {
+			want.Status = "archived"
+		}},
 		{`{"name":"South"}`, func() {}}, // the same once more is a change too
-		{`{"description":""}`, func() { want.Description = "" }},
+		{`{"description":""}`, func() {
+			want.Description = ""
+		}},
 	}
 	for _, c := range changes {
 		got := admin.change(want.HubID, c.body)
 		if !got.UpdatedAt.After(want.UpdatedAt) {
-			t.Errorf("%s: updatedAt: got %v, want it after %v", c.body, got.UpdatedAt, want.UpdatedAt)
+			t.Errorf("%s: updatedAt: got %v, want it after %v",
+				c.body, got.UpdatedAt, want.UpdatedAt)
 		}
 		want.UpdatedAt = got.UpdatedAt
 		c.model()
 		if got != want {
 			t.Errorf("%s: got %v, want %v", c.body, got, want)
 		}
-		if got := admin.read(want.HubID); got != want {
+		got = admin.read(want.HubID)
+		if got != want {
 			t.Errorf("read after %s: got %v, want %v", c.body, got, want)
 		}
 	}
@@ -339,7 +355,9 @@ func TestHubChangesAtOnce(t *testing.T) {
 	id := admin.create(`{"name":"North"}`).HubID
 	var changes sync.WaitGroup
 	for _, body := range []string{`{"name":"both"}`, `{"description":"both"}`} {
-		changes.Go(func() { admin.Do("PATCH", "/hubs/"+id, body) })
+		changes.Go(func() {
+			admin.Do("PATCH", "/hubs/"+id, body)
+		})
 	}
 	changes.Wait()
 	got := admin.read(id)
@@ -354,8 +372,10 @@ func TestHubTimesNeverGoBack(t *testing.T) {
 	admin := newHubAdmin(t)
 	id := admin.create(`{"name":"North"}`).HubID
 	later := time.Now().UTC().Add(time.Hour).Truncate(time.Second)
-	hubstest.Exec(t, admin.srv.Env["DATABASE_URL"], "update hubs set updated_at = $1", later)
-	if got := admin.change(id, `{"name":"South"}`).UpdatedAt; got != later {
+	hubstest.Exec(t,
+		admin.srv.Env["DATABASE_URL"], "update hubs set updated_at = $1", later)
+	got := admin.change(id, `{"name":"South"}`).UpdatedAt
+	if got != later {
 		t.Errorf("updatedAt: got %v, want %v, as it was", got, later)
 	}
 }
@@ -377,7 +397,8 @@ func TestHubOddIdentifiers(t *testing.T) {
 		admin.IP = fmt.Sprintf("2001:db8:1:%x::1", i)
 		admin.wantNone("/hubs/" + text)
 	}
-	if got := admin.read(id).Name; got != "a" {
+	got := admin.read(id).Name
+	if got != "a" {
 		t.Errorf("name: got %q, want a", got)
 	}
 }

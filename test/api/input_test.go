@@ -81,7 +81,8 @@ func TestStrictJSON(t *testing.T) {
 			created++
 		}
 	}
-	got := hubstest.Query[int](t, srv.Env["DATABASE_URL"], "select count(*) from hubs")
+	got := hubstest.Query[int](t,
+		srv.Env["DATABASE_URL"], "select count(*) from hubs")
 	if got != created {
 		t.Errorf("got %d hubs, want %d: one for each 201", got, created)
 	}
@@ -105,7 +106,8 @@ func (c bodyCase) send(
 		headers = append(headers, "Cookie", srv.CookieName()+"="+session)
 	}
 	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
-	return srv.Wire(t, cmp.Or(c.Method, "POST"), path, body, headers...)
+	return srv.Wire(t,
+		cmp.Or(c.Method, "POST"), path, body, headers...)
 }
 
 // An answer does not grow with what is wrong: it names at most twenty fields, of an unknown one
@@ -151,7 +153,8 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		query.Set(fmt.Sprint("x", n), "")
 	}
 	answer := admin.Get("/hubs?"+query.Encode()).Want(t, 400)
-	if got := len(errorFields(t, answer)); got != 20 {
+	got := len(errorFields(t, answer))
+	if got != 20 {
 		t.Errorf("a query: got %d errors, want 20", got)
 	}
 }
@@ -171,23 +174,32 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
 	email := hubstest.NewEmail()
-	wrong := map[string]any{"email": email, "code": 12345}
+	wrong := map[string]any{
+		"email": email,
+		"code":  12345,
+	}
 	for route, right := range map[string]map[string]string{
-		askRoute:   {"email": email},
-		guessRoute: {"email": email, "code": "123456"},
+		askRoute: {"email": email},
+		guessRoute: {
+			"email": email,
+			"code":  "123456",
+		},
 	} {
 		method, path, _ := strings.Cut(route, " ")
 		limit := limitOf(t, route)
 		for range limit.n + 1 {
-			hubstest.WantProblem(t, c.Do(method, path, wrong), 400, "invalid_request", "code")
+			hubstest.WantProblem(t, c.Do(method, path, wrong),
+				400, "invalid_request", "code")
 		}
 		for range limit.n {
-			if got := c.Do(method, path, right).Status; got != 200 && got != 401 {
+			got := c.Do(method, path, right).Status
+			if got != 200 && got != 401 {
 				t.Errorf("%s: got %d, want an attempt that is counted", path, got)
 			}
 		}
 		hubstest.WantProblem(t, c.Do(method, path, right), 429, "rate_limited")
-		hubstest.WantProblem(t, c.Do(method, path, wrong), 400, "invalid_request", "code")
+		hubstest.WantProblem(t, c.Do(method, path, wrong),
+			400, "invalid_request", "code")
 	}
 }
 
@@ -195,7 +207,10 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 func TestLargeHeaders(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
-	for size, status := range map[int]int{15 << 10: 200, 17 << 10: 431} {
+	for size, status := range map[int]int{
+		15 << 10: 200,
+		17 << 10: 431,
+	} {
 		padding := strings.Repeat("x", size)
 		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
 	}

@@ -89,12 +89,15 @@ func TestLimits(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if got := int(passed.Load()); got != limit.n {
+			got := int(passed.Load())
+			if got != limit.n {
 				t.Errorf("%d passed, want %d", got, limit.n)
 			}
 			wantLimited(t, c.First.send(client), limit)
-			if got := c.Then.send(client).Status == 429; got != c.Shared {
-				t.Errorf("%s: refused too: got %v, want %v", c.Then.Request, got, c.Shared)
+			isRefused := c.Then.send(client).Status == 429
+			if isRefused != c.Shared {
+				t.Errorf("%s: refused too: got %v, want %v",
+					c.Then.Request, isRefused, c.Shared)
 			}
 		})
 	}
@@ -104,12 +107,14 @@ func wantLimited(t *testing.T, r *hubstest.Response, l limit) {
 	t.Helper()
 	hubstest.WantProblem(t, r, 429, "rate_limited")
 	want := "The limit is " + l.text + "."
-	if got := r.Field(t, "detail"); got != want {
+	got := r.Field(t, "detail")
+	if got != want {
 		t.Errorf("detail: got %q, want %q", got, want)
 	}
 	seconds, err := strconv.Atoi(r.Header.Get("Retry-After"))
 	isTooLong := seconds > int(l.period.Seconds())
 	if err != nil || seconds < 1 || isTooLong {
-		t.Errorf("Retry-After: got %d, %v, want 1 to %v", seconds, err, l.period.Seconds())
+		t.Errorf("Retry-After: got %d, %v, want 1 to %v",
+			seconds, err, l.period.Seconds())
 	}
 }

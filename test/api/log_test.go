@@ -10,7 +10,9 @@ import (
 )
 
 // wantLogged waits for a line of the log about a request that was answered.
-func wantLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string) string {
+func wantLogged(
+	t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string,
+) string {
 	t.Helper()
 	id := `"requestId":"` + r.Header.Get("X-Request-Id") + `"`
 	return s.Log.WaitFor(t, append(parts, id)...)
@@ -29,7 +31,8 @@ type logCase struct {
 func TestRequestLog(t *testing.T) {
 	t.Parallel()
 	origins := map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"}
-	s, admin := start(t, "admin", staging(t), origins)
+	s, admin := start(t,
+		"admin", staging(t), origins)
 	hub := admin.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201)
 	file := admin.Upload("plan.txt", make([]byte, 1<<20)).Want(t, 201) // sent in several pieces
 	words := []string{
@@ -64,14 +67,17 @@ func TestRequestLog(t *testing.T) {
 			if err := json.Unmarshal([]byte(line), &want); err != nil {
 				t.Fatal(err)
 			}
-			wantLine(t, wantLogged(t, s, r, `"msg":"request"`), want)
+			wantLine(t,
+				wantLogged(t, s, r, `"msg":"request"`), want)
 		})
 	}
 }
 
 // wantLine checks the members of a line, but for the values of its times. A member that is nil
 // must not be there.
-func wantLine(t *testing.T, line string, want map[string]any) {
+func wantLine(
+	t *testing.T, line string, want map[string]any,
+) {
 	t.Helper()
 	var got map[string]any
 	if err := json.Unmarshal([]byte(line), &got); err != nil {
@@ -112,8 +118,12 @@ func TestLogHasNothingOfTheClients(t *testing.T) {
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
 			c.Get("/healthz", name, word)
-			c.Do("OPTIONS", "/hubs", nil, name, word, "Sec-Fetch-Site", "cross-site")
-			c.Do("POST", "/hubs", hub, name, word, "Sec-Fetch-Site", "cross-site")
+			c.Do("OPTIONS", "/hubs", nil,
+				name, word,
+				"Sec-Fetch-Site", "cross-site")
+			c.Do("POST", "/hubs", hub,
+				name, word,
+				"Sec-Fetch-Site", "cross-site")
 		}
 		c := member.Elsewhere()
 		c.Do("OPAQUE", "/hubs", nil)
@@ -148,7 +158,8 @@ func TestLocalLog(t *testing.T) {
 	if !strings.Contains(text, want) {
 		t.Errorf("got\n%s\nwant the code between blank lines: %s", text, want)
 	}
-	if n := s.Log.Count(`"msg":"request"`); n != 0 {
+	n := s.Log.Count(`"msg":"request"`)
+	if n != 0 {
 		t.Errorf("got %d request lines, want 0", n)
 	}
 }
@@ -173,7 +184,8 @@ func TestEventsInTheLog(t *testing.T) {
 				parts = append(parts, `"msg":"refused"`, `"code":"`+code, `"route":"/hubs"`)
 				wantLogged(t, s, c.Get("/hubs"), parts...)
 			}
-			wantLogged(t, s, c.AskCode(email), `"msg":"code sent"`, hubstest.MaskedEmail(email))
+			wantLogged(t, s, c.AskCode(email),
+				`"msg":"code sent"`, hubstest.MaskedEmail(email))
 			code := s.Code(t, email)
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
 			wantLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
@@ -200,7 +212,8 @@ func TestMailServersWordsAreMasked(t *testing.T) {
 	s := hubstest.Start(t, staging(t))
 	s.Mail.Fail(hubstest.MailRepeats)
 	email := failToSend(t, s)
-	line := s.Log.WaitFor(t, `"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
+	line := s.Log.WaitFor(t,
+		`"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
 	if s.Code(t, email); strings.Contains(line, "hunter2") {
 		t.Errorf("got %s, want no password", line)
 	}
@@ -227,10 +240,13 @@ func TestPowerfulDatabaseRole(t *testing.T) {
 		t.Run(test.env["APP_ENV"]+" "+test.grant, func(t *testing.T) {
 			role, url := newRole(t, database)
 			hubstest.Exec(t, database, "grant select on all tables in schema public to "+role)
-			hubstest.Exec(t, database, "grant "+test.grant+" on users to "+role)
-			s := hubstest.Start(t, test.env, map[string]string{"DATABASE_URL": url})
+			hubstest.Exec(t, database,
+				"grant "+test.grant+" on users to "+role)
+			s := hubstest.Start(t, test.env,
+				map[string]string{"DATABASE_URL": url})
 			s.Stop(t)
-			if got := s.Log.Count(`"level":"WARN"`, warning); got != test.warned {
+			got := s.Log.Count(`"level":"WARN"`, warning)
+			if got != test.warned {
 				t.Errorf("got %d warnings, want %d:\n%s", got, test.warned, s.Log)
 			}
 		})

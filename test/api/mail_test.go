@@ -47,7 +47,8 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 			if n := m.Passwords(); n != 0 {
 				t.Errorf("got %d passwords, want 0", n)
 			}
-			if n := len(m.Received()); n != 0 {
+			n := len(m.Received())
+			if n != 0 {
 				t.Errorf("got %d mails, want 0", n)
 			}
 		})
@@ -56,7 +57,9 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 
 // wantMail signs a user in by a mail. It must go to one recipient, and that one as stored, not as
 // sent in.
-func wantMail(t *testing.T, s *hubstest.Server, opts hubstest.MailOptions) {
+func wantMail(
+	t *testing.T, s *hubstest.Server, opts hubstest.MailOptions,
+) {
 	t.Helper()
 	email := hubstest.NewEmail()
 	stored := strings.Replace(email, "user@u", "User@U", 1)
@@ -73,14 +76,16 @@ func wantMail(t *testing.T, s *hubstest.Server, opts hubstest.MailOptions) {
 		Helo: "example.com",
 	}
 	if envelope(got) != envelope(&want) {
-		t.Errorf("got %s, want %s", envelope(got), envelope(&want))
+		t.Errorf("got %s, want %s",
+			envelope(got), envelope(&want))
 	}
 	wantMessage(t, got.Data, stored)
 	c.PresentCode(upper, got.Code(t)).Want(t, 200)
 }
 
 func envelope(m *hubstest.Mail) string {
-	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s", m.From, m.To, m.TLS, m.User, m.Helo)
+	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s",
+		m.From, m.To, m.TLS, m.User, m.Helo)
 }
 
 var (
@@ -105,7 +110,8 @@ func wantMessage(t *testing.T, data, to string) {
 	if err != nil || time.Since(date).Abs() > time.Hour {
 		t.Errorf("got the date %v, %v, want now", date, err)
 	}
-	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
+	id := message.Header.Get("Message-Id")
+	if !messageID.MatchString(id) {
 		t.Errorf("got the id %q", id)
 	}
 	delete(message.Header, "Date")
@@ -140,7 +146,8 @@ func failToSend(t *testing.T, s *hubstest.Server) (email string) {
 
 func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	t.Helper()
-	s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
+	s.Log.WaitFor(t, "code not sent",
+		"ERROR", hubstest.MaskedEmail(email))
 }
 
 // D3: whatever the mail server does, the answer is the same, the log says so, and the code is
@@ -160,7 +167,8 @@ func TestMailServerFails(t *testing.T) {
 			s.Mail.Fail(mode)
 			email := failToSend(t, s)
 			waitNotSent(t, s, email)
-			if n := len(s.Mail.Received()); n != before {
+			n := len(s.Mail.Received())
+			if n != before {
 				t.Errorf("got %d mails, want %d", n, before)
 			}
 			s.Mail.Release()
@@ -192,9 +200,11 @@ func TestFarewellCountsNothing(t *testing.T) {
 			email, _ := s.NewUser(t, "member")
 			s.SignIn(t, email)
 			start := time.Now()
-			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
+			s.Log.WaitFor(t,
+				`"msg":"code sent"`, hubstest.MaskedEmail(email))
 			waitDisconnected(t, s)
-			if waited := time.Since(start); waited > mailTime/2 {
+			waited := time.Since(start)
+			if waited > mailTime/2 {
 				t.Errorf("the conversation went on for %v", waited)
 			}
 		})
@@ -232,7 +242,8 @@ func TestHungMailServer(t *testing.T) {
 			email := failToSend(t, s)
 			start := time.Now()
 			waitNotSent(t, s, email)
-			if took := time.Since(start); took > mailTime*2 {
+			took := time.Since(start)
+			if took > mailTime*2 {
 				t.Errorf("the conversation took %v, want %v", took, mailTime)
 			}
 		})
@@ -283,7 +294,8 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 		defer syscall.Close(waiting)
 	}
 	waitNotSent(t, s, email)
-	if took := time.Since(start); took > mailTime*5/4 {
+	took := time.Since(start)
+	if took > mailTime*5/4 {
 		t.Errorf("the conversation took %v, want %v", took, mailTime)
 	}
 }
@@ -302,7 +314,8 @@ func TestTalkativeMailServer(t *testing.T) {
 			before := memory(t, s)
 			s.Mail.Fail(mode)
 			waitNotSent(t, s, failToSend(t, s))
-			if grown := memory(t, s) - before; grown > much {
+			grown := memory(t, s) - before
+			if grown > much {
 				t.Errorf("the memory has grown by %d bytes", grown)
 			}
 			waitDisconnected(t, s)
@@ -345,7 +358,8 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 		return open == bound
 	})
 	time.Sleep(time.Second) // more than the longest delay of a request: all have begun
-	if open, _, _ := s.Mail.Connections(); open != bound {
+	open, _, _ := s.Mail.Connections()
+	if open != bound {
 		t.Errorf("got %d conversations at a time, want %d", open, bound)
 	}
 	s.Mail.Release()

@@ -42,7 +42,8 @@ func TestCORS(t *testing.T) {
 				if !c.CORS {
 					cors = nil
 				}
-				checkOrigin(t, srv, headers, cors, file.PreflightHeaders, c.Expect)
+				checkOrigin(t, srv, headers,
+					cors, file.PreflightHeaders, c.Expect)
 			})
 		}
 	}
@@ -57,24 +58,36 @@ func checkOrigin(
 	t.Helper()
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
-		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
+		r := srv.Wire(t, method, path,
+			[]byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r) // looks at Vary, too
 		hubstest.WantHeaders(t, r, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
-				t.Errorf("got %s: %q, in %v", name, r.Header[name], r)
+				t.Errorf("got %s: %q, in %v",
+					name, r.Header[name], r)
 			}
 		}
 	}
 	served := hubstest.Expected{Status: 200}
 	send(served, "GET", "/healthz", "")
 	send(served, "GET", "/openapi.json", "")
-	send(hubstest.Expected{Status: 404, Code: "not_found"}, "GET", "/nowhere", "")
+	notFound := hubstest.Expected{
+		Status: 404,
+		Code:   "not_found",
+	}
+	send(notFound, "GET", "/nowhere", "")
 
-	notAllowed := hubstest.Expected{Status: 405, Code: "method_not_allowed"}
+	notAllowed := hubstest.Expected{
+		Status: 405,
+		Code:   "method_not_allowed",
+	}
 	preflight := notAllowed
 	if cors != nil {
-		preflight = hubstest.Expected{Status: 204, Headers: preflightHeaders}
+		preflight = hubstest.Expected{
+			Status:  204,
+			Headers: preflightHeaders,
+		}
 	}
 	send(preflight, "OPTIONS", "/hubs", "", "Access-Control-Request-Method", "POST")
 	send(preflight, "OPTIONS", "/hubs/x", "", "Access-Control-Request-Method", "PATCH",
@@ -95,7 +108,8 @@ func TestCrossSiteWrites(t *testing.T) {
 	}](t, "cross-site.json") {
 		t.Run(test.Name, func(t *testing.T) {
 			for _, r := range contractRoutes(t) {
-				q := sample(t, srv, admin.Elsewhere(), r.name)
+				q := sample(t, srv,
+					admin.Elsewhere(), r.name)
 				q.headers = append(q.headers, test.Headers...)
 				answer := q.send(srv.With(t, admin.Token()))
 				isRead := strings.HasPrefix(r.name, "GET ")
@@ -116,14 +130,17 @@ func TestRefusedOriginNamesTheSetting(t *testing.T) {
 	local := []string{"http://127.0.0.1:5173", "ALLOWED_ORIGINS", foreignOrigin}
 	wantRefusedOrigins(t, hubstest.Start(t), local)
 	deployed := []string{"https://app.example.com", "ALLOWED_ORIGIN_DOMAIN", "(host of 21 characters)"}
-	wantRefusedOrigins(t, hubstest.Start(t, production(t)), deployed)
+	wantRefusedOrigins(t,
+		hubstest.Start(t, production(t)), deployed)
 }
 
 const foreignOrigin = "https://front-end.example.org"
 
 // wantRefusedOrigins writes from an allowed origin and from a foreign one. want are the allowed
 // origin, the setting's name, and how the log shows the foreign origin.
-func wantRefusedOrigins(t *testing.T, srv *hubstest.Server, want []string) {
+func wantRefusedOrigins(
+	t *testing.T, srv *hubstest.Server, want []string,
+) {
 	t.Helper()
 	c := srv.Client(t)
 	send := func(id, method, origin string, more ...string) {
@@ -141,10 +158,12 @@ func wantRefusedOrigins(t *testing.T, srv *hubstest.Server, want []string) {
 	srv.Stop(t)
 
 	refused := []string{"origin refused", want[1], `"origin":"` + want[2], `"requestId":"refused-`}
-	if got := srv.Log.Count(refused...); got != 3 {
+	got := srv.Log.Count(refused...)
+	if got != 3 {
 		t.Errorf("got %d lines that contain %q, want 3:\n%s", got, refused, srv.Log)
 	}
-	if got := srv.Log.Count("ALLOWED_"); got != 3 {
+	got = srv.Log.Count("ALLOWED_")
+	if got != 3 {
 		t.Errorf("got %d lines that name a setting, want 3:\n%s", got, srv.Log)
 	}
 }

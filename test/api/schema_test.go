@@ -39,6 +39,16 @@ func schemaOf(t testing.TB, databaseURL string) string {
 			union all select extname from pg_extension) as lines`)
 }
 
+// wantSchema checks that a database has the schema of a new one.
+func wantSchema(t testing.TB, database string) {
+	t.Helper()
+	got := schemaOf(t, database)
+	want := schemaOf(t, hubstest.NewDatabase(t))
+	if got != want {
+		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
+	}
+}
+
 // Servers that start together may migrate together, as a role that owns its schema and no more.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
@@ -52,9 +62,7 @@ func TestMigrateAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
-		t.Errorf("got the schema\n%s\nwant\n%s", got, want)
-	}
+	wantSchema(t, database)
 }
 
 // A database of the last release gets the tables of this one, and keeps its rows. "create table
@@ -63,20 +71,21 @@ func TestMigrateAtOnce(t *testing.T) {
 func TestMigrateFromTheLastRelease(t *testing.T) {
 	t.Parallel()
 	database := emptyDatabase(t)
-	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/last-release.sql"))
+	hubstest.Exec(t, database,
+		hubstest.ReadFile(t, "testdata/last-release.sql"))
 	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "admin")
 	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
 	if err := hubstest.Migrate(database); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
-		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
-	}
+	wantSchema(t, database)
 	const roleOf = "select permission from users where user_id = $1"
-	if role := hubstest.Query[string](t, database, roleOf, user); role != "admin" {
+	role := hubstest.Query[string](t, database, roleOf, user)
+	if role != "admin" {
 		t.Errorf("role: got %q, want admin", role)
 	}
-	if got := hubstest.Query[string](t, database, "select name from hubs"); got != "North" {
+	got := hubstest.Query[string](t, database, "select name from hubs")
+	if got != "North" {
 		t.Errorf("hub: got %q, want North", got)
 	}
 }
@@ -105,10 +114,15 @@ func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	db := hubstest.OpenDB(t, database)
-	type statementCase struct{ Name, Statement, Refused string }
-	for _, c := range readCases[statementCase](t, "constraints.json") {
-		if got := refusal(t, db, c.Statement); got != c.Refused {
-			t.Errorf("%s: %s: got %q, want %q", c.Name, c.Statement, got, c.Refused)
+	for _, c := range readCases[struct {
+		Name      string
+		Statement string
+		Refused   string
+	}](t, "constraints.json") {
+		got := refusal(t, db, c.Statement)
+		if got != c.Refused {
+			t.Errorf("%s: %s: got %q, want %q",
+				c.Name, c.Statement, got, c.Refused)
 		}
 	}
 	acceptances := hubstest.Query[int](t, database, "select count(*) from terms_acceptances")
@@ -123,7 +137,9 @@ func TestSchemaConstraints(t *testing.T) {
 }
 
 // refusal runs a statement, and returns the name of PostgreSQL's error, or "".
-func refusal(t testing.TB, db *sql.DB, statement string, args ...any) string {
+func refusal(
+	t testing.TB, db *sql.DB, statement string, args ...any,
+) string {
 	t.Helper()
 	_, err := db.Exec(statement, args...)
 	if err == nil {

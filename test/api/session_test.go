@@ -36,10 +36,13 @@ func TestForgedTokens(t *testing.T) {
 		set signed_out_at = now() - interval '100 s' where user_id = $1`, ids["signedOut"])
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
-			key := file.Keys[cmp.Or(c.Key, "first")]
+			key, isKey := file.Keys[cmp.Or(c.Key, "first")]
 			user := cmp.Or(c.User, "active")
 			email := emails[user]
 			id := ids[user]
+			if !isKey || email == "" {
+				t.Fatalf("no key %q or no user %q", c.Key, c.User)
+			}
 			token := c.Sign(key,
 				"<email>", email,
 				"<userId>", id,
@@ -52,14 +55,16 @@ func TestForgedTokens(t *testing.T) {
 				"Cookie", s.CookieName()+"="+token)
 			c.Expect.Check(t, r)
 			if r.Status == 401 && c.Reason != "any" {
-				wantLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
+				wantLogged(t, s, r,
+					`"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
 			if r.Status == 200 && r.Field(t, "user", "userId") != id {
 				t.Errorf("got the session of another user: %v", r)
 			}
 		})
 	}
-	wantLogged(t, s, s.Client(t).Get("/auth/session"), `"reason":"missing"`)
+	none := s.Client(t).Get("/auth/session")
+	wantLogged(t, s, none, `"reason":"missing"`)
 }
 
 // T6, T8: a session is in the one cookie of its environment, and nowhere else.
@@ -73,10 +78,13 @@ func TestCookieName(t *testing.T) {
 	db := hubstest.NewDatabase(t)
 	email := hubstest.NewEmail()
 	id := hubstest.AddUser(t, db, email, "member")
-	servers := hubstest.StartEnvironments(t, file.Settings, map[string]string{"DATABASE_URL": db})
+	servers := hubstest.StartEnvironments(t, file.Settings,
+		map[string]string{"DATABASE_URL": db})
 	tokenOf := func(server string) string {
 		secret := servers[server].Env["SESSION_SECRET"]
-		return hubstest.Token{}.Sign(secret, "<email>", email, "<userId>", id)
+		return hubstest.Token{}.Sign(secret,
+			"<email>", email,
+			"<userId>", id)
 	}
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -105,17 +113,20 @@ func TestCookieAndToken(t *testing.T) {
 		t.Run(test.Name, func(t *testing.T) {
 			t.Parallel()
 			settings := map[string]map[string]string{test.Name: test.Settings}
-			s := hubstest.StartEnvironments(t, settings, nil)[test.Name]
+			s := hubstest.StartEnvironments(t,
+				settings, nil)[test.Name]
 			email, userID := s.NewUser(t, "admin")
 			c := s.Client(t)
 			view := c.SignIn(email)
 			token := c.Token()
 			set := hubstest.FillIn(test.Set, "<token>", token)
-			hubstest.WantHeaders(t, view, map[string]*string{"Set-Cookie": &set})
+			hubstest.WantHeaders(t, view,
+				map[string]*string{"Set-Cookie": &set})
 			wantClaims(t, token, view, email, userID)
 
 			r := c.Do("POST", "/auth/logout", nil).Want(t, 204)
-			hubstest.WantHeaders(t, r, map[string]*string{"Set-Cookie": &test.Cleared})
+			hubstest.WantHeaders(t, r,
+				map[string]*string{"Set-Cookie": &test.Cleared})
 			if left := c.Token(); left != "" {
 				t.Errorf("got the cookie %q after sign-out, want none", left)
 			}
@@ -124,18 +135,25 @@ func TestCookieAndToken(t *testing.T) {
 }
 
 // wantClaims checks a token that was issued with the session view.
-func wantClaims(t *testing.T, token string, view *hubstest.Response, email, userID string) {
+func wantClaims(
+	t *testing.T, token string, view *hubstest.Response, email, userID string,
+) {
 	t.Helper()
 	header, claims := hubstest.ReadToken(t, token)
-	if want := map[string]any{"alg": "HS256", "typ": "JWT"}; !maps.Equal(header, want) {
-		t.Errorf("got the header %v, want %v", header, want)
+	wantHeader := map[string]any{
+		"alg": "HS256",
+		"typ": "JWT",
+	}
+	if !maps.Equal(header, wantHeader) {
+		t.Errorf("got the header %v, want %v", header, wantHeader)
 	}
 	expires, err := time.Parse(time.RFC3339Nano, view.Field(t, "expiresAt").(string))
 	if err != nil {
 		t.Fatal(err)
 	}
 	issued := expires.AddDate(0, 0, -60)
-	if age := time.Since(issued); age.Abs() > time.Minute {
+	age := time.Since(issued)
+	if age.Abs() > time.Minute {
 		t.Errorf("got a token of %v ago, want one of now", age)
 	}
 	want := map[string]any{
@@ -157,7 +175,8 @@ func TestSessionKeys(t *testing.T) {
 	before := hubstest.Start(t, map[string]string{"SESSION_SECRET": older})
 	email, _ := before.NewUser(t, "member")
 	withKeys := func(keys string) *hubstest.Server {
-		return hubstest.Start(t, before.Env, map[string]string{"SESSION_SECRET": keys})
+		return hubstest.Start(t, before.Env,
+			map[string]string{"SESSION_SECRET": keys})
 	}
 	during := withKeys(newer + "," + older)
 	after := withKeys(newer)
@@ -230,7 +249,8 @@ func TestSignOutIsExact(t *testing.T) {
 		for shift, want := range map[int64]int{-1: 200, 0: 200, 1: 401} {
 			hubstest.Exec(t, s.Env["DATABASE_URL"], `update users set signed_out_at =
 				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
-			if got := c.Get("/auth/session").Status; got != want {
+			got := c.Get("/auth/session").Status
+			if got != want {
 				t.Errorf("issued at %d, signed out %+d µs: got %d, want %d", issued, shift, got, want)
 			}
 		}
@@ -238,7 +258,9 @@ func TestSignOutIsExact(t *testing.T) {
 }
 
 // shiftedClock starts a server whose database has another clock, until restore is called.
-func shiftedClock(t *testing.T, shift string) (s *hubstest.Server, restore func()) {
+func shiftedClock(
+	t *testing.T, shift string,
+) (s *hubstest.Server, restore func()) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
 	hubstest.Exec(t, database, "create schema shifted")
@@ -335,7 +357,8 @@ func TestTerms(t *testing.T) {
 	c := s.Client(t)
 	current := c.SignIn(email).Field(t, "terms", "version").(string)
 	accept := func(version string) *hubstest.Response {
-		return c.Do("POST", "/terms/acceptance", map[string]string{"version": version})
+		return c.Do("POST", "/terms/acceptance",
+			map[string]string{"version": version})
 	}
 	for _, version := range []string{"2026-10-31", current + " ", "9999-01-01", "x"} {
 		hubstest.WantProblem(t, accept(version), 409, "conflict")

@@ -36,7 +36,8 @@ func TestSignIn(t *testing.T) {
 		"email":      email,
 		"permission": "member",
 	}
-	if got := view.Field(t, "user"); !reflect.DeepEqual(got, want) {
+	got := view.Field(t, "user")
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got the user %v, want %v", got, want)
 	}
 	reloaded := c.Get("/auth/session").Want(t, 200)
@@ -52,10 +53,13 @@ func TestSignIn(t *testing.T) {
 	s.With(t, token).Get("/auth/session").Want(t, 200)
 }
 
-func wantNoSession(t *testing.T, r *hubstest.Response, status int, code string) {
+func wantNoSession(
+	t *testing.T, r *hubstest.Response, status int, code string,
+) {
 	t.Helper()
 	hubstest.WantProblem(t, r, status, code)
-	if cookies := r.Header.Values("Set-Cookie"); cookies != nil {
+	cookies := r.Header.Values("Set-Cookie")
+	if cookies != nil {
 		t.Errorf("got the cookies %q, want none", cookies)
 	}
 }
@@ -96,9 +100,12 @@ func TestAddressesLookAlike(t *testing.T) {
 	}
 	send("a code too many", guessRoute, code, 429)
 
-	s.Log.WaitFor(t, "code not sent", hubstest.MaskedEmail(suspended))
-	s.Log.WaitFor(t, "code not sent", hubstest.MaskedEmail(unknown))
-	if n := len(s.Mail.Received()); n != 1 {
+	s.Log.WaitFor(t,
+		"code not sent", hubstest.MaskedEmail(suspended))
+	s.Log.WaitFor(t,
+		"code not sent", hubstest.MaskedEmail(unknown))
+	n := len(s.Mail.Received())
+	if n != 1 {
 		t.Errorf("got %d mails, want 1: to the active user", n)
 	}
 }
@@ -118,11 +125,14 @@ func withoutChance(r *hubstest.Response) string {
 	if almost15Minutes.MatchString(header.Get("Retry-After")) {
 		header.Set("Retry-After", "15 minutes")
 	}
-	return fmt.Sprintf("%d %v %s", r.Status, header, r.Body)
+	return fmt.Sprintf("%d %v %s",
+		r.Status, header, r.Body)
 }
 
 // guess presents a code from n addresses at once, and counts the answers by their status.
-func guess(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]int {
+func guess(
+	t *testing.T, s *hubstest.Server, n int, email, code string,
+) map[int]int {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	counts := map[int]int{}
@@ -140,7 +150,9 @@ func guess(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]
 }
 
 // asked returns a client that has asked for a code.
-func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
+func asked(
+	t *testing.T, s *hubstest.Server,
+) (c *hubstest.Client, email, code string) {
 	t.Helper()
 	email, _ = s.NewUser(t, "member")
 	c = s.Client(t)
@@ -162,7 +174,8 @@ func TestGuessesAreCounted(t *testing.T) {
 		401: guesses - 1,
 		429: many - guesses,
 	}
-	if got := guess(t, s, many, email, code); !maps.Equal(got, want) {
+	got := guess(t, s, many, email, code)
+	if !maps.Equal(got, want) {
 		t.Errorf("a right code, %d times: got %v, want %v", many, got, want)
 	}
 
@@ -172,7 +185,8 @@ func TestGuessesAreCounted(t *testing.T) {
 		401: guesses,
 		429: many - guesses,
 	}
-	if got := guess(t, s, many, email, wrong); !maps.Equal(got, want) {
+	got = guess(t, s, many, email, wrong)
+	if !maps.Equal(got, want) {
 		t.Errorf("a wrong code, %d times: got %v, want %v", many, got, want)
 	}
 	hubstest.WantProblem(t, c.PresentCode(email, code), 429, "rate_limited")
@@ -182,14 +196,16 @@ func TestGuessesAreCounted(t *testing.T) {
 	guess(t, s, guesses/2, email, code)
 	c.AskCode(email)
 	code = s.Code(t, email)
-	guess(t, s, guesses-guesses/2-1, email, hubstest.OtherCode(code, 1))
+	wrong = hubstest.OtherCode(code, 1)
+	guess(t, s, guesses-guesses/2-1, email, wrong)
 	hubstest.WantProblem(t, c.PresentCode(email, code), 429, "rate_limited")
 
 	c, email, code = asked(t, s)
 	for range limitOf(t, askRoute).n - 1 {
 		c.AskCode(email)
 	}
-	refused := c.Do("POST", "/auth/otp/request", map[string]string{"email": email})
+	refused := c.Do("POST", "/auth/otp/request",
+		map[string]string{"email": email})
 	hubstest.WantProblem(t, refused, 429, "rate_limited")
 	c.PresentCode(email, code).Want(t, 200) // the refusal leaves the code as it is
 }
@@ -211,7 +227,8 @@ func TestOneMailForManyRequests(t *testing.T) {
 	hubstest.WaitUntil(t, "the end of all requests", func() bool {
 		return s.Log.Count(`"code sent"`)+s.Log.Count("less than a minute old") == many
 	})
-	if n := s.Log.Count("Sign-in code for " + email); n != 1 {
+	n := s.Log.Count("Sign-in code for " + email)
+	if n != 1 {
 		t.Errorf("got %d codes, want 1", n)
 	}
 	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
@@ -245,7 +262,8 @@ func TestEmailForms(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			email := hubstest.FillIn(c.Email)
 			if c.Stored != "" {
-				hubstest.AddUser(t, s.Env["DATABASE_URL"], c.Stored, "member")
+				hubstest.AddUser(t,
+					s.Env["DATABASE_URL"], c.Stored, "member")
 			}
 			c.Expect.Check(t, onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()))
 			if c.Stored != "" {
@@ -253,7 +271,10 @@ func TestEmailForms(t *testing.T) {
 				return
 			}
 			if c.Expect.Status == 200 {
-				c.Expect = hubstest.Expected{Status: 401, Code: "invalid_code"}
+				c.Expect = hubstest.Expected{
+					Status: 401,
+					Code:   "invalid_code",
+				}
 			}
 			c.Expect.Check(t, s.Client(t).PresentCode(email, "000000"))
 		})
@@ -280,7 +301,8 @@ func TestClientAddress(t *testing.T) {
 			for range limit.n {
 				r := onTheWire(t, s, email, c.Headers...)
 				c.Expect.Check(t, r)
-				wantLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
+				wantLogged(t, s, r,
+					`"msg":"request"`, `"client":"`+c.Client+`"`)
 			}
 			for _, chain := range append(c.SharesWith, c.Client) {
 				r := onTheWire(t, s, email, "X-Forwarded-For", chain)
