@@ -103,18 +103,35 @@ func contractRoutes(t *testing.T) []route {
 	return all
 }
 
-// A visitor has one kind of session. What needs the one thing that they lack refuses them with
-// this problem.
-type visitor struct {
-	name   string
-	token  string
-	lacks  string // "" for nothing
+// A refusal is how a route answers a visitor who lacks what it needs.
+type refusal struct {
+	need   string
 	status int
 	code   string
 }
 
+var (
+	noSession = refusal{"session", 401, "unauthenticated"}
+	suspended = refusal{"session", 403, "account_suspended"}
+	noTerms   = refusal{"terms", 403, "terms_not_accepted"}
+	noAdmin   = refusal{"admin", 403, "forbidden"}
+	nothing   = refusal{}
+)
+
+func (r refusal) want(t *testing.T, answer *hubstest.Response) {
+	t.Helper()
+	hubstest.WantProblem(t, answer, r.status, r.code)
+}
+
+// A visitor has one kind of session. Routes refuse it if they need what it lacks.
+type visitor struct {
+	name  string
+	token string
+	lacks refusal
+}
+
 func (v visitor) isRefusedBy(r route) bool {
-	return v.lacks != "" && strings.Contains(r.needs, v.lacks)
+	return v.lacks != nothing && strings.Contains(r.needs, v.lacks.need)
 }
 
 // visitors are in the order of refusals. Those who are refused early lack all that is asked
@@ -134,64 +151,16 @@ func visitors(
 	forged := hubstest.Token{}.Sign("another-secret-of-more-than-thirty-two-bytes",
 		"<email>", "a@b.example",
 		"<userId>", hubstest.NewUUID())
-	ended := signedIn("member", "suspend", "signout")
-	suspended := signedIn("member", "suspend")
-	newMember := signedIn("member")
-	newAdmin := signedIn("admin")
 	member, _ := srv.Member(t, "member")
 	return []visitor{
-		{
-			name:   "no session",
-			lacks:  "session",
-			status: 401,
-			code:   "unauthenticated",
-		},
-		{
-			name:   "forged",
-			token:  forged,
-			lacks:  "session",
-			status: 401,
-			code:   "unauthenticated",
-		},
-		{
-			name:   "ended",
-			token:  ended,
-			lacks:  "session",
-			status: 401,
-			code:   "unauthenticated",
-		},
-		{
-			name:   "suspended",
-			token:  suspended,
-			lacks:  "session",
-			status: 403,
-			code:   "account_suspended",
-		},
-		{
-			name:   "terms missing",
-			token:  newMember,
-			lacks:  "terms",
-			status: 403,
-			code:   "terms_not_accepted",
-		},
-		{
-			name:   "terms missing, admin",
-			token:  newAdmin,
-			lacks:  "terms",
-			status: 403,
-			code:   "terms_not_accepted",
-		},
-		{
-			name:   "wrong role",
-			token:  member.Token(),
-			lacks:  "admin",
-			status: 403,
-			code:   "forbidden",
-		},
-		{
-			name:  "good",
-			token: admin.Token(),
-		},
+		{"no session", "", noSession},
+		{"forged", forged, noSession},
+		{"ended", signedIn("member", "suspend", "signout"), noSession},
+		{"suspended", signedIn("member", "suspend"), suspended},
+		{"terms missing", signedIn("member"), noTerms},
+		{"terms missing, admin", signedIn("admin"), noTerms},
+		{"wrong role", member.Token(), noAdmin},
+		{"good", admin.Token(), nothing},
 	}
 }
 
@@ -216,13 +185,12 @@ func TestRefusals(t *testing.T) {
 		for _, v := range all {
 			if v.isRefusedBy(r) {
 				client := srv.With(t, v.token)
-				hubstest.WantProblem(t, right.send(client),
-					v.status, v.code)
-				hubstest.WantProblem(t, wrong.send(client),
-					v.status, v.code)
+				v.lacks.want(t, right.send(client))
+				v.lacks.want(t, wrong.send(client))
 			}
 		}
-		if after := stored(); after != before {
+		after := stored()
+		if after != before {
 			t.Errorf("%s: refused, but done: %s is now %s", r.name, before, after)
 		}
 	}

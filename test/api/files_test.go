@@ -171,9 +171,10 @@ type downloadCase struct {
 func TestDownloads(t *testing.T) {
 	t.Parallel()
 	s, owner := start(t, "member")
-	f := owner.Upload("a.txt", []byte("0123456789abcdef")).Want(t, 201).JSON(t)
-	id := f["fileId"].(string)
-	created, err := time.Parse(time.RFC3339, f["createdAt"].(string))
+	stored := owner.Upload("a.txt", []byte("0123456789abcdef")).Want(t, 201)
+	id := stored.Field(t, "fileId").(string)
+	createdAt := stored.Field(t, "createdAt").(string)
+	created, err := time.Parse(time.RFC3339, createdAt)
 	if err != nil {
 		t.Fatal(err)
 	}

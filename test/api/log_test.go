@@ -34,9 +34,11 @@ func TestRequestLog(t *testing.T) {
 	s, admin := start(t,
 		"admin", staging(t), origins)
 	hub := admin.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201)
-	file := admin.Upload("plan.txt", make([]byte, 1<<20)).Want(t, 201) // sent in several pieces
+	large := make([]byte, 1<<20) // sent in several pieces
+	file := admin.Upload("plan.txt", large).Want(t, 201)
+	session := admin.Get("/auth/session")
 	words := []string{
-		"<userId>", admin.Get("/auth/session").Field(t, "user", "userId").(string),
+		"<userId>", session.Field(t, "user", "userId").(string),
 		"<hubId>", hub.Field(t, "hubId").(string),
 		"<fileId>", file.Field(t, "fileId").(string),
 		"<file>", file.Header.Get("Location"),
@@ -48,7 +50,8 @@ func TestRequestLog(t *testing.T) {
 	for _, c := range readCases[logCase](t, "log.json") {
 		t.Run(c.Name, func(t *testing.T) {
 			client := clients[c.As]
-			method, path, _ := strings.Cut(hubstest.FillIn(c.Request, words...), " ")
+			request := hubstest.FillIn(c.Request, words...)
+			method, path, _ := strings.Cut(request, " ")
 			var body any
 			if method == "POST" {
 				body = `{"name":"opaque"}`
@@ -189,10 +192,12 @@ func TestEventsInTheLog(t *testing.T) {
 			code := s.Code(t, email)
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
 			wantLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
-			wantLogged(t, s, c.PresentCode(email, code), `"msg":"signed in"`, someone)
+			right := c.PresentCode(email, code)
+			wantLogged(t, s, right, `"msg":"signed in"`, someone)
 			refused("terms_not_accepted", someone)
 			token := c.Token()
-			wantLogged(t, s, c.Do("POST", "/auth/logout", nil), `"msg":"signed out"`, someone)
+			out := c.Do("POST", "/auth/logout", nil)
+			wantLogged(t, s, out, `"msg":"signed out"`, someone)
 			refused("unauthenticated", `"reason":"missing"`)
 			c.SetToken(token)
 			s.User(t, "suspend", email)

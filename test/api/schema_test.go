@@ -119,7 +119,7 @@ func TestSchemaConstraints(t *testing.T) {
 		Statement string
 		Refused   string
 	}](t, "constraints.json") {
-		got := refusal(t, db, c.Statement)
+		got := sqlErrorOf(t, db, c.Statement)
 		if got != c.Refused {
 			t.Errorf("%s: %s: got %q, want %q",
 				c.Name, c.Statement, got, c.Refused)
@@ -136,8 +136,8 @@ func TestSchemaConstraints(t *testing.T) {
 	}
 }
 
-// refusal runs a statement, and returns the name of PostgreSQL's error, or "".
-func refusal(
+// sqlErrorOf runs a statement, and returns the name of PostgreSQL's error, or "".
+func sqlErrorOf(
 	t testing.TB, db *sql.DB, statement string, args ...any,
 ) string {
 	t.Helper()
@@ -162,7 +162,7 @@ func TestTableTakesTheSameAddresses(t *testing.T) {
 		if strings.ContainsAny(email, "<\x00") {
 			continue // a long one, which constraints.json has, or one that no text can be
 		}
-		got := refusal(t, db, "insert into users (email) values ($1)", email) != "check_violation"
+		got := sqlErrorOf(t, db, "insert into users (email) values ($1)", email) != "check_violation"
 		if want := c.Expect.Status == 200; got != want {
 			t.Errorf("%q: the table takes it: got %v, want %v", email, got, want)
 		}

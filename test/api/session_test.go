@@ -89,13 +89,17 @@ func TestCookieName(t *testing.T) {
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			other := cmp.Or(c.Other, "production")
-			words := []string{"<token>", tokenOf(c.Server), "<other>", tokenOf(other)}
+			words := []string{
+				"<token>", tokenOf(c.Server),
+				"<other>", tokenOf(other),
+			}
 			headers := []string{"X-Forwarded-For", hubstest.NewIP()}
 			for _, text := range c.Headers {
 				headers = append(headers, hubstest.FillIn(text, words...))
 			}
 			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			c.Expect.Check(t, servers[c.Server].Wire(t, "GET", target, nil, headers...))
+			r := servers[c.Server].Wire(t, "GET", target, nil, headers...)
+			c.Expect.Check(t, r)
 		})
 	}
 }
@@ -147,7 +151,8 @@ func wantClaims(
 	if !maps.Equal(header, wantHeader) {
 		t.Errorf("got the header %v, want %v", header, wantHeader)
 	}
-	expires, err := time.Parse(time.RFC3339Nano, view.Field(t, "expiresAt").(string))
+	end := view.Field(t, "expiresAt").(string)
+	expires, err := time.Parse(time.RFC3339Nano, end)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,11 +187,16 @@ func TestSessionKeys(t *testing.T) {
 	after := withKeys(newer)
 	oldToken := before.SignIn(t, email).Token()
 	newToken := during.SignIn(t, email).Token()
-	during.With(t, oldToken).Get("/auth/session").Want(t, 200)
-	after.With(t, oldToken).Get("/auth/session").Want(t, 401)
-	before.With(t, newToken).Get("/auth/session").Want(t, 401)
-	during.With(t, newToken).Get("/auth/session").Want(t, 200)
-	after.With(t, newToken).Get("/auth/session").Want(t, 200)
+	wantSession := func(s *hubstest.Server, token string, status int) {
+		t.Helper()
+		c := s.With(t, token)
+		c.Get("/auth/session").Want(t, status)
+	}
+	wantSession(during, oldToken, 200)
+	wantSession(after, oldToken, 401)
+	wantSession(before, newToken, 401)
+	wantSession(during, newToken, 200)
+	wantSession(after, newToken, 200)
 }
 
 // T5, S1: what happens to an account shows at the next request of a session that began before,
@@ -213,7 +223,8 @@ func TestSessionFollowsAccount(t *testing.T) {
 				s.User(t, strings.Fields(command)...)
 			}
 			for _, client := range []*hubstest.Client{one, other} {
-				c.Expect.Check(t, client.Do("POST", "/hubs", `{"name":"North"}`))
+				r := client.Do("POST", "/hubs", `{"name":"North"}`)
+				c.Expect.Check(t, r)
 			}
 			r := s.Client(t).PresentCode(email, code)
 			c.Validate.Check(t, r)
@@ -246,7 +257,11 @@ func TestSignOutIsExact(t *testing.T) {
 			"<userId>", userID,
 			"<iat>", fmt.Sprintf("%.6f", float64(issued)/1e6))
 		c := s.With(t, hubstest.Forge(s.Env["SESSION_SECRET"], payload))
-		for shift, want := range map[int64]int{-1: 200, 0: 200, 1: 401} {
+		for shift, want := range map[int64]int{
+			-1: 200,
+			0:  200,
+			1:  401,
+		} {
 			hubstest.Exec(t, s.Env["DATABASE_URL"], `update users set signed_out_at =
 				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
 			got := c.Get("/auth/session").Status
@@ -343,7 +358,8 @@ func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 			// The server asks for the body, so it has begun to read.
 			conn.Exchange(t, head+"\r\n", 100)
 			io.WriteString(conn, body[:5])
-			s.User(t, strings.Fields(hubstest.FillIn(command, "<email>", email))...)
+			line := hubstest.FillIn(command, "<email>", email)
+			s.User(t, strings.Fields(line)...)
 			conn.Exchange(t, body[5:], status)
 		})
 	}
@@ -355,7 +371,8 @@ func TestTerms(t *testing.T) {
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "admin")
 	c := s.Client(t)
-	current := c.SignIn(email).Field(t, "terms", "version").(string)
+	view := c.SignIn(email)
+	current := view.Field(t, "terms", "version").(string)
 	accept := func(version string) *hubstest.Response {
 		return c.Do("POST", "/terms/acceptance",
 			map[string]string{"version": version})
@@ -375,12 +392,13 @@ func TestTerms(t *testing.T) {
 		}()
 	}
 	first := <-answers
-	for _, again := range []string{<-answers, string(accept(current).Want(t, 200).Body)} {
-		if again != first {
-			t.Errorf("accepted again: got %s, want %s", again, first)
-		}
+	second := <-answers
+	later := accept(current).Want(t, 200)
+	if second != first || string(later.Body) != first {
+		t.Errorf("accepted again: got %s and %s, want %s", second, later.Body, first)
 	}
-	begin := `{"version":"` + current + `","acceptedAt":"` + time.Now().UTC().Format("2006-")
+	year := time.Now().UTC().Format("2006-")
+	begin := `{"version":"` + current + `","acceptedAt":"` + year
 	if !strings.HasPrefix(first, begin) {
 		t.Errorf("got %s, want %s…", first, begin)
 	}
@@ -396,7 +414,8 @@ func TestTerms(t *testing.T) {
 // wantTerms checks what an admin may do with the terms accepted, or without.
 func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 	t.Helper()
-	got := c.Get("/auth/session").Want(t, 200).Field(t, "terms", "accepted")
+	session := c.Get("/auth/session").Want(t, 200)
+	got := session.Field(t, "terms", "accepted")
 	if got != accepted {
 		t.Errorf("accepted: got %v, want %v", got, accepted)
 	}
