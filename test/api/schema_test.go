@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +26,16 @@ func emptyDatabase(t testing.TB) string {
 	t.Cleanup(func() { hubstest.Exec(t, database, "drop owned by "+role+"; drop role "+role) })
 	hubstest.Exec(t, database, "drop schema public cascade; create schema public authorization "+role)
 	return hubstest.WithUser(t, database, role, "owner")
+}
+
+// tables returns the names of the tables.
+func tables(t testing.TB) (names []string) {
+	t.Helper()
+	table := regexp.MustCompile(`create table if not exists (\w+)`)
+	for _, match := range table.FindAllStringSubmatch(hubstest.ReadFile(t, "schema.sql"), -1) {
+		names = append(names, match[1])
+	}
+	return names
 }
 
 // schemaOf returns all that a migration could change, as text.
@@ -82,8 +94,17 @@ func TestMigrateFromTheLastRelease(t *testing.T) {
 	if err := hubstest.Migrate(database); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
-		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
+	upgraded := strings.Split(schemaOf(t, database), "\n")
+	for line := range strings.SplitSeq(schemaOf(t, hubstest.NewDatabase(t)), "\n") {
+		i := slices.Index(upgraded, line)
+		if i < 0 {
+			t.Errorf("only a new database has this; schema.sql needs a guarded alter table: %s", line)
+			continue
+		}
+		upgraded = slices.Delete(upgraded, i, i+1)
+	}
+	for _, line := range upgraded {
+		t.Errorf("only an upgraded database has this; schema.sql must take it away: %s", line)
 	}
 	const roleOf = "select permission from users where user_id = $1"
 	if role := hubstest.Query[string](t, database, roleOf, user); role != "admin" {
@@ -104,7 +125,7 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	}
 	defer reader.Rollback()
 	// The transaction keeps the locks of its reads until it ends.
-	if _, err := reader.Exec("select from users, terms_acceptances, hubs, files"); err != nil {
+	if _, err := reader.Exec("select from " + strings.Join(tables(t), ", ")); err != nil {
 		t.Fatal(err)
 	}
 	u, err := url.Parse(database)

@@ -1,0 +1,105 @@
+// Package guide follows docs/yours.md in a copy of the working tree, as a reader would.
+package guide
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+func TestMain(m *testing.M) { hubstest.Main(m) }
+
+// A step is a fence of the document: ```diff FILE, ```new FILE or ```sh.
+var step = regexp.MustCompile("(?ms)^```(diff|new|sh) ?(\\S*)\n(.*?)^```$")
+
+// Each step fits what the steps before it have left, and then the first two tiers pass.
+func TestGuide(t *testing.T) {
+	hubstest.NewDatabase(t) // PostgreSQL is there: ./dev.sh test would install it
+	dir := t.TempDir()
+	run(t, hubstest.Root(), `git -c safe.directory='*' ls-files -co --exclude-standard -z |
+		tar --null -T - -cf - | tar -xf - -C `+dir)
+	run(t, dir, "git init -q . && git add .") // the steps use git ls-files and git mv
+	document := hubstest.ReadFile(t, "docs/yours.md")
+	for _, at := range step.FindAllStringSubmatchIndex(document, -1) {
+		kind, body := document[at[2]:at[3]], document[at[6]:at[7]]
+		path := filepath.Join(dir, document[at[4]:at[5]])
+		t.Logf("docs/yours.md:%d", strings.Count(document[:at[0]], "\n")+1)
+		switch kind {
+		case "sh":
+			run(t, dir, body)
+		case "new":
+			write(t, path, body)
+		case "diff":
+			for hunk := range strings.SplitSeq(body, "@@\n") {
+				patch(t, path, hunk)
+			}
+		}
+	}
+	run(t, dir, "go vet ./...")
+	run(t, dir, "./dev.sh test")
+}
+
+func run(t *testing.T, dir, command string) {
+	t.Helper()
+	cmd := exec.Command("bash", "-eu", "-o", "pipefail", "-c", command)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false") // the copy has no commit
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, output)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// patch replaces the lines that begin with "-" or " " by those that begin with "+" or " ". The
+// former must stand in the file once, together.
+func patch(t *testing.T, path, hunk string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := "\n" + string(content)
+	before, after := "\n", "\n"
+	for line := range strings.Lines(hunk) {
+		if line == "\n" {
+			line = " \n" // editors take blanks at the end of a line away
+		}
+		mark, rest := line[0], line[1:]
+		if mark != '+' {
+			before += rest
+		}
+		if mark != '-' {
+			after += rest
+		}
+	}
+	if n := strings.Count(text, before); n != 1 {
+		t.Fatalf("%s: this stands there %d times, not once:%s%s", path, n, before, nearest(text, before))
+	}
+	write(t, path, strings.Replace(text, before, after, 1)[1:])
+}
+
+// nearest says which line of a run is not in a text, and what follows the line before it.
+func nearest(text, lines string) string {
+	place := ""
+	for line := range strings.Lines(lines[1:]) {
+		_, rest, found := strings.Cut(text, "\n"+line)
+		if !found {
+			return fmt.Sprintf("There is no line\n%sbut behind the one before it\n%.300s", line, place)
+		}
+		place = rest
+	}
+	return "Each line is there, but not together."
+}
