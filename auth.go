@@ -321,8 +321,8 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 	})
 }
 
-// authorize is the session check of every endpoint that needs a session. It refuses a request at the first of these that
-// fails: cookie, token, the account as it is now, terms, role.
+// authorize is the session check of every endpoint that needs a session. It refuses a request at the
+// first of these that fails: cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, need access) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
@@ -453,43 +453,24 @@ func userCommand(line []string) error {
 		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
-	given := flags.Args()
-	if name == "add" {
-		given = append(given, role)
-	}
-	args, err := userArguments(name, given)
-	if err != nil {
-		return err
-	}
-	return runUserCommand(name, statement{text: command.text, args: args, writes: true})
-}
-
-// userArguments checks the arguments of a command: an address, then a role or, for "email", the
-// new address.
-func userArguments(name string, given []string) ([]any, error) {
 	var args []any
-	for i, arg := range given {
-		isRole := i == 1 && name != "email"
-		if isRole && !slices.Contains(allRoles, arg) {
-			return nil, usageError(fmt.Sprintf("there is no role %q; the roles are %s",
-				arg, strings.Join(allRoles, " and ")))
-		}
-		if !isRole && emailRule.validate(arg) != "" {
-			return nil, usageError("this is not an e-mail address that the server takes")
-		}
+	for _, arg := range flags.Args() {
 		args = append(args, arg)
 	}
-	return args, nil
+	if name == "add" {
+		args = append(args, role)
+	}
+	return runUserCommand(name, write(command.text, args...))
 }
 
-// userCommands has the statement of each command, and the number of arguments of the command after its
-// flags. $1 is the address, $2 the role or the new address. Each row that a statement returns is
-// printed.
+// userCommands has the statement of each command, and how many arguments come after its flags. $1 is
+// the address, $2 the role or the new address: the table checks both. Each row that a statement
+// returns is printed.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
 }{
-	"add": {1, `insert into users (email, permission) values ($1, $2) on conflict do nothing
+	"add": {1, `insert into users (email, permission) values ($1, $2)
 		returning email || ': added'`},
 	"role": {2, "update users set permission = $2" + ofUser +
 		"returning email || ': has the new role from the next request on'"},
@@ -535,12 +516,10 @@ func runUserCommand(name string, command statement) error {
 		fmt.Println(line)
 		return nil
 	})
-	switch {
-	case sqlState(err) == uniqueViolation || name == "add" && err == nil && !found:
-		return errors.New("there is a user with this address already; nothing was changed")
-	case err != nil:
+	if err != nil {
 		return explainDBError(err)
-	case !found && name != "list":
+	}
+	if !found && name != "list" {
 		return errors.New("there is no user with this address; \"user list\" shows all")
 	}
 	return nil

@@ -34,13 +34,12 @@ import (
 )
 
 const (
-	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
-	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
-	uploadStart    = time.Minute     // the least time that an upload has
-	uploadPace     = 16 << 10        // bytes that give an upload one more second
-	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
-	sniffLength    = 512             // bytes that http.DetectContentType looks at
-	maxRanges      = 16              // of a Range header; one with more is ignored
+	maxPartHeaders = 4 << 10     // bytes of a form before the file in it begins
+	maxFormBytes   = 64 << 10    // bytes of a form besides the file in it
+	uploadStart    = time.Minute // the least time that an upload has
+	uploadPace     = 16 << 10    // bytes that give an upload one more second
+	sniffLength    = 512         // bytes that http.DetectContentType looks at
+	maxRanges      = 16          // of a Range header; one with more is ignored
 
 	maxUserTransfers = 16               // uploads and downloads of a user at a time
 	stallTimeout     = 30 * time.Second // a transfer without progress ends
@@ -201,22 +200,17 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 }
 
 // upload takes a file.
-func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
-	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
-	defer func() { // runs after end: a refused upload no longer counts
-		if err != nil {
-			form.drain()
-		}
-	}()
+func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	end, err := s.transfers.begin(state.user.UserID)
 	if err != nil {
 		return file{}, err
 	}
 	defer end() // before anything else can return
-	if err := form.open(); err != nil {
+	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
+	if err := form.readHead(); err != nil {
 		return file{}, err
 	}
-	f, err = s.storeUpload(state, form)
+	f, err := s.storeUpload(state, form)
 	if err != nil {
 		return file{}, err
 	}
@@ -251,7 +245,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err := lockFile(working); err != nil {
 		return file{}, err
 	}
-	contentType, size, err := form.receive(working)
+	contentType, size, err := form.readFile(working)
 	if err != nil {
 		return file{}, bodyProblem(err)
 	}
@@ -311,9 +305,9 @@ type uploadForm struct {
 	name     string          // of the file
 }
 
-// open checks the headers of an upload before it reads a byte of it, then reads the form up
+// readHead checks the headers of an upload before it reads a byte of it, then reads the form up
 // to the beginning of the file.
-func (form *uploadForm) open() error {
+func (form *uploadForm) readHead() error {
 	r := form.state.request
 	kind, params := mediaType(r.Header)
 	if kind != "multipart/form-data" {
@@ -367,9 +361,9 @@ func uploadTimeout(received int64) time.Duration {
 	return uploadStart + time.Duration(received/uploadPace)*time.Second
 }
 
-// receive writes the file to out and finds its type and size. Nothing may follow the file in
+// readFile writes the file to out and finds its type and size. Nothing may follow the file in
 // the form; bytes after the end of the form count as bytes of the form.
-func (form *uploadForm) receive(out *os.File) (kind string, size int64, err error) {
+func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // 1: to see an excess
 	if err != nil {
 		return "", 0, err
@@ -395,18 +389,6 @@ func (form *uploadForm) receive(out *os.File) (kind string, size int64, err erro
 		return "", 0, err
 	}
 	return contentType(head), size, nil
-}
-
-// drain reads the rest of a refused upload, within bounds. If the connection were closed while
-// the client still sends, the client would lose the answer: a browser shows a network error in
-// place of the 413. A client that sent "Expect: 100-continue" sends nothing until we read. So if
-// we have not read, there is nothing to drain.
-func (form *uploadForm) drain() {
-	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
-		return
-	}
-	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
-	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 
 // contentType finds the type of a file from its first bytes, whatever the client said. Text

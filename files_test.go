@@ -39,7 +39,7 @@ func FuzzFileName(f *testing.F) {
 		w.Close()
 		form := newUploadForm(&deadlines{}, &body)
 		form.state.request.Header.Set("Content-Type", w.FormDataContentType())
-		if err := form.open(); err != nil {
+		if err := form.readHead(); err != nil {
 			if toProblem(err).Status != 400 {
 				t.Fatalf("%q: got %v, want a 400", sent, err)
 			}

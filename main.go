@@ -421,7 +421,7 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        new connection when it is accepted.
 //	body    until head and body are read. net/http sets it with the limit for the head.
 //	        uploadForm.Read in files.go moves it on while an upload makes progress, and fail in
-//	        middleware.go shortens it to a second for the rest of a refused body.
+//	        middleware.go sets it to refusedTimeout for the rest of a refused body.
 //	answer  until the answer is written. net/http sets it when the head has been read.
 //	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with each
 //	        piece of a download that was taken.
@@ -430,14 +430,15 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 // A statement of the database has a limit of its own (dbTimeout in store.go), so a handler
 // that waits for one ends in time.
 const (
-	headerTimeout = 10 * time.Second
-	bodyTimeout   = 15 * time.Second
-	answerTimeout = 30 * time.Second
-	idleTimeout   = time.Minute
+	headerTimeout  = 10 * time.Second
+	bodyTimeout    = 15 * time.Second
+	refusedTimeout = 5 * time.Second
+	answerTimeout  = 30 * time.Second
+	idleTimeout    = time.Minute
 )
 
 const (
-	drainTime    = 500 * time.Millisecond // at a stop, for requests that are just arriving
+	arrivalTime  = 500 * time.Millisecond // at a stop, for requests that are just arriving
 	stopTimeout  = 12 * time.Second       // at a stop, for requests, then again for mail under way
 	memoryTarget = 192 << 20              // bytes; above it the garbage collector works harder
 )
@@ -498,9 +499,6 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
-		if os.Getenv("LISTEN_FDS") != "1" {
-			return nil, usageError("LISTEN_FDS: the server takes exactly one socket")
-		}
 		const firstSocket = 3 // sd_listen_fds(3)
 		listener, err = net.FileListener(os.NewFile(firstSocket, "LISTEN_FDS"))
 	} else {
@@ -580,7 +578,7 @@ func (s *server) warnOfDatabase() {
 		err = compareClocks(now)
 	}
 	if err != nil {
-		s.log.Warn("the check of the database failed", "error", err)
+		s.log.Warn("the check of the database at the start failed", "error", err)
 	}
 	if mayWrite && s.cfg.env != envLocal {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
@@ -588,7 +586,7 @@ func (s *server) warnOfDatabase() {
 }
 
 // stop waits for the requests and the mail that end in time. http.Server.Shutdown drops connections
-// that were just accepted, and idle ones on which a request is arriving. So for drainTime
+// that were just accepted, and idle ones on which a request is arriving. So for arrivalTime
 // before it, requests are still served, and each answer closes its connection.
 //
 // Every request that ends within stopTimeout is answered. After that, mail under way has another
@@ -596,7 +594,7 @@ func (s *server) warnOfDatabase() {
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
-	time.Sleep(drainTime)
+	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	shutdownErr := web.Shutdown(ctx) // nil: every request has ended
@@ -671,9 +669,6 @@ func run(ctx context.Context, args []string) error {
 
 // mailTest sends a mail as the server would.
 func mailTest(email string) error {
-	if emailRule.validate(email) != "" {
-		return usageError("this is not an e-mail address that the server takes")
-	}
 	r := &configReader{}
 	relay := r.mailer()
 	if r.errors != nil {

@@ -314,8 +314,7 @@ type route struct {
 // counted input has a limit (Z1). The server then does not start.
 func (r route) validate() {
 	name := r.method + " " + r.path
-	known := []access{public, local, sessionOnly, sessionAndTerms, adminOnly}
-	if !slices.Contains(known, r.access) {
+	if r.access == "" {
 		panic("no access rule: " + name)
 	}
 	if _, isCounted := r.contract.input.(limitKeyer); isCounted && r.contract.limit == nil {
@@ -384,7 +383,7 @@ func endpoint[In any, Out output](
 		if err := f.finish(); err != nil {
 			return err
 		}
-		state.loggedInput = f.forLog()
+		state.loggedInput = strings.Join(f.forLog, "&")
 		if err := checkIfMatch(state.request); err != nil {
 			return err
 		}
@@ -395,7 +394,7 @@ func endpoint[In any, Out output](
 		if closer, ok := any(out).(io.Closer); ok {
 			defer closer.Close()
 		}
-		return row.send(state, out)
+		return row.answer(state, out)
 	}
 	var in In
 	var out Out
@@ -430,9 +429,9 @@ func checkIfMatch(r *http.Request) error {
 	return errPrecondition
 }
 
-// send checks an output and writes it. An output that breaks its contract is a 500, and
+// answer checks an output and writes it. An output that breaks its contract is a 500, and
 // nothing of it is sent (I5).
-func (r route) send(state *requestState, out output) error {
+func (r route) answer(state *requestState, out output) error {
 	if !out.isValid() {
 		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
 	}
@@ -462,15 +461,9 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 // Each is checked against its rule. What is left over at the end is unknown, and refused.
 type fields struct {
 	values url.Values
-	taken  []field // in the order in which they were asked for
+	taken  []rule   // of the fields that were asked for; the test that writes openapi.json reads them
+	forLog []string // what the log may show of the fields that were sent
 	errors []fieldError
-}
-
-// A field is one that was asked for.
-type field struct {
-	rule  rule
-	value string
-	sent  bool
 }
 
 // A rule is what a field must satisfy. Every value of this API is sent as a string.
@@ -489,6 +482,7 @@ type rule struct {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
+	maxRefusedBody = 32 << 20 // bytes that are read of a refused body, whatever it is
 	maxMembers     = 64       // of a JSON object; no input has more than three
 	maxErrors      = 20       // in one answer
 	maxContentType = 256      // bytes of a Content-Type that we look at
@@ -599,12 +593,13 @@ func (f *fields) optional(r rule) *string {
 	return &value
 }
 
-// take removes a field from the input and validates it.
+// take removes a field from the input and validates it. The log may show numbers and choices, and
+// of a text only its length.
 func (f *fields) take(r rule) (value string, sent bool) {
+	f.taken = append(f.taken, r)
 	values := f.values[r.name]
 	delete(f.values, r.name)
 	if len(values) == 0 {
-		f.taken = append(f.taken, field{rule: r})
 		return r.fallback, false
 	}
 	value = values[0]
@@ -618,7 +613,11 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	if complaint != "" {
 		f.refuse(r.name, complaint)
 	}
-	f.taken = append(f.taken, field{rule: r, value: value, sent: true})
+	shown := value
+	if !r.number && r.oneOf == nil {
+		shown = fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
+	}
+	f.forLog = append(f.forLog, r.name+"="+shown)
 	return value, true
 }
 
@@ -672,22 +671,6 @@ func (f *fields) finish() error {
 		return invalid(f.errors...)
 	}
 	return nil
-}
-
-// forLog returns what the log may show of a valid input: numbers and choices, and of a text
-// only its length.
-func (f *fields) forLog() string {
-	var shown []string
-	for _, taken := range f.taken {
-		value := taken.value
-		if !taken.rule.number && taken.rule.oneOf == nil {
-			value = fmt.Sprintf("(%d characters)", utf8.RuneCountInString(value))
-		}
-		if taken.sent {
-			shown = append(shown, taken.rule.name+"="+value)
-		}
-	}
-	return strings.Join(shown, "&")
 }
 
 // A problem is an error that the client is told about, in the format of RFC 9457. It is a
@@ -878,9 +861,12 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
-	// withholds the rest gets a second for it.
-	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
+	// The rest of the body is read first. If the connection were closed while the client still
+	// sends, the client would lose the answer: a browser shows a network error in place of a
+	// 401 or a 413. What is longer or slower is not waited for (H1).
+	deadlines := http.NewResponseController(state.ResponseWriter)
+	deadlines.SetReadDeadline(time.Now().Add(refusedTimeout))
+	io.CopyN(io.Discard, state.request.Body, maxRefusedBody)
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
 	}

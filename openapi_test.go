@@ -318,11 +318,11 @@ func isFile(r route) bool {
 
 func (g *generator) queryParameters(input string, f *fields) (parameters []object) {
 	for _, asked := range f.taken {
-		schema, words := g.ruleSchema(input, asked.rule)
+		schema, words := g.ruleSchema(input, asked)
 		parameters = append(parameters, object{
-			"name", asked.rule.name,
+			"name", asked.name,
 			"in", "query",
-			"required", asked.rule.required,
+			"required", asked.required,
 			"description", words.Text,
 			"schema", schema,
 			"example", words.Example,
@@ -340,17 +340,17 @@ func (g *generator) inputSchema(input string, f *fields) object {
 	var properties object
 	for _, asked := range f.taken {
 		// A generator of types would take a member with a default for a required one.
-		fallback := asked.rule.fallback
-		asked.rule.fallback = ""
-		schema, words := g.ruleSchema(input, asked.rule)
+		fallback := asked.fallback
+		asked.fallback = ""
+		schema, words := g.ruleSchema(input, asked)
 		if fallback != "" && !isChange {
 			words.Text += " If it is not sent: " + fallback + "."
 		}
-		if asked.rule.required {
-			required = append(required, asked.rule.name)
+		if asked.required {
+			required = append(required, asked.name)
 		}
 		schema = append(schema, "description", words.Text, "examples", []any{words.Example})
-		properties = append(properties, asked.rule.name, schema)
+		properties = append(properties, asked.name, schema)
 	}
 	schema := object{"type", "object", "additionalProperties", false}
 	if isChange {

@@ -1,8 +1,14 @@
 package main
 
 // The store: PostgreSQL through database/sql. The statements stand beside the handlers that
-// use them. Here is what they share: the pool, its time limits, prepared statements, what is
-// tried again, and which errors mean that the database is out of reach.
+// use them. Here is what they share: the pool, prepared statements, and what happens when
+// the database fails:
+//
+//	all connections are taken      the wait is bounded, then a 503     takeSlot
+//	a statement runs too long      PostgreSQL ends it: a 503           statementTimeout
+//	PostgreSQL does not answer     the socket gives up: a 503          deadlineConn
+//	a connection has died          a read is tried once more           store.rows
+//	any error                      is it an outage (503) or a bug?     classifyDBError
 
 import (
 	"cmp"
@@ -100,14 +106,16 @@ func (st *store) checkTables() error {
 	return err
 }
 
-// explainDBError says in words what an operator can do about the usual mistakes of a set-up
-// (PostgreSQL manual, appendix A).
+// explainDBError says in words what an operator can do about the usual mistakes of a set-up or of a
+// command (PostgreSQL manual, appendix A).
 func explainDBError(err error) error {
 	advice := map[string]string{
 		"28P01": "DATABASE_URL: the database refuses this user or password",
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
+		"23505": "there is a user with this address already; nothing was changed",
+		"23514": "the table users takes no such address or role (roles: member, admin)",
 	}
 	sentence := cmp.Or(advice[sqlState(err)], "the database does not answer, or with an error")
 	return fmt.Errorf("%s: %w", sentence, err)
@@ -281,11 +289,8 @@ func (st *store) classifyDBError(err error) error {
 	return err
 }
 
-// The SQLSTATEs of two errors that a write may expect.
-const (
-	foreignKeyViolation = "23503" // it refers to a row that is not there
-	uniqueViolation     = "23505" // it would make a second row of a kind
-)
+// foreignKeyViolation is the SQLSTATE of a write that refers to a row that is not there.
+const foreignKeyViolation = "23503"
 
 // sqlState returns the SQLSTATE of PostgreSQL's error, or "" if err is none.
 func sqlState(err error) string {

@@ -14,12 +14,12 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// onSockets returns a command that starts a server on a socket: descriptor 3, named by LISTEN_PID
+// onSocket returns a command that starts a server on a socket: descriptor 3, named by LISTEN_PID
 // and by LISTEN_FDS, the number of sockets, as by systemd.
-func onSockets(socket *os.File, number string) *exec.Cmd {
+func onSocket(socket *os.File) *exec.Cmd {
 	// exec keeps the number of the shell's process.
-	script := `LISTEN_FDS=$1 LISTEN_PID=$$ exec "$0" serve`
-	cmd := exec.Command("sh", "-c", script, hubstest.Binary(), number)
+	script := `LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" serve`
+	cmd := exec.Command("sh", "-c", script, hubstest.Binary())
 	cmd.ExtraFiles = []*os.File{socket}
 	return cmd
 }
@@ -90,7 +90,7 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 	t.Parallel()
 	socket, addr := holdSocket(t, "tcp", "127.0.0.1:0")
 	env := hubstest.ServerEnv(t)
-	current := hubstest.StartCommand(t, onSockets(socket, "1"), env)
+	current := hubstest.StartCommand(t, onSocket(socket), env)
 	if current.Addr != addr {
 		t.Fatalf("the server listens on %s, want the socket's %s", current.Addr, addr)
 	}
@@ -101,7 +101,7 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 	// The next server starts beside the old one, which then stops.
 	for range 2 {
 		upload := member.StartUpload("slow.txt")
-		next := hubstest.StartCommand(t, onSockets(socket, "1"), env)
+		next := hubstest.StartCommand(t, onSocket(socket), env)
 		more(20)
 		current.Signal(t, syscall.SIGTERM)
 		more(40) // the old server accepts nothing any more
@@ -118,7 +118,7 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 		t.Errorf("the old server: got exit status %d, want 0", code)
 	}
 	early := hubstest.Dial(t, addr) // nobody serves now
-	current = hubstest.StartCommand(t, onSockets(socket, "1"), env)
+	current = hubstest.StartCommand(t, onSocket(socket), env)
 	early.Exchange(t, current.Client(t).Head("GET /healthz")+"\r\n", 200)
 	more(20)
 	end()
@@ -134,28 +134,16 @@ func TestSocketOfAnotherProcess(t *testing.T) {
 
 // A socket that can't be used is the operator's mistake. The server says so at the start, instead
 // of listening on ADDR while clients wait at the socket.
-func TestSocketsThatCannotBeUsed(t *testing.T) {
+func TestSocketThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
-	tcp, _ := holdSocket(t, "tcp", "127.0.0.1:0")
 	unix, _ := holdSocket(t, "unix", t.TempDir()+"/socket")
-	for _, test := range []struct {
-		name   string
-		socket *os.File
-		number string
-	}{
-		{name: "a socket with a path", socket: unix, number: "1"},
-		{name: "an empty number", socket: tcp, number: ""},
-		{name: "no socket", socket: tcp, number: "0"},
-		{name: "two sockets", socket: tcp, number: "2"},
-	} {
-		cmd := onSockets(test.socket, test.number)
-		for name, value := range hubstest.ServerEnv(t) {
-			cmd.Env = append(cmd.Env, name+"="+value)
-		}
-		out, err := cmd.CombinedOutput()
-		code := cmd.ProcessState.ExitCode()
-		if code != 2 || !strings.Contains(string(out), "LISTEN_FDS: ") {
-			t.Errorf("%s: got %v, %q, want exit status 2 and a sentence", test.name, err, out)
-		}
+	cmd := onSocket(unix)
+	for name, value := range hubstest.ServerEnv(t) {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	out, err := cmd.CombinedOutput()
+	code := cmd.ProcessState.ExitCode()
+	if code != 2 || !strings.Contains(string(out), "LISTEN_FDS: ") {
+		t.Errorf("got %v, %q, want exit status 2 and a sentence", err, out)
 	}
 }
