@@ -249,7 +249,7 @@ func TestUserCommandsRefuseBadInput(t *testing.T) {
 	database := hubstest.NewDatabase(t)
 	hubstest.AddUser(t, database, "a@b.example", "member")
 	user := newUserCommand(t, database)
-	refused := "no such address or role (roles: member, admin)"
+	const refused = "the table users takes no such address or role (roles: member, admin)"
 	user.want(1, refused, "add", "-role", "root", "new@b.example")
 	user.want(1, refused, "role", "a@b.example", "root")
 	addresses := []string{
