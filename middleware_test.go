@@ -316,8 +316,15 @@ func FuzzJSONBody(f *testing.F) {
 		if err != nil {
 			return
 		}
-		now := time.Now()
-		if !(hub{anyID, first.name, first.description, first.status, now, now}).isValid() {
+		stored := hub{
+			HubID:       anyID,
+			Name:        first.name,
+			Description: first.description,
+			Status:      first.status,
+			CreatedAt:   time.Now(),
+			UpdatedAt:   time.Now(),
+		}
+		if !stored.isValid() {
 			t.Fatalf("%q was taken, and breaks its contract: %+v", body, first)
 		}
 		again, err := json.Marshal(map[string]string{
