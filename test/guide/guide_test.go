@@ -26,10 +26,15 @@ func TestGuide(t *testing.T) {
 		tar --null -T - -cf - | tar -xf - -C `+dir)
 	run(t, dir, "git init -q . && git add .") // the steps use git ls-files and git mv
 	document := hubstest.ReadFile(t, "docs/yours.md")
+	end := 0
 	for _, at := range step.FindAllStringSubmatchIndex(document, -1) {
-		kind, body := document[at[2]:at[3]], document[at[6]:at[7]]
-		path := filepath.Join(dir, document[at[4]:at[5]])
-		t.Logf("docs/yours.md:%d", strings.Count(document[:at[0]], "\n")+1)
+		kind, file, body := document[at[2]:at[3]], document[at[4]:at[5]], document[at[6]:at[7]]
+		path := filepath.Join(dir, file)
+		t.Logf("docs/yours.md:%d: %s %s", strings.Count(document[:at[0]], "\n")+1, kind, file)
+		if kind != "sh" && !strings.Contains(document[end:at[0]], "`"+file+"`") {
+			t.Errorf("the text above does not name %s, and a reader does not see the fence", file)
+		}
+		end = at[1]
 		switch kind {
 		case "sh":
 			run(t, dir, body)
