@@ -158,7 +158,8 @@ func TestFailuresInside(t *testing.T) {
 					t.Errorf("got the log\n%s\nwant an error and the request", &log)
 				}
 			}
-			if name == "panic" && !strings.Contains(log.String(), "middleware_test.go") {
+			// The file's path would be masked, or cut off, in a folder with a long one.
+			if name == "panic" && !strings.Contains(log.String(), "TestFailuresInside") {
 				t.Errorf("got %s, want the stack", &log)
 			}
 		})
