@@ -26,28 +26,44 @@ func TestGuide(t *testing.T) {
 		tar --null -T - -cf - | tar -xf - -C `+dir)
 	run(t, dir, "git init -q . && git add .") // the steps use git ls-files and git mv
 	document := hubstest.ReadFile(t, "docs/yours.md")
+	steps := step.FindAllStringSubmatchIndex(document, -1)
+	if fences := strings.Count(document, "\n```"); fences != 2*len(steps) {
+		t.Fatalf("got %d steps, want %d: a fence is none of diff, new and sh", len(steps), fences/2)
+	}
 	end := 0
-	for _, at := range step.FindAllStringSubmatchIndex(document, -1) {
-		kind, file, body := document[at[2]:at[3]], document[at[4]:at[5]], document[at[6]:at[7]]
-		path := filepath.Join(dir, file)
-		t.Logf("docs/yours.md:%d: %s %s", strings.Count(document[:at[0]], "\n")+1, kind, file)
-		if kind != "sh" && !strings.Contains(document[end:at[0]], "`"+file+"`") {
-			t.Errorf("the text above does not name %s, and a reader does not see the fence", file)
-		}
+	for _, at := range steps {
+		above := document[end:at[0]]
 		end = at[1]
-		switch kind {
-		case "sh":
-			run(t, dir, body)
-		case "new":
-			write(t, path, body)
-		case "diff":
-			for hunk := range strings.SplitSeq(body, "@@\n") {
-				patch(t, path, hunk)
+		kind, file, body := document[at[2]:at[3]], document[at[4]:at[5]], document[at[6]:at[7]]
+		line := 1 + strings.Count(document[:at[0]], "\n")
+		fits := t.Run(fmt.Sprintf("line %d: %s %s", line, kind, file), func(t *testing.T) {
+			if kind != "sh" && !strings.Contains(above, "`"+file+"`") {
+				t.Errorf("the text above does not name %s: a reader does not see the fence", file)
 			}
+			follow(t, dir, kind, file, body)
+		})
+		if !fits {
+			t.FailNow()
 		}
 	}
 	run(t, dir, "go vet ./...")
 	run(t, dir, "./dev.sh test")
+}
+
+// follow takes one step in a copy of the tree.
+func follow(t *testing.T, dir, kind, file, body string) {
+	t.Helper()
+	path := filepath.Join(dir, file)
+	switch kind {
+	case "sh":
+		run(t, dir, body)
+	case "new":
+		write(t, path, body)
+	case "diff":
+		for hunk := range strings.SplitSeq(body, "@@\n") {
+			patch(t, path, hunk)
+		}
+	}
 }
 
 func run(t *testing.T, dir, command string) {
@@ -96,15 +112,23 @@ func patch(t *testing.T, path, hunk string) {
 	write(t, path, strings.Replace(text, before, after, 1)[1:])
 }
 
-// nearest says which line of a run is not in a text, and what follows the line before it.
-func nearest(text, lines string) string {
-	place := ""
-	for line := range strings.Lines(lines[1:]) {
+// nearest says which line of a run is not in a text, and what stands there: what follows the line
+// before it, or the lines that begin with the same word.
+func nearest(text, run string) string {
+	there := ""
+	for line := range strings.Lines(run[1:]) {
 		_, rest, found := strings.Cut(text, "\n"+line)
-		if !found {
-			return fmt.Sprintf("There is no line\n%sbut behind the one before it\n%.300s", line, place)
+		if found {
+			there = rest
+			continue
 		}
-		place = rest
+		word, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+		for other := range strings.Lines(text) {
+			if there == "" && strings.HasPrefix(strings.TrimSpace(other), word) {
+				there = other
+			}
+		}
+		return fmt.Sprintf("There is no line\n%sbut there is\n%.300s", line, there)
 	}
 	return "Each line is there, but not together."
 }
