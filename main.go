@@ -53,10 +53,6 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// exitUsage is the exit status of a usageError. Any other error ends with 1, and a crash of Go
-// with 2, too.
-const exitUsage = 2
-
 func main() {
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, release) // from then on, a signal ends the process at once
@@ -66,7 +62,7 @@ func main() {
 	}
 	if _, ok := errors.AsType[usageError](err); ok { // shown as it is
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(exitUsage)
+		os.Exit(2) // as a crash of Go does
 	}
 	fmt.Fprintln(os.Stderr, maskText(err.Error()))
 	os.Exit(1)
@@ -450,7 +446,6 @@ func serve(ctx context.Context) error {
 	if err := s.openFiles(); err != nil {
 		return err
 	}
-	defer s.files.Close()
 	listener, err := listen(cfg.addr, ctx.Done())
 	if err != nil {
 		return err
@@ -677,14 +672,14 @@ func mailTest(email string) error {
 func printRoutes() {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	const row = "%s\t%s\t%s\t%s\n"
-	fmt.Fprintf(table, row, "METHOD", "PATH", "NEEDS", "LIMIT")
+	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
 	for _, r := range s.routes() {
 		limit := s.clientLimit(r.method, r.path).String()
 		if r.contract.limit != nil {
 			limit += "; " + r.contract.limit.String()
 		}
-		fmt.Fprintf(table, row, r.method, strings.TrimSuffix(r.path, "{$}"), r.access, limit)
+		path := strings.TrimSuffix(r.path, "{$}")
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, path, r.access, limit)
 	}
 	table.Flush()
 }

@@ -491,7 +491,7 @@ type rule struct {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
-	maxMembers     = 64       // of a JSON object; no input has more than three
+	maxMembers     = 64       // of a JSON object; no input has more than a few
 	maxErrors      = 20       // in one answer
 	maxContentType = 256      // bytes of a Content-Type that we look at
 )

@@ -50,6 +50,7 @@ type store struct {
 	slots          chan struct{} // one for each connection; bounds the wait
 	expensiveSlots chan struct{} // one for each expensive statement
 	statements     sync.Map      // text → *sql.Stmt, prepared at first use and kept
+	dropping       sync.Mutex    // held by dropIdle
 }
 
 // A statement is what the store runs.
@@ -234,7 +235,14 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 }
 
 // dropIdle closes the idle connections: when one is dead, the others are too, mostly.
+//
+// Only one call at a time: SetMaxIdleConns closes a list that shares its array with the pool's.
+// If another call let the pool grow meanwhile, it would close a connection that is in use.
 func (st *store) dropIdle() {
+	if !st.dropping.TryLock() {
+		return
+	}
+	defer st.dropping.Unlock()
 	st.db.SetMaxIdleConns(0)
 	st.db.SetMaxIdleConns(poolSize)
 }

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -207,6 +210,65 @@ func TestExpensiveStatementsGiveTheirTurnBack(t *testing.T) {
 		wait()
 		if got := len(st.expensiveSlots); got != 0 {
 			t.Errorf("got %d turns taken, want 0", got)
+		}
+	})
+}
+
+// A slowConnector makes connections that close only when the gate is open.
+type slowConnector struct {
+	gate   chan struct{}
+	made   int
+	closed []int
+}
+
+func (c *slowConnector) Connect(context.Context) (driver.Conn, error) {
+	c.made++
+	return &slowConn{connector: c, number: c.made}, nil
+}
+
+func (c *slowConnector) Driver() driver.Driver { return nil }
+
+// A slowConn does nothing but close.
+type slowConn struct {
+	driver.Conn
+	connector *slowConnector
+	number    int
+}
+
+func (c *slowConn) Close() error {
+	<-c.connector.gate
+	c.connector.closed = append(c.connector.closed, c.number)
+	return nil
+}
+
+// D5: of two drops at once, the idle connections are closed, and not those that come into the
+// pool while the first drop still closes.
+func TestDropsAtOnceCloseIdleConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		connector := &slowConnector{gate: make(chan struct{})}
+		st := &store{db: sql.OpenDB(connector)}
+		defer st.db.Close()
+		st.db.SetMaxIdleConns(poolSize)
+		useTwo := func() {
+			first, _ := st.db.Conn(t.Context())
+			second, _ := st.db.Conn(t.Context())
+			for _, conn := range []*sql.Conn{first, second} {
+				go conn.Close()
+			}
+			synctest.Wait()
+		}
+		useTwo()
+		go st.dropIdle()
+		synctest.Wait()
+		st.dropIdle()
+		useTwo()
+		close(connector.gate)
+		synctest.Wait()
+		for idle := 1; idle <= 2; idle++ {
+			if !slices.Contains(connector.closed, idle) {
+				t.Errorf("got %v closed, want the idle ones, 1 and 2", connector.closed)
+			}
 		}
 	})
 }

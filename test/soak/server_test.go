@@ -190,7 +190,7 @@ func (s *soak) checkLog(v *server) {
 			s.fault("an address in the log", line)
 		}
 		for _, digits := range sixDigits.FindAllString(jsonNumber.ReplaceAllString(line, ""), -1) {
-			if _, isCode := s.codes[digits]; isCode {
+			if s.codes[digits] {
 				s.fault("a code in the log", line)
 			}
 		}
