@@ -24,7 +24,6 @@ type HalfUpload struct {
 // StartUpload sends the first half of a form with a file of 200 kB. It returns when the server
 // has begun to write the file.
 func (c *Client) StartUpload(name string) *HalfUpload {
-	c.t.Helper()
 	before := len(c.srv.WorkingFiles(c.t))
 	u := c.BeginUpload(name)
 	WaitUntil(c.t, "a file that is being written", func() bool {
