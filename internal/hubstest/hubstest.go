@@ -6,6 +6,7 @@
 package hubstest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -18,8 +19,17 @@ import (
 )
 
 // Patience bounds each wait for something that must happen. A passing test never reaches
-// it, so it can be long enough for a loaded machine.
-const Patience = 30 * time.Second
+// it, so it can be long enough for a loaded machine. tools/prove, where most tests wait in vain,
+// sets a shorter one.
+var Patience = patience()
+
+func patience() time.Duration {
+	d, err := time.ParseDuration(cmp.Or(os.Getenv("HUBS_TEST_PATIENCE"), "30s"))
+	if err != nil {
+		panic(err)
+	}
+	return d
+}
 
 // WaitUntil waits for a state that nothing announces, such as a row that appears.
 func WaitUntil(t testing.TB, what string, done func() bool) {

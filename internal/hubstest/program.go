@@ -66,7 +66,7 @@ func (p *Program) WaitMatch(t testing.TB, pattern string) string {
 
 func (p *Program) waitMatch(pattern string) (string, error) {
 	expression := regexp.MustCompile(pattern)
-	const limit = 4 * Patience // some programs take long to start
+	limit := 4 * Patience // some programs take long to start
 	line, _, err := p.wait(limit, 0, p.done, expression.MatchString)
 	if err != nil {
 		return "", fmt.Errorf("%w that matches %s", err, pattern)

@@ -14,52 +14,53 @@ import (
 
 // A call is a right request to one route.
 type call struct {
-	method  string
-	path    string
+	request string // "GET /hubs"
 	body    any
 	headers []string
 }
 
 func (q call) send(c *hubstest.Client) *hubstest.Response {
-	return c.Do(q.method, q.path, q.body, q.headers...)
+	method, path, _ := strings.Cut(q.request, " ")
+	return c.Do(method, path, q.body, q.headers...)
 }
+
+const uploadForm = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n" +
+	"Content-Type: text/plain\r\n\r\nhello\r\n--b--\r\n"
 
 // sample returns a right call to a route of the contract, made of the contract's examples. What
 // it needs besides the session is made first, by admin.
-func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
+func sample(
+	t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string,
+) call {
 	t.Helper()
 	method, path, _ := strings.Cut(route, " ")
-	q := call{method: method, path: path}
+	q := call{request: route}
 	parent, _, isItem := strings.Cut(path, "/{")
 	switch {
 	case path == "/files/upload":
-		q.body = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n" +
-			"Content-Type: text/plain\r\n\r\nhello\r\n--b--\r\n"
+		q.body = uploadForm
 		q.headers = []string{"Content-Type", "multipart/form-data; boundary=b"}
+		return q
 	case parent == "/files":
-		q.path = admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
+		q.request = method + " " + upload(t, admin, "hello")
 	case isItem:
 		made := sample(t, srv, admin, "POST "+parent).send(admin).Want(t, 201)
-		q.path = made.Header.Get("Location")
+		q.request = method + " " + made.Header.Get("Location")
 	}
-	operation := hubstest.Contract[map[string]any](t, "paths", path, strings.ToLower(method))
-	if q.body != nil || operation["requestBody"] == nil {
+	operation := []string{"paths", path, strings.ToLower(method)}
+	if hubstest.Contract[map[string]any](t, operation...)["requestBody"] == nil {
 		return q
 	}
-	fields := hubstest.Contract[map[string]any](t, "paths", path, strings.ToLower(method),
-		"requestBody", "content", "application/json", "schema", "properties")
+	fields := hubstest.Contract[map[string]any](t, append(operation,
+		"requestBody", "content", "application/json", "schema", "properties")...)
 	body := map[string]any{}
 	for name, field := range fields {
 		body[name] = field.(map[string]any)["examples"].([]any)[0]
 	}
-	if body["email"] != nil {
-		email := hubstest.NewEmail()
-		body["email"] = email
-		if body["code"] != nil {
-			hubstest.AddUser(t, srv.Env["DATABASE_URL"], email, "member")
-			srv.Client(t).AskCode(email)
-			body["code"] = srv.Code(t, email)
-		}
+	if body["code"] != nil {
+		_, body["email"], body["code"] = asked(t, srv)
+	} else if body["email"] != nil {
+		body["email"] = hubstest.NewEmail()
 	}
 	q.body = body
 	return q
@@ -83,9 +84,12 @@ func contractRoutes(t *testing.T) []route {
 			if paths[path].(map[string]any)[method] == nil {
 				continue
 			}
-			text := hubstest.Contract[string](t, "paths", path, method, "description")
-			answers := hubstest.Contract[map[string]any](t, "paths", path, method, "responses")
-			success, err := strconv.Atoi(slices.Min(slices.Collect(maps.Keys(answers))))
+			text := hubstest.Contract[string](t,
+				"paths", path, method, "description")
+			answers := hubstest.Contract[map[string]any](t,
+				"paths", path, method, "responses")
+			lowest := slices.Min(slices.Collect(maps.Keys(answers)))
+			success, err := strconv.Atoi(lowest)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -99,46 +103,64 @@ func contractRoutes(t *testing.T) []route {
 	return all
 }
 
-// A visitor has one kind of session. What needs the one thing that they lack refuses them with
-// this problem.
-type visitor struct {
-	name   string
-	token  string
-	lacks  string // "" for nothing
+// A refusal is how a route answers a visitor who lacks what it needs.
+type refusal struct {
+	need   string
 	status int
 	code   string
 }
 
+var (
+	noSession = refusal{"session", 401, "unauthenticated"}
+	suspended = refusal{"session", 403, "account_suspended"}
+	noTerms   = refusal{"terms", 403, "terms_not_accepted"}
+	noAdmin   = refusal{"admin", 403, "forbidden"}
+	nothing   = refusal{}
+)
+
+func (r refusal) want(t *testing.T, answer *hubstest.Response) {
+	t.Helper()
+	hubstest.WantProblem(t, answer, r.status, r.code)
+}
+
+// A visitor has one kind of session. Routes refuse it if they need what it lacks.
+type visitor struct {
+	name  string
+	token string
+	lacks refusal
+}
+
 func (v visitor) isRefusedBy(r route) bool {
-	return v.lacks != "" && strings.Contains(r.needs, v.lacks)
+	return v.lacks != nothing && strings.Contains(r.needs, v.lacks.need)
 }
 
 // visitors are in the order of refusals. Those who are refused early lack all that is asked
 // for later, too, so that the order shows.
-func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visitor {
+func visitors(
+	t *testing.T, srv *hubstest.Server, admin *hubstest.Client,
+) []visitor {
 	t.Helper()
-	signedIn := func(role, change string) string {
+	signedIn := func(role string, commands ...string) string {
 		email, _ := srv.NewUser(t, role)
 		token := srv.SignIn(t, email).Token()
-		hubstest.Exec(t, srv.Env["DATABASE_URL"], "update users set "+change+" where email = $1", email)
+		for _, command := range commands {
+			srv.User(t, command, email)
+		}
 		return token
 	}
 	forged := hubstest.Token{}.Sign("another-secret-of-more-than-thirty-two-bytes",
-		"<email>", "a@b.example", "<userId>", hubstest.NewUUID())
-	ended := signedIn("member", "suspended = true, signed_out_at = clock_timestamp()")
-	suspended := signedIn("member", "suspended = true")
-	newMember := signedIn("member", "suspended = false")
-	newAdmin := signedIn("admin", "suspended = false")
+		"<email>", "a@b.example",
+		"<userId>", hubstest.NewUUID())
 	member, _ := srv.Member(t, "member")
 	return []visitor{
-		{"no session", "", "session", 401, "unauthenticated"},
-		{"forged", forged, "session", 401, "unauthenticated"},
-		{"ended", ended, "session", 401, "unauthenticated"},
-		{"suspended", suspended, "session", 403, "account_suspended"},
-		{"terms missing", newMember, "terms", 403, "terms_not_accepted"},
-		{"terms missing, admin", newAdmin, "terms", 403, "terms_not_accepted"},
-		{"wrong role", member.Token(), "admin", 403, "forbidden"},
-		{"good", admin.Token(), "", 0, ""},
+		{"no session", "", noSession},
+		{"forged", forged, noSession},
+		{"ended", signedIn("member", "suspend", "signout"), noSession},
+		{"suspended", signedIn("member", "suspend"), suspended},
+		{"terms missing", signedIn("member"), noTerms},
+		{"terms missing, admin", signedIn("admin"), noTerms},
+		{"wrong role", member.Token(), noAdmin},
+		{"good", admin.Token(), nothing},
 	}
 }
 
@@ -146,41 +168,40 @@ func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visi
 // and only then the input. The client compares each answer with the contract.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	srv := hubstest.Start(t)
-	admin, _ := srv.Member(t, "admin")
+	srv, admin := start(t, "admin")
 	all := visitors(t, srv, admin)
+	routes := contractRoutes(t)
 	stored := func() string {
 		return hubstest.Query[string](t, srv.Env["DATABASE_URL"], `select concat(
 			(select max(updated_at) from hubs), ' ', (select count(*) from hubs), ' ',
 			(select count(*) from files), ' ', (select count(*) from terms_acceptances))`)
 	}
 	// First those who are refused: one who is let in may get what they lacked.
-	for _, r := range contractRoutes(t) {
+	for _, r := range routes {
 		right := sample(t, srv, admin, r.name)
 		wrong := right
 		wrong.body = `{"`
 		before := stored()
 		for _, v := range all {
-			if !v.isRefusedBy(r) {
-				continue
-			}
-			t.Run(v.name+"/"+r.name, func(t *testing.T) {
+			if v.isRefusedBy(r) {
 				client := srv.With(t, v.token)
-				hubstest.WantProblem(t, right.send(client), v.status, v.code)
-				hubstest.WantProblem(t, wrong.send(client), v.status, v.code)
-			})
+				v.lacks.want(t, right.send(client))
+				v.lacks.want(t, wrong.send(client))
+			}
 		}
-		if after := stored(); after != before {
+		after := stored()
+		if after != before {
 			t.Errorf("%s: refused, but done: %s is now %s", r.name, before, after)
 		}
 	}
-	for _, r := range contractRoutes(t) {
+	for _, r := range routes {
 		for _, v := range all {
 			if v.isRefusedBy(r) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				sample(t, srv, admin, r.name).send(srv.With(t, v.token)).Want(t, r.status)
+				right := sample(t, srv, admin, r.name)
+				right.send(srv.With(t, v.token)).Want(t, r.status)
 			})
 		}
 	}
@@ -189,25 +210,24 @@ func TestRefusals(t *testing.T) {
 // HEAD works wherever GET does, with the same status and headers.
 func TestHeadIsGetWithoutBody(t *testing.T) {
 	t.Parallel()
-	srv := hubstest.Start(t)
-	admin, _ := srv.Member(t, "admin")
+	srv, admin := start(t, "admin")
 	for _, r := range contractRoutes(t) {
-		q := sample(t, srv, admin, r.name)
-		if q.method != "GET" {
+		path, isGet := strings.CutPrefix(sample(t, srv, admin, r.name).request, "GET ")
+		if !isGet {
 			continue
 		}
-		get := q.send(admin).Want(t, 200)
-		q.method = "HEAD"
-		head := q.send(admin).Want(t, 200)
+		get := admin.Get(path).Want(t, 200)
+		head := admin.Do("HEAD", path, nil).Want(t, 200)
 		for _, headers := range []http.Header{get.Header, head.Header} {
 			headers.Del("X-Request-Id")
 			headers.Del("Date")
 		}
 		if !maps.EqualFunc(get.Header, head.Header, slices.Equal) {
-			t.Errorf("%s: got %v, for HEAD %v", r.name, get.Header, head.Header)
+			t.Errorf("%s: got %v, for HEAD %v",
+				r.name, get.Header, head.Header)
 		}
 		if len(head.Body) != 0 {
-			t.Errorf("HEAD %s: got the body %q", q.path, head.Body)
+			t.Errorf("HEAD %s: got the body %q", path, head.Body)
 		}
 	}
 }

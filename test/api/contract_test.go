@@ -13,24 +13,35 @@ import (
 )
 
 // The server sends web/openapi.json as it is, but for the name of the cookie: that is the one of
-// the environment that serves it.
-func TestContractServed(t *testing.T) {
+// the environment that serves it. The local page is web/index.html byte for byte: the hashes in its
+// policy are those of the file (TestPageHashes), and with another byte its script would not run.
+func TestDocumentsServed(t *testing.T) {
 	t.Parallel()
-	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	onDisk := hubstest.ReadFile(t, "web/openapi.json")
+	contract := hubstest.ReadFile(t, "web/openapi.json")
+	index := hubstest.ReadFile(t, "web/index.html")
 	for name, env := range map[string]map[string]string{
 		"hubs_auth_local":               nil,
 		"acme_auth_local":               {"COOKIE_PREFIX": "acme"},
-		"__Secure-hubs_auth_staging":    hubstest.StagingEnv(mail),
-		"__Secure-hubs_auth_production": hubstest.ProductionEnv(mail),
+		"__Secure-hubs_auth_staging":    staging(t),
+		"__Secure-hubs_auth_production": production(t),
 	} {
-		answer := hubstest.Start(t, env).Client(t).Get("/openapi.json").Want(t, 200)
-		if kind := answer.Header.Get("Content-Type"); kind != "application/json" {
+		s := hubstest.Start(t, env)
+		c := s.Client(t)
+		answer := c.Get("/openapi.json").Want(t, 200)
+		kind := answer.Header.Get("Content-Type")
+		if kind != "application/json" {
 			t.Errorf("got the content type %q", kind)
 		}
-		want := strings.Replace(onDisk, `"name": "hubs_auth_local"`, `"name": "`+name+`"`, 1)
+		want := strings.Replace(contract, `"name": "hubs_auth_local"`, `"name": "`+name+`"`, 1)
 		if string(answer.Body) != want || !strings.Contains(want, name) {
 			t.Errorf("got another document than web/openapi.json with the cookie %s", name)
+		}
+		page, err := c.Try("GET", "/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Env["APP_ENV"] == "local" && string(page.Body) != index {
+			t.Error("the page is served with other bytes than those of web/index.html")
 		}
 	}
 }
@@ -51,7 +62,8 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	addr = free.Addr().String()
 	_, port, _ := strings.Cut(addr, ":")
 	output := &hubstest.Log{}
-	cmd := exec.Command(prism, "proxy", srv.Base+"/openapi.json", srv.Base, "--errors", "--port", port)
+	cmd := exec.Command(prism, "proxy",
+		srv.Base+"/openapi.json", srv.Base, "--errors", "--port", port)
 	cmd.Stdout = output
 	cmd.Stderr = output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it starts others
@@ -77,58 +89,67 @@ func TestContractProxy(t *testing.T) {
 	direct := srv.Base
 	srv.Addr = startPrism(t, srv)
 	srv.Base = "http://" + srv.Addr // the clients below talk to Prism
-	defer func() { srv.Base = direct }()
+	defer func() {
+		srv.Base = direct
+	}()
 	email, _ := srv.NewUser(t, "admin")
 	admin := srv.SignIn(t, email)
-	want := func(status int, q call) *hubstest.Response {
-		t.Helper()
-		answer, err := admin.Try(q.method, q.path, q.body, q.headers...)
-		if err != nil {
-			t.Fatalf("%s %s: %v", q.method, q.path, err)
-		}
-		violation := answer.Header.Get("sl-violations")
-		if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
-			t.Errorf("got %s in %v, want an answer of the contract", violation, answer)
-		}
-		return answer.Want(t, status)
-	}
 	seen, err := admin.Try("POST", "/auth/otp/request", `{"email":"a@b.example","role":"admin"}`)
 	if err != nil || !bytes.Contains(seen.Body, []byte("stoplight")) {
 		t.Fatalf("got %v, %v; want a violation that the proxy sees", seen, err)
 	}
-	want(403, call{method: "GET", path: "/hubs"})
-	want(409, call{method: "POST", path: "/terms/acceptance", body: `{"version":"2020-01-01"}`})
+	p := prismClient{t, admin}
+	p.want(403, "GET /hubs", nil)
+	p.want(409, "POST /terms/acceptance", `{"version":"2020-01-01"}`)
 	admin.AcceptTerms()
 	for _, r := range contractRoutes(t) {
 		if !strings.HasPrefix(r.name, "POST /auth/") { // they change who admin is
-			want(r.status, sample(t, srv, admin, r.name))
+			q := sample(t, srv, admin, r.name)
+			p.want(r.status, q.request,
+				q.body, q.headers...)
 		}
 	}
-	want(404, call{method: "GET", path: "/hubs/" + hubstest.NewUUID()})
-	want(200, call{method: "GET", path: "/hubs?limit=1&offset=1&orderBy=createdAt&" +
-		"orderDirection=desc&filters%5Bname%5D=o&filters%5Bstatus%5D=active"})
-	file := sample(t, srv, admin, "GET /files/{fileId}/{name}")
-	etag := want(200, file).Header.Get("ETag")
-	for header, status := range map[string]int{
-		"Range=bytes=1-2":       206,
-		"Range=bytes=99-":       416,
-		"If-None-Match=" + etag: 304,
-		`If-Match="another"`:    412,
-	} {
-		name, value, _ := strings.Cut(header, "=")
-		file.headers = []string{name, value}
-		want(status, file)
-	}
-	file.method, file.headers = "HEAD", nil
-	want(200, file)
-	hubstest.Exec(t, srv.Env["DATABASE_URL"], "update users set permission = 'member'")
-	want(403, call{method: "POST", path: "/hubs", body: `{"name":"North"}`})
-	want(204, call{method: "POST", path: "/auth/logout"})
+	p.want(404, "GET /hubs/"+hubstest.NewUUID(), nil)
+	p.want(200, "GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
+		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil)
+	file := sample(t, srv, admin, "GET /files/{fileId}/{name}").request
+	etag := p.want(200, file, nil).Header.Get("ETag")
+	p.want(206, file, nil, "Range", "bytes=1-2")
+	p.want(416, file, nil, "Range", "bytes=99-")
+	p.want(304, file, nil, "If-None-Match", etag)
+	p.want(412, file, nil, "If-Match", `"another"`)
+	p.want(200, strings.Replace(file, "GET", "HEAD", 1), nil)
+	srv.User(t, "role", email, "member")
+	p.want(403, "POST /hubs", `{"name":"North"}`)
+	p.want(204, "POST /auth/logout", nil)
 	admin.SetToken("forged")
-	want(401, call{method: "GET", path: "/hubs"})
-	ask := call{method: "POST", path: "/auth/otp/request", body: map[string]string{"email": email}}
-	for range limitsOf(t, "POST", ask.path)[1].n - 1 {
-		want(200, ask)
+	p.want(401, "GET /hubs", nil)
+	ask := map[string]string{"email": email}
+	for range limitOf(t, askRoute).n - 1 {
+		p.want(200, askRoute, ask)
 	}
-	want(429, ask)
+	p.want(429, askRoute, ask)
+}
+
+// A prismClient talks to Prism, which tells what violates the contract.
+type prismClient struct {
+	t *testing.T
+	*hubstest.Client
+}
+
+func (p prismClient) want(
+	status int, request string, body any, headers ...string,
+) *hubstest.Response {
+	p.t.Helper()
+	method, path, _ := strings.Cut(request, " ")
+	answer, err := p.Try(method, path,
+		body, headers...)
+	if err != nil {
+		p.t.Fatalf("%s: %v", request, err)
+	}
+	violation := answer.Header.Get("sl-violations")
+	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
+		p.t.Errorf("got %s in %v, want an answer of the contract", violation, answer)
+	}
+	return answer.Want(p.t, status)
 }

@@ -30,7 +30,8 @@ func files(t *testing.T, patterns ...string) (names []string) {
 // type guess.limitKey.
 func declares(source, function string) bool {
 	receiver := `(\([^)]*\) )?`
-	if owner, name, isMethod := strings.Cut(function, "."); isMethod {
+	owner, name, isMethod := strings.Cut(function, ".")
+	if isMethod {
 		receiver = `\((\w+ )?\*?` + owner + `\) `
 		function = name
 	}
@@ -62,7 +63,8 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, named := range namedLink.FindAllStringSubmatch(content, -1) {
-			target := filepath.Join(hubstest.Root(), filepath.Dir(document), named[1])
+			target := filepath.Join(hubstest.Root(), filepath.Dir(document),
+				named[1])
 			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: there is no file %s", document, named[1])
 			}
@@ -143,4 +145,66 @@ func TestErrorCodesInDocuments(t *testing.T) {
 	if !slices.Equal(documented, codes) {
 		t.Errorf("docs/clients.md: got the codes\n%q, want\n%q", documented, codes)
 	}
+}
+
+// example returns the code between two marks of docs/clients.md.
+func example(t *testing.T, language string) string {
+	t.Helper()
+	text := hubstest.ReadFile(t, "docs/clients.md")
+	form := regexp.MustCompile("(?s)<!-- " + language + " -->\n```\\w+\n(.*?)```\n<!-- /")
+	found := form.FindStringSubmatch(text)
+	if found == nil {
+		t.Fatalf("docs/clients.md has no example in %s", language)
+	}
+	return found[1]
+}
+
+// The program around the Go example.
+const (
+	exampleStart = `package main
+
+import (
+	"net/http"
+	"net/http/cookiejar"
+	"os"
+	"strings"
+)
+
+func main() {
+	if err := run(os.Args[1], os.Args[2]); err != nil {
+		panic(err)
+	}
+}
+
+func run(api, code string) error {
+`
+	exampleEnd = `
+	if err == nil && response.StatusCode != 200 {
+		panic(response.Status)
+	}
+	return err
+}
+`
+)
+
+// The examples for programs sign in and read the session.
+func TestClientExamples(t *testing.T) {
+	t.Parallel()
+	hubstest.Need(t, "curl", "curl")
+	s := hubstest.Start(t)
+	const email = "member@hubs.example"
+	s.User(t, "add", email)
+	dir := t.TempDir()
+	ask, present, _ := strings.Cut(example(t, "curl"), "\n")
+	shell(t, dir, "API=$1\n"+ask, s.Base)
+	shell(t, dir, "API=$1 CODE=$2\n"+present,
+		s.Base, s.Code(t, email))
+
+	program := exampleStart + example(t, "go") + exampleEnd
+	if err := os.WriteFile(dir+"/main.go", []byte(program), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Client(t).AskCode(email)
+	shell(t, dir, "go run main.go $1 $2", s.Base,
+		s.Code(t, email))
 }

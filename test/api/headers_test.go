@@ -14,23 +14,26 @@ import (
 func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	t.Parallel()
 	database, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-	srv := hubstest.Start(t, map[string]string{
+	srv, admin := start(t, "admin", map[string]string{
 		"DATABASE_URL":     through,
 		"MAX_UPLOAD_BYTES": "10",
 	})
 	srv.AllowErrors("unavailable")
-	admin, _ := srv.Member(t, "admin")
-	admin.Do("OPTIONS", "/hubs", nil,
+	preflight := admin.Do("OPTIONS", "/hubs", nil,
 		"Origin", "http://localhost:3000",
-		"Access-Control-Request-Method", "PATCH").Want(t, 204)
-	file := admin.Upload("a.txt", []byte("hello")).Want(t, 201).Header.Get("Location")
-	etag := admin.Get(file).Want(t, 200).Header.Get("ETag")
+		"Access-Control-Request-Method", "PATCH")
+	preflight.Want(t, 204)
+	file := upload(t, admin, "hello")
+	whole := admin.Get(file).Want(t, 200)
+	etag := whole.Header.Get("ETag")
 	admin.Get(file, "Range", "bytes=1-2").Want(t, 206)
 	admin.Get(file, "If-None-Match", etag).Want(t, 304)
 	foreign := admin.Do("POST", "/hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site")
 	hubstest.WantProblem(t, foreign, 403, "cross_origin")
-	hubstest.WantProblem(t, admin.Upload("a.txt", []byte("more than ten")), 413, "too_large")
-	hubstest.WantProblem(t, flood(t, srv, "GET", "/nowhere"), 429, "rate_limited")
+	tooLarge := admin.Upload("a.txt", []byte("more than ten"))
+	hubstest.WantProblem(t, tooLarge, 413, "too_large")
+	tooMany := flood(t, srv, "GET /nowhere")
+	hubstest.WantProblem(t, tooMany, 429, "rate_limited")
 	database.Cut()
 	hubstest.WantProblem(t, admin.Get("/hubs"), 503, "unavailable") // Z2
 	hubstest.WantProblem(t, admin.Get("/healthz"), 503, "unavailable")
@@ -38,12 +41,14 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 
 // flood spends the limit by client address, and returns the first refusal.
 func flood(
-	t *testing.T, srv *hubstest.Server, method, path string, headers ...string,
+	t *testing.T, srv *hubstest.Server, request string, headers ...string,
 ) *hubstest.Response {
 	t.Helper()
 	c := srv.Client(t)
-	for range limitsOf(t, "GET", "/hubs")[0].n {
-		if answer := c.Do(method, path, nil, headers...); answer.Status == 429 {
+	method, path, _ := strings.Cut(request, " ")
+	for range limitOf(t, "GET /hubs").n {
+		answer := c.Do(method, path, nil, headers...)
+		if answer.Status == 429 {
 			t.Fatal("refused too early")
 		}
 	}
@@ -55,37 +60,31 @@ func flood(
 // of an allowed origin can read the 429. The log frames them all.
 func TestOrderOfSteps(t *testing.T) {
 	t.Parallel()
-	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	const origin = "https://app.example.com"
-	srv := hubstest.Start(t, hubstest.StagingEnv(mail), map[string]string{"ALLOWED_ORIGINS": origin})
-	preflight := []string{
-		"Origin", origin,
-		"Access-Control-Request-Method", "POST",
-	}
-	for _, test := range []struct {
-		name    string
-		method  string
-		path    string
-		headers []string
-	}{
-		{"preflights", "OPTIONS", "/hubs", preflight},
-		{"cross-origin", "POST", "/hubs", []string{"Sec-Fetch-Site", "cross-site"}},
-		{"unknown", "GET", "/nowhere", []string{"Origin", origin}},
-		{"no-session", "DELETE", "/hubs/x", nil},
+	srv := hubstest.Start(t, staging(t),
+		map[string]string{"ALLOWED_ORIGINS": origin})
+	for request, headers := range map[string][]string{
+		"OPTIONS /hubs":  {"Origin", origin, "Access-Control-Request-Method", "POST"},
+		"POST /hubs":     {"Sec-Fetch-Site", "cross-site"},
+		"GET /nowhere":   {"Origin", origin},
+		"DELETE /hubs/x": nil,
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(request, func(t *testing.T) {
 			t.Parallel()
-			headers := append(test.headers, "X-Request-Id", test.name)
-			answer := flood(t, srv, test.method, test.path, headers...)
+			answer := flood(t, srv, request,
+				append(headers, "X-Request-Id", "its-id")...)
 			hubstest.WantProblem(t, answer, 429, "rate_limited")
-			if got := answer.Header.Get("X-Request-Id"); got != test.name {
-				t.Errorf("got the id %q, want %q", got, test.name)
+			got := answer.Header.Get("X-Request-Id")
+			if got != "its-id" {
+				t.Errorf("got the id %q, want its own", got)
 			}
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
-			if want := slices.Contains(headers, origin); readable != want {
+			want := slices.Contains(headers, origin)
+			if readable != want {
 				t.Errorf("readable by its page: got %v, want %v: %v", readable, want, answer)
 			}
-			srv.Log.WaitFor(t, `"msg":"request"`, `"requestId":"`+test.name+`"`, `"status":429`)
+			method, _, _ := strings.Cut(request, " ")
+			wantLogged(t, srv, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
 		})
 	}
 }
@@ -93,14 +92,15 @@ func TestOrderOfSteps(t *testing.T) {
 // An answer of any length says how long it is, so that a client sees when its end is missing.
 func TestAnswersTellTheirLength(t *testing.T) {
 	t.Parallel()
-	srv := hubstest.Start(t)
-	c, _ := srv.Member(t, "member")
+	srv, c := start(t, "member")
 	hubstest.Exec(t, srv.Env["DATABASE_URL"],
 		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
 	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
 		answer := c.Get(path)
-		if got := answer.Header.Get("Content-Length"); got != strconv.Itoa(len(answer.Body)) {
-			t.Errorf("%s: got Content-Length %q of %d bytes", path, got, len(answer.Body))
+		got := answer.Header.Get("Content-Length")
+		if got != strconv.Itoa(len(answer.Body)) {
+			t.Errorf("%s: got Content-Length %q of %d bytes",
+				path, got, len(answer.Body))
 		}
 	}
 }
@@ -109,24 +109,21 @@ func TestAnswersTellTheirLength(t *testing.T) {
 // stands in the answer, the error and the log.
 func TestRequestID(t *testing.T) {
 	t.Parallel()
-	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	srv := hubstest.Start(t, hubstest.StagingEnv(mail))
+	srv := hubstest.Start(t, staging(t))
 	send := func(id string) (got string) {
 		answer := srv.Client(t).Get("/nowhere", "X-Request-Id", id)
 		hubstest.WantProblem(t, answer, 404, "not_found") // and its id is that of the header
-		got = answer.Header.Get("X-Request-Id")
-		srv.Log.WaitFor(t, `"msg":"request"`, `"requestId":"`+got+`"`)
-		return got
+		wantLogged(t, srv, answer, `"msg":"request"`)
+		return answer.Header.Get("X-Request-Id")
 	}
 	for _, id := range []string{"a", "0", "A.b_c-9", "..", strings.Repeat("x", 128)} {
 		if got := send(id); got != id {
 			t.Errorf("got %q, want the client's own id %q", got, id)
 		}
 	}
+	bad := strings.Split("|a b|a\tb|a,b|a/b|é|\xff|\u2028|<script>|\"", "|")
 	seen := map[string]bool{}
-	for _, id := range []string{
-		"", "a b", "a\tb", "a,b", "a/b", "é", "\xff", "\u2028", "<script>", `"`, strings.Repeat("x", 129),
-	} {
+	for _, id := range append(bad, strings.Repeat("x", 129)) {
 		got := send(id)
 		if len(got) < 16 || seen[got] || got == id {
 			t.Errorf("%q became %q, want a new id", id, got)
@@ -134,8 +131,11 @@ func TestRequestID(t *testing.T) {
 		seen[got] = true
 	}
 	// Of two headers, a good one would not count either: which of them would a proxy log?
-	twice := srv.Wire(t, "GET", "/nowhere", nil, "X-Request-Id", "a b", "X-Request-Id", "c")
-	if got := twice.Header.Get("X-Request-Id"); len(got) < 16 {
+	twice := srv.Wire(t, "GET", "/nowhere", nil,
+		"X-Request-Id", "a b",
+		"X-Request-Id", "c")
+	got := twice.Header.Get("X-Request-Id")
+	if len(got) < 16 {
 		t.Errorf("two headers became %q, want a new id", got)
 	}
 }

@@ -36,7 +36,9 @@ type hubPage struct {
 }
 
 // decode returns the body of an answer that must have the status.
-func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T) {
+func decode[T any](
+	t testing.TB, answer *hubstest.Response, status int,
+) (value T) {
 	t.Helper()
 	if err := json.Unmarshal(answer.Want(t, status).Body, &value); err != nil {
 		t.Fatalf("%v in %v", err, answer)
@@ -55,34 +57,27 @@ type hubReader struct {
 // and times are equal.
 func newHubReader(t testing.TB, namePieces string) *hubReader {
 	t.Helper()
-	srv := hubstest.Start(t)
-	member, _ := srv.Member(t, "member")
+	srv, member := start(t, "member")
 	reader := &hubReader{Client: member}
 	random := rand.New(rand.NewPCG(1, 2))
 	pieces := strings.Split(namePieces, "|")
 	statuses := []string{"active", "active", "archived"}
 	newYear := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for range 400 {
-		var name strings.Builder
-		name.WriteString("x")
+		name := "x"
 		for range random.IntN(6) {
-			name.WriteString(pieces[random.IntN(len(pieces))])
+			name += pieces[random.IntN(len(pieces))]
 		}
+		microseconds := time.Duration(random.IntN(40)) * time.Microsecond
 		reader.all = append(reader.all, hub{
 			HubID:     hubstest.NewUUID(),
-			Name:      name.String(),
+			Name:      name,
 			Status:    statuses[random.IntN(len(statuses))],
-			CreatedAt: newYear.Add(time.Duration(random.IntN(40)) * time.Microsecond),
+			CreatedAt: newYear.Add(microseconds),
 			UpdatedAt: newYear.AddDate(0, 0, random.IntN(40)),
 		})
 	}
-	addHubs(t, srv, reader.all)
-	return reader
-}
-
-func addHubs(t testing.TB, srv *hubstest.Server, hubs []hub) {
-	t.Helper()
-	encoded, err := json.Marshal(hubs)
+	encoded, err := json.Marshal(reader.all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +85,7 @@ func addHubs(t testing.TB, srv *hubstest.Server, hubs []hub) {
 		insert into hubs (hub_id, name, description, status, created_at, updated_at)
 		select * from json_to_recordset($1) as hub ("hubId" uuid, name text, description text,
 			status text, "createdAt" timestamptz, "updatedAt" timestamptz)`, string(encoded))
+	return reader
 }
 
 // model returns the page that the parameters ask for, by a plain look at all hubs.
@@ -234,9 +230,12 @@ type hubAdmin struct {
 
 func newHubAdmin(t testing.TB) hubAdmin {
 	t.Helper()
-	srv := hubstest.Start(t)
-	admin, _ := srv.Member(t, "admin")
-	return hubAdmin{Client: admin, srv: srv, t: t}
+	srv, admin := start(t, "admin")
+	return hubAdmin{
+		Client: admin,
+		srv:    srv,
+		t:      t,
+	}
 }
 
 func (a hubAdmin) create(body string) hub {
@@ -254,21 +253,34 @@ func (a hubAdmin) change(id, body string) hub {
 	return decode[hub](a.t, a.Do("PATCH", "/hubs/"+id, body), 200)
 }
 
+// wantNone checks that a path names no hub.
+func (a hubAdmin) wantNone(path string) {
+	a.t.Helper()
+	for _, method := range []string{"GET", "DELETE"} {
+		hubstest.WantProblem(a.t, a.Do(method, path, nil), 404, "not_found")
+	}
+	changed := a.Do("PATCH", path, `{"name":"x"}`)
+	hubstest.WantProblem(a.t, changed, 404, "not_found")
+}
+
 // A hub is created with defaults, read and deleted. Two hubs may have the same name.
 func TestHubLife(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
-	begin := hubstest.Query[time.Time](t, admin.srv.Env["DATABASE_URL"], "select now()")
+	database := admin.srv.Env["DATABASE_URL"]
+	begin := hubstest.Query[time.Time](t, database, "select now()")
 	answer := admin.Do("POST", "/hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
-	if location := answer.Header.Get("Location"); location != path {
+	location := answer.Header.Get("Location")
+	if location != path {
 		t.Errorf("Location: got %q, want %q", location, path)
 	}
 	if got.CreatedAt.Before(begin) {
 		t.Errorf("createdAt: got %v, want it after %v", got.CreatedAt, begin)
 	}
-	if times := strings.Count(string(answer.Body), `Z"`); times != 2 {
+	times := strings.Count(string(answer.Body), `Z"`)
+	if times != 2 {
 		t.Errorf("got %d times in UTC, want 2, in %s", times, answer.Body)
 	}
 	want := hub{
@@ -281,16 +293,16 @@ func TestHubLife(t *testing.T) {
 	if got != want {
 		t.Errorf("created with a name: got %v, want %v", got, want)
 	}
-	if got := admin.read(got.HubID); got != want {
-		t.Errorf("read: got %v, want %v", got, want)
+	read := admin.read(got.HubID)
+	if read != want {
+		t.Errorf("read: got %v, want %v", read, want)
 	}
 
 	twin := admin.create(`{"name":"North"}`)
 	admin.Do("DELETE", path, nil).Want(t, 204)
-	hubstest.WantProblem(t, admin.Do("GET", path, nil), 404, "not_found")
-	hubstest.WantProblem(t, admin.Do("DELETE", path, nil), 404, "not_found")
-	hubstest.WantProblem(t, admin.Do("PATCH", path, `{"name":"x"}`), 404, "not_found")
-	if got := admin.read(twin.HubID); got != twin {
+	admin.wantNone(path)
+	got = admin.read(twin.HubID)
+	if got != twin {
 		t.Errorf("another hub of the same name: got %v, want %v", got, twin)
 	}
 }
@@ -304,23 +316,33 @@ func TestHubChange(t *testing.T) {
 		body  string
 		model func()
 	}{
-		{`{"name":"South"}`, func() { want.Name = "South" }},
-		{`{"description":"d"}`, func() { want.Description = "d" }},
-		{`{"status":"archived"}`, func() { want.Status = "archived" }},
+		{`{"name":"South"}`, func() {
+			want.Name = "South"
+		}},
+		{`{"description":"d"}`, func() {
+			want.Description = "d"
+		}},
+		{`{"status":"archived"}`, func() {
+			want.Status = "archived"
+		}},
 		{`{"name":"South"}`, func() {}}, // the same once more is a change too
-		{`{"description":""}`, func() { want.Description = "" }},
+		{`{"description":""}`, func() {
+			want.Description = ""
+		}},
 	}
 	for _, c := range changes {
 		got := admin.change(want.HubID, c.body)
 		if !got.UpdatedAt.After(want.UpdatedAt) {
-			t.Errorf("%s: updatedAt: got %v, want it after %v", c.body, got.UpdatedAt, want.UpdatedAt)
+			t.Errorf("%s: updatedAt: got %v, want it after %v",
+				c.body, got.UpdatedAt, want.UpdatedAt)
 		}
 		want.UpdatedAt = got.UpdatedAt
 		c.model()
 		if got != want {
 			t.Errorf("%s: got %v, want %v", c.body, got, want)
 		}
-		if got := admin.read(want.HubID); got != want {
+		got = admin.read(want.HubID)
+		if got != want {
 			t.Errorf("read after %s: got %v, want %v", c.body, got, want)
 		}
 	}
@@ -333,7 +355,9 @@ func TestHubChangesAtOnce(t *testing.T) {
 	id := admin.create(`{"name":"North"}`).HubID
 	var changes sync.WaitGroup
 	for _, body := range []string{`{"name":"both"}`, `{"description":"both"}`} {
-		changes.Go(func() { admin.Do("PATCH", "/hubs/"+id, body) })
+		changes.Go(func() {
+			admin.Do("PATCH", "/hubs/"+id, body)
+		})
 	}
 	changes.Wait()
 	got := admin.read(id)
@@ -348,8 +372,10 @@ func TestHubTimesNeverGoBack(t *testing.T) {
 	admin := newHubAdmin(t)
 	id := admin.create(`{"name":"North"}`).HubID
 	later := time.Now().UTC().Add(time.Hour).Truncate(time.Second)
-	hubstest.Exec(t, admin.srv.Env["DATABASE_URL"], "update hubs set updated_at = $1", later)
-	if got := admin.change(id, `{"name":"South"}`).UpdatedAt; got != later {
+	hubstest.Exec(t,
+		admin.srv.Env["DATABASE_URL"], "update hubs set updated_at = $1", later)
+	got := admin.change(id, `{"name":"South"}`).UpdatedAt
+	if got != later {
 		t.Errorf("updatedAt: got %v, want %v, as it was", got, later)
 	}
 }
@@ -369,12 +395,10 @@ func TestHubOddIdentifiers(t *testing.T) {
 	for i, text := range odd {
 		text = strings.ReplaceAll(text, "ID", id)
 		admin.IP = fmt.Sprintf("2001:db8:1:%x::1", i)
-		path := "/hubs/" + text
-		hubstest.WantProblem(t, admin.Do("GET", path, nil), 404, "not_found")
-		hubstest.WantProblem(t, admin.Do("PATCH", path, `{"name":"b"}`), 404, "not_found")
-		hubstest.WantProblem(t, admin.Do("DELETE", path, nil), 404, "not_found")
+		admin.wantNone("/hubs/" + text)
 	}
-	if got := admin.read(id).Name; got != "a" {
+	got := admin.read(id).Name
+	if got != "a" {
 		t.Errorf("name: got %q, want a", got)
 	}
 }

@@ -18,14 +18,12 @@ import (
 // I1, I2: every parameter has its allow-list or its bounds, and stands there once.
 func TestHubListRefusesBadParameters(t *testing.T) {
 	t.Parallel()
-	type queryCase struct {
+	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase
 		Path  string
 		Query string
-	}
-	file := hubstest.ReadCorpus[queryCase](t, "queries.json")
-	srv := hubstest.Start(t)
-	admin, _ := srv.Member(t, "admin")
+	}](t, "queries.json")
+	srv, admin := start(t, "admin")
 	for _, hub := range file.Hubs {
 		admin.Do("POST", "/hubs", hub).Want(t, 201)
 	}
@@ -35,87 +33,88 @@ func TestHubListRefusesBadParameters(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			target := cmp.Or(c.Path, "/hubs") + "?" + hubstest.FillIn(c.Query)
 			answer := srv.Wire(t, "GET", target, nil,
-				"Cookie", cookie, "X-Forwarded-For", hubstest.NewIP())
+				"Cookie", cookie,
+				"X-Forwarded-For", hubstest.NewIP())
 			c.Expect.Check(t, answer)
 		})
 	}
 }
 
-// I3, Z3: one flat JSON object, each member known, there once, a whole text.
+// A bodyCase is a request with a body. bodies.json says what the members mean.
+type bodyCase struct {
+	hubstest.CorpusCase
+	As      string
+	Method  string
+	Path    string
+	Type    *string
+	Headers []string
+	Body    string
+	Base64  []byte // encoding/json decodes it
+}
+
+// I3, Z3, O9: one flat JSON object, each member known, there once, a whole text.
 func TestStrictJSON(t *testing.T) {
 	t.Parallel()
-	type bodyCase struct {
-		hubstest.CorpusCase
-		As      string
-		Method  string
-		Path    string
-		Type    *string
-		Headers []string
-		Body    string
-		Base64  []byte // encoding/json decodes it
-	}
-	file := hubstest.ReadCorpus[bodyCase](t, "bodies.json")
-	srv := hubstest.Start(t)
-	admin, _ := srv.Member(t, "admin")
+	srv, admin := start(t, "admin")
 	member, _ := srv.Member(t, "member")
-	tokens := map[string]string{"admin": admin.Token(), "member": member.Token()}
-	hub := admin.Do("POST", "/hubs", `{"name":"Corpus hub"}`).Want(t, 201).Field(t, "hubId")
-	terms := admin.Get("/auth/session").Field(t, "terms", "version")
-	fill := func(text string) string {
-		return hubstest.FillIn(text, "<hubId>", hub.(string), "<terms>", terms.(string))
+	sessions := map[string]*hubstest.Client{
+		"":       srv.Client(t),
+		"admin":  admin,
+		"member": member,
+	}
+	hub := admin.Do("POST", "/hubs", `{"name":"Corpus hub"}`).Want(t, 201)
+	words := []string{
+		"<hubId>", hub.Field(t, "hubId").(string),
+		"<terms>", admin.Get("/auth/session").Field(t, "terms", "version").(string),
 	}
 	created := 1
-	for _, c := range file.Cases {
+	for _, c := range hubstest.ReadCorpus[bodyCase](t, "bodies.json").Cases {
 		t.Run(c.Name, func(t *testing.T) {
-			body := c.Base64
-			if body == nil {
-				body = []byte(fill(c.Body))
-			}
-			headers := append([]string{"X-Forwarded-For", hubstest.NewIP()}, c.Headers...)
-			if c.Type == nil {
-				headers = append(headers, "Content-Type", "application/json")
-			} else if *c.Type != "" {
-				headers = append(headers, "Content-Type", fill(*c.Type))
-			}
-			if c.As != "" {
-				headers = append(headers, "Cookie", srv.CookieName()+"="+tokens[c.As])
-			}
 			for path, value := range c.Expect.Body {
 				if text, ok := value.(string); ok {
-					c.Expect.Body[path] = fill(text)
+					c.Expect.Body[path] = hubstest.FillIn(text, words...)
 				}
 			}
-			target := fill(cmp.Or(c.Path, "/auth/otp/request"))
-			c.Expect.Check(t, srv.Wire(t, cmp.Or(c.Method, "POST"), target, body, headers...))
+			c.Expect.Check(t, c.send(t, srv, sessions[c.As].Token(), words))
 		})
 		if c.Expect.Status == 201 {
 			created++
 		}
 	}
-	got := hubstest.Query[int](t, srv.Env["DATABASE_URL"], "select count(*) from hubs")
+	got := hubstest.Query[int](t,
+		srv.Env["DATABASE_URL"], "select count(*) from hubs")
 	if got != created {
 		t.Errorf("got %d hubs, want %d: one for each 201", got, created)
 	}
 }
 
-// I3: the bound of a body holds also if the client does not say its length first.
-func TestChunkedBodyIsBounded(t *testing.T) {
-	t.Parallel()
-	admin, _ := hubstest.Start(t).Member(t, "admin")
-	chunked := func(size int) io.Reader {
-		text := `{"name":"a"` + strings.Repeat(" ", size-12) + `}`
-		return io.MultiReader(strings.NewReader(text))
+func (c bodyCase) send(
+	t *testing.T, srv *hubstest.Server, session string, words []string,
+) *hubstest.Response {
+	t.Helper()
+	body := c.Base64
+	if body == nil {
+		body = []byte(hubstest.FillIn(c.Body, words...))
 	}
-	admin.Do("POST", "/hubs", chunked(16<<10), "Content-Type", "application/json").Want(t, 201)
-	over := admin.Do("POST", "/hubs", chunked(16<<10+1), "Content-Type", "application/json")
-	hubstest.WantProblem(t, over, 413, "too_large")
+	headers := append(c.Headers, "X-Forwarded-For", hubstest.NewIP())
+	if c.Type == nil {
+		headers = append(headers, "Content-Type", "application/json")
+	} else if *c.Type != "" {
+		headers = append(headers, "Content-Type", hubstest.FillIn(*c.Type))
+	}
+	if session != "" {
+		headers = append(headers, "Cookie", srv.CookieName()+"="+session)
+	}
+	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
+	return srv.Wire(t,
+		cmp.Or(c.Method, "POST"), path, body, headers...)
 }
 
 // An answer does not grow with what is wrong: it names at most twenty fields, of an unknown one
 // 64 bytes, and of an object the first 64 members are read (I3: each costs many times its size).
 func TestAnswersToBadInputAreShort(t *testing.T) {
 	t.Parallel()
-	admin, _ := hubstest.Start(t).Member(t, "admin")
+	_, admin := start(t, "admin")
 	members := func(n int) string {
 		var text strings.Builder
 		for i := range n {
@@ -123,6 +122,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		}
 		return "{" + text.String() + `"email":"a@b.example"}`
 	}
+	half := "x" + strings.Repeat("λ", 31) + "\ufffd"
 	for _, test := range []struct {
 		name  string
 		body  string
@@ -132,20 +132,19 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		{"63 others", members(63), "x00"},
 		{"64 others", members(64), "email"},
 		{"numbers", `{` + strings.Repeat(`"":1,`, 3000) + `"":1}`, "input"},
-		{"a long name", `{"` + strings.Repeat("<", 5000) + `":1}`, strings.Repeat("<", 64)},
-		{"half a letter", `{"x` + strings.Repeat("λ", 2500) + `":1}`,
-			"x" + strings.Repeat("λ", 31) + "\ufffd"},
+		{"a long name", hubstest.FillIn(`{"<<*5000>":1}`), strings.Repeat("<", 64)},
+		{"half a letter", hubstest.FillIn(`{"x<λ*2500>":1}`), half},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer := admin.Elsewhere().Do("POST", "/auth/otp/request", test.body)
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
-			errors := answer.Field(t, "errors").([]any)
-			if got := errors[0].(map[string]any)["field"]; got != test.first {
-				t.Errorf("got %q first, want %q", got, test.first)
+			fields := errorFields(t, answer)
+			if fields[0] != test.first {
+				t.Errorf("got %q first, want %q", fields[0], test.first)
 			}
-			if len(errors) > 20 || len(answer.Body) > 2000 {
+			if len(fields) > 20 || len(answer.Body) > 2000 {
 				t.Errorf("got %d errors in %d bytes, want at most 20 in 2000",
-					len(errors), len(answer.Body))
+					len(fields), len(answer.Body))
 			}
 		})
 	}
@@ -154,50 +153,53 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		query.Set(fmt.Sprint("x", n), "")
 	}
 	answer := admin.Get("/hubs?"+query.Encode()).Want(t, 400)
-	if got := len(answer.Field(t, "errors").([]any)); got != 20 {
+	got := len(errorFields(t, answer))
+	if got != 20 {
 		t.Errorf("a query: got %d errors, want 20", got)
 	}
 }
 
-// A value of a wrong type is one error, and the refusal of a Content-Type names the right one.
-func TestRefusalsSayWhatToSend(t *testing.T) {
-	t.Parallel()
-	member, _ := hubstest.Start(t).Member(t, "member")
-	wrong := member.Do("POST", "/auth/otp/request", `{"email":1}`)
-	hubstest.WantProblem(t, wrong, 400, "invalid_request", "email")
-	for path, want := range map[string]string{
-		"/auth/otp/request": "application/json",
-		"/files/upload":     "multipart/form-data",
-	} {
-		answer := member.Do("POST", path, "x", "Content-Type", "text/plain")
-		hubstest.WantProblem(t, answer, 415, "unsupported_media_type")
-		if detail := answer.Field(t, "detail").(string); !strings.Contains(detail, want) {
-			t.Errorf("%s: got %q, want %s in it", path, detail, want)
-		}
+// errorFields returns the fields that a problem names.
+func errorFields(t *testing.T, r *hubstest.Response) (names []any) {
+	t.Helper()
+	for _, e := range r.Field(t, "errors").([]any) {
+		names = append(names, e.(map[string]any)["field"])
 	}
+	return names
 }
 
-// Order of refusals: the endpoint's own limit does not count a malformed attempt.
+// Order of refusals: the endpoint's own limit does not count a malformed attempt. A value of a
+// wrong type is one error.
 func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
 	email := hubstest.NewEmail()
-	for path, right := range map[string]map[string]string{
-		"/auth/otp/request":  {"email": email},
-		"/auth/otp/validate": {"email": email, "code": "123456"},
+	wrong := map[string]any{
+		"email": email,
+		"code":  12345,
+	}
+	for route, right := range map[string]map[string]string{
+		askRoute: {"email": email},
+		guessRoute: {
+			"email": email,
+			"code":  "123456",
+		},
 	} {
-		wrong := map[string]string{"email": email, "code": "12345"}
-		limit := limitsOf(t, "POST", path)[1].n
-		for range limit + 1 {
-			hubstest.WantProblem(t, c.Do("POST", path, wrong), 400, "invalid_request", "code")
+		method, path, _ := strings.Cut(route, " ")
+		limit := limitOf(t, route)
+		for range limit.n + 1 {
+			hubstest.WantProblem(t, c.Do(method, path, wrong),
+				400, "invalid_request", "code")
 		}
-		for range limit {
-			if got := c.Do("POST", path, right).Status; got != 200 && got != 401 {
+		for range limit.n {
+			got := c.Do(method, path, right).Status
+			if got != 200 && got != 401 {
 				t.Errorf("%s: got %d, want an attempt that is counted", path, got)
 			}
 		}
-		hubstest.WantProblem(t, c.Do("POST", path, right), 429, "rate_limited")
-		hubstest.WantProblem(t, c.Do("POST", path, wrong), 400, "invalid_request", "code")
+		hubstest.WantProblem(t, c.Do(method, path, right), 429, "rate_limited")
+		hubstest.WantProblem(t, c.Do(method, path, wrong),
+			400, "invalid_request", "code")
 	}
 }
 
@@ -205,7 +207,10 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 func TestLargeHeaders(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
-	for size, status := range map[int]int{15 << 10: 200, 17 << 10: 431} {
+	for size, status := range map[int]int{
+		15 << 10: 200,
+		17 << 10: 431,
+	} {
 		padding := strings.Repeat("x", size)
 		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
 	}

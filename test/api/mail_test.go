@@ -18,63 +18,74 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// The mail and its way: encrypted wherever the server is not this machine, signed in where
-// the URL says so, to one recipient, and that one as stored, not as sent in.
-func TestMailArrives(t *testing.T) {
+// A mailCase is a mail server, and whether mail gets through to it. mail.json says what the members
+// mean.
+type mailCase struct {
+	Name    string
+	Options hubstest.MailOptions
+	Arrives bool
+}
+
+// D4: mail is encrypted wherever the server is not this machine, and signed in where the URL says
+// so. Without encryption that holds, no password and no mail is sent.
+func TestMailOnlyThroughTLS(t *testing.T) {
 	t.Parallel()
-	const password = "p:@/%20 w"
-	db := hubstest.NewDatabase(t)
-	for name, opts := range map[string]hubstest.MailOptions{
-		"STARTTLS at a remote server": {
-			Host:     "0.0.0.0",
-			User:     "hubs",
-			Password: password,
-		},
-		"implicit TLS at a remote server": {
-			Host:        "0.0.0.0",
-			ImplicitTLS: true,
-			User:        "hubs",
-			Password:    password,
-		},
-		"STARTTLS at this machine": {
-			User:     "hubs",
-			Password: password,
-		},
-		"plain at this machine": {
-			NoStartTLS: true,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	database := hubstest.NewDatabase(t)
+	for _, c := range readCases[mailCase](t, "mail.json") {
+		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
-			m := hubstest.NewMailServer(t, opts)
+			m := hubstest.NewMailServer(t, c.Options)
 			s := hubstest.Start(t, hubstest.StagingEnv(m), map[string]string{
-				"DATABASE_URL": db,
+				"DATABASE_URL": database,
 				"MAIL_FROM":    `"Hubs, sign-in" <signin@example.com>`,
 			})
-			email := hubstest.NewEmail()
-			stored := strings.Replace(email, "user@u", "User@U", 1)
-			hubstest.AddUser(t, db, stored, "member")
-			c := s.Client(t)
-			c.AskCode(strings.ToUpper(email) + " ")
-			got := m.WaitMail(t, stored)
-			want := hubstest.Mail{
-				From: "signin@example.com",
-				To:   []string{stored},
-				TLS:  !opts.NoStartTLS,
-				User: opts.User,
-				Helo: "example.com",
+			if c.Arrives {
+				wantMail(t, s, c.Options)
+				return
 			}
-			if envelope(got) != envelope(&want) {
-				t.Errorf("got %s, want %s", envelope(got), envelope(&want))
+			waitNotSent(t, s, failToSend(t, s))
+			if n := m.Passwords(); n != 0 {
+				t.Errorf("got %d passwords, want 0", n)
 			}
-			wantMessage(t, got.Data, stored)
-			c.PresentCode(strings.ToUpper(email), got.Code(t)).Want(t, 200)
+			n := len(m.Received())
+			if n != 0 {
+				t.Errorf("got %d mails, want 0", n)
+			}
 		})
 	}
 }
 
+// wantMail signs a user in by a mail. It must go to one recipient, and that one as stored, not as
+// sent in.
+func wantMail(
+	t *testing.T, s *hubstest.Server, opts hubstest.MailOptions,
+) {
+	t.Helper()
+	email := hubstest.NewEmail()
+	stored := strings.Replace(email, "user@u", "User@U", 1)
+	upper := strings.ToUpper(email)
+	s.User(t, "add", stored)
+	c := s.Client(t)
+	c.AskCode(upper + " ")
+	got := s.Mail.WaitMail(t, stored)
+	want := hubstest.Mail{
+		From: "signin@example.com",
+		To:   []string{stored},
+		TLS:  !opts.NoStartTLS,
+		User: opts.User,
+		Helo: "example.com",
+	}
+	if envelope(got) != envelope(&want) {
+		t.Errorf("got %s, want %s",
+			envelope(got), envelope(&want))
+	}
+	wantMessage(t, got.Data, stored)
+	c.PresentCode(upper, got.Code(t)).Want(t, 200)
+}
+
 func envelope(m *hubstest.Mail) string {
-	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s", m.From, m.To, m.TLS, m.User, m.Helo)
+	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s",
+		m.From, m.To, m.TLS, m.User, m.Helo)
 }
 
 var (
@@ -99,7 +110,8 @@ func wantMessage(t *testing.T, data, to string) {
 	if err != nil || time.Since(date).Abs() > time.Hour {
 		t.Errorf("got the date %v, %v, want now", date, err)
 	}
-	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
+	id := message.Header.Get("Message-Id")
+	if !messageID.MatchString(id) {
 		t.Errorf("got the id %q", id)
 	}
 	delete(message.Header, "Date")
@@ -121,110 +133,56 @@ func wantMessage(t *testing.T, data, to string) {
 	}
 }
 
-// D4: without encryption that holds, no password and no mail is sent.
-func TestMailOnlyThroughTLS(t *testing.T) {
-	t.Parallel()
-	db := hubstest.NewDatabase(t)
-	for name, opts := range map[string]hubstest.MailOptions{
-		"no STARTTLS": {
-			NoStartTLS: true,
-			Host:       "0.0.0.0",
-		},
-		"unknown authority": {
-			Untrusted: true,
-		},
-		"unknown authority, implicit": {
-			Untrusted:   true,
-			ImplicitTLS: true,
-		},
-		"unknown authority, remote server": {
-			Untrusted: true,
-			Host:      "0.0.0.0",
-		},
-		"TLS 1.1": {
-			OldTLS: true,
-		},
-		"TLS 1.1, implicit": {
-			OldTLS:      true,
-			ImplicitTLS: true,
-		},
-		"another name": {
-			OtherName: true,
-			Host:      "0.0.0.0",
-		},
-		"another name, implicit": {
-			OtherName:   true,
-			Host:        "0.0.0.0",
-			ImplicitTLS: true,
-		},
-	} {
-		for _, user := range []string{"", "hubs"} {
-			t.Run(name+" "+user, func(t *testing.T) {
-				t.Parallel()
-				opts.User = user
-				opts.Password = "secret-word"
-				m := hubstest.NewMailServer(t, opts)
-				s := hubstest.Start(t, hubstest.StagingEnv(m), map[string]string{"DATABASE_URL": db})
-				email := failToSend(t, s)
-				s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
-				if n := m.Passwords(); n != 0 {
-					t.Errorf("got %d passwords, want 0", n)
-				}
-				if n := len(m.Received()); n != 0 {
-					t.Errorf("got %d mails, want 0", n)
-				}
-			})
-		}
-	}
-}
-
 // failToSend asks for a code that can't be sent, which changes no answer.
 func failToSend(t *testing.T, s *hubstest.Server) (email string) {
 	t.Helper()
 	s.AllowErrors("code not sent")
 	email = hubstest.NewEmail()
 	// Stored in capitals: what is undone later must be found all the same.
-	hubstest.AddUser(t, s.Env["DATABASE_URL"], strings.ToUpper(email), "member")
+	s.User(t, "add", strings.ToUpper(email))
 	s.Client(t).AskCode(email)
 	return email
+}
+
+func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
+	t.Helper()
+	s.Log.WaitFor(t, "code not sent",
+		"ERROR", hubstest.MaskedEmail(email))
 }
 
 // D3: whatever the mail server does, the answer is the same, the log says so, and the code is
 // gone: the next request, a moment later, mails a new one.
 func TestMailServerFails(t *testing.T) {
 	t.Parallel()
-	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	s := hubstest.Start(t, hubstest.StagingEnv(m))
+	s := hubstest.Start(t, staging(t))
 	for name, mode := range map[string]hubstest.MailMode{
 		"closes":                hubstest.MailCloses,
 		"refuses":               hubstest.MailRefuses,
 		"defers":                hubstest.MailDefers,
 		"refuses the recipient": hubstest.MailRefusesRecipient,
 		"refuses the sender":    hubstest.MailRefusesSender,
-		"closes at the end":     hubstest.MailHangsEnd,
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := len(m.Received())
-			m.Fail(mode)
+			before := len(s.Mail.Received())
+			s.Mail.Fail(mode)
 			email := failToSend(t, s)
-			lost := ""
-			if mode == hubstest.MailHangsEnd {
-				lost = s.Code(t, email) // taken, and never confirmed
-				before++
-				m.Fail(hubstest.MailCloses)
-			}
-			s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
-			if n := len(m.Received()); n != before {
+			waitNotSent(t, s, email)
+			n := len(s.Mail.Received())
+			if n != before {
 				t.Errorf("got %d mails, want %d", n, before)
 			}
-			m.Release()
-			c := s.Client(t)
-			if lost != "" {
-				wantNoSession(t, c.PresentCode(email, lost), 401, "invalid_code")
-			}
-			c.SignIn(email)
+			s.Mail.Release()
+			s.SignIn(t, email)
 		})
 	}
+	s.Mail.Fail(hubstest.MailHangsEnd)
+	email := failToSend(t, s)
+	lost := s.Code(t, email) // taken, and never confirmed
+	s.Mail.Fail(hubstest.MailCloses)
+	waitNotSent(t, s, email)
+	s.Mail.Release()
+	wantNoSession(t, s.Client(t).PresentCode(email, lost), 401, "invalid_code")
+	s.SignIn(t, email)
 }
 
 // A mail counts as sent once the mail server has taken it, whatever it says to QUIT. Nobody
@@ -237,16 +195,16 @@ func TestFarewellCountsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-			s := hubstest.Start(t, hubstest.StagingEnv(m))
-			m.Fail(mode)
+			s := hubstest.Start(t, staging(t))
+			s.Mail.Fail(mode)
 			email, _ := s.NewUser(t, "member")
-			c := s.Client(t)
-			c.SignIn(email)
+			s.SignIn(t, email)
 			start := time.Now()
-			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
-			waitDisconnected(t, m)
-			if waited := time.Since(start); waited > mailTime/2 {
+			s.Log.WaitFor(t,
+				`"msg":"code sent"`, hubstest.MaskedEmail(email))
+			waitDisconnected(t, s)
+			waited := time.Since(start)
+			if waited > mailTime/2 {
 				t.Errorf("the conversation went on for %v", waited)
 			}
 		})
@@ -255,10 +213,10 @@ func TestFarewellCountsNothing(t *testing.T) {
 
 const mailTime = 10 * time.Second // in which a conversation must end
 
-func waitDisconnected(t *testing.T, m *hubstest.MailServer) {
+func waitDisconnected(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	hubstest.WaitUntil(t, "the end of the conversation", func() bool {
-		open, _, _ := m.Connections()
+		open, _, _ := s.Mail.Connections()
 		return open == 0
 	})
 }
@@ -267,32 +225,28 @@ func waitDisconnected(t *testing.T, m *hubstest.MailServer) {
 // slowly it talks.
 func TestHungMailServer(t *testing.T) {
 	t.Parallel()
-	type conversation struct {
-		mode   hubstest.MailMode
-		delay  time.Duration // of each answer
-		server *hubstest.Server
-		email  string
-		start  time.Time
-	}
-	all := map[string]*conversation{
+	for name, c := range map[string]struct {
+		mode  hubstest.MailMode
+		delay time.Duration // of each answer
+	}{
 		"no greeting":     {mode: hubstest.MailHangs},
 		"no word at DATA": {mode: hubstest.MailHangsData},
 		"no confirmation": {mode: hubstest.MailHangsEnd},
 		"slow":            {delay: mailTime / 3},
-	}
-	for _, c := range all {
-		m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-		m.Fail(c.mode)
-		m.Slow(c.delay)
-		c.server = hubstest.Start(t, hubstest.StagingEnv(m))
-		c.email = failToSend(t, c.server)
-		c.start = time.Now()
-	}
-	for name, c := range all {
-		c.server.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(c.email))
-		if took := time.Since(c.start); took > mailTime*2 {
-			t.Errorf("%s: the conversation took %v, want %v", name, took, mailTime)
-		}
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := hubstest.Start(t, staging(t))
+			s.Mail.Fail(c.mode)
+			s.Mail.Slow(c.delay)
+			email := failToSend(t, s)
+			start := time.Now()
+			waitNotSent(t, s, email)
+			took := time.Since(start)
+			if took > mailTime*2 {
+				t.Errorf("the conversation took %v, want %v", took, mailTime)
+			}
+		})
 	}
 }
 
@@ -339,8 +293,9 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 		}
 		defer syscall.Close(waiting)
 	}
-	s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
-	if took := time.Since(start); took > mailTime*5/4 {
+	waitNotSent(t, s, email)
+	took := time.Since(start)
+	if took > mailTime*5/4 {
 		t.Errorf("the conversation took %v, want %v", took, mailTime)
 	}
 }
@@ -355,17 +310,16 @@ func TestTalkativeMailServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-			s := hubstest.Start(t, hubstest.StagingEnv(m))
+			s := hubstest.Start(t, staging(t))
 			before := memory(t, s)
-			m.Fail(mode)
-			email := failToSend(t, s)
-			s.Log.WaitFor(t, "code not sent", "ERROR", hubstest.MaskedEmail(email))
-			if grown := memory(t, s) - before; grown > much {
+			s.Mail.Fail(mode)
+			waitNotSent(t, s, failToSend(t, s))
+			grown := memory(t, s) - before
+			if grown > much {
 				t.Errorf("the memory has grown by %d bytes", grown)
 			}
-			waitDisconnected(t, m)
-			if n := m.Flooded(); n > much {
+			waitDisconnected(t, s)
+			if n := s.Mail.Flooded(); n > much {
 				t.Errorf("the mail server could say %d bytes", n)
 			}
 		})
@@ -391,9 +345,8 @@ func memory(t *testing.T, s *hubstest.Server) int {
 func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	const bound = 32
-	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	s := hubstest.Start(t, hubstest.StagingEnv(m))
-	m.Fail(hubstest.MailHangs)
+	s := hubstest.Start(t, staging(t))
+	s.Mail.Fail(hubstest.MailHangs)
 	var emails []string
 	for range bound + 8 {
 		email, _ := s.NewUser(t, "member")
@@ -401,14 +354,15 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 		s.Client(t).AskCode(email)
 	}
 	hubstest.WaitUntil(t, "32 conversations", func() bool {
-		open, _, _ := m.Connections()
+		open, _, _ := s.Mail.Connections()
 		return open == bound
 	})
 	time.Sleep(time.Second) // more than the longest delay of a request: all have begun
-	if open, _, _ := m.Connections(); open != bound {
+	open, _, _ := s.Mail.Connections()
+	if open != bound {
 		t.Errorf("got %d conversations at a time, want %d", open, bound)
 	}
-	m.Release()
+	s.Mail.Release()
 	for _, email := range emails {
 		s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
 	}

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -43,7 +42,8 @@ func TestCORS(t *testing.T) {
 				if !c.CORS {
 					cors = nil
 				}
-				checkOrigin(t, srv, headers, cors, file.PreflightHeaders, c.Expect)
+				checkOrigin(t, srv, headers,
+					cors, file.PreflightHeaders, c.Expect)
 			})
 		}
 	}
@@ -58,24 +58,36 @@ func checkOrigin(
 	t.Helper()
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
-		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
+		r := srv.Wire(t, method, path,
+			[]byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r) // looks at Vary, too
 		hubstest.WantHeaders(t, r, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
-				t.Errorf("got %s: %q, in %v", name, r.Header[name], r)
+				t.Errorf("got %s: %q, in %v",
+					name, r.Header[name], r)
 			}
 		}
 	}
 	served := hubstest.Expected{Status: 200}
 	send(served, "GET", "/healthz", "")
 	send(served, "GET", "/openapi.json", "")
-	send(hubstest.Expected{Status: 404, Code: "not_found"}, "GET", "/nowhere", "")
+	notFound := hubstest.Expected{
+		Status: 404,
+		Code:   "not_found",
+	}
+	send(notFound, "GET", "/nowhere", "")
 
-	notAllowed := hubstest.Expected{Status: 405, Code: "method_not_allowed"}
+	notAllowed := hubstest.Expected{
+		Status: 405,
+		Code:   "method_not_allowed",
+	}
 	preflight := notAllowed
 	if cors != nil {
-		preflight = hubstest.Expected{Status: 204, Headers: preflightHeaders}
+		preflight = hubstest.Expected{
+			Status:  204,
+			Headers: preflightHeaders,
+		}
 	}
 	send(preflight, "OPTIONS", "/hubs", "", "Access-Control-Request-Method", "POST")
 	send(preflight, "OPTIONS", "/hubs/x", "", "Access-Control-Request-Method", "PATCH",
@@ -88,41 +100,20 @@ func checkOrigin(
 // C2: SameSite=Lax alone would let a page of the same site but another origin write.
 func TestCrossSiteWrites(t *testing.T) {
 	t.Parallel()
-	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	srv := hubstest.Start(t, hubstest.ProductionEnv(mail))
-	admin, _ := srv.Member(t, "admin")
-	from := func(origin, site string) (headers []string) {
-		if origin != "" {
-			headers = append(headers, "Origin", origin)
-		}
-		if site != "" {
-			headers = append(headers, "Sec-Fetch-Site", site)
-		}
-		return headers
-	}
-	for _, test := range []struct {
-		name    string
-		allowed bool
-		headers []string
-	}{
-		{"cross-site form", false, from("https://evil.test", "cross-site")},
-		{"same site", false, from("http://app.example.com", "same-site")},
-		{"same site, no origin", false, from("", "same-site")},
-		{"old browser", false, from("https://evil.test", "")},
-		{"opaque origin", false, from("null", "")},
-		{"same site, allowed", true, from("https://app.example.com", "same-site")},
-		{"cross-site, allowed", true, from("https://app.example.com", "cross-site")},
-		{"same origin", true, from("https://api.example.com", "same-origin")},
-		{"old browser, same origin", true, from("https://api.example.com", "")},
-		{"typed in", true, from("", "none")},
-		{"no browser", true, nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
+	srv, admin := start(t, "admin", production(t))
+	for _, test := range readCases[struct {
+		Name    string
+		Headers []string
+		Allowed bool
+	}](t, "cross-site.json") {
+		t.Run(test.Name, func(t *testing.T) {
 			for _, r := range contractRoutes(t) {
-				q := sample(t, srv, admin.Elsewhere(), r.name)
-				q.headers = append(q.headers, test.headers...)
+				q := sample(t, srv,
+					admin.Elsewhere(), r.name)
+				q.headers = append(q.headers, test.Headers...)
 				answer := q.send(srv.With(t, admin.Token()))
-				if test.allowed || q.method == "GET" { // CORS keeps foreign pages from reading
+				isRead := strings.HasPrefix(r.name, "GET ")
+				if test.Allowed || isRead { // CORS keeps foreign pages from reading
 					answer.Want(t, r.status)
 				} else {
 					hubstest.WantProblem(t, answer, 403, "cross_origin")
@@ -136,43 +127,43 @@ func TestCrossSiteWrites(t *testing.T) {
 // allow it. Other requests say nothing of it. Only the local environment shows the origin.
 func TestRefusedOriginNamesTheSetting(t *testing.T) {
 	t.Parallel()
-	const foreign = "https://front-end.example.org"
-	preflight := []string{"Access-Control-Request-Method", "POST"}
-	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	for _, test := range []struct {
-		env     map[string]string
-		allowed string
-		setting string
-		shown   string
-	}{
-		{nil, "http://127.0.0.1:5173", "ALLOWED_ORIGINS", foreign},
-		{hubstest.ProductionEnv(mail), "https://app.example.com", "ALLOWED_ORIGIN_DOMAIN",
-			"(host of 21 characters)"},
-	} {
-		t.Run(cmp.Or(test.env["APP_ENV"], "local"), func(t *testing.T) {
-			t.Parallel()
-			srv := hubstest.Start(t, test.env)
-			c := srv.Client(t)
-			send := func(id, method, origin string, more ...string) {
-				headers := append(more, "Origin", origin, "X-Request-Id", id)
-				c.Do(method, "/auth/logout", nil, headers...)
-			}
-			send("refused-write", "POST", foreign)
-			send("refused-form", "POST", foreign, "Sec-Fetch-Site", "cross-site")
-			send("refused-preflight", "OPTIONS", foreign, preflight...)
-			send("read", "GET", foreign)
-			send("options", "OPTIONS", foreign)
-			send("write", "POST", test.allowed)
-			send("preflight", "OPTIONS", test.allowed, preflight...)
-			srv.Stop(t)
+	local := []string{"http://127.0.0.1:5173", "ALLOWED_ORIGINS", foreignOrigin}
+	wantRefusedOrigins(t, hubstest.Start(t), local)
+	deployed := []string{"https://app.example.com", "ALLOWED_ORIGIN_DOMAIN", "(host of 21 characters)"}
+	wantRefusedOrigins(t,
+		hubstest.Start(t, production(t)), deployed)
+}
 
-			refused := []string{"origin refused", test.setting, `"origin":"` + test.shown, `"requestId":"refused-`}
-			if got := srv.Log.Count(refused...); got != 3 {
-				t.Errorf("got %d lines that contain %q, want 3:\n%s", got, refused, srv.Log)
-			}
-			if got := srv.Log.Count("ALLOWED_"); got != 3 {
-				t.Errorf("got %d lines that name a setting, want 3:\n%s", got, srv.Log)
-			}
-		})
+const foreignOrigin = "https://front-end.example.org"
+
+// wantRefusedOrigins writes from an allowed origin and from a foreign one. want are the allowed
+// origin, the setting's name, and how the log shows the foreign origin.
+func wantRefusedOrigins(
+	t *testing.T, srv *hubstest.Server, want []string,
+) {
+	t.Helper()
+	c := srv.Client(t)
+	send := func(id, method, origin string, more ...string) {
+		headers := append(more, "Origin", origin, "X-Request-Id", id)
+		c.Do(method, "/auth/logout", nil, headers...)
+	}
+	preflight := []string{"Access-Control-Request-Method", "POST"}
+	send("refused-write", "POST", foreignOrigin)
+	send("refused-form", "POST", foreignOrigin, "Sec-Fetch-Site", "cross-site")
+	send("refused-preflight", "OPTIONS", foreignOrigin, preflight...)
+	send("read", "GET", foreignOrigin)
+	send("options", "OPTIONS", foreignOrigin)
+	send("write", "POST", want[0])
+	send("preflight", "OPTIONS", want[0], preflight...)
+	srv.Stop(t)
+
+	refused := []string{"origin refused", want[1], `"origin":"` + want[2], `"requestId":"refused-`}
+	got := srv.Log.Count(refused...)
+	if got != 3 {
+		t.Errorf("got %d lines that contain %q, want 3:\n%s", got, refused, srv.Log)
+	}
+	got = srv.Log.Count("ALLOWED_")
+	if got != 3 {
+		t.Errorf("got %d lines that name a setting, want 3:\n%s", got, srv.Log)
 	}
 }

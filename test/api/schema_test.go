@@ -2,9 +2,7 @@ package api
 
 import (
 	"database/sql"
-	"encoding/json"
 	"errors"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -19,11 +17,10 @@ import (
 func emptyDatabase(t testing.TB) string {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	role := "owner_" + strings.ReplaceAll(hubstest.NewUUID(), "-", "")
-	hubstest.Exec(t, database, "create role "+role+" login password 'owner'")
-	t.Cleanup(func() { hubstest.Exec(t, database, "drop owned by "+role+"; drop role "+role) })
-	hubstest.Exec(t, database, "drop schema public cascade; create schema public authorization "+role)
-	return hubstest.WithUser(t, database, role, "owner")
+	role, roleURL := newRole(t, database)
+	hubstest.Exec(t, database,
+		"drop schema public cascade; create schema public authorization "+role)
+	return roleURL
 }
 
 // schemaOf returns all that a migration could change, as text.
@@ -42,6 +39,16 @@ func schemaOf(t testing.TB, databaseURL string) string {
 			union all select extname from pg_extension) as lines`)
 }
 
+// wantSchema checks that a database has the schema of a new one.
+func wantSchema(t testing.TB, database string) {
+	t.Helper()
+	got := schemaOf(t, database)
+	want := schemaOf(t, hubstest.NewDatabase(t))
+	if got != want {
+		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
+	}
+}
+
 // Servers that start together may migrate together, as a role that owns its schema and no more.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
@@ -55,19 +62,7 @@ func TestMigrateAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
-		t.Errorf("got the schema\n%s\nwant\n%s", got, want)
-	}
-}
-
-// A server without its tables does not start, and says how to make them.
-func TestServeNeedsTheTables(t *testing.T) {
-	t.Parallel()
-	env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": emptyDatabase(t)})
-	code, _, stderr := hubstest.Run(env, "serve")
-	if code == 0 || !strings.Contains(stderr, "hubs migrate") {
-		t.Errorf("got exit status %d and %q, want an error that names hubs migrate", code, stderr)
-	}
+	wantSchema(t, database)
 }
 
 // A database of the last release gets the tables of this one, and keeps its rows. "create table
@@ -76,20 +71,21 @@ func TestServeNeedsTheTables(t *testing.T) {
 func TestMigrateFromTheLastRelease(t *testing.T) {
 	t.Parallel()
 	database := emptyDatabase(t)
-	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/last-release.sql"))
+	hubstest.Exec(t, database,
+		hubstest.ReadFile(t, "testdata/last-release.sql"))
 	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "admin")
 	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
 	if err := hubstest.Migrate(database); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := schemaOf(t, database), schemaOf(t, hubstest.NewDatabase(t)); got != want {
-		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
-	}
+	wantSchema(t, database)
 	const roleOf = "select permission from users where user_id = $1"
-	if role := hubstest.Query[string](t, database, roleOf, user); role != "admin" {
+	role := hubstest.Query[string](t, database, roleOf, user)
+	if role != "admin" {
 		t.Errorf("role: got %q, want admin", role)
 	}
-	if got := hubstest.Query[string](t, database, "select name from hubs"); got != "North" {
+	got := hubstest.Query[string](t, database, "select name from hubs")
+	if got != "North" {
 		t.Errorf("hub: got %q, want North", got)
 	}
 }
@@ -107,14 +103,8 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	if _, err := reader.Exec("select from users, terms_acceptances, hubs, files"); err != nil {
 		t.Fatal(err)
 	}
-	u, err := url.Parse(database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := u.Query()
-	query.Set("lock_timeout", "1s") // of a lock that it should not even ask for
-	u.RawQuery = query.Encode()
-	if err := hubstest.Migrate(u.String()); err != nil {
+	// A second for a lock that it should not even ask for.
+	if err := hubstest.Migrate(database + "&lock_timeout=1s"); err != nil {
 		t.Errorf("beside a transaction that has read all tables: %v", err)
 	}
 }
@@ -124,13 +114,15 @@ func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	db := hubstest.OpenDB(t, database)
-	var file struct {
-		Cases []struct{ Name, Statement, Refused string }
-	}
-	readJSON(t, "testdata/constraints.json", &file)
-	for _, c := range file.Cases {
-		if got := refusal(t, db, c.Statement); got != c.Refused {
-			t.Errorf("%s: %s: got %q, want %q", c.Name, c.Statement, got, c.Refused)
+	for _, c := range readCases[struct {
+		Name      string
+		Statement string
+		Refused   string
+	}](t, "constraints.json") {
+		got := sqlErrorOf(t, db, c.Statement)
+		if got != c.Refused {
+			t.Errorf("%s: %s: got %q, want %q",
+				c.Name, c.Statement, got, c.Refused)
 		}
 	}
 	acceptances := hubstest.Query[int](t, database, "select count(*) from terms_acceptances")
@@ -144,15 +136,10 @@ func TestSchemaConstraints(t *testing.T) {
 	}
 }
 
-func readJSON(t testing.TB, name string, file any) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(hubstest.ReadFile(t, name)), file); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-}
-
-// refusal runs a statement, and returns the name of PostgreSQL's error, or "".
-func refusal(t testing.TB, db *sql.DB, statement string, args ...any) string {
+// sqlErrorOf runs a statement, and returns the name of PostgreSQL's error, or "".
+func sqlErrorOf(
+	t testing.TB, db *sql.DB, statement string, args ...any,
+) string {
 	t.Helper()
 	_, err := db.Exec(statement, args...)
 	if err == nil {
@@ -170,20 +157,12 @@ func refusal(t testing.TB, db *sql.DB, statement string, args ...any) string {
 func TestTableTakesTheSameAddresses(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
-	var file struct {
-		Cases []struct {
-			Email  any
-			Expect struct{ Status int }
-		}
-	}
-	readJSON(t, "testdata/emails.json", &file)
-	for _, c := range file.Cases {
-		email, _ := c.Email.(string)
-		email = strings.Trim(email, " ") // as the server does
+	for _, c := range hubstest.ReadCorpus[emailCase](t, "emails.json").Cases {
+		email := strings.Trim(c.Email, " ") // as the server does
 		if strings.ContainsAny(email, "<\x00") {
 			continue // a long one, which constraints.json has, or one that no text can be
 		}
-		got := refusal(t, db, "insert into users (email) values ($1)", email) != "check_violation"
+		got := sqlErrorOf(t, db, "insert into users (email) values ($1)", email) != "check_violation"
 		if want := c.Expect.Status == 200; got != want {
 			t.Errorf("%q: the table takes it: got %v, want %v", email, got, want)
 		}
