@@ -186,7 +186,7 @@ func (s *soak) mailedCode(to string, limit time.Duration) string {
 func (s *soak) checkStored() {
 	reader := s.member(s.servers[1], "member")
 	s.ledger.Check(s.t, s.pg.URL)
-	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL, 0)
+	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL)
 	for code, sessions := range s.codes {
 		if sessions > 1 {
 			s.fault("a code worked twice", fmt.Sprintf("%s: %d times", code, sessions))
