@@ -106,10 +106,10 @@ func (s *server) checkFiles() error {
 	return err
 }
 
-// sweepUploads looks at every working name at once, then every sweepInterval, as long as the
-// process lives. One that can't be swept does not keep the others.
+// sweepUploads looks at every working name at once, then every sweepInterval until the server
+// stops. One that can't be swept does not keep the others.
 func (s *server) sweepUploads() {
-	for {
+	for !s.stopping.Load() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
 		for _, entry := range entries {
 			err = errors.Join(err, s.sweepUpload(entry.Name()))

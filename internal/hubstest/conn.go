@@ -62,11 +62,3 @@ func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
 	}
 	return closes
 }
-
-// WantEnd waits until the server has closed the connection.
-func (c *Conn) WantEnd(t testing.TB) {
-	_, err := io.Copy(io.Discard, c.In)
-	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
-		t.Errorf("after %v the connection is still open", Patience)
-	}
-}

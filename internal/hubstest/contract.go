@@ -44,8 +44,7 @@ func Contract[T any](t testing.TB, names ...string) T {
 func within(value any, names ...string) any {
 	for _, name := range names {
 		object, _ := value.(map[string]any)
-		value = object[name]
-		value = resolve(value)
+		value = resolve(object[name])
 	}
 	return value
 }
@@ -138,11 +137,10 @@ func schemaFault(schema, value any) error {
 	if limited && !slices.Contains(choices, value) {
 		return fmt.Errorf("%v is none of %v in the contract", value, choices)
 	}
-	if items, ok := value.([]any); ok {
-		for _, item := range items {
-			if err := schemaFault(rules["items"], item); err != nil {
-				return err
-			}
+	items, _ := value.([]any)
+	for _, item := range items {
+		if err := schemaFault(rules["items"], item); err != nil {
+			return err
 		}
 	}
 	if object, ok := value.(map[string]any); ok {

@@ -112,12 +112,9 @@ func (want Expected) Check(t testing.TB, r *Response) {
 	}
 	var body struct{ Items []struct{ Name string } }
 	json.Unmarshal(r.Body, &body) // what is missing then is a fault
-	var items []string
-	for _, item := range body.Items {
-		items = append(items, item.Name)
-	}
-	if !slices.Equal(items, want.Items) {
-		t.Errorf("got the items %q, want %q", items, want.Items)
+	isNamed := func(item struct{ Name string }, name string) bool { return item.Name == name }
+	if !slices.EqualFunc(body.Items, want.Items, isNamed) {
+		t.Errorf("got %v, want the items %q", r, want.Items)
 	}
 }
 

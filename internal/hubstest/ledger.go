@@ -267,16 +267,15 @@ func (l *Ledger) checkHub(name string, row storedHub) {
 	l.checkChange(hub, row.Change)
 }
 
-// CheckFiles fetches every acknowledged file, and compares the rows with what was uploaded
-// through the ledger and by others.
-func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string, others int) {
+// CheckFiles fetches every acknowledged file, and compares the rows with what was uploaded.
+func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string) {
 	for path := range l.files {
 		if r := l.fetch(c, path); r.Status != 200 {
 			l.report("an acknowledged file lost", r.String())
 		}
 	}
 	rows := Query[int](t, databaseURL, "select count(*) from files")
-	least := len(l.files) + others
+	least := len(l.files)
 	if rows < least || rows > least+l.unsure {
 		l.report("rows of files", fmt.Sprintf(
 			"%d, want %d, or up to %d more of unsure uploads", rows, least, l.unsure))

@@ -57,13 +57,6 @@ func (b *Log) All() []string {
 
 func (b *Log) String() string { return strings.Join(b.All(), "\n") }
 
-// Mark is the number of lines so far, for WaitAfter.
-func (b *Log) Mark() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.lines)
-}
-
 // Count returns how many lines so far contain all the parts.
 func (b *Log) Count(parts ...string) (n int) {
 	matches := containsAll(parts)
@@ -78,13 +71,7 @@ func (b *Log) Count(parts ...string) (n int) {
 // WaitFor returns the first line that contains all the parts, written already or not.
 func (b *Log) WaitFor(t testing.TB, parts ...string) string {
 	t.Helper()
-	return b.WaitAfter(t, 0, parts...)
-}
-
-// WaitAfter is WaitFor from line number mark on.
-func (b *Log) WaitAfter(t testing.TB, mark int, parts ...string) string {
-	t.Helper()
-	line, _, err := b.Wait(mark, nil, containsAll(parts))
+	line, _, err := b.Wait(0, nil, containsAll(parts))
 	if err != nil {
 		t.Fatalf("%v that contains %q", err, parts)
 	}

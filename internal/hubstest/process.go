@@ -10,7 +10,6 @@ import (
 
 // FreeAddr returns an address where nobody listens, for a process that can't choose its own.
 func FreeAddr(t testing.TB) string {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +20,6 @@ func FreeAddr(t testing.TB) string {
 
 // WaitListening waits until somebody listens there.
 func WaitListening(t testing.TB, addr string) {
-	t.Helper()
 	WaitUntil(t, "a process that listens at "+addr, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err != nil {

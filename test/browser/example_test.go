@@ -107,14 +107,12 @@ func TestExampleInBrowser(t *testing.T) {
 
 // begin opens the example where nobody is signed in.
 func (e *exampleUser) begin(page string) {
-	e.t.Helper()
 	e.open(page)
 	e.waitFor(isVisible, "#ask")
 }
 
 // signIn signs a new user in and accepts the terms, after which the page has the text.
 func (e *exampleUser) signIn(text string) {
-	e.t.Helper()
 	email, _ := e.srv.NewUser(e.t, "member")
 	e.keys("#email", email+enterKey)
 	e.waitText("#message", "a code is on its way")

@@ -376,7 +376,6 @@ func (l *learner) openFiles(t *testing.T) {
 
 // openUpload uploads a file and waits for the link to it.
 func (l *learner) openUpload(name, content string) {
-	l.t.Helper()
 	l.keys("#file", l.writeFile(name, content))
 	l.press("#upload")
 	l.wantMessage("upload", name+" is uploaded.")
@@ -384,7 +383,6 @@ func (l *learner) openUpload(name, content string) {
 }
 
 func (b *browser) wantDownload(name, want string) {
-	b.t.Helper()
 	hubstest.WaitUntil(b.t, "the download of "+name, func() bool {
 		content, err := os.ReadFile(filepath.Join(b.downloads, name))
 		return err == nil && string(content) == want

@@ -97,8 +97,12 @@ func (c *cluster) waitState(t *testing.T, server int, state string) {
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
-	t.Run("limits", func(t *testing.T) { testLimits(t, c) })
-	t.Run("servers come and go", func(t *testing.T) { testServersComeAndGo(t, c) })
+	t.Run("limits", func(t *testing.T) {
+		testLimits(t, c)
+	})
+	t.Run("servers come and go", func(t *testing.T) {
+		testServersComeAndGo(t, c)
+	})
 }
 
 // Three servers have together the limits of one: each client stays with one server.
@@ -107,15 +111,18 @@ func testLimits(t *testing.T, c *cluster) {
 	network := c.client(s, "")
 	network.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
 	paths := []string{"/auth/session", "/hubs"}
-	wantLimit(t, 100, c.client(s, newAddress()), paths, nil)
+	alone := c.client(s, newAddress())
+	wantLimit(t, 100, alone, paths, nil)
 	wantLimit(t, 100, network, paths, nil)
 
 	body := map[string]string{"email": hubstest.NewEmail()}
 	paths = []string{"/auth/otp/request", "/auth/%6Ftp/request"}
-	wantLimit(t, 5, c.client(s, c.addressElsewhere(t)), paths, body)
+	elsewhere := c.client(s, c.addressElsewhere(t))
+	wantLimit(t, 5, elsewhere, paths, body)
 	body["code"] = "000000"
 	paths = []string{"/auth/otp/validate", "/auth/otp/%76alidate"}
-	wantLimit(t, 10, c.client(s, ""), paths, body)
+	everywhere := c.client(s, "")
+	wantLimit(t, 10, everywhere, paths, body)
 }
 
 // wantLimit requires that so many requests to the paths in turn are counted, and then none.
@@ -160,6 +167,10 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	})
 }
 
+const emptyObject = "Content-Type: application/json\r\n" +
+	"Connection: close\r\n" +
+	"Content-Length: 2\r\n\r\n{}"
+
 // sendTargets sends the corpus. A target in which the proxy finds no path reaches no server.
 func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
 	for _, target := range readCorpus(t).Targets {
@@ -170,8 +181,7 @@ func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Ser
 			" HTTP/1.0\r\nHost: api.example.com\r\n",
 			" HTTP/1.1\r\nHost: api.example.com\r\n",
 		} {
-			answer := p.raw(t, address, "POST "+target+rest+
-				"Content-Type: application/json\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+			answer := p.raw(t, address, "POST "+target+rest+emptyObject)
 			reached := strings.Contains(strings.ToLower(answer), "\nx-request-id:")
 			if reached && !hasPath {
 				t.Errorf("POST %s%q reached a server", target, rest)
@@ -235,7 +245,9 @@ func (l *load) Do(method, path string, body any, headers ...string) *hubstest.Re
 // waitMore waits for five further rounds.
 func (l *load) waitMore() {
 	goal := l.rounds.Load() + 5
-	hubstest.WaitUntil(l.t, "five rounds more", func() bool { return l.rounds.Load() >= goal })
+	hubstest.WaitUntil(l.t, "five rounds more", func() bool {
+		return l.rounds.Load() >= goal
+	})
 }
 
 func (l *load) end() {
@@ -248,7 +260,7 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	rollOut(t, c, l)
 	killActive(t, c, l)
 	l.end()
-	l.ledger.CheckFiles(t, l, c.servers[0].Env["DATABASE_URL"], 0)
+	l.ledger.CheckFiles(t, l, c.servers[0].Env["DATABASE_URL"])
 	l.Client.Do("GET", "/auth/session", nil).Want(t, 200)
 }
 

@@ -142,7 +142,6 @@ func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
 			return dialFrom(cmp.Or(address, newAddress()), p.addr)
 		},
 	}
-	p.t.Cleanup(transport.CloseIdleConnections)
 	c := s.Client(p.t)
 	c.IP = ""
 	c.HTTP.Transport = transport

@@ -29,13 +29,14 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		// The beginning of an upload is on the server's disk while the client has the end.
 		for _, c := range []*hubstest.Client{c, overHTTP2} {
 			upload := c.StartUpload("a.txt")
-			path := upload.Finish().Want(t, 201).Header.Get("Location")
-			c.WantFile(path, upload.Content)
+			r := upload.Finish().Want(t, 201)
+			c.WantFile(r.Header.Get("Location"), upload.Content)
 		}
 		// The server's own refusals come first.
 		large := make([]byte, uploadLimit+1)
-		hubstest.WantProblem(t, c.Upload("a.bin", large), 413, "too_large")
-		r := c.Do("POST", "/auth/otp/request", string(large[:20<<10]))
+		r := c.Upload("a.bin", large)
+		hubstest.WantProblem(t, r, 413, "too_large")
+		r = c.Do("POST", "/auth/otp/request", large[:20<<10])
 		hubstest.WantProblem(t, r, 413, "too_large")
 		// It compares Origin with Host, which is as the browser wrote it.
 		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
@@ -60,37 +61,45 @@ const uploadLimit = 2 << 20
 // two could take the rest of the body for a request, which would come from the proxy's own
 // address, past its rules.
 func TestProxyFraming(t *testing.T) {
-	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`)
+	answered := regexp.MustCompile(`^HTTP/1.1 (200|400|501) `)
 	forEachProxy(t, func(t *testing.T, engine string) {
 		backend := newRecorder(t, emptyAnswer)
 		p := startProxy(t, engine, backend.addr)
 		requests := readCorpus(t).Framing
-		requests["plain"] = "Connection: close\r\nContent-Length: 0\r\n\r\n"
 		for name, rest := range requests {
 			address := newAddress()
 			start := "POST /" + strings.ReplaceAll(name, " ", "-") + " HTTP/1.1\r\n"
 			answer := p.raw(t, address, start+"Host: api.example.com\r\n"+rest)
-			if !regexp.MustCompile(`^HTTP/1.1 (200|400|501) `).MatchString(answer) {
+			if !answered.MatchString(answer) {
 				t.Errorf("%s: answer %.100q", name, answer)
 			}
-			lines := map[string]string{"x-forwarded-for": address, "host": "api.example.com"}
 			for _, head := range backend.seen(start) {
-				head = strings.ToLower(head)
-				for header, value := range lines {
-					once := strings.Count(head, "\n"+header+":") == 1
-					if !once || !strings.Contains(head, header+": "+value+"\r\n") {
-						t.Errorf("%s: want %s once, %s: %q", name, header, value, head)
-					}
-				}
-				if len(lengths.FindAllString(head, -1)) > 1 || strings.Contains(head, "\nupgrade:") {
-					t.Errorf("%s: framed twice or upgraded: %q", name, head)
-				}
+				wantFramedOnce(t, strings.ToLower(head), address)
 			}
 		}
-		if len(backend.seen("POST /plain")) != 1 || len(backend.seen("")) > len(requests) {
-			t.Errorf("want each request once at most, got %q", backend.seen(""))
+		all := backend.seen("")
+		if len(backend.seen("POST /plain")) != 1 || len(all) > len(requests) {
+			t.Errorf("want each request once at most, got %q", all)
 		}
 	})
+}
+
+// wantFramedOnce checks what a proxy says of the client's address, the host and the length.
+func wantFramedOnce(t *testing.T, head, address string) {
+	t.Helper()
+	for header, value := range map[string]string{
+		"x-forwarded-for": address,
+		"host":            "api.example.com",
+	} {
+		isOnce := strings.Count(head, "\n"+header+":") == 1
+		if !isOnce || !strings.Contains(head, header+": "+value+"\r\n") {
+			t.Errorf("want %s once, %s: %q", header, value, head)
+		}
+	}
+	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
+	if len(lengths) > 1 || strings.Contains(head, "\nupgrade:") {
+		t.Errorf("framed twice or upgraded: %q", head)
+	}
 }
 
 // G5: no log of a proxy holds anything that a client wrote, whatever fails. nginx would
@@ -117,7 +126,8 @@ func testLog(t *testing.T, p *proxy) {
 	for _, c := range readCorpus(t).Logs {
 		address := newAddress()
 		many := strings.Repeat("482913", 12000)
-		p.raw(t, address, strings.ReplaceAll(c.Request, "<482913*12000>", many))
+		request := strings.ReplaceAll(c.Request, "<482913*12000>", many)
+		p.raw(t, address, request)
 		p.waitLine(t, address, c.Status)
 	}
 	// With HTTP/2 nginx makes a request line.
@@ -191,14 +201,15 @@ func TestStalledTransfersBehindProxy(t *testing.T) {
 		p := startProxy(t, engine, s.Addr)
 		c := p.member(s, "member")
 		size := 20 << 20 // more than all buffers on the way take
-		path := c.Upload("a.bin", make([]byte, size)).Want(t, 201).Header.Get("Location")
+		r := c.Upload("a.bin", make([]byte, size)).Want(t, 201)
+		path := r.Header.Get("Location")
 		download, err := c.HTTP.Get(s.Base + path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer download.Body.Close()
 		upload := c.StartUpload("b.bin")
-		r := <-upload.Answer
+		r = <-upload.Answer
 		if r.Status != 400 {
 			t.Errorf("an upload that stalled: %v", r)
 		}
@@ -223,7 +234,8 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 		"Content-Type: application/json\r\nConnection: close\r\n"
 	const halfBody = head + "Content-Length: 2\r\n\r\n{"
 	size := 16 << 10 // of the largest body that the server takes
-	almost := head + fmt.Sprintf("Content-Length: %d\r\n\r\n", size) + strings.Repeat("x", size-1)
+	length := fmt.Sprintf("Content-Length: %d\r\n\r\n", size)
+	almost := head + length + strings.Repeat("x", size-1)
 	forEachProxy(t, func(t *testing.T, engine string) {
 		s := hubstest.Start(t, productionEnv(t))
 		between := hubstest.NewProxy(t, s.Addr)
@@ -237,9 +249,8 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 			f := p.flood(t, 5000, sent)
 			for range 10 {
 				answer := p.raw(t, newAddress(), head+"Content-Length: 2\r\n\r\n{}")
-				served := strings.HasPrefix(answer, "HTTP/1.1 400 ") &&
-					strings.Contains(answer, "invalid_request")
-				if !served {
+				isBad := strings.HasPrefix(answer, "HTTP/1.1 400 ")
+				if !isBad || !strings.Contains(answer, "invalid_request") {
 					t.Errorf("another client, with %.9q… on 5,000 connections: %.100q", sent, answer)
 				}
 			}

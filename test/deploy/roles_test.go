@@ -136,10 +136,12 @@ func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	c := s.SignIn(t, email)
 	c.AcceptTerms()
 	c.AcceptTerms() // again: that is an update
-	hub := c.Do("POST", "/hubs", map[string]string{"name": "North"}).Want(t, 201).Header.Get("Location")
-	c.Do("PATCH", hub, map[string]string{"name": "South"}).Want(t, 200)
-	c.Do("GET", "/hubs?filters[name]=south&orderBy=createdAt", nil).Want(t, 200)
-	c.Do("GET", c.Upload("a.txt", []byte("a")).Want(t, 201).Header.Get("Location"), nil).Want(t, 200)
+	r := c.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201)
+	hub := r.Header.Get("Location")
+	c.Do("PATCH", hub, `{"name":"South"}`).Want(t, 200)
+	c.Get("/hubs?filters[name]=south&orderBy=createdAt").Want(t, 200)
+	r = c.Upload("a.txt", []byte("a")).Want(t, 201)
+	c.WantFile(r.Header.Get("Location"), "a")
 	c.Do("DELETE", hub, nil).Want(t, 204)
 	hubstest.Exec(t, d.server, "delete from files") // a failed upload is undone
 }

@@ -25,8 +25,8 @@ func TestEnvironmentFiles(t *testing.T) {
 		"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
 		"SMTP_URL":       "smtps://u:p@mail.example.com:465",
 	}
-	settings := regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| ").FindAllStringSubmatch(
-		hubstest.ReadFile(t, "docs/deploy.md"), -1)
+	row := regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| ")
+	settings := row.FindAllStringSubmatch(hubstest.ReadFile(t, "docs/deploy.md"), -1)
 	for _, name := range []string{"production.env", "staging.env"} {
 		text := shipped(t, name)
 		values := readEnv(t, name)
@@ -90,10 +90,11 @@ func TestSystemdUnits(t *testing.T) {
 	t.Parallel()
 	analyze := hubstest.Need(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
-	unit := writeFile(t, dir, "hubs.service",
-		shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true "))
+	text := shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true ")
+	unit := writeFile(t, dir, "hubs.service", text)
 	writeFile(t, dir, "hubs.socket", shipped(t, "hubs.socket"))
-	out, err := exec.Command(analyze, "security", "--offline=yes", "--no-pager", unit).CombinedOutput()
+	rate := exec.Command(analyze, "security", "--offline=yes", "--no-pager", unit)
+	out, err := rate.CombinedOutput()
 	// 1.1 as shipped, by systemd 252; other versions differ by a tenth.
 	if err != nil || !regexp.MustCompile(`hubs\.service: (0\.[0-9]|1\.[0-3]) `).Match(out) {
 		t.Errorf("%v, want an exposure of at most 1.3\n%s", err, out)
@@ -133,8 +134,9 @@ func TestUnitsFitTheServer(t *testing.T) {
 
 // setting returns the values of a unit's lines of that name, without separators.
 func setting(units, name string) (values string) {
-	for _, line := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(units, -1) {
-		values += line[1]
+	line := regexp.MustCompile(`(?m)^` + name + `=(.*)$`)
+	for _, found := range line.FindAllStringSubmatch(units, -1) {
+		values += found[1]
 	}
 	return values
 }
@@ -146,7 +148,8 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 	unit := shipped(t, "hubs.service")
 	source := hubstest.ReadFile(t, "main.go")
 	constant := func(name string) int {
-		found := regexp.MustCompile(`\b` + name + ` += ([0-9]+)`).FindStringSubmatch(source)
+		definition := regexp.MustCompile(`\b` + name + ` += ([0-9]+)`)
+		found := definition.FindStringSubmatch(source)
 		if found == nil {
 			t.Fatalf("main.go has no %s", name)
 		}

@@ -215,7 +215,7 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 	load.waitFor(20, true)
 	load.end()
 	ledger.Check(t, databaseURL)
-	ledger.CheckFiles(t, admin.Elsewhere(), databaseURL, 0)
+	ledger.CheckFiles(t, admin.Elsewhere(), databaseURL)
 	t.Logf("%d acknowledged writes survived", ledger.Acknowledged())
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,8 +44,7 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 		c.Elsewhere().AskCode(email)
 	}
 	hubstest.WaitUntil(t, "a conversation", func() bool {
-		open, _, _ := s.Mail.Connections()
-		return open > 0
+		return s.Mail.Connections() > 0
 	})
 	return emails
 }
@@ -76,7 +76,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	emails = append(emails, late)
 
 	s.Signal(t, syscall.SIGTERM)
-	idle.WantEnd(t) // from here on, the server waits for the requests under way
+	wantEnd(t, idle) // from here on, the server waits for the requests under way
 	asking.Exchange(t, body[5:], 200)
 	clients.Wait()
 	wantRunning(t, s, "with an upload under way")
@@ -101,6 +101,15 @@ func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	t.Helper()
 	if code := s.Wait(t); code != want {
 		t.Errorf("got exit status %d, want %d", code, want)
+	}
+}
+
+// wantEnd waits until the server has closed the connection.
+func wantEnd(t *testing.T, conn *hubstest.Conn) {
+	t.Helper()
+	_, err := io.Copy(io.Discard, conn.In)
+	if os.IsTimeout(err) {
+		t.Errorf("after %v the connection is still open", hubstest.Patience)
 	}
 }
 

@@ -186,8 +186,7 @@ func (s *soak) mailedCode(to string, limit time.Duration) string {
 func (s *soak) checkStored() {
 	reader := s.member(s.servers[1], "member")
 	s.ledger.Check(s.t, s.pg.URL)
-	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL, 0)
-
+	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL)
 	s.waitSwept()
 	stored := hubstest.Query[string](s.t, s.pg.URL,
 		"select coalesce(string_agg(file_id::text, ' '), '') from files")
