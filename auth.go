@@ -206,12 +206,11 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 // compareClocks returns a 503 if the database's clock and this server's are more than clockSkew
 // apart. verifyToken would refuse every token that is issued then (T9).
 func compareClocks(database time.Time) error {
-	here := time.Now()
-	if database.Sub(here).Abs() <= clockSkew {
+	ahead := time.Until(database).Round(time.Second)
+	if ahead.Abs() <= clockSkew {
 		return nil
 	}
-	return unavailable(fmt.Errorf("the clocks are more than %v apart: the database has %v, this server %v",
-		clockSkew, database.UTC(), here.UTC()))
+	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's", ahead))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: that comes from the database. Its
@@ -414,7 +413,7 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 // endedIfUserGone returns the 401 if a write failed because the user it refers to was deleted
 // while the request ran.
 func endedIfUserGone(err error) error {
-	if sqlState(err) == foreignKeyViolation {
+	if sqlState(err) == "23503" { // foreign_key_violation
 		return unauthenticated("ended")
 	}
 	return err

@@ -34,12 +34,13 @@ import (
 )
 
 const (
-	maxPartHeaders = 4 << 10     // bytes of a form before the file in it begins
-	maxFormBytes   = 64 << 10    // bytes of a form besides the file in it
-	uploadStart    = time.Minute // the least time that an upload has
-	uploadPace     = 16 << 10    // bytes that give an upload one more second
-	sniffLength    = 512         // bytes that http.DetectContentType looks at
-	maxRanges      = 16          // of a Range header; one with more is ignored
+	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
+	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
+	uploadStart    = time.Minute     // the least time that an upload has
+	uploadPace     = 16 << 10        // bytes that give an upload one more second
+	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
+	sniffLength    = 512             // bytes that http.DetectContentType looks at
+	maxRanges      = 16              // of a Range header; one with more is ignored
 
 	maxUserTransfers = 16               // uploads and downloads of a user at a time
 	stallTimeout     = 30 * time.Second // a transfer without progress ends
@@ -200,17 +201,22 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 }
 
 // upload takes a file.
-func (s *server) upload(state *requestState, _ nothing) (file, error) {
+func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
+	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
+	defer func() { // runs after end: a refused upload no longer counts
+		if err != nil {
+			form.drain()
+		}
+	}()
 	end, err := s.transfers.begin(state.user.UserID)
 	if err != nil {
 		return file{}, err
 	}
-	defer end() // before anything else can return
-	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
+	defer end() // whatever happens below
 	if err := form.readHead(); err != nil {
 		return file{}, err
 	}
-	f, err := s.storeUpload(state, form)
+	f, err = s.storeUpload(state, form)
 	if err != nil {
 		return file{}, err
 	}
@@ -324,7 +330,7 @@ func (form *uploadForm) readHead() error {
 		return bodyProblem(err)
 	}
 	form.part = part
-	form.name = part.FileName() // without the folders that some clients send, too
+	form.name = part.FileName() // drops folders with /; the next line drops those with \
 	form.name = form.name[strings.LastIndex(form.name, `\`)+1:]
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file", "must be the only part, its file name 1 to 255 bytes of " +
@@ -346,8 +352,8 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 		}
 		p = p[:min(int64(len(p)), left)]
 	}
-	left := min(stallTimeout, uploadTimeout(form.received)-time.Since(form.started))
-	deadline := time.Now().Add(left)
+	timeLeft := min(stallTimeout, uploadTimeout(form.received)-time.Since(form.started))
+	deadline := time.Now().Add(timeLeft)
 	deadlines := http.NewResponseController(form.state)
 	deadlines.SetReadDeadline(deadline)
 	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
@@ -391,9 +397,21 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	return contentType(head), size, nil
 }
 
+// drain reads the rest of a refused upload, within bounds. If the connection were closed while
+// the client still sends, the client would lose the answer: a browser shows a network error in
+// place of the 413. A client that sent "Expect: 100-continue" sends nothing until we read. So if
+// we have not read, there is nothing to drain.
+func (form *uploadForm) drain() {
+	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
+		return
+	}
+	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
+	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
+}
+
 // contentType finds the type of a file from its first bytes, whatever the client said. Text
 // with a "<" could be SVG or HTML, which Go does not always recognize, so it does not count
-// as text. The last character of head may be cut off if the file goes on.
+// as text. In a head of full length, the last character may be cut off.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {

@@ -7,9 +7,9 @@
 //   - Every endpoint is declared through one contract (endpoint in middleware.go), which
 //     runs the checks in one order. The server does not start if a route lacks its access
 //     rule, or if a route whose input is counted lacks its limit.
-//   - A request with an unknown field is refused. So is one that needs the database while that
-//     is out of reach. An output that breaks its contract is not sent; what a write has done by
-//     then stays done.
+//   - An input with an unknown field is refused. So is a request that needs the database while
+//     that is out of reach. An output that breaks its contract is not sent; what a write has
+//     done by then stays done.
 //   - Errors have one format, and one function writes them, except those of net/http itself,
 //     which come before any handler. What fails inside is logged once, under the request's
 //     id, and never shown.
@@ -63,7 +63,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	if _, ok := errors.AsType[usageError](err); ok { // our own words, with no secret
+	if _, ok := errors.AsType[usageError](err); ok { // shown as it is
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(exitUsage)
 	}
@@ -132,7 +132,7 @@ func loadConfig() (config, error) {
 
 	cfg := config{
 		env:            r.env,
-		addr:           r.address(),
+		addr:           cmp.Or(os.Getenv("ADDR"), "127.0.0.1:8080"), // listen checks it
 		databaseURL:    r.databaseURL(),
 		filesDir:       cmp.Or(os.Getenv("FILES_DIR"), "data/files"),
 		maxUploadBytes: r.maxUploadBytes(),
@@ -147,14 +147,6 @@ func loadConfig() (config, error) {
 		cfg.mail = r.mailer()
 	}
 	return cfg, errors.Join(r.errors...)
-}
-
-func (r *configReader) address() string {
-	addr := cmp.Or(os.Getenv("ADDR"), "127.0.0.1:8080")
-	_, err := net.ResolveTCPAddr("tcp", addr)
-	r.check(err == nil,
-		"ADDR: must be host:port, the port at most 65535")
-	return addr
 }
 
 func (r *configReader) databaseURL() string {
@@ -421,7 +413,7 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        new connection when it is accepted.
 //	body    until head and body are read. net/http sets it with the limit for the head.
 //	        uploadForm.Read in files.go moves it on while an upload makes progress, and fail in
-//	        middleware.go sets it to refusedTimeout for the rest of a refused body.
+//	        middleware.go shortens it to a second for the rest of a refused body.
 //	answer  until the answer is written. net/http sets it when the head has been read.
 //	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with each
 //	        piece of a download that was taken.
@@ -430,17 +422,16 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 // A statement of the database has a limit of its own (dbTimeout in store.go), so a handler
 // that waits for one ends in time.
 const (
-	headerTimeout  = 10 * time.Second
-	bodyTimeout    = 15 * time.Second
-	refusedTimeout = 5 * time.Second
-	answerTimeout  = 30 * time.Second
-	idleTimeout    = time.Minute
+	headerTimeout = 10 * time.Second
+	bodyTimeout   = 15 * time.Second
+	answerTimeout = 30 * time.Second
+	idleTimeout   = time.Minute
 )
 
 const (
 	arrivalTime  = 500 * time.Millisecond // at a stop, for requests that are just arriving
 	stopTimeout  = 12 * time.Second       // at a stop, for requests, then again for mail under way
-	memoryTarget = 192 << 20              // bytes; above it the garbage collector works harder
+	memoryTarget = 192 << 20              // bytes; above it the garbage collector works harder. It replaces GOMEMLIMIT
 )
 
 // serve runs the server until ctx ends, then stops it.
@@ -493,14 +484,14 @@ func (s *server) newHTTPServer() *http.Server {
 	}
 }
 
-// listen opens ADDR, or takes the socket that systemd hands over (socket activation). With
-// such a socket, no connection is refused while the server restarts.
+// listen opens ADDR, or takes the socket that systemd hands over (socket activation; of several,
+// the first). With such a socket, no connection is refused while the server restarts.
 func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
-		const firstSocket = 3 // sd_listen_fds(3)
-		listener, err = net.FileListener(os.NewFile(firstSocket, "LISTEN_FDS"))
+		// Sockets begin at descriptor 3 (sd_listen_fds(3)).
+		listener, err = net.FileListener(os.NewFile(3, "LISTEN_FDS"))
 	} else {
 		listener, err = net.Listen("tcp", addr)
 	}
@@ -578,7 +569,7 @@ func (s *server) warnOfDatabase() {
 		err = compareClocks(now)
 	}
 	if err != nil {
-		s.log.Warn("the check of the database at the start failed", "error", err)
+		s.log.Warn("sign-ins may fail", "error", err)
 	}
 	if mayWrite && s.cfg.env != envLocal {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
@@ -587,7 +578,7 @@ func (s *server) warnOfDatabase() {
 
 // stop waits for the requests and the mail that end in time. http.Server.Shutdown drops connections
 // that were just accepted, and idle ones on which a request is arriving. So for arrivalTime
-// before it, requests are still served, and each answer closes its connection.
+// before it, requests are still served, and the answer to each closes its connection.
 //
 // Every request that ends within stopTimeout is answered. After that, mail under way has another
 // stopTimeout (H3). A request that still runs goes on meanwhile, and ends with the process.
@@ -604,7 +595,6 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 		select {
 		case s.codeSlots <- struct{}{}:
 		case <-giveUp:
-			s.log.Error("stopped with mail unsent")
 			return errors.New("stopped with mail unsent")
 		}
 	}

@@ -280,7 +280,7 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 		}
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := stateOf(w)
-			if err := row.contract.serve(s, row, state); err != nil {
+			if err := s.serveRoute(row, state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -314,7 +314,8 @@ type route struct {
 // counted input has a limit (Z1). The server then does not start.
 func (r route) validate() {
 	name := r.method + " " + r.path
-	if r.access == "" {
+	known := []access{public, local, sessionOnly, sessionAndTerms, adminOnly}
+	if !slices.Contains(known, r.access) {
 		panic("no access rule: " + name)
 	}
 	if _, isCounted := r.contract.input.(limitKeyer); isCounted && r.contract.limit == nil {
@@ -327,7 +328,8 @@ func (r route) validate() {
 type contract struct {
 	input, output any      // zero values; the test that writes openapi.json reads their types
 	limit         *limiter // its own, besides the limit by client address of step 4
-	serve         func(*server, route, *requestState) error
+	takesInput    bool     // if not, body and query are ignored
+	handle        func(*requestState, *fields) (output, error)
 }
 
 // An output checks itself against its contract before it is sent.
@@ -349,56 +351,63 @@ func (nothing) isValid() bool { return true }
 
 func (nothing) send(state *requestState, status int) { state.WriteHeader(status) }
 
-// endpoint makes the contract of a handler. parse fills the input and checks it; nil means
-// that body and query are ignored.
-//
-// The order of the checks is the order of refusals: session, suspended, terms, role (all
-// by authorize), then the input.
+// serveRoute runs the contract of a route. The order of the checks is the order of refusals:
+// session, suspended, terms, role (all by authorize), then the input and its limit.
 //
 // The body must be read before authorize reads the account, although its faults are reported
 // after it. Otherwise a client could withhold the rest of a body until it has lost its rights,
 // and still write (W1).
+func (s *server) serveRoute(row route, state *requestState) error {
+	var input *fields
+	var inputErr error
+	if row.contract.takesInput {
+		input, inputErr = readFields(state)
+	}
+	if row.access.needsSession() {
+		if err := s.authorize(state, row.access); err != nil {
+			return err
+		}
+	}
+	if inputErr != nil {
+		return inputErr
+	}
+	out, err := row.contract.handle(state, input)
+	if err != nil {
+		return err
+	}
+	if closer, ok := out.(io.Closer); ok {
+		defer closer.Close()
+	}
+	return row.answer(state, out)
+}
+
+// endpoint makes the contract of a handler. parse fills the input from the fields that were sent,
+// and checks it; nil means that body and query are ignored.
 func endpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	serve := func(s *server, row route, state *requestState) error {
-		f := &fields{}
-		var inputErr error
-		if parse != nil {
-			f, inputErr = readFields(state)
-		}
-		if row.access.needsSession() {
-			if err := s.authorize(state, row.access); err != nil {
-				return err
-			}
-		}
-		if inputErr != nil {
-			return inputErr
-		}
-		var in In
-		if parse != nil {
-			in = parse(f)
-		}
-		if err := f.finish(); err != nil {
-			return err
-		}
-		state.loggedInput = strings.Join(f.forLog, "&")
-		if err := checkIfMatch(state.request); err != nil {
-			return err
-		}
-		out, err := handle(state, in)
-		if err != nil {
-			return err
-		}
-		if closer, ok := any(out).(io.Closer); ok {
-			defer closer.Close()
-		}
-		return row.answer(state, out)
-	}
 	var in In
 	var out Out
-	return contract{input: in, output: out, serve: serve}
+	return contract{
+		input:      in,
+		output:     out,
+		takesInput: parse != nil,
+		handle: func(state *requestState, f *fields) (output, error) {
+			var in In
+			if parse != nil {
+				in = parse(f)
+				if err := f.finish(); err != nil {
+					return nil, err
+				}
+				state.loggedInput = strings.Join(f.forLog, "&")
+			}
+			if err := checkIfMatch(state.request); err != nil {
+				return nil, err
+			}
+			return handle(state, in)
+		},
+	}
 }
 
 // limitedEndpoint is endpoint for an input that is counted. The limit comes after the input, so
@@ -482,7 +491,6 @@ type rule struct {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
-	maxRefusedBody = 32 << 20 // bytes that are read of a refused body, whatever it is
 	maxMembers     = 64       // of a JSON object; no input has more than three
 	maxErrors      = 20       // in one answer
 	maxContentType = 256      // bytes of a Content-Type that we look at
@@ -561,9 +569,8 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 // cause a large answer.
 func (f *fields) refuse(name, detail string) {
 	name = cmp.Or(name[:min(len(name), 64)], "input")
-	isKnown := len(f.errors) == maxErrors ||
-		slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
-	if !isKnown {
+	isNoted := slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
+	if !isNoted && len(f.errors) < maxErrors {
 		f.errors = append(f.errors, fieldError{name, detail})
 	}
 }
@@ -736,8 +743,8 @@ func unauthenticated(reason string) problem {
 	}
 }
 
-// unavailable returns the 503 of a database that is out of reach, or of too many unfinished requests
-// for a code.
+// unavailable returns the 503 of what the server can't do now, and may soon be able to: mostly
+// because the database is out of reach.
 func unavailable(cause error) problem {
 	return problem{
 		Status: 503, Code: "unavailable", Detail: "Try again soon.",
@@ -809,8 +816,11 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // first status counts.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
-		// What is not in the table becomes a 404: redirects, and the 400 of OPTIONS *.
-		state.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
+		err, isListed := netHTTPErrors[status]
+		if !isListed { // a redirect, or the 400 of OPTIONS *
+			err = errNotFound
+		}
+		state.fail(err)
 		return
 	}
 	if state.status == 0 {
@@ -861,12 +871,9 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// The rest of the body is read first. If the connection were closed while the client still
-	// sends, the client would lose the answer: a browser shows a network error in place of a
-	// 401 or a 413. What is longer or slower is not waited for (H1).
-	deadlines := http.NewResponseController(state.ResponseWriter)
-	deadlines.SetReadDeadline(time.Now().Add(refusedTimeout))
-	io.CopyN(io.Discard, state.request.Body, maxRefusedBody)
+	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
+	// withholds the rest gets a second for it.
+	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
 	}
@@ -952,8 +959,9 @@ func (s *server) originForLog(state *requestState) string {
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
-// maxLoggedError bounds the text of an error in the log, in bytes.
-const maxLoggedError = 700
+// maxLoggedError bounds the text of an error in the log, in bytes before the mask. With the longest
+// mask, a line of two such texts has less than 2 kB.
+const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
 // the message included, except in four attributes, whose values are ids and IP addresses. So no
@@ -987,16 +995,16 @@ var maskRules = []struct {
 	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*(@|%(?:25)*40|\\u0040)`), "$1***$2"},
 	// smtps://user:password@mail.example.com, after the rule above: smtps://***@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
-	// A token, even if it is broken by blanks: ***
-	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*`), "***"},
-	// password=hunter2 and everything after it: ***
-	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`), "***"},
-	// An escape, in which another could hide, and everything after it: ***
-	{regexp.MustCompile(`(?s)%[0-9A-Fa-f]{2}.*`), "***"},
-	// A one-time code, as 482913, 482-913 or 4 8 2 9 1 3: ***
-	{regexp.MustCompile(`[0-9]([-_ ]?[0-9]){5,}`), "***"},
-	// A key or a piece of a token, which has more letters and digits in a row than an id: ***
-	{regexp.MustCompile(`[\w+/=-]{40,}`), "***"},
+	// password=hunter2 and everything after it: ***. The same for an escape, in which another
+	// could hide.
+	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*` +
+		`|%[0-9A-F]{2}.*`), "***"},
+	// A secret by its form: a token, even if it is broken by blanks; a key or a piece of a token,
+	// which has more letters and digits in a row than an id; a one-time code, as 482913, 482-913
+	// or 4 8 2 9 1 3: ***
+	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*` +
+		`|[\w+/=-]{40,}` +
+		`|[0-9]([-_ ]?[0-9]){5,}`), "***"},
 }
 
 // maskText cuts a text to maxLoggedError bytes, then applies the rules.
@@ -1005,5 +1013,5 @@ func maskText(text string) string {
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
-	return text[:min(len(text), maxLoggedError)] // a mask can be longer than what it hides
+	return text
 }

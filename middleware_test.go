@@ -32,7 +32,7 @@ func startRoutes(routes []route) (fault any) {
 	return nil
 }
 
-// Z1: no route of the table starts if its access rule is taken away, and none
+// Z1: no route of the table starts if its access rule is taken away or misspelled, and none
 // whose input is counted without its limit.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
@@ -54,6 +54,8 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 		changed := r
 		changed.access = ""
 		wantNoStart("no access", changed)
+		changed.access = r.access + "x"
+		wantNoStart("misspelled access", changed)
 		if r.contract.limit == nil {
 			continue
 		}

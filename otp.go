@@ -280,8 +280,8 @@ func (m mailer) secure(client *smtp.Client) error {
 	return client.Auth(smtp.PlainAuth("", m.server.User.Username(), password, host))
 }
 
-// message is a mail in the form of RFC 5322. Both addresses have passed a check that lets no
-// line break through.
+// message is a mail in the form of RFC 5322. No line break gets into it by an address: m.from has
+// passed a check, and client.Rcpt refuses a to that has one.
 func (m mailer) message(domain, to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

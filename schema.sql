@@ -81,4 +81,7 @@ create table if not exists files (
     created_at   timestamptz not null default now() check (isfinite(created_at))
 );
 
+-- Serves the deletion of a user, which sets user_id to null.
+create index if not exists files_by_user on files (user_id);
+
 commit;

@@ -37,8 +37,8 @@ const (
 	expensiveSize = poolSize / 2    // of these, for expensive statements at a time
 	dbTimeout     = 2 * time.Second // for one wait, one read or write on a socket
 
-	// PostgreSQL ends a statement before the read of its answer gives up. A read that gives up
-	// costs the pool all its connections.
+	// PostgreSQL ends a statement before the read of its answer gives up: after a read that gave
+	// up, classifyDBError drops every idle connection.
 	statementTimeout = dbTimeout - 200*time.Millisecond
 )
 
@@ -288,9 +288,6 @@ func (st *store) classifyDBError(err error) error {
 	}
 	return err
 }
-
-// foreignKeyViolation is the SQLSTATE of a write that refers to a row that is not there.
-const foreignKeyViolation = "23503"
 
 // sqlState returns the SQLSTATE of PostgreSQL's error, or "" if err is none.
 func sqlState(err error) string {

@@ -255,10 +255,11 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 }
 
 // uploadHead returns what stands before the body of an upload.
-func uploadHead(c *hubstest.Client, kind string, length int) string {
-	return c.Head("POST /files/upload",
+func uploadHead(c *hubstest.Client, kind string, length int, more ...string) string {
+	headers := append(more,
 		"Content-Type: "+kind,
-		fmt.Sprint("Content-Length: ", length)) + "\r\n"
+		fmt.Sprint("Content-Length: ", length))
+	return c.Head("POST /files/upload", headers...) + "\r\n"
 }
 
 // A client that sends its whole upload before it reads gets its answer, whatever was wrong,
@@ -284,6 +285,23 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	s.WantStored(t, 0)
 }
 
+// A client that waits for "100 Continue" is refused at once, if its headers suffice for that. If
+// it was told to send, the server reads what it asked for.
+func TestRefusedUploadWithExpect(t *testing.T) {
+	t.Parallel()
+	s, c := start(t, "member")
+	const expect = "Expect: 100-continue"
+	text := uploadHead(c, "text/plain", 8<<20, expect)
+	hubstest.Dial(t, s.Addr).Exchange(t, text, 415)
+	large := uploadHead(c, formType, 1<<40, expect)
+	hubstest.Dial(t, s.Addr).Exchange(t, large, 413)
+
+	conn := hubstest.Dial(t, s.Addr)
+	body := otherPart + strings.Repeat("c", 8<<20) + "\r\n--edge--\r\n"
+	conn.Exchange(t, uploadHead(c, formType, len(body), expect), 100)
+	conn.Exchange(t, body, 400)
+}
+
 // The server waits only a few seconds for the rest of a refused upload: less than the 30 that it
 // waits for the next bytes of a good one.
 func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
@@ -291,15 +309,14 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	s, c := start(t, "member")
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	conn.Exchange(t,
-		uploadHead(c, formType, 200_000)+otherPart, 400)
+	conn.Exchange(t, uploadHead(c, formType, 200_000)+otherPart, 400)
 }
 
-// The server reads no more than 32 MB of a refused body.
+// The server reads no more of a refused upload than an upload may have.
 func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	t.Parallel()
-	const most = 48 << 20 // a few MB are in the buffers of the connection
-	_, c := start(t, "member")
+	const most = 32 << 20 // a few MB are in the buffers of the connection
+	_, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": "100000"})
 	endless := &endlessReader{}
 	c.Try("POST", "/files/upload", endless, "Content-Type", "text/plain")
 	if endless.read > most {
