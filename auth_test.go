@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net/mail"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -35,13 +37,13 @@ func TestTokenTimesAreExact(t *testing.T) {
 		issued, expires time.Duration // from now
 		want            string
 	}{
-		{issued: 0, expires: time.Microsecond},
+		{expires: time.Microsecond},
 		{issued: -time.Hour, expires: 0, want: "expired"},
 		{issued: -time.Hour, expires: -time.Microsecond, want: "expired"},
 		{issued: time.Minute, expires: time.Hour},
 		{issued: time.Minute + time.Microsecond, expires: time.Hour, want: "clock"},
-		{issued: 0, expires: sessionTTL},
-		{issued: 0, expires: sessionTTL + time.Microsecond, want: "clock"},
+		{expires: sessionTTL},
+		{expires: sessionTTL + time.Microsecond, want: "clock"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			at := func(d time.Duration) string {
@@ -66,18 +68,19 @@ func TestTokenKeepsItsTimes(t *testing.T) {
 	now := time.Now().Truncate(time.Microsecond).UTC()
 	for i := range 1000 {
 		issued := now.Add(-time.Duration(i) * 7_919 * time.Microsecond)
+		expires := issued.Add(sessionTTL)
 		signed := sessionToken{
 			Email:     "ada@example.com",
 			UserID:    hubstest.NewUUID(),
 			IssuedAt:  toSeconds(issued),
-			ExpiresAt: toSeconds(issued.Add(sessionTTL)),
+			ExpiresAt: toSeconds(expires),
 		}
 		got, refusal := s.verifyToken(s.signToken(signed))
-		if refusal != "" || got.Email != signed.Email || got.UserID != signed.UserID {
+		if refusal != "" || !reflect.DeepEqual(got, signed) {
 			t.Fatalf("got %v, %q, want %v", got, refusal, signed)
 		}
-		if !got.IssuedAt.time().Equal(issued) || !got.ExpiresAt.time().Equal(issued.Add(sessionTTL)) {
-			t.Fatalf("got the times of %v, want %v", got, issued)
+		if !got.IssuedAt.time().Equal(issued) || !got.ExpiresAt.time().Equal(expires) {
+			t.Fatalf("got the times of %v, want %v to %v", got, issued, expires)
 		}
 	}
 }
@@ -85,30 +88,21 @@ func TestTokenKeepsItsTimes(t *testing.T) {
 // An identifier is a UUID as PostgreSQL prints it, and nothing else.
 func TestIdentifierForm(t *testing.T) {
 	t.Parallel()
+	form := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	const id = "0a1b2c3d-4e5f-6789-abcd-ef0123456789"
-	if !isUUID(id) {
-		t.Errorf("isUUID(%q): got false, want true", id)
-	}
-	others := []string{
-		"",
+	texts := []string{
+		id,
 		id + "0",
 		strings.ToUpper(id),
-		strings.Repeat("0", 36),
-		strings.Repeat("-", 36),
 	}
 	for i := range id {
-		for _, other := range []string{"", "g", "/", ":", "`", "A", "é", "\x00", "00", "--"} {
-			others = append(others, id[:i]+other+id[i+1:])
-		}
-		if id[i] == '-' {
-			others = append(others, id[:i]+"0"+id[i+1:])
-		} else {
-			others = append(others, id[:i]+"-"+id[i+1:])
+		for _, other := range []string{"", "0", "-", "g", "/", ":", "`", "A", "é", "\x00", "00"} {
+			texts = append(texts, id[:i]+other+id[i+1:])
 		}
 	}
-	for _, text := range others {
-		if isUUID(text) {
-			t.Errorf("isUUID(%q): got true, want false", text)
+	for _, text := range texts {
+		if got, want := isUUID(text), form.MatchString(text); got != want {
+			t.Errorf("isUUID(%q): got %v, want %v", text, got, want)
 		}
 	}
 }

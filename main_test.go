@@ -1,21 +1,22 @@
 package main
 
-// The settings: every value of testdata/settings.json, in each environment. The listener. At the
-// end, the check that every removal fits the code.
+// The settings: every value of testdata/settings.json, in each environment, and their table in
+// docs/deploy.md. The listener. At the end, the check that every removal fits the code.
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"hubs/internal/hubstest"
 	"hubs/tools/removals"
 )
 
@@ -44,17 +45,34 @@ func deployedEnv(name string) map[string]string {
 	return env
 }
 
+// settings returns the names of the variables that loadConfig reads.
+func settings(t *testing.T) []string {
+	t.Helper()
+	names := matches(t, "main.go", `(?:os\.Getenv|r\.list)\("([A-Z_]+)"`)
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return strings.HasPrefix(name, "LISTEN_") // systemd's, read later
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// docs/deploy.md explains each setting, and no other one.
+func TestSettingsAreExplained(t *testing.T) {
+	t.Parallel()
+	explained := matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
+	slices.Sort(explained)
+	if read := settings(t); !slices.Equal(explained, read) {
+		t.Errorf("the table of docs/deploy.md has %q, loadConfig reads %q", explained, read)
+	}
+}
+
 // loadWith loads a configuration of an environment with one setting changed.
 func loadWith(t *testing.T, environment, variable, value string) error {
 	t.Helper()
 	env := deployedEnv(environment)
-	for _, name := range []string{"ADDR", "COOKIE_PREFIX", "ALLOWED_ORIGINS", "TRUSTED_PROXIES", "FILES_DIR",
-		"MAX_UPLOAD_BYTES", "COOKIE_DOMAIN", "SMTP_URL", "ALLOWED_ORIGIN_DOMAIN"} {
+	env[variable] = value
+	for _, name := range settings(t) {
 		t.Setenv(name, env[name])
-	}
-	maps.Copy(env, map[string]string{variable: value})
-	for name, value := range env {
-		t.Setenv(name, value)
 	}
 	_, err := loadConfig()
 	return err
@@ -62,41 +80,44 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 
 // A bad value is named, and no secret printed.
 func TestConfiguration(t *testing.T) {
-	text, err := os.ReadFile("testdata/settings.json")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var file struct{ Cases []settingCase }
-	if err := json.Unmarshal(text, &file); err != nil {
+	text := hubstest.ReadFile(t, "testdata/settings.json")
+	if err := json.Unmarshal([]byte(text), &file); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range file.Cases {
 		for _, environment := range c.Environments {
 			for _, value := range c.Good {
-				t.Run(fmt.Sprintf("%s/good %s=%q", environment, c.Variable, value), func(t *testing.T) {
+				name := fmt.Sprintf("%s/good %s=%q", environment, c.Variable, value)
+				t.Run(name, func(t *testing.T) {
 					if err := loadWith(t, environment, c.Variable, value); err != nil {
 						t.Errorf("got %v, want no error", err)
 					}
 				})
 			}
 			for _, value := range c.Bad {
-				t.Run(fmt.Sprintf("%s/bad %s=%q", environment, c.Variable, value), func(t *testing.T) {
-					wantRefused(t, loadWith(t, environment, c.Variable, value), c.Variable, value)
+				name := fmt.Sprintf("%s/bad %s=%q", environment, c.Variable, value)
+				t.Run(name, func(t *testing.T) {
+					wantRefused(t, environment, c.Variable, value)
 				})
 			}
 		}
 	}
 }
 
-// wantRefused checks that an error names the setting, and shows no secret.
-func wantRefused(t *testing.T, err error, variable, value string) {
+// wantRefused checks that the error for a value names its setting, and shows no secret.
+func wantRefused(t *testing.T, environment, variable, value string) {
 	t.Helper()
+	err := loadWith(t, environment, variable, value)
 	if err == nil || !strings.Contains(err.Error(), variable) {
 		t.Fatalf("got %v, want an error that names %s", err, variable)
 	}
-	for _, secret := range []string{"secret-1", "session-secret", "password@", value} {
-		isSecret := variable == "SESSION_SECRET" || secret != value
-		if isSecret && len(secret) > 5 && strings.Contains(err.Error(), secret) {
+	secrets := []string{"secret-1", "session-secret", "password@"}
+	if variable == "SESSION_SECRET" && len(value) > 5 {
+		secrets = append(secrets, value)
+	}
+	for _, secret := range secrets {
+		if strings.Contains(err.Error(), secret) {
 			t.Errorf("the error shows a secret: %v", err)
 		}
 	}
@@ -104,24 +125,25 @@ func wantRefused(t *testing.T, err error, variable, value string) {
 
 // Every key in an example of deploy/ is refused: somebody would keep it.
 func TestExampleKeysAreRefused(t *testing.T) {
-	names, err := filepath.Glob("deploy/*.env")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := 0
+	names, _ := filepath.Glob("deploy/*.env") // the pattern is well formed
+	var keys []string
 	for _, name := range names {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys := regexp.MustCompile(`SESSION_SECRET=(\S+)`).FindAllStringSubmatch(string(text), -1)
-		for _, key := range keys {
-			found++
-			wantRefused(t, loadWith(t, envStaging, "SESSION_SECRET", key[1]), "SESSION_SECRET", key[1])
-		}
+		keys = append(keys, matches(t, name, `SESSION_SECRET=(\S+)`)...)
 	}
-	if found == 0 {
+	if len(keys) == 0 {
 		t.Error("no example of deploy/ has a key")
+	}
+	for _, key := range keys {
+		wantRefused(t, envStaging, "SESSION_SECRET", key)
+	}
+}
+
+// newDeafListener returns a listener with one slot, which listens nowhere.
+func newDeafListener(stop chan struct{}) *boundedListener {
+	return &boundedListener{
+		TCPListener: &net.TCPListener{},
+		slots:       make(chan struct{}, 1),
+		stop:        stop,
 	}
 }
 
@@ -129,10 +151,7 @@ func TestExampleKeysAreRefused(t *testing.T) {
 // good.
 func TestFailedAcceptTakesNoSlot(t *testing.T) {
 	t.Parallel()
-	l := &boundedListener{
-		TCPListener: &net.TCPListener{}, // which listens nowhere
-		slots:       make(chan struct{}, 1),
-	}
+	l := newDeafListener(nil)
 	if _, err := l.Accept(); err == nil {
 		t.Error("got a connection, want an error")
 	}
@@ -155,9 +174,11 @@ func TestListenRefusesBadAddresses(t *testing.T) {
 // H3: a server whose connections are all taken can stop: Accept waits for no slot then.
 func TestStopWithAllConnectionsTaken(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // in which a wait without end is a failure
+	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
-		l := &boundedListener{slots: make(chan struct{}), stop: stop}
+		l := newDeafListener(stop)
+		l.slots <- struct{}{}
+		time.AfterFunc(time.Minute, func() { <-l.slots }) // ends a wait for a slot
 		close(stop)
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("got %v, want %v", err, net.ErrClosed)
@@ -166,10 +187,8 @@ func TestStopWithAllConnectionsTaken(t *testing.T) {
 }
 
 // What a removal may be of besides a row of SECURITY.md.
-var removalTopics = []string{
-	"durability", "limits", "order", "start", "stop", "configuration", "commands", "session",
-	"mail", "log", "files", "hubs", "store", "answers", "deploy",
-}
+var removalTopics = strings.Fields(`durability limits order start stop configuration commands
+	session mail log files hubs store answers deploy`)
 
 // Each removal is of a row or topic, names tests that exist, and fits the code as it is.
 // tools/prove shows that the tests notice. With -v: the tests that no removal names.
@@ -183,34 +202,27 @@ func TestRemovalsFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string]bool{}
-	for _, topic := range removalTopics {
-		known[topic] = true
-	}
-	for _, row := range matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`) {
-		known[row] = true
-	}
+	known := matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
+	known = append(known, removalTopics...)
 	isNamed := testNames(t)
 	for _, r := range all {
-		if known[r.Name] {
+		if slices.Contains(known, r.Name) {
 			t.Errorf("%s: there are two of this name", r.Name)
 		}
-		known[r.Name] = true
-		if !known[r.Row] || !strings.HasPrefix(r.Name, r.Row+"-") {
+		known = append(known, r.Name)
+		if !slices.Contains(known, r.Row) || !strings.HasPrefix(r.Name, r.Row+"-") {
 			t.Errorf("%s: %s is no topic and no row of SECURITY.md, or not in the name", r.Name, r.Row)
 		}
 		for _, name := range r.Tests {
 			folder, test := removals.SplitTest(name)
 			function, _, _ := strings.Cut(test, "/")
 			function = filepath.Join(folder, function)
-			_, exists := isNamed[function]
-			if !exists {
+			if _, exists := isNamed[function]; !exists {
 				t.Errorf("%s: there is no test %s", r.Name, name)
 			}
 			isNamed[function] = true
 		}
-		_, err := source.Apply(r)
-		if err != nil {
+		if _, err := source.Apply(r); err != nil {
 			t.Errorf("%s no longer fits: %v", r.Name, err)
 		}
 	}
@@ -226,10 +238,7 @@ func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	for _, pattern := range []string{"*_test.go", "test/*/*_test.go"} {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		paths, _ := filepath.Glob(pattern) // it is well formed
 		for _, path := range paths {
 			for _, name := range matches(t, path, `(?m)^func ((?:Test|Fuzz)\w*)\(\w+ \*testing\.[TF]\)`) {
 				names[filepath.Join(filepath.Dir(path), name)] = false
@@ -242,13 +251,10 @@ func testNames(t *testing.T) map[string]bool {
 // matches returns what the group of an expression matches in a file.
 func matches(t *testing.T, file, expression string) []string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var found []string
-	for _, match := range regexp.MustCompile(expression).FindAllSubmatch(text, -1) {
-		found = append(found, string(match[1]))
+	text := hubstest.ReadFile(t, file)
+	for _, match := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
+		found = append(found, match[1])
 	}
 	return found
 }

@@ -1,7 +1,7 @@
 package main
 
-// Tests of middleware.go: what can't be seen from outside. How an endpoint fails, what the log
-// masks, and parsers that get whatever a fuzzer finds.
+// Tests of middleware.go: what can't be seen from outside. How an endpoint fails, and what the log
+// masks.
 
 import (
 	"bytes"
@@ -11,18 +11,16 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
-	"reflect"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-)
 
-const anyID = "3f1c2a9e-7c1b-4e0a-9d53-0b6f4c8e2d71"
+	"hubs/internal/hubstest"
+)
 
 // startRoutes makes the handler of these routes, and returns the panic that keeps the server
 // from starting; nil: it starts.
@@ -93,9 +91,13 @@ type brokenAnswer struct {
 	write  func(*requestState)
 }
 
-func (a brokenAnswer) isValid() bool { return a.write != nil }
+func (a brokenAnswer) isValid() bool {
+	return a.write != nil
+}
 
-func (a brokenAnswer) send(state *requestState, _ int) { a.write(state) }
+func (a brokenAnswer) send(state *requestState, _ int) {
+	a.write(state)
+}
 
 // failing returns an endpoint that is answered by write.
 func failing(write func(*requestState)) contract {
@@ -119,7 +121,8 @@ func TestFailuresInside(t *testing.T) {
 			http.Error(state, panicSecret, 500) // as http.ServeContent does
 		})},
 		"error": {contract: endpoint(nil, func(state *requestState, _ nothing) (nothing, error) {
-			for _, header := range append(headersOfSuccess, "Cache-Control", "Content-Security-Policy") {
+			for header := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
+				Content-Disposition Content-Length Cache-Control Content-Security-Policy`) {
 				state.Header().Set(header, panicSecret)
 			}
 			return nothing{}, errors.New(panicSecret)
@@ -140,23 +143,21 @@ func TestFailuresInside(t *testing.T) {
 			answer := httptest.NewRecorder()
 			request := httptest.NewRequest("GET", "/x", nil)
 			request.Header.Set("X-Request-Id", "id-of-"+name)
-			var fault any
-			func() {
-				defer func() { fault = recover() }()
+			cut := func() (cut bool) {
+				defer func() { cut = recover() == http.ErrAbortHandler }()
 				handler.ServeHTTP(answer, request)
+				return false
 			}()
-			if isCut := fault == http.ErrAbortHandler; isCut != test.cut {
-				t.Errorf("got the connection cut: %v, want %v", isCut, test.cut)
+			if cut != test.cut {
+				t.Errorf("got the connection cut: %v, want %v", cut, test.cut)
 			}
 			if !test.cut {
 				wantInternal(t, answer, "id-of-"+name)
 			}
-			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-			for i, want := range []string{`"level":"ERROR"`, `"msg":"request"`} {
-				if len(lines) != 2 || !strings.Contains(lines[i], want) ||
-					!strings.Contains(lines[i], `"requestId":"id-of-`+name) {
-					t.Errorf("got the log\n%s\nwant an error and the request", &log)
-				}
+			rest := `.*"requestId":"id-of-` + name + `".*\n`
+			want := regexp.MustCompile(`^.*"level":"ERROR"` + rest + `.*"msg":"request"` + rest + `$`)
+			if !want.Match(log.Bytes()) {
+				t.Errorf("got the log\n%s\nwant an error and the request", &log)
 			}
 			if name == "panic" && !strings.Contains(log.String(), "middleware_test.go") {
 				t.Errorf("got %s, want the stack", &log)
@@ -208,59 +209,35 @@ func TestBodyProblem(t *testing.T) {
 func TestRetryAfterIsRoundedUp(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{env: envLocal}, nil, io.Discard)
-	for milliseconds, want := range map[int]string{1: "1", 1000: "1", 1001: "2"} {
+	for wait, want := range map[time.Duration]string{
+		time.Millisecond: "1",
+		time.Second:      "1",
+		time.Second + 1:  "2",
+	} {
 		answer := httptest.NewRecorder()
-		request := httptest.NewRequest("GET", "/", nil)
-		state := &requestState{ResponseWriter: answer, request: request, serverLog: s.log}
-		state.fail(rateLimited("", time.Duration(milliseconds)*time.Millisecond))
+		state := &requestState{
+			ResponseWriter: answer,
+			request:        httptest.NewRequest("GET", "/", nil),
+			serverLog:      s.log,
+		}
+		state.fail(rateLimited("", wait))
 		if got := answer.Header().Get("Retry-After"); got != want {
-			t.Errorf("%d ms: got Retry-After %q, want %q", milliseconds, got, want)
+			t.Errorf("%v: got Retry-After %q, want %q", wait, got, want)
 		}
 	}
 }
 
-// G2: what the log shows of an error's text. Each text has one kind of secret, so that nothing
-// else in it is masked that would hide it.
+// G2: what the log shows of an error's text. H4: only what it looks at costs time.
 func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]string{
-		"smtps://mailer:(opaque)@mail.example.com: refused":                  "smtps://***@mail.example.com: refused",
-		"postgres://:(opaque)@db.example.com":                                "postgres://***@db.example.com",
-		"x eyJhbGci.eyJl-_bWFp.abc":                                          "x ***",
-		"eyJhbGciOiJIUzI1NiJ9.eyJlbWFpbCI6 ImEiLCJ1c2VySWQiOiI.c2lnbmF0dXJl": "***",
-		"x?code=(opaque)":                         "x?***",
-		"x?token=(opaque)&a=b":                    "x?***",
-		"x?Secret=(opaque)\nsecond line (opaque)": "x?***",
-		"x?password=(opaque)":                     "x?***",
-		"x?pwd=(opaque)":                          "x?***",
-		"x?api_key=(opaque)":                      "x?api_***",
-		"x?session_id=(opaque)":                   "x?***",
-		"x?authKey=(opaque)":                      "x?***",
-		"at 510764.":                              "at ***.",
-		"_510764x":                                "_***x",
-		"/x_510764_510764_":                       "/x_***_",
-		"510-764":                                 "***",
-		"5-1-0-7-6-4":                             "***",
-		"510\u200b764":                            "***",
-		"%35%31%30764":                            "***",
-		"ada@b.example":                           "a***@b.example",
-		"550 <ada@corp>: no such user":            "550 <a***@corp>: no such user",
-		"\u00e4da@b.example":                      "\u00e4***@b.example",
-		"ada.byron`@b.example":                    "a***@b.example",
-		"ada%2540b.example":                       "a******",
-		"ada%252540b.example":                     "a******",
-		`ada\u0040b.example`:                      `a***\u0040b.example`,
-		"a\u009b31mb\x7fc\u202ed\u200be":          "a31mbcde",
-		strings.Repeat("k", 40):                   "***",
-		// What is none of them stays, or no log could be read.
-		"12345 x 12345":                               "12345 x 12345",
-		"limit=20&offset=10000":                       "limit=20&offset=10000",
-		"550 5.1.1 user unknown":                      "550 5.1.1 user unknown",
-		"dial tcp 127.0.0.1:5432: connection refused": "dial tcp 127.0.0.1:5432: connection refused",
-		`password failed for "hubs" (28P01)`:          `password failed for "hubs" (28P01)`,
-		// Only what the log looks at costs time (H4).
-		strings.Repeat("-123456,", 2000): strings.Repeat("-***,", maxLoggedError/8) + "-123",
-	} {
+	var file struct{ Masks map[string]string }
+	text := hubstest.ReadFile(t, "testdata/masks.json")
+	if err := json.Unmarshal([]byte(text), &file); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("-123456,", maxLoggedError)
+	file.Masks[long] = strings.Repeat("-***,", maxLoggedError/8) + "-123"
+	for text, want := range file.Masks {
 		if got := maskText(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}
@@ -275,102 +252,23 @@ func TestEventsAreMasked(t *testing.T) {
 	for _, text := range []string{"ada@b.example", "510764", `"`, "\xff", "<", "a@", "://a@"} {
 		var out bytes.Buffer
 		long := strings.Repeat(text+" ", 15<<10/len(text))
-		newServer(config{}, nil, &out).log.Info(long[:200], "error", errors.New(long), "query", long[:200],
-			"requestId", id, "userId", id, "fileId", id, "client", id)
+		newServer(config{}, nil, &out).log.Info(long[:200],
+			"error", errors.New(long),
+			"query", long[:200],
+			"requestId", id,
+			"userId", id,
+			"fileId", id,
+			"client", id)
 		if got := strings.Count(out.String(), id); got != 4 {
 			t.Errorf("got %s, want its four identifiers", &out)
 		}
-		if strings.Contains(out.String(), "ada@") || strings.Contains(out.String(), "510764") {
-			t.Errorf("got %s, want the text masked", &out)
+		for _, secret := range []string{"ada@", "510764"} {
+			if strings.Contains(out.String(), secret) {
+				t.Errorf("got %s, want %s masked", &out, secret)
+			}
 		}
 		if out.Len() > 2048 {
 			t.Errorf("got %d bytes for %q, want at most 2048", out.Len(), text)
 		}
 	}
-}
-
-// readInput reads the input of a request as endpoint does.
-func readInput[In any](parse func(*fields) In, r *http.Request) (in In, err error) {
-	r.Header.Set("Content-Type", "application/json")
-	state := &requestState{ResponseWriter: httptest.NewRecorder(), request: r}
-	f, err := readFields(state)
-	if err != nil {
-		return in, err
-	}
-	in = parse(f)
-	return in, f.finish()
-}
-
-// Whatever a body holds: it is refused, or it is an input that keeps its rules and reads the
-// same when it is encoded again.
-func FuzzJSONBody(f *testing.F) {
-	for _, body := range []string{
-		`{"name":" a ","description":"x\ny","status":"archived"}`, `{"name":"a","name":"b"}`, `[]`,
-		`{"name":"\ud800"}`, `{"name":null}`, `{"Name":"a"}`, "{\"name\":\"\xff\"}", `{"name":"a"}{}`,
-	} {
-		f.Add([]byte(body))
-	}
-	read := func(body []byte) (newHub, error) {
-		return readInput(parseNewHub, httptest.NewRequest("POST", "/", bytes.NewReader(body)))
-	}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		first, err := read(body)
-		if err != nil {
-			return
-		}
-		now := time.Now()
-		if !(hub{anyID, first.name, first.description, first.status, now, now}).isValid() {
-			t.Fatalf("%q was taken, and breaks its contract: %+v", body, first)
-		}
-		again, err := json.Marshal(map[string]string{
-			"name": first.name, "description": first.description, "status": first.status,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		second, err := read(again)
-		if second != first && len(again) <= maxJSONBody {
-			t.Fatalf("%q became %+v, and again %+v: %v", body, first, second, err)
-		}
-	})
-}
-
-// The same for a query string.
-func FuzzQuery(f *testing.F) {
-	for _, query := range []string{
-		"", "limit=01", "limit=9223372036854775808", "offset=10000&orderBy=name", "limit=1&limit=1",
-		"filters[name]=%25_", "a;b", "%zz", "filters[name]=%ff", "orderDirection=desc",
-	} {
-		f.Add(query)
-	}
-	read := func(query string) (hubQuery, error) {
-		r := httptest.NewRequest("GET", "/", nil)
-		r.URL.RawQuery = query
-		return readInput(parseHubQuery, r)
-	}
-	f.Fuzz(func(t *testing.T, query string) {
-		first, err := read(query)
-		if err != nil {
-			return
-		}
-		isInBounds := first.limit >= 1 && first.limit <= maxPageLimit &&
-			first.offset >= 0 && first.offset <= maxPageOffset
-		if !isInBounds || hubOrders[first.orderBy] == "" {
-			t.Fatalf("%q was taken as %+v", query, first)
-		}
-		values := url.Values{
-			"limit":          {strconv.Itoa(first.limit)},
-			"offset":         {strconv.Itoa(first.offset)},
-			"orderBy":        {first.orderBy},
-			"orderDirection": {first.orderDirection},
-		}
-		if first.name != nil {
-			values.Set("filters[name]", *first.name)
-		}
-		second, err := read(values.Encode())
-		second.status = first.status
-		if !reflect.DeepEqual(first, second) {
-			t.Fatalf("%q became %+v, and again %+v: %v", query, first, second, err)
-		}
-	})
 }

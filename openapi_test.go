@@ -23,6 +23,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"hubs/internal/hubstest"
 )
 
 var update = flag.Bool("update", false, "write web/openapi.json anew")
@@ -37,11 +39,8 @@ func TestOpenAPI(t *testing.T) {
 		}
 		return
 	}
-	onDisk, err := os.ReadFile("web/openapi.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := strings.Split(string(onDisk), "\n")
+	onDisk := hubstest.ReadFile(t, "web/openapi.json")
+	got := strings.Split(onDisk, "\n")
 	for i, line := range strings.Split(string(made), "\n") {
 		if i >= len(got) || got[i] != line {
 			t.Fatalf("web/openapi.json lacks what the contract says, in line %d: %s\n"+
@@ -128,10 +127,7 @@ type generator struct {
 
 func newGenerator(t *testing.T) *generator {
 	t.Helper()
-	text, err := os.ReadFile("testdata/contract.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := hubstest.ReadFile(t, "testdata/contract.json")
 	for name, value := range map[string]any{
 		"terms":             TERMS_VERSION,
 		"roles":             allRoles,
@@ -144,10 +140,10 @@ func newGenerator(t *testing.T) *generator {
 		"maxPageLimit":      maxPageLimit,
 		"maxPageOffset":     maxPageOffset,
 	} {
-		encoded := bytes.TrimSpace(encodeJSON(t, value, ""))
+		encoded := strings.TrimSpace(string(encodeJSON(t, value, "")))
 		word := "<" + name + ">"
-		text = bytes.ReplaceAll(text, []byte(strconv.Quote(word)), encoded)
-		text = bytes.ReplaceAll(text, []byte(word), bytes.Trim(encoded, `"`))
+		text = strings.ReplaceAll(text, strconv.Quote(word), encoded)
+		text = strings.ReplaceAll(text, word, strings.Trim(encoded, `"`))
 	}
 	g := &generator{
 		t:         t,
@@ -156,7 +152,7 @@ func newGenerator(t *testing.T) *generator {
 		schemas:   map[string]any{},
 		responses: map[string]object{},
 	}
-	if err := json.Unmarshal(text, &g.words); err != nil {
+	if err := json.Unmarshal([]byte(text), &g.words); err != nil {
 		t.Fatal(err)
 	}
 	addInput(g, parseCodeRequest)
@@ -175,19 +171,20 @@ func addInput[In any](g *generator, parse func(*fields) In) {
 	g.inputs[typeName(in)] = f
 }
 
-func typeName(v any) string { return reflect.TypeOf(v).Name() }
+func typeName(v any) string {
+	return reflect.TypeOf(v).Name()
+}
 
-func capital(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
+func capital(name string) string {
+	return strings.ToUpper(name[:1]) + name[1:]
+}
 
 func (g *generator) checkAllUsed() {
-	for name := range g.words.Operations {
+	described := slices.Collect(maps.Keys(g.words.Operations))
+	described = slices.AppendSeq(described, maps.Keys(g.words.Fields))
+	for _, name := range described {
 		if !g.used[name] {
-			g.t.Errorf("testdata/contract.json describes the operation %s, which is no more", name)
-		}
-	}
-	for name := range g.words.Fields {
-		if !g.used[name] {
-			g.t.Errorf("testdata/contract.json describes the field %s, which is no more", name)
+			g.t.Errorf("testdata/contract.json describes %s, which is no more", name)
 		}
 	}
 }
@@ -265,17 +262,23 @@ func (g *generator) field(owner, name string) fieldWords {
 func (g *generator) pathParameters(path string) object {
 	parameters := []object{ref("parameters", "requestId")}
 	for _, match := range regexp.MustCompile(`{([^}]*)}`).FindAllStringSubmatch(path, -1) {
-		words := g.field("file", match[1])
-		parameters = append(parameters, object{
-			"name", match[1],
-			"in", "path",
-			"required", true,
-			"description", words.Text,
-			"schema", append(object{"type", "string"}, words.Schema...),
-			"example", words.Example,
-		})
+		name := match[1]
+		words := g.field("file", name)
+		schema := append(object{"type", "string"}, words.Schema...)
+		parameters = append(parameters, parameter(name, "path", true, schema, words))
 	}
 	return object{"parameters", parameters}
+}
+
+func parameter(name, in string, required bool, schema object, words fieldWords) object {
+	return object{
+		"name", name,
+		"in", in,
+		"required", required,
+		"description", words.Text,
+		"schema", schema,
+		"example", words.Example,
+	}
 }
 
 func (g *generator) operation(r route, words operationWords) object {
@@ -315,16 +318,9 @@ func isFile(r route) bool {
 }
 
 func (g *generator) queryParameters(input string, f *fields) (parameters []object) {
-	for _, asked := range f.taken {
-		schema, words := g.ruleSchema(input, asked)
-		parameters = append(parameters, object{
-			"name", asked.name,
-			"in", "query",
-			"required", asked.required,
-			"description", words.Text,
-			"schema", schema,
-			"example", words.Example,
-		})
+	for _, r := range f.taken {
+		schema, words := g.ruleSchema(input, r)
+		parameters = append(parameters, parameter(r.name, "query", r.required, schema, words))
 	}
 	return parameters
 }
@@ -442,15 +438,15 @@ func (g *generator) output(of reflect.Type) (schema object, example any) {
 
 // allResponses are by status: success first, then the problems.
 func (g *generator) allResponses(r route, words operationWords) object {
-	headers := headerRefs("X-Request-Id")
+	headers := headerRefs()
 	_, signsIn := r.contract.input.(guess)
 	switch {
 	case r.status == 201:
-		headers = headerRefs("X-Request-Id", "Location")
+		headers = headerRefs("Location")
 	case signsIn || r.path == "/auth/logout":
-		headers = headerRefs("X-Request-Id", "Set-Cookie")
+		headers = headerRefs("Set-Cookie")
 	case isFile(r):
-		headers = headerRefs("X-Request-Id", "ETag", "Content-Disposition")
+		headers = headerRefs("ETag", "Content-Disposition")
 	}
 	success := object{"description", words.Success, "headers", headers}
 	file := object{"*/*", object{
@@ -471,11 +467,10 @@ func (g *generator) allResponses(r route, words operationWords) object {
 	}
 	responses := object{strconv.Itoa(r.status), success}
 	if isFile(r) {
-		part := append(slices.Clone(headers), headerRefs("Content-Range")...)
 		responses = append(responses,
 			"206", object{
 				"description", "The part that Range asked for.",
-				"headers", part,
+				"headers", headerRefs("ETag", "Content-Disposition", "Content-Range"),
 				"content", file,
 			},
 			"304", object{
@@ -486,7 +481,9 @@ func (g *generator) allResponses(r route, words operationWords) object {
 	return append(responses, g.problemResponses(r)...)
 }
 
-func headerRefs(names ...string) (headers object) {
+// headerRefs refers to headers of an answer. Each has the request's id.
+func headerRefs(names ...string) object {
+	headers := object{"X-Request-Id", ref("headers", "X-Request-Id")}
 	for _, name := range names {
 		headers = append(headers, name, ref("headers", name))
 	}
@@ -516,12 +513,12 @@ func (g *generator) problemResponses(r route) (responses object) {
 			examples = append(examples, p.Code, object{"value", p.example()})
 		}
 		name := strings.Join(names, "Or")
-		headers := headerRefs("X-Request-Id")
+		headers := headerRefs()
 		switch status {
 		case 401:
-			headers = headerRefs("X-Request-Id", "WWW-Authenticate")
+			headers = headerRefs("WWW-Authenticate")
 		case 429, 503:
-			headers = headerRefs("X-Request-Id", "Retry-After")
+			headers = headerRefs("Retry-After")
 		}
 		schema := object{"allOf", []object{
 			ref("schemas", "Problem"),
@@ -609,7 +606,7 @@ func headResponses(get object) (head object) {
 	}
 	failed := object{
 		"description", "As GET, without the problem.",
-		"headers", headerRefs("X-Request-Id"),
+		"headers", headerRefs(),
 	}
 	return append(head, "4XX", failed, "5XX", failed)
 }
@@ -633,15 +630,11 @@ func TestPageHashes(t *testing.T) {
 // connect as the owner, can.
 func TestEachTableHasAGrant(t *testing.T) {
 	t.Parallel()
-	roles, err := os.ReadFile("deploy/roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	table := regexp.MustCompile(`create table if not exists (\w+)`)
-	for _, match := range table.FindAllStringSubmatch(schema, -1) {
-		grant := regexp.MustCompile(`(?m)^grant select.* on ` + match[1] + `\s+to hubs_server;`)
-		if !grant.Match(roles) {
-			t.Errorf("deploy/roles.sql has no grant on the table %s", match[1])
+	roles := hubstest.ReadFile(t, "deploy/roles.sql")
+	for _, table := range matches(t, "schema.sql", `create table if not exists (\w+)`) {
+		grant := regexp.MustCompile(`(?m)^grant select.* on ` + table + `\s+to hubs_server;`)
+		if !grant.MatchString(roles) {
+			t.Errorf("deploy/roles.sql has no grant on the table %s", table)
 		}
 	}
 }

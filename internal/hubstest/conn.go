@@ -2,7 +2,6 @@ package hubstest
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -20,7 +19,6 @@ type Conn struct {
 
 // Dial connects to a server. All reads and writes end by Patience.
 func Dial(t testing.TB, addr string) *Conn {
-	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -33,26 +31,23 @@ func Dial(t testing.TB, addr string) *Conn {
 // Head returns the request line and headers of a request, without the empty line at their end.
 // It comes from an address of its own, with the client's session.
 func (c *Client) Head(request string, headers ...string) string {
-	c.t.Helper()
-	var head strings.Builder
-	head.WriteString(fmt.Sprintf("%s HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: %s\r\n", request, NewIP()))
+	lines := []string{request + " HTTP/1.1", "Host: x", "X-Forwarded-For: " + NewIP()}
 	if token := c.Token(); token != "" {
-		head.WriteString(fmt.Sprintf("Cookie: %s=%s\r\n", c.srv.CookieName(), token))
+		lines = append(lines, "Cookie: "+c.srv.CookieName()+"="+token)
 	}
-	for _, header := range headers {
-		head.WriteString(header + "\r\n")
-	}
-	return head.String()
+	lines = append(lines, headers...)
+	return strings.Join(lines, "\r\n") + "\r\n"
 }
 
 // Receive reads an answer.
 func (c *Conn) Receive() (status int, closes bool, err error) {
-	answer, err := http.ReadResponse(c.In, nil)
+	resp, err := http.ReadResponse(c.In, nil)
 	if err != nil {
 		return 0, false, err
 	}
-	_, err = io.Copy(io.Discard, answer.Body)
-	return answer.StatusCode, answer.Close, err
+	answer := &Response{}
+	err = answer.read(resp)
+	return answer.Status, resp.Close, err
 }
 
 // Exchange sends a request, or the rest of one, and checks the status of the answer.
@@ -70,7 +65,6 @@ func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
 
 // WantEnd waits until the server has closed the connection.
 func (c *Conn) WantEnd(t testing.TB) {
-	t.Helper()
 	_, err := io.Copy(io.Discard, c.In)
 	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
 		t.Errorf("after %v the connection is still open", Patience)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,12 +17,12 @@ import (
 
 // document is web/openapi.json. Every answer that Client.Do gets is compared with it.
 var document = sync.OnceValue(func() any {
-	text, err := os.ReadFile(filepath.Join(Root(), "web/openapi.json"))
-	if err != nil {
-		panic(err)
-	}
 	var decoded any
-	if err := json.Unmarshal(text, &decoded); err != nil {
+	text, err := os.ReadFile(filepath.Join(Root(), "web/openapi.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &decoded)
+	}
+	if err != nil {
 		panic(err)
 	}
 	return decoded
@@ -29,7 +31,6 @@ var document = sync.OnceValue(func() any {
 // Contract returns a value of web/openapi.json by the names on the way to it. Tests take
 // limits, lives and sizes from there.
 func Contract[T any](t testing.TB, names ...string) T {
-	t.Helper()
 	value := within(document(), names...)
 	found, ok := value.(T)
 	if !ok {
@@ -98,22 +99,18 @@ func (r *Response) response(operation any) any {
 // contractPath returns the path of the contract that a request's path is one of, such as
 // /hubs/{hubId}, or "".
 func contractPath(target string) string {
-	path, _, _ := strings.Cut(target, "?")
-	parts := strings.Split(path, "/")
+	target, _, _ = strings.Cut(target, "?")
 	paths, _ := within(document(), "paths").(map[string]any)
-	if paths[path] != nil {
-		return path
-	}
 	for template := range paths {
-		fits := func(part, sent string) bool {
-			return part == sent || strings.HasPrefix(part, "{") && sent != ""
-		}
-		if slices.EqualFunc(strings.Split(template, "/"), parts, fits) {
+		pattern := pathParameter.ReplaceAllString(template, "?*")
+		if fits, _ := path.Match(pattern, target); fits {
 			return template
 		}
 	}
 	return ""
 }
+
+var pathParameter = regexp.MustCompile(`{[^}]*}`)
 
 // jsonTypes are the types of a schema by those that encoding/json decodes them to.
 var jsonTypes = map[string]string{

@@ -6,6 +6,7 @@
 package hubstest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -18,8 +19,17 @@ import (
 )
 
 // Patience bounds each wait for something that must happen. A passing test never reaches
-// it, so it can be long enough for a loaded machine.
-const Patience = 30 * time.Second
+// it, so it can be long enough for a loaded machine. tools/prove, where most tests wait in vain,
+// sets a shorter one.
+var Patience = patience()
+
+func patience() time.Duration {
+	d, err := time.ParseDuration(cmp.Or(os.Getenv("HUBS_TEST_PATIENCE"), "30s"))
+	if err != nil {
+		panic(err)
+	}
+	return d
+}
 
 // WaitUntil waits for a state that nothing announces, such as a row that appears.
 func WaitUntil(t testing.TB, what string, done func() bool) {
@@ -42,7 +52,9 @@ func Main(m *testing.M) {
 		panic(err)
 	}
 	Dir = dir
-	prepareDir()
+	if err := prepareDir(); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	if err := stopShared(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -52,23 +64,17 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// prepareDir fills Dir, and makes this process and its children trust CA alone: crypto/x509
-// reads these variables once, at the first verification.
-func prepareDir() {
-	ca := filepath.Join(Dir, "ca")
+// prepareDir fills Dir, and makes this process and its children trust authority alone:
+// crypto/x509 reads these variables once, at the first verification.
+func prepareDir() error {
 	// PostgreSQL refuses to run as root. The user it runs as instead must get in.
-	err := os.Chmod(Dir, 0o755)
-	if err == nil {
-		err = os.Mkdir(ca, 0o755)
+	if err := os.Chmod(Dir, 0o755); err != nil {
+		return err
 	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(ca, "ca.pem"), CA.PEM(), 0o644)
-	}
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("SSL_CERT_FILE", filepath.Join(ca, "ca.pem"))
-	os.Setenv("SSL_CERT_DIR", ca)
+	file := filepath.Join(Dir, "ca.pem")
+	os.Setenv("SSL_CERT_FILE", file)
+	os.Setenv("SSL_CERT_DIR", file) // no other folder
+	return os.WriteFile(file, encodePEM(authority), 0o644)
 }
 
 // Root is the folder of the module, which holds go.mod.
@@ -90,7 +96,6 @@ func exists(path string) bool {
 
 // ReadFile returns a file of the module, such as "deploy/nginx.conf".
 func ReadFile(t testing.TB, name string) string {
-	t.Helper()
 	text, err := os.ReadFile(filepath.Join(Root(), name))
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +172,6 @@ func processEnv(env map[string]string) []string {
 // Need skips the test if a program is missing, and says what to install. With
 // HUBS_TEST_REQUIRE=all, as in CI, the test fails instead. It returns the program's path.
 func Need(t testing.TB, program, debianPackage string) string {
-	t.Helper()
 	path, err := exec.LookPath(program)
 	if err == nil {
 		return path
@@ -183,7 +187,6 @@ func Need(t testing.TB, program, debianPackage string) string {
 
 // NeedRoot skips a test that only root can run.
 func NeedRoot(t testing.TB) {
-	t.Helper()
 	if os.Getuid() != 0 {
 		Skip(t, "this test needs root: sudo go test")
 	}
@@ -191,7 +194,6 @@ func NeedRoot(t testing.TB) {
 
 // Skip skips a test that lacks something, or fails it with HUBS_TEST_REQUIRE=all.
 func Skip(t testing.TB, reason string) {
-	t.Helper()
 	if os.Getenv("HUBS_TEST_REQUIRE") == "all" {
 		t.Fatal(reason)
 	}

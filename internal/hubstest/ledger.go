@@ -3,6 +3,7 @@ package hubstest
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	mathrand "math/rand/v2"
 	"strconv"
@@ -19,9 +20,9 @@ type Ledger struct {
 
 	mu       sync.Mutex
 	hubs     map[string]*ledgerHub // by name
-	idle     []*ledgerHub          // acknowledged, not deleted, and with no request under way
+	idle     chan *ledgerHub       // acknowledged, not deleted, and with no request under way
 	files    map[string][sha256.Size]byte
-	unsure   int               // uploads without an answer, or with a 503
+	unsure   int               // uploads without an answer, or with a 502 or 503
 	accepted map[string]string // by address
 }
 
@@ -45,6 +46,7 @@ func NewLedger(report func(kind, detail string)) *Ledger {
 	return &Ledger{
 		report:   report,
 		hubs:     map[string]*ledgerHub{},
+		idle:     make(chan *ledgerHub, 1<<20),
 		files:    map[string][sha256.Size]byte{},
 		accepted: map[string]string{},
 	}
@@ -73,20 +75,20 @@ func (l *Ledger) Acknowledged() int {
 func (l *Ledger) WriteHub(c Sender) *Response {
 	kind := mathrand.IntN(10)
 	if kind < 3 {
-		return l.CreateHub(c)
+		return l.createHub(c)
 	}
 	hub := l.take()
-	if hub == nil {
-		return l.CreateHub(c)
-	}
-	if kind == 9 {
+	switch {
+	case hub == nil:
+		return l.createHub(c)
+	case kind == 9:
 		return l.deleteHub(c, hub)
+	default:
+		return l.changeHub(c, hub)
 	}
-	return l.changeHub(c, hub)
 }
 
-// CreateHub creates a hub.
-func (l *Ledger) CreateHub(c Sender) *Response {
+func (l *Ledger) createHub(c Sender) *Response {
 	hub := &ledgerHub{name: fmt.Sprintf("ledger %d", serial.Add(1))}
 	l.mu.Lock()
 	l.hubs[hub.name] = hub
@@ -95,10 +97,8 @@ func (l *Ledger) CreateHub(c Sender) *Response {
 	if r.Status != 201 {
 		return r
 	}
-	hub.id, _ = r.member("hubId").(string)
-	l.mu.Lock()
+	hub.id = r.member("hubId")
 	hub.created = true
-	l.mu.Unlock()
 	l.giveBack(hub)
 	return r
 }
@@ -134,8 +134,7 @@ func (l *Ledger) ReadHub(c Sender) *Response {
 		l.report("an acknowledged hub not found", r.String())
 	}
 	if r.Status == 200 {
-		description, _ := r.member("description").(string)
-		l.checkChange(hub, description)
+		l.checkChange(hub, r.member("description"))
 	}
 	return r
 }
@@ -148,26 +147,17 @@ func (l *Ledger) checkChange(hub *ledgerHub, description string) {
 	}
 }
 
-// take returns an idle hub, which is the caller's alone until giveBack, or nil.
+// take returns an idle hub, which is the caller's alone until it is given back, or nil.
 func (l *Ledger) take() *ledgerHub {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	last := len(l.idle) - 1
-	if last < 0 {
+	select {
+	case hub := <-l.idle:
+		return hub
+	default:
 		return nil
 	}
-	i := mathrand.IntN(last + 1)
-	hub := l.idle[i]
-	l.idle[i] = l.idle[last]
-	l.idle = l.idle[:last]
-	return hub
 }
 
-func (l *Ledger) giveBack(hub *ledgerHub) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.idle = append(l.idle, hub)
-}
+func (l *Ledger) giveBack(hub *ledgerHub) { l.idle <- hub }
 
 // Upload uploads a file of random bytes.
 func (l *Ledger) Upload(c Sender) *Response {
@@ -179,9 +169,8 @@ func (l *Ledger) Upload(c Sender) *Response {
 	defer l.mu.Unlock()
 	switch r.Status {
 	case 201:
-		path, _ := r.member("path").(string)
-		l.files[path] = sha256.Sum256(content)
-	case 0, 503:
+		l.files[r.member("path")] = sha256.Sum256(content)
+	case 0, 502, 503:
 		l.unsure++
 	}
 	return r
@@ -216,9 +205,8 @@ func (l *Ledger) fetch(c Sender, path string) *Response {
 func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 	r := c.Do("POST", "/terms/acceptance", map[string]string{"version": version})
 	if r.Status == 200 {
-		at, _ := r.member("acceptedAt").(string)
 		l.mu.Lock()
-		l.accepted[email] = at
+		l.accepted[email] = r.member("acceptedAt")
 		l.mu.Unlock()
 	}
 	return r
@@ -226,63 +214,62 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 
 // Check compares the tables with the ledger. No request may be under way.
 func (l *Ledger) Check(t testing.TB, databaseURL string) {
-	t.Helper()
-	db := OpenDB(t, databaseURL)
-	rows, err := db.Query(`select name, count(*), min(description) from hubs
-		where name like 'ledger %' group by name`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	stored := map[string]bool{}
-	for rows.Next() {
-		var name, description string
-		var n int
-		if err := rows.Scan(&name, &n, &description); err != nil {
-			t.Fatal(err)
-		}
-		stored[name] = true
-		l.checkHub(name, description, n)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
+	stored := readRows[storedHub](t, databaseURL, `select name, to_jsonb(hub) as value
+		from (select name, count(*) as copies, min(description) as change from hubs
+			where name like 'ledger %' group by name) hub`)
+	for name, row := range stored {
+		l.checkHub(name, row)
 	}
 	for name, hub := range l.hubs {
-		if hub.created && !hub.deleting && !stored[name] {
+		_, isStored := stored[name]
+		if hub.created && !hub.deleting && !isStored {
 			l.report("an acknowledged hub lost", name)
 		}
 	}
+	accepted := readRows[time.Time](t, databaseURL, `select email as name,
+		max(accepted_at) as value from terms_acceptances join users using (user_id) group by email`)
 	for email, at := range l.accepted {
-		var stored time.Time
-		err := db.QueryRow(`select max(accepted_at) from terms_acceptances
-			join users using (user_id) where lower(email) = lower($1)`, email).Scan(&stored)
-		told, _ := time.Parse(time.RFC3339Nano, at)
-		if err != nil || !told.Equal(stored) {
-			detail := fmt.Sprintf("%s: acknowledged %s, stored %v, %v", email, at, stored, err)
+		told, err := time.Parse(time.RFC3339Nano, at)
+		if err != nil || !told.Equal(accepted[email]) {
+			detail := fmt.Sprintf("%s: acknowledged %s, stored %v", email, at, accepted[email])
 			l.report("an acknowledged acceptance lost", detail)
 		}
 	}
 }
 
-func (l *Ledger) checkHub(name, description string, n int) {
+type storedHub struct {
+	Copies int
+	Change string
+}
+
+// readRows returns the values of a query by their names.
+func readRows[T any](t testing.TB, databaseURL, query string) (rows map[string]T) {
+	const all = "select coalesce(json_object_agg(name, value), '{}') from (%s) rows"
+	text := Query[[]byte](t, databaseURL, fmt.Sprintf(all, query))
+	if err := json.Unmarshal(text, &rows); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+func (l *Ledger) checkHub(name string, row storedHub) {
 	hub := l.hubs[name]
 	if hub == nil {
 		l.report("a hub that nobody sent", name)
 		return
 	}
-	if n > 1 {
-		l.report("a write done twice", fmt.Sprintf("%s is there %d times", name, n))
+	if row.Copies > 1 {
+		l.report("a write done twice", fmt.Sprintf("%s is there %d times", name, row.Copies))
 	}
 	if hub.deleted {
 		l.report("an acknowledged deletion undone", name)
 	}
-	l.checkChange(hub, description)
+	l.checkChange(hub, row.Change)
 }
 
 // CheckFiles fetches every acknowledged file, and compares the rows with what was uploaded
 // through the ledger and by others.
 func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string, others int) {
-	t.Helper()
 	for path := range l.files {
 		if r := l.fetch(c, path); r.Status != 200 {
 			l.report("an acknowledged file lost", r.String())

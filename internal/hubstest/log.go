@@ -17,7 +17,7 @@ type Log struct {
 	mu      sync.Mutex
 	lines   []string
 	partial string
-	changed chan struct{} // closed and replaced by each new line
+	changed chan struct{} // closed by the next Write; nil if nobody waits
 }
 
 func (b *Log) Write(p []byte) (int, error) {
@@ -26,43 +26,38 @@ func (b *Log) Write(p []byte) (int, error) {
 	lines := strings.Split(b.partial+string(p), "\n")
 	last := len(lines) - 1
 	b.partial = lines[last]
-	if last > 0 {
-		b.lines = append(b.lines, lines[:last]...)
-		if b.changed != nil {
-			close(b.changed)
-			b.changed = nil
-		}
+	b.lines = append(b.lines, lines[:last]...)
+	if b.changed != nil {
+		close(b.changed)
+		b.changed = nil
 	}
 	return len(p), nil
 }
 
-// Since returns the lines from number n on, and a channel closed when there are more.
-func (b *Log) Since(n int) ([]string, <-chan struct{}) {
+// since returns the lines from number n on, and a channel closed when there is more.
+func (b *Log) since(n int) ([]string, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.changed == nil {
 		b.changed = make(chan struct{})
 	}
-	return slices.Clone(b.lines[min(n, len(b.lines)):]), b.changed
+	return slices.Clone(b.lines[n:]), b.changed
 }
 
 // All returns every line, an unfinished one included.
 func (b *Log) All() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	lines := slices.Clone(b.lines)
 	if b.partial != "" {
-		return append(slices.Clone(b.lines), b.partial)
+		lines = append(lines, b.partial)
 	}
-	return slices.Clone(b.lines)
+	return lines
 }
 
-func (b *Log) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Join(append(slices.Clone(b.lines), b.partial), "\n")
-}
+func (b *Log) String() string { return strings.Join(b.All(), "\n") }
 
-// Mark is the number of lines so far, for waitAfter.
+// Mark is the number of lines so far, for WaitAfter.
 func (b *Log) Mark() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,8 +66,9 @@ func (b *Log) Mark() int {
 
 // Count returns how many lines so far contain all the parts.
 func (b *Log) Count(parts ...string) (n int) {
+	matches := containsAll(parts)
 	for _, line := range b.All() {
-		if containsAll(parts)(line) {
+		if matches(line) {
 			n++
 		}
 	}
@@ -85,7 +81,7 @@ func (b *Log) WaitFor(t testing.TB, parts ...string) string {
 	return b.WaitAfter(t, 0, parts...)
 }
 
-// WaitAfter is waitFor from line number mark on.
+// WaitAfter is WaitFor from line number mark on.
 func (b *Log) WaitAfter(t testing.TB, mark int, parts ...string) string {
 	t.Helper()
 	line, _, err := b.Wait(mark, nil, containsAll(parts))
@@ -105,15 +101,20 @@ func containsAll(parts []string) func(string) bool {
 // Wait returns the first line from number n on that matches, and the number of the
 // one after it; it gives up early when done is closed.
 func (b *Log) Wait(n int, done <-chan struct{}, match func(string) bool) (string, int, error) {
-	timeout := time.After(Patience)
+	return b.wait(Patience, n, done, match)
+}
+
+func (b *Log) wait(
+	limit time.Duration, n int, done <-chan struct{}, match func(string) bool,
+) (string, int, error) {
+	timeout := time.After(limit)
 	for ended := false; ; {
-		lines, more := b.Since(n)
-		for _, line := range lines {
-			n++
-			if match(line) {
-				return line, n, nil
-			}
+		lines, more := b.since(n)
+		i := slices.IndexFunc(lines, match)
+		if i >= 0 {
+			return lines[i], n + i + 1, nil
 		}
+		n += len(lines)
 		if ended {
 			return "", n, fmt.Errorf("it ended, output:\n%s\nwithout a line", b)
 		}
@@ -122,90 +123,82 @@ func (b *Log) Wait(n int, done <-chan struct{}, match func(string) bool) (string
 		case <-done:
 			ended = true // one more look: the last lines may have come with the end
 		case <-timeout:
-			return "", n, fmt.Errorf("after %v, output:\n%s\nno line", Patience, b)
+			return "", n, fmt.Errorf("after %v, output:\n%s\nno line", limit, b)
 		}
 	}
 }
 
-// CheckLog fails the test for what no log may hold.
-func (s *Server) CheckLog(t testing.TB) {
-	t.Helper()
-	s.mu.Lock()
-	rules := logRules{allowed: s.allowed, codeLines: s.Env["APP_ENV"] == "local" && s.Mail == nil}
-	s.mu.Unlock()
-	lines := s.Log.All()
-	for _, line := range lines {
-		if strings.HasPrefix(line, codeLinePrefix) {
-			rules.Codes = append(rules.Codes, line[strings.LastIndex(line, " ")+1:])
-		}
-	}
-	if s.Mail != nil {
-		for _, mail := range s.Mail.Received() {
-			rules.Codes = append(rules.Codes, mail.Codes()...)
-		}
-	}
-	rules.secrets = append(strings.Split(s.Env["SESSION_SECRET"], ","), "eyJ", "postgres://")
-	if u, err := url.Parse(s.Env["SMTP_URL"]); err == nil && u.User != nil {
-		password, _ := u.User.Password()
-		rules.secrets = append(rules.secrets, password)
-	}
-	usedEmails.Range(func(email, _ any) bool {
-		rules.secrets = append(rules.secrets, email.(string))
-		return true
-	})
-	for _, fault := range rules.faults(lines) {
-		t.Error(fault)
-	}
+// usedEmails are all the addresses that any client has sent, in lower case: none may stand in
+// any log in full.
+var usedEmails sync.Map
+
+// checkLog fails the test for what no log may hold: errors that the test has not allowed, lines
+// that are no JSON, secrets, codes, and addresses.
+func (s *Server) checkLog(t testing.TB) {
 	if text := s.Stderr.String(); text != "" {
 		t.Errorf("on standard error, where a running server writes nothing: %s", text)
 	}
-}
-
-// usedEmails are all the addresses that any client has sent: none may stand in any
-// log in full.
-var usedEmails sync.Map
-
-type logRules struct {
-	allowed   []string // parts of errors that the test expects
-	secrets   []string
-	Codes     []string
-	codeLines bool // codes are printed, for want of a mail server
-}
-
-// faults returns what is wrong with a server's log: errors that the test has not
-// allowed, lines that are no JSON, and whatever must not stand in a log.
-func (r logRules) faults(lines []string) (faults []string) {
-	for _, line := range lines {
-		if r.codeLines && (line == "" || strings.HasPrefix(line, codeLinePrefix)) {
-			continue // set off by blank lines, with the whole address: there is no mail server
-		} else {
-			var entry struct{ Level string }
-			if err := json.Unmarshal([]byte(line), &entry); err != nil {
-				faults = append(faults, "log line that is no JSON: "+line)
-			}
-			expected := func(part string) bool { return strings.Contains(line, part) }
-			if entry.Level == "ERROR" && !slices.ContainsFunc(r.allowed, expected) {
-				faults = append(faults, "unexpected error: "+line)
-			}
-		}
-		lower := strings.ToLower(line)
-		for _, secret := range r.secrets {
-			within := line
-			if strings.Contains(secret, "@") {
-				within, secret = lower, strings.ToLower(secret) // an address is one in any case
-			}
-			if secret != "" && strings.Contains(within, secret) {
-				faults = append(faults, fmt.Sprintf("%q in the log: %s", secret, line))
-			}
-		}
-		line = bareNumber.ReplaceAllString(line, `":0`)
-		for _, found := range codeInLine.FindAllStringSubmatch(line, -1) {
-			if slices.Contains(r.Codes, found[1]) {
-				faults = append(faults, "a one-time code in the log: "+line)
-			}
+	secrets := s.secrets()
+	codes := s.codes()
+	printsCodes := s.Env["APP_ENV"] == "local" && s.Mail == nil
+	for _, line := range s.Log.All() {
+		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix) // set off by blank lines
+		if !printsCodes || !isCodeLine {
+			s.checkLine(t, line, secrets, codes)
 		}
 	}
-	return faults
+}
+
+// codes are all that the server has sent, or printed for want of a mail server.
+func (s *Server) codes() (codes []string) {
+	if s.Mail != nil {
+		for _, mail := range s.Mail.Received() {
+			codes = append(codes, mail.Codes()...)
+		}
+	}
+	for _, line := range s.Log.All() {
+		if strings.HasPrefix(line, codeLinePrefix) {
+			codes = append(codes, line[strings.LastIndex(line, " ")+1:])
+		}
+	}
+	return codes
+}
+
+func (s *Server) secrets() []string {
+	secrets := append(strings.Split(s.Env["SESSION_SECRET"], ","), "eyJ", "postgres://")
+	u, err := url.Parse(s.Env["SMTP_URL"])
+	if err == nil {
+		password, _ := u.User.Password()
+		secrets = append(secrets, password)
+	}
+	usedEmails.Range(func(email, _ any) bool {
+		secrets = append(secrets, email.(string))
+		return true
+	})
+	return slices.DeleteFunc(secrets, func(secret string) bool { return secret == "" })
+}
+
+func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
+	var entry struct{ Level string }
+	if err := json.Unmarshal([]byte(line), &entry); err != nil {
+		t.Errorf("log line that is no JSON: %s", line)
+	}
+	isIn := func(part string) bool { return strings.Contains(line, part) }
+	if entry.Level == "ERROR" && !slices.ContainsFunc(s.allowed, isIn) {
+		t.Errorf("unexpected error: %s", line)
+	}
+	both := line + strings.ToLower(line) // an address is one in any case
+	for _, secret := range secrets {
+		if strings.Contains(both, secret) {
+			t.Errorf("%q in the log: %s", secret, line)
+		}
+	}
+	texts := bareNumber.ReplaceAllString(line, `":0`)
+	for _, found := range codeInLine.FindAllStringSubmatch(texts, -1) {
+		if slices.Contains(codes, found[1]) {
+			t.Errorf("a one-time code in the log: %s", line)
+		}
+	}
 }
 
 // codeInLine is what may be a code: not a part of a longer number or of a fraction of a second.

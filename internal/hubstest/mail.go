@@ -2,7 +2,7 @@ package hubstest
 
 import (
 	"bufio"
-	"crypto"
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -13,88 +13,84 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
-// A certificateAuthority signs the certificates of the tests' servers. This process and its
-// children trust CA and no other one (see prepareDir).
-type certificateAuthority struct {
-	key  crypto.Signer
-	cert *x509.Certificate
-}
+// authority signs the certificates of the tests' servers. This process and its children trust no
+// other one (see prepareDir).
+var authority = newAuthority()
 
-var CA = newCA()
-
-func newCA() *certificateAuthority {
-	ca := &certificateAuthority{}
-	ca.cert = ca.sign(&x509.Certificate{
+func newAuthority() *tls.Certificate {
+	return certify(nil, &x509.Certificate{
 		Subject:               pkix.Name{CommonName: "test CA"},
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 		KeyUsage:              x509.KeyUsageCertSign,
-	}).Leaf
-	return ca
+	})
 }
 
-func (ca *certificateAuthority) PEM() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})
-}
-
-// sign completes and signs a certificate. The first one is the authority's own.
-func (ca *certificateAuthority) sign(template *x509.Certificate) tls.Certificate {
+// certify makes a certificate. Without an issuer it signs itself.
+func certify(issuer *tls.Certificate, template *x509.Certificate) *tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		panic(err)
 	}
-	parent, signer := ca.cert, ca.key
-	if parent == nil {
-		ca.key, parent, signer = key, template, key
+	made := &tls.Certificate{PrivateKey: key, Leaf: template}
+	if issuer == nil {
+		issuer = made
 	}
-	template.SerialNumber = big.NewInt(time.Now().UnixNano())
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	template.NotBefore = time.Now().Add(-time.Hour)
+	template.NotAfter = time.Now().Add(24 * time.Hour)
+	der, err := x509.CreateCertificate(
+		rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey)
 	if err != nil {
 		panic(err)
 	}
-	leaf, err := x509.ParseCertificate(der)
+	made.Certificate = [][]byte{der}
+	made.Leaf, err = x509.ParseCertificate(der)
 	if err != nil {
 		panic(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
+	return made
 }
 
-// ServerTLS returns the configuration of a server that has all the names that tests use.
-func (ca *certificateAuthority) ServerTLS() *tls.Config {
-	return ca.serverTLS(&x509.Certificate{
+// ServerPEM returns a certificate and its key for a server that has all the names that tests use.
+func ServerPEM() []byte { return encodePEM(serverCertificate(authority)) }
+
+func encodePEM(made *tls.Certificate) []byte {
+	key, err := x509.MarshalPKCS8PrivateKey(made.PrivateKey)
+	if err != nil {
+		panic(err)
+	}
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Certificate[0]})
+	return append(text, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
+}
+
+func serverCertificate(issuer *tls.Certificate) *tls.Certificate {
+	return certify(issuer, &x509.Certificate{
 		DNSNames:    []string{"localhost", "example.com", "*.example.com"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4zero, net.IPv6loopback},
 	})
 }
 
-func (ca *certificateAuthority) serverTLS(template *x509.Certificate) *tls.Config {
-	template.Subject = pkix.Name{CommonName: "test server"}
-	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	return &tls.Config{Certificates: []tls.Certificate{ca.sign(template)}}
-}
-
 // MailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and takes
 // mail of anyone.
 type MailOptions struct {
-	// host stands in the URL. 0.0.0.0 reaches this machine too, and is no loopback
+	// Host stands in the URL. 0.0.0.0 reaches this machine too, and is no loopback
 	// address: it plays the remote host.
 	Host           string
 	ImplicitTLS    bool // smtps
 	NoStartTLS     bool
 	Untrusted      bool   // its certificate is of an unknown authority
-	OtherName      bool   // its certificate is of CA, but for another server
+	OtherName      bool   // its certificate is good, but for another server
 	OldTLS         bool   // TLS 1.1 and older only
 	User, Password string // if set, clients must sign in
 }
@@ -103,18 +99,19 @@ type MailOptions struct {
 type MailServer struct {
 	opts MailOptions
 	URL  string
-	TLS  *tls.Config
+	tls  *tls.Config
+
+	logins  atomic.Int64 // passwords so far, right or wrong
+	flooded atomic.Int64 // bytes of endless answers so far
 
 	mu      sync.Mutex
 	mails   []*Mail
-	changed chan struct{} // closed and replaced by each mail and each change of mode
+	changed chan struct{} // closed and replaced by each change of mode
 	mode    MailMode
 	delay   time.Duration
 	open    map[net.Conn]bool
 	peak    int // most connections that were open at a time
 	total   int // connections so far
-	logins  int // passwords so far, right or wrong
-	flooded int // bytes of endless answers so far
 }
 
 type MailMode int
@@ -149,32 +146,18 @@ type Mail struct {
 var mailServers sync.Map // URL → *MailServer
 
 func mailServerOf(smtpURL string) *MailServer {
-	if m, ok := mailServers.Load(smtpURL); ok {
-		return m.(*MailServer)
-	}
-	return nil
+	m, _ := mailServers.Load(smtpURL)
+	server, _ := m.(*MailServer)
+	return server
 }
 
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
-	t.Helper()
-	if opts.Host == "" {
-		opts.Host = "127.0.0.1"
-	}
-	ca := CA
-	if opts.Untrusted {
-		ca = newCA()
-	}
+	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	m := &MailServer{
 		opts:    opts,
-		TLS:     ca.ServerTLS(),
+		tls:     opts.tls(),
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},
-	}
-	if opts.OldTLS {
-		m.TLS.MinVersion, m.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
-	}
-	if opts.OtherName {
-		m.TLS = ca.serverTLS(&x509.Certificate{DNSNames: []string{"localhost", "other.example.com"}})
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
 	if err != nil {
@@ -207,6 +190,22 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	return m
 }
 
+func (opts MailOptions) tls() *tls.Config {
+	certificate := serverCertificate(authority)
+	if opts.Untrusted {
+		certificate = serverCertificate(newAuthority())
+	}
+	if opts.OtherName {
+		certificate = certify(authority, &x509.Certificate{DNSNames: []string{"other.example.com"}})
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{*certificate}}
+	if opts.OldTLS {
+		config.MinVersion = tls.VersionTLS10
+		config.MaxVersion = tls.VersionTLS11
+	}
+	return config
+}
+
 func (opts MailOptions) url(port int) string {
 	u := url.URL{Scheme: "smtp", Host: fmt.Sprintf("%s:%d", opts.Host, port)}
 	if opts.ImplicitTLS {
@@ -229,7 +228,8 @@ func (m *MailServer) Fail(mode MailMode) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mode = mode
-	m.announce()
+	close(m.changed)
+	m.changed = make(chan struct{})
 }
 
 // Release ends a failure. Sessions that hang go on.
@@ -240,11 +240,6 @@ func (m *MailServer) Slow(delay time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.delay = delay
-}
-
-func (m *MailServer) announce() {
-	close(m.changed)
-	m.changed = make(chan struct{})
 }
 
 func (m *MailServer) state() (MailMode, time.Duration, <-chan struct{}) {
@@ -270,11 +265,7 @@ func (m *MailServer) Connections() (open, peak, total int) {
 }
 
 // Passwords returns how many passwords clients have sent, right or wrong.
-func (m *MailServer) Passwords() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.logins
-}
+func (m *MailServer) Passwords() int { return int(m.logins.Load()) }
 
 // Received returns all mails that have arrived.
 func (m *MailServer) Received() []*Mail {
@@ -285,31 +276,25 @@ func (m *MailServer) Received() []*Mail {
 
 // WaitMail waits for a mail to an address, and returns each mail once, the oldest first.
 func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
-	t.Helper()
-	timeout := time.After(Patience)
-	for {
+	isTo := func(address string) bool { return strings.EqualFold(address, to) }
+	var found *Mail
+	WaitUntil(t, "a mail to "+to, func() bool {
 		m.mu.Lock()
+		defer m.mu.Unlock()
 		for _, mail := range m.mails {
-			isTo := func(address string) bool { return strings.EqualFold(address, to) }
 			if !mail.read && slices.ContainsFunc(mail.To, isTo) {
 				mail.read = true
-				m.mu.Unlock()
-				return mail
+				found = mail
+				return true
 			}
 		}
-		more := m.changed
-		m.mu.Unlock()
-		select {
-		case <-more:
-		case <-timeout:
-			t.Fatalf("no mail to %s after %v", to, Patience)
-		}
-	}
+		return false
+	})
+	return found
 }
 
 // Code returns the one-time code in the mail's text.
 func (m *Mail) Code(t testing.TB) string {
-	t.Helper()
 	codes := m.Codes()
 	if len(codes) != 1 {
 		t.Fatalf("codes %q in %q", codes, m.Data)
@@ -330,7 +315,7 @@ type smtpSession struct {
 	secure   bool
 	user     string // "": has not signed in
 	helo     string
-	envelope *Mail
+	envelope Mail // of the mail that comes next
 }
 
 func (m *MailServer) session(conn net.Conn) {
@@ -340,18 +325,19 @@ func (m *MailServer) session(conn net.Conn) {
 		delete(m.open, conn)
 		m.mu.Unlock()
 	}()
-	c := &smtpSession{m: m, secure: m.opts.ImplicitTLS}
+	c := &smtpSession{m: m}
 	c.use(conn)
-	if c.secure {
-		c.use(tls.Server(conn, m.TLS))
+	if m.opts.ImplicitTLS {
+		c.startTLS()
 	}
-	for goesOn := c.greet(); goesOn; {
+	c.say(c.greet())
+	for {
 		line, err := c.in.ReadString('\n')
 		if err != nil {
 			return
 		}
 		verb, args, _ := strings.Cut(strings.TrimRight(line, "\r\n"), " ")
-		goesOn = c.command(strings.ToUpper(verb), args)
+		c.say(c.answer(strings.ToUpper(verb), args))
 	}
 }
 
@@ -360,189 +346,191 @@ func (c *smtpSession) use(conn net.Conn) {
 	c.in = bufio.NewReader(conn)
 }
 
+func (c *smtpSession) startTLS() {
+	c.use(tls.Server(c.conn, c.m.tls))
+	c.secure = true
+}
+
 func (c *smtpSession) mode() MailMode {
 	mode, _, _ := c.m.state()
 	return mode
 }
 
-// reply answers, and reports that the session goes on.
-func (c *smtpSession) reply(lines ...string) (goesOn bool) {
-	_, delay, _ := c.m.state()
-	time.Sleep(delay)
-	io.WriteString(c.conn, strings.Join(lines, "\r\n")+"\r\n")
-	return true
-}
-
-func (c *smtpSession) greet() (goesOn bool) {
-	switch c.m.hang(c.conn, c.in, MailHangs) {
-	case MailCloses:
-		return false
-	case MailRefuses:
-		c.reply("554 no service")
-		return false
-	case MailFloods:
-		c.m.flood(c.conn, "220 test.example.com ")
-		return false
-	default:
-		return c.reply("220 test.example.com ESMTP")
+// say sends an answer; "" is none.
+func (c *smtpSession) say(answer string) {
+	if answer != "" {
+		_, delay, _ := c.m.state()
+		time.Sleep(delay)
+		io.WriteString(c.conn, answer+"\r\n")
 	}
 }
 
-func (c *smtpSession) command(verb, args string) (goesOn bool) {
+// end says the last words and closes the connection.
+func (c *smtpSession) end(words string) (noAnswer string) {
+	c.say(words)
+	c.conn.Close()
+	return ""
+}
+
+func (c *smtpSession) greet() string {
+	switch c.hang(MailHangs) {
+	case MailCloses:
+		return c.end("")
+	case MailRefuses:
+		return c.end("554 no service")
+	case MailFloods:
+		return c.flood("220 test.example.com ")
+	default:
+		return "220 test.example.com ESMTP"
+	}
+}
+
+func (c *smtpSession) answer(verb, args string) string {
+	_, address, _ := strings.Cut(args, "<")
+	address, _, _ = strings.Cut(address, ">")
 	switch verb {
 	case "EHLO":
 		c.helo = args
-		return c.listExtensions()
+		return c.extensions()
 	case "STARTTLS":
 		if c.m.opts.NoStartTLS {
-			return c.reply("502 no such command")
+			return "502 no such command"
 		}
-		c.reply("220 go ahead")
-		c.use(tls.Server(c.conn, c.m.TLS))
-		c.secure = true
-		return true
+		c.say("220 go ahead")
+		c.startTLS()
+		return ""
 	case "AUTH":
 		c.user = c.m.login(args)
 		if c.user == "" {
-			return c.reply("535 wrong user or password")
+			return "535 wrong user or password"
 		}
-		return c.reply("235 signed in")
+		return "235 signed in"
 	case "MAIL":
-		return c.sender(between(args))
+		return c.sender(address)
 	case "RCPT":
-		return c.recipient(between(args))
+		return c.recipient(address)
 	case "DATA":
 		return c.data()
 	case "QUIT":
-		if c.m.hang(c.conn, c.in, MailIgnoresQuit) != MailCloses {
-			c.reply("221 bye")
+		if c.hang(MailIgnoresQuit) == MailCloses {
+			return c.end("")
 		}
-		return false
+		return c.end("221 bye")
 	default:
-		return c.reply("502 no such command")
+		return "502 no such command"
 	}
 }
 
-func (c *smtpSession) listExtensions() (goesOn bool) {
+func (c *smtpSession) extensions() string {
 	if c.mode() == MailFloodsLines {
-		c.m.flood(c.conn, "250-8BITMIME\r\n")
-		return false
+		return c.flood("250-8BITMIME\r\n")
 	}
-	extensions := []string{"250-test.example.com"}
+	list := "250-test.example.com\r\n"
 	if !c.secure && !c.m.opts.NoStartTLS {
-		extensions = append(extensions, "250-STARTTLS")
+		list += "250-STARTTLS\r\n"
 	}
 	if c.m.opts.User != "" {
-		extensions = append(extensions, "250-AUTH PLAIN")
+		list += "250-AUTH PLAIN\r\n"
 	}
-	return c.reply(append(extensions, "250 8BITMIME")...)
+	return list + "250 8BITMIME"
 }
 
-func (c *smtpSession) sender(address string) (goesOn bool) {
+func (c *smtpSession) sender(address string) string {
 	if c.m.opts.User != "" && c.user == "" {
-		return c.reply("530 sign in first")
+		return "530 sign in first"
 	}
 	if c.mode() == MailRefusesSender {
-		return c.reply("550 not from you")
+		return "550 not from you"
 	}
-	c.envelope = &Mail{From: address, TLS: c.secure, User: c.user, Helo: c.helo}
-	return c.reply("250 ok")
+	c.envelope = Mail{
+		From: address,
+		TLS:  c.secure,
+		User: c.user,
+		Helo: c.helo,
+	}
+	return "250 ok"
 }
 
-func (c *smtpSession) recipient(address string) (goesOn bool) {
+func (c *smtpSession) recipient(address string) string {
 	switch c.mode() {
 	case MailDefers:
-		return c.reply("451 try again later")
+		return "451 try again later"
 	case MailRefusesRecipient:
-		return c.reply("550 no such mailbox")
+		return "550 no such mailbox"
 	}
-	if c.envelope != nil {
-		c.envelope.To = append(c.envelope.To, address)
-	}
-	return c.reply("250 ok")
+	c.envelope.To = append(c.envelope.To, address)
+	return "250 ok"
 }
 
 // data takes a mail, also after it has refused it in words: no client should send it then.
-func (c *smtpSession) data() (goesOn bool) {
-	if c.m.hang(c.conn, c.in, MailHangsData) == MailCloses {
-		return false
+func (c *smtpSession) data() string {
+	if c.hang(MailHangsData) == MailCloses {
+		return c.end("")
 	}
-	c.reply("354 go ahead")
+	c.say("354 go ahead")
 	text, err := readData(c.in)
 	if err != nil {
-		return false
+		return c.end("")
 	}
-	mail := &Mail{}
-	if c.envelope != nil {
-		mail = c.envelope
-	}
-	c.envelope = nil
+	mail := c.envelope
+	c.envelope = Mail{}
 	mail.Data = text
 	c.m.mu.Lock()
-	c.m.mails = append(c.m.mails, mail)
-	c.m.announce()
+	c.m.mails = append(c.m.mails, &mail)
 	c.m.mu.Unlock()
-	switch c.m.hang(c.conn, c.in, MailHangsEnd) {
+	switch c.hang(MailHangsEnd) {
 	case MailCloses:
-		return false
+		return c.end("")
 	case MailRepeats:
 		words := append(mail.To, mail.Codes()...)
-		return c.reply("554 password=hunter2 " + strings.Join(words, " "))
+		return "554 password=hunter2 " + strings.Join(words, " ")
 	case MailLeaves:
-		c.reply("250 taken")
-		return false
+		return c.end("250 taken")
 	default:
-		return c.reply("250 taken")
+		return "250 taken"
 	}
 }
 
 // flood writes the text again and again, until the client closes the connection.
-func (m *MailServer) flood(conn io.Writer, text string) {
+func (c *smtpSession) flood(text string) (noAnswer string) {
 	chunk := []byte(strings.Repeat(text, 1000))
 	for {
-		n, err := conn.Write(chunk)
-		m.mu.Lock()
-		m.flooded += n
-		m.mu.Unlock()
+		n, err := c.conn.Write(chunk)
+		c.m.flooded.Add(int64(n))
 		if err != nil {
-			return
+			return c.end("")
 		}
 	}
 }
 
 // Flooded returns how many bytes of endless answers the kernel has taken.
-func (m *MailServer) Flooded() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.flooded
-}
+func (m *MailServer) Flooded() int { return int(m.flooded.Load()) }
 
 // hang waits while the mode is the given one and the client is connected. It reads nothing that
 // the client sends. It returns the mode after that, or MailCloses if the client is gone.
-func (m *MailServer) hang(conn net.Conn, r *bufio.Reader, while MailMode) MailMode {
-	for {
-		mode, _, changed := m.state()
-		if mode != while {
-			return mode
-		}
-		gone := make(chan error, 1)
-		go func() {
-			_, err := r.Peek(1)
-			gone <- err
-		}()
+func (c *smtpSession) hang(while MailMode) MailMode {
+	mode, _, changed := c.m.state()
+	if mode != while {
+		return mode
+	}
+	gone := make(chan error, 1)
+	go func() {
+		_, err := c.in.Peek(1) // nobody sends anything before the answer
+		gone <- err
+	}()
+	for mode == while {
 		select {
-		case err := <-gone:
-			if err != nil {
-				return MailCloses
-			}
-			<-changed // the client has sent something; it stays unread
+		case <-gone:
+			return MailCloses
 		case <-changed:
-			// A deadline that has passed ends the read. Without one, reads work again.
-			conn.SetReadDeadline(time.Now())
-			<-gone
-			conn.SetReadDeadline(time.Time{})
+			mode, _, changed = c.m.state()
 		}
 	}
+	// A deadline that has passed ends the read. Without one, reads work again.
+	c.conn.SetReadDeadline(time.Now())
+	<-gone
+	c.conn.SetReadDeadline(time.Time{})
+	return mode
 }
 
 // login returns the user of an AUTH PLAIN command, or "" if the password is wrong.
@@ -553,20 +541,11 @@ func (m *MailServer) login(args string) string {
 	if !strings.EqualFold(mechanism, "PLAIN") || err != nil || len(parts) != 3 {
 		return ""
 	}
-	m.mu.Lock()
-	m.logins++
-	m.mu.Unlock()
+	m.logins.Add(1)
 	if parts[1] != m.opts.User || parts[2] != m.opts.Password {
 		return ""
 	}
 	return m.opts.User
-}
-
-// between returns the address of "FROM:<address> …".
-func between(args string) string {
-	_, rest, _ := strings.Cut(args, "<")
-	address, _, _ := strings.Cut(rest, ">")
-	return address
 }
 
 // readData reads a message up to the line that is a single dot. net/textproto would turn CRLF

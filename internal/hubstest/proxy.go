@@ -2,7 +2,6 @@ package hubstest
 
 import (
 	"bytes"
-	"io"
 	"net"
 	"net/url"
 	"sync"
@@ -17,11 +16,8 @@ type Proxy struct {
 	mode     proxyMode
 	changed  chan struct{} // closed and replaced by each change of mode
 	pairs    map[*proxyPair]bool
-	total    int
 	triggers map[trigger]func()
-
-	recording bool // see Sent
-	sent      []byte
+	sent     []byte // nil: not recorded
 }
 
 type trigger struct {
@@ -39,22 +35,24 @@ const (
 )
 
 type proxyPair struct {
-	Client, server net.Conn
-	Done           chan struct{}
+	client, server net.Conn
+	ended          chan struct{}
 	close          func()
 	tainted        bool // a reply was lost, so the connection can't be used any more
 }
 
 // NewProxy starts a proxy that passes everything to target (host:port).
 func NewProxy(t testing.TB, target string) *Proxy {
-	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &Proxy{
-		Addr: ln.Addr().String(), target: target, changed: make(chan struct{}),
-		pairs: map[*proxyPair]bool{}, triggers: map[trigger]func(){},
+		Addr:     ln.Addr().String(),
+		target:   target,
+		changed:  make(chan struct{}),
+		pairs:    map[*proxyPair]bool{},
+		triggers: map[trigger]func(){},
 	}
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -75,9 +73,8 @@ func NewProxy(t testing.TB, target string) *Proxy {
 }
 
 // ProxyURL starts a proxy for the server that a URL names. It returns the URL with the proxy's
-// ProxyURL.
+// address.
 func ProxyURL(t testing.TB, through string) (*Proxy, string) {
-	t.Helper()
 	u, err := url.Parse(through)
 	if err != nil {
 		t.Fatal(err)
@@ -126,17 +123,16 @@ func (p *Proxy) Drop() {
 func (p *Proxy) Sent() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.recording = true
 	sent := p.sent
-	p.sent = nil
+	p.sent = []byte{}
 	return sent
 }
 
-// Connections returns how many connections are open, and how many there were in total.
-func (p *Proxy) Connections() (open, total int) {
+// Connections returns how many connections are open.
+func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.pairs), p.total
+	return len(p.pairs)
 }
 
 func (p *Proxy) set(mode proxyMode) {
@@ -153,67 +149,52 @@ func (p *Proxy) set(mode proxyMode) {
 }
 
 func (p *Proxy) serve(client net.Conn) {
-	pair := &proxyPair{Client: client, Done: make(chan struct{})}
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		client.Close()
+		return
+	}
+	pair := &proxyPair{client: client, server: server, ended: make(chan struct{})}
 	pair.close = sync.OnceFunc(func() {
-		close(pair.Done)
+		close(pair.ended)
 		// A reset, as from a machine that is gone, not an orderly end.
 		client.(*net.TCPConn).SetLinger(0)
 		client.Close()
-		if pair.server != nil {
-			pair.server.Close()
-		}
+		server.Close()
 	})
 	p.mu.Lock()
-	p.total++
 	p.pairs[pair] = true
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+	if p.mode == proxyCut {
 		pair.close()
-		delete(p.pairs, pair)
-	}()
-	if !p.pass(pair, true) {
-		return
 	}
-	server, err := net.Dial("tcp", p.target)
-	if err != nil {
-		return
-	}
-	p.mu.Lock()
-	pair.server = server
 	p.mu.Unlock()
-	select {
-	case <-pair.Done: // closed before it could close the server's side too
-		server.Close()
-		return
-	default:
-	}
 	var pumps sync.WaitGroup
-	pumps.Go(func() { p.pump(pair, server, client, true) })
-	pumps.Go(func() { p.pump(pair, client, server, false) })
+	pumps.Go(func() { p.pump(pair, true) })
+	pumps.Go(func() { p.pump(pair, false) })
 	pumps.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.pairs, pair)
 }
 
 // pump copies one direction until either end is closed. Then it closes both.
-func (p *Proxy) pump(pair *proxyPair, to io.Writer, from io.Reader, fromClient bool) {
-	defer func() {
-		p.mu.Lock() // close reads pair.server
-		defer p.mu.Unlock()
-		pair.close()
-	}()
+func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
+	defer pair.close()
+	from, to := pair.client, pair.server
+	if !fromClient {
+		from, to = to, from
+	}
 	chunk := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(chunk)
-		if n > 0 {
-			p.look(chunk[:n], fromClient)
-		}
-		if n > 0 && p.pass(pair, fromClient) {
-			if _, err := to.Write(chunk[:n]); err != nil {
-				return
-			}
-		}
 		if err != nil {
+			return
+		}
+		p.look(chunk[:n], fromClient)
+		if !p.pass(pair, fromClient) {
+			continue
+		}
+		if _, err := to.Write(chunk[:n]); err != nil {
 			return
 		}
 	}
@@ -233,7 +214,7 @@ func (p *Proxy) pass(pair *proxyPair, fromClient bool) bool {
 		}
 		select {
 		case <-changed:
-		case <-pair.Done:
+		case <-pair.ended:
 			return false
 		}
 	}
@@ -243,7 +224,7 @@ func (p *Proxy) pass(pair *proxyPair, fromClient bool) bool {
 func (p *Proxy) look(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()
-	if fromClient && p.recording {
+	if fromClient && p.sent != nil {
 		p.sent = append(p.sent, chunk...)
 	}
 	for on, do := range p.triggers {

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,21 +36,18 @@ type Server struct {
 // value unsets. Clients come from addresses of their own by X-Forwarded-For, so that the
 // rate limits of one do not meet those of the next.
 func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
-	t.Helper()
 	env := map[string]string{
 		"APP_ENV":         "local",
 		"ADDR":            "127.0.0.1:0",
 		"SESSION_SECRET":  "test-secret-of-more-than-thirty-two-bytes",
 		"TRUSTED_PROXIES": "127.0.0.0/8",
+		"FILES_DIR":       t.TempDir(),
 	}
 	for _, override := range overrides {
 		maps.Copy(env, override)
 	}
 	if _, ok := env["DATABASE_URL"]; !ok {
 		env["DATABASE_URL"] = NewDatabase(t)
-	}
-	if _, ok := env["FILES_DIR"]; !ok {
-		env["FILES_DIR"] = t.TempDir()
 	}
 	return env
 }
@@ -74,23 +70,13 @@ func ProductionEnv(m *MailServer) map[string]string {
 }
 
 // Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
-// its log must be clean (CheckLog). A second server on the same data is Start(t, first.Env).
+// its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
 func Start(t testing.TB, overrides ...map[string]string) *Server {
-	t.Helper()
 	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
-}
-
-// StartThrough is Start by way of another command, such as one that sets a limit. The
-// command must end in exec of its last arguments.
-func StartThrough(t testing.TB, wrapper []string, overrides ...map[string]string) *Server {
-	t.Helper()
-	args := append(slices.Clone(wrapper), Binary(), "serve")
-	return StartCommand(t, exec.Command(args[0], args[1:]...), overrides...)
 }
 
 // StartCommand is Start for another way to start the binary.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
-	t.Helper()
 	env := ServerEnv(t, overrides...)
 	s := &Server{
 		Env:      env,
@@ -116,14 +102,13 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
 		}
 		cmd.Process.Kill() // an error means that it has ended
-		s.CheckLog(t)
+		s.checkLog(t)
 	})
 	s.waitListening(t)
 	return s
 }
 
 func (s *Server) waitListening(t testing.TB) {
-	t.Helper()
 	line, _, err := s.Log.Wait(0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
 		t.Fatalf("no server: %v that says listening\n%s", err, s.Stderr)
@@ -141,14 +126,12 @@ func (s *Server) waitListening(t testing.TB) {
 
 // Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
 func (s *Server) Stop(t testing.TB) int {
-	t.Helper()
 	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	return s.Wait(t)
 }
 
 // Signal sends a signal. From then on the test answers for the exit status.
 func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
-	t.Helper()
 	s.signaled = true
 	if err := s.Cmd.Process.Signal(sig); err != nil {
 		t.Fatal(err)
@@ -158,7 +141,6 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 // Wait waits for the end of the process and returns its exit status, or -1 after a signal
 // that killed it.
 func (s *Server) Wait(t testing.TB) int {
-	t.Helper()
 	select {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()
@@ -199,7 +181,6 @@ func (s *Server) Code(t testing.TB, email string) string {
 }
 
 func (s *Server) printedCode(t testing.TB, email string) string {
-	t.Helper()
 	prefix := strings.ToLower(codeLinePrefix + email + ": ")
 	s.mu.Lock()
 	from := s.codeLine[prefix]
@@ -224,7 +205,6 @@ func MaskedEmail(email string) string {
 // User runs the command "user …" on the server's database, as the operator would, and returns
 // what it printed.
 func (s *Server) User(t testing.TB, args ...string) string {
-	t.Helper()
 	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
 		t.Fatalf("user %q: exit status %d\n%s%s", args, code, out, errOut)

@@ -15,9 +15,10 @@ const unfinished = "unfinished"
 
 // A HalfUpload is an upload of which the server has the first half.
 type HalfUpload struct {
-	Rest   *io.PipeWriter // CloseWithError: the client goes away
-	Answer chan *Response // gets one; status 0 means that the connection broke
-	second string
+	Content string
+	Rest    *io.PipeWriter // CloseWithError: the client goes away
+	Answer  chan *Response // gets one; status 0 means that the connection broke
+	second  []byte
 }
 
 // StartUpload sends the first half of a form with a file of 200 kB. It returns when the server
@@ -34,14 +35,16 @@ func (c *Client) StartUpload(name string) *HalfUpload {
 
 // BeginUpload is StartUpload that does not wait for the server.
 func (c *Client) BeginUpload(name string) *HalfUpload {
-	form, contentType := Form(name, []byte(strings.Repeat("0123456789", 20_000)))
-	text, err := io.ReadAll(form)
-	if err != nil {
-		panic(err) // it is in memory
-	}
-	half := len(text) / 2
 	reader, writer := io.Pipe()
-	u := &HalfUpload{Rest: writer, Answer: make(chan *Response, 1), second: string(text[half:])}
+	u := &HalfUpload{
+		Content: strings.Repeat("0123456789", 20_000),
+		Rest:    writer,
+		Answer:  make(chan *Response, 1),
+	}
+	form, contentType := Form(name, []byte(u.Content))
+	text, _ := io.ReadAll(form) // it is in memory
+	half := len(text) / 2
+	u.second = text[half:]
 	go func() {
 		r, err := c.Elsewhere().Try("POST", "/files/upload", reader, "Content-Type", contentType)
 		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // so that no write hangs
@@ -53,14 +56,13 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 
 // Finish sends the rest and returns the answer.
 func (u *HalfUpload) Finish() *Response {
-	io.WriteString(u.Rest, u.second)
+	u.Rest.Write(u.second)
 	u.Rest.Close()
 	return <-u.Answer
 }
 
 // FilesIn lists FILES_DIR: the stored files, then the working names as unfinished/name.
 func (s *Server) FilesIn(t testing.TB) (names []string) {
-	t.Helper()
 	for _, folder := range []string{"", unfinished} {
 		entries, err := os.ReadDir(filepath.Join(s.Env["FILES_DIR"], folder))
 		if err != nil {
@@ -77,7 +79,6 @@ func (s *Server) FilesIn(t testing.TB) (names []string) {
 
 // WorkingFiles returns the paths of the uploads that are being written.
 func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
-	t.Helper()
 	for _, name := range s.FilesIn(t) {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
 		info, err := os.Stat(path)
@@ -90,7 +91,6 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 
 // AgeUnfinished makes all working names so old that the next sweep looks at them.
 func (s *Server) AgeUnfinished(t testing.TB) {
-	t.Helper()
 	old := time.Now().Add(-time.Hour)
 	for _, path := range s.WorkingFiles(t) {
 		if err := os.Chtimes(path, old, old); err != nil {
@@ -114,7 +114,7 @@ func (s *Server) WantStored(t testing.TB, n int) {
 // WantFile fetches a file and checks its content.
 func (c *Client) WantFile(path, content string) {
 	c.t.Helper()
-	r := c.Elsewhere().Do("GET", path, nil).Want(c.t, 200)
+	r := c.Elsewhere().Get(path).Want(c.t, 200)
 	if got := string(r.Body); got != content {
 		c.t.Errorf("%s: got %d bytes, want the %d of the file", path, len(got), len(content))
 	}

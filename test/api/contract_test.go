@@ -2,11 +2,9 @@ package api
 
 import (
 	"bytes"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 
 	"hubs/internal/hubstest"
@@ -54,30 +52,13 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	if prism == "" {
 		t.Skip("PRISM must be the path of the program; .ci/run fetches it and runs this test")
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	free.Close()
-	addr = free.Addr().String()
+	addr = hubstest.FreeAddr(t)
 	_, port, _ := strings.Cut(addr, ":")
-	output := &hubstest.Log{}
-	cmd := exec.Command(prism, "proxy",
-		srv.Base+"/openapi.json", srv.Base, "--errors", "--port", port)
-	cmd.Stdout = output
-	cmd.Stderr = output
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it starts others
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
-		cmd.Wait()
-		if t.Failed() {
-			t.Logf("Prism:\n%s", output)
-		}
-	})
-	output.WaitFor(t, "Prism is listening")
+	program := hubstest.StartProgram(t, exec.Command(prism, "proxy",
+		srv.Base+"/openapi.json", srv.Base,
+		"--errors",
+		"--port", port))
+	program.WaitFor(t, "Prism is listening")
 	return addr
 }
 

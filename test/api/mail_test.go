@@ -6,10 +6,8 @@ import (
 	"maps"
 	"net"
 	"net/mail"
-	"os/exec"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -311,10 +309,10 @@ func TestTalkativeMailServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := hubstest.Start(t, staging(t))
-			before := memory(t, s)
+			before := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 			s.Mail.Fail(mode)
 			waitNotSent(t, s, failToSend(t, s))
-			grown := memory(t, s) - before
+			grown := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS") - before
 			if grown > much {
 				t.Errorf("the memory has grown by %d bytes", grown)
 			}
@@ -324,20 +322,6 @@ func TestTalkativeMailServer(t *testing.T) {
 			}
 		})
 	}
-}
-
-// memory returns the memory of a server's process in bytes.
-func memory(t *testing.T, s *hubstest.Server) int {
-	t.Helper()
-	out, err := exec.Command("ps", "-o", "rss=", "-p", fmt.Sprint(s.Cmd.Process.Pid)).Output()
-	if err != nil {
-		t.Fatal("ps: ", err)
-	}
-	kilobytes, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kilobytes << 10
 }
 
 // D3, M2: mail waits for other people's mail only while 32 conversations are under way. So a

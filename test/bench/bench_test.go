@@ -4,15 +4,15 @@ package bench
 
 import (
 	"bytes"
-	"crypto/md5"
+	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -37,49 +37,24 @@ func TestMain(m *testing.M) {
 // serveBare is what costs least: net/http and a body of the size that the path names.
 func serveBare(addr string) {
 	body := bytes.Repeat([]byte("x"), 1<<20)
-	panic(http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	answer := func(w http.ResponseWriter, r *http.Request) {
 		size, _ := strconv.Atoi(r.URL.Path[1:])
 		w.Header().Set("Content-Type", "application/json")
 		w.Write(body[:size])
-	})))
+	}
+	panic(http.ListenAndServe(addr, http.HandlerFunc(answer)))
 }
 
-// A kind of request. {10 kB} and the like in its path is a file of that size.
+// A kind of request, of those in requests.json: the usual ones, and those that cost most of what
+// the limits let through. {10 kB} and the like in its path is a file of that size.
 type kind struct {
-	name, path   string
-	upload       int    // the size of a file to upload
-	header, text string // a header besides
-}
-
-var kinds = []kind{
-	{name: "session", path: "/auth/session"},
-	{name: "list", path: "/hubs"},
-	{name: "list-deep", path: "/hubs?offset=5000"},
-	{name: "list-common-name", path: "/hubs?filters%5Bname%5D=hub"},
-	{name: "list-name-and-status", path: "/hubs?filters%5Bname%5D=harbour&filters%5Bstatus%5D=active"},
-	{name: "list-rare-name", path: "/hubs?filters%5Bname%5D=zweibr"},
-	{name: "download-10kB", path: "{10 kB}"},
-	{name: "download-1MB", path: "{1 MB}"},
-	{name: "upload-10kB", path: "/files/upload", upload: 10_000},
-}
-
-// long is the longest text that a header may have.
-var long = strings.Repeat("a=1,", 15_000/4)
-
-func ranges(n int) string { return "bytes=0-0" + strings.Repeat(",0-0", n-1) }
-
-// abuses are the requests that cost most, of those that limits let through.
-var abuses = []kind{
-	{name: "session", path: "/auth/session"},
-	{name: "list-deepest", path: "/hubs?limit=100&offset=10000&orderBy=updatedAt&orderDirection=desc"},
-	{name: "list-absent-name", path: "/hubs?limit=100&filters%5Bname%5D=xylophone"},
-	{name: "list-one-letter", path: "/hubs?limit=100&offset=10000&filters%5Bname%5D=e"},
-	{name: "download-1MB", path: "{1 MB}"},
-	{name: "download-16-ranges", path: "{1 MB}", header: "Range", text: ranges(16)},
-	{name: "download-3500-ranges", path: "{10 kB}", header: "Range", text: ranges(3500)},
-	{name: "upload-1MB", path: "/files/upload", upload: 1_000_000},
-	{name: "long-request-id", path: "/auth/session", header: "X-Request-Id", text: long},
-	{name: "long-forwarded-for", path: "/auth/session", header: "X-Forwarded-For", text: long},
+	Name   string
+	Path   string
+	Upload int    // the size of a file to upload
+	Header string // a header besides: Text, and More so many times
+	Text   string
+	More   string
+	Times  int
 }
 
 // A side is a server that is measured, or bare net/http beside it.
@@ -105,30 +80,36 @@ func TestBench(t *testing.T) {
 	pg := hubstest.NewPostgres(t)
 	after := newSide(t, pg, "after", hubstest.Binary())
 	sides := []*side{after}
-	measured := kinds
+	var kinds map[string][]kind
+	requests := hubstest.ReadFile(t, "test/bench/testdata/requests.json")
+	if err := json.Unmarshal([]byte(requests), &kinds); err != nil {
+		t.Fatal(err)
+	}
+	measured := kinds["usual"]
 	switch what {
 	case "abuse":
-		measured = abuses
+		measured = kinds["abuse"]
 	case "bare":
 		sides = []*side{bareSide(t), after}
 	case "commits":
-		sides = []*side{newSide(t, pg, "before", os.Getenv("BENCH_BEFORE")), after}
+		before := newSide(t, pg, "before", os.Getenv("BENCH_BEFORE"))
+		sides = []*side{before, after}
 	}
 	for round := range rounds {
 		for _, k := range measured {
 			for i := range sides {
 				s := sides[(i+round)%len(sides)] // in turn
-				if s.client == nil && k.upload > 0 {
+				if s.client == nil && k.Upload > 0 {
 					continue
 				}
 				figures := s.measure(t, pg, k, after)
-				fmt.Fprintf(out, "BenchmarkRequest/%s/side=%s 1 %s\n", k.name, s.name, figures)
+				fmt.Fprintf(out, "BenchmarkRequest/%s/side=%s 1 %s\n", k.Name, s.name, figures)
 			}
 		}
 	}
 	for _, s := range sides {
-		peak := memory(s.process, "VmHWM")
-		fmt.Fprintf(out, "BenchmarkMemory/side=%s 1 %.1f peak-MB\n", s.name, peak/1e6)
+		peak := hubstest.Memory(s.process.Process.Pid, "VmHWM")
+		fmt.Fprintf(out, "BenchmarkMemory/side=%s 1 %.1f peak-MB\n", s.name, float64(peak)/1e6)
 	}
 }
 
@@ -154,27 +135,40 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 		"DATABASE_URL":    databaseURL,
 		"ALLOWED_ORIGINS": "https://app.staging.example.com", // as bench.lua has it
 	})
-	s := &side{name: name, files: map[string]string{}}
-	addr := s.start(t, exec.Command(binary, "serve"), "ADDR", env)
-	server := &hubstest.Server{Env: env, Addr: addr, Base: "https://api." + env["COOKIE_DOMAIN"]}
+	s := &side{
+		name:  name,
+		files: map[string]string{},
+	}
+	server := &hubstest.Server{
+		Env:  env,
+		Addr: s.start(t, exec.Command(binary, "serve"), "ADDR", env),
+		Base: "https://api." + env["COOKIE_DOMAIN"],
+	}
 	s.client = server.Client(t)
 	var cookies []string
-	for n := range users {
-		sum := md5.Sum(fmt.Append(nil, "user", n+1))
-		id := fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:])
-		email := fmt.Sprintf("user%d@example.com", n+1)
-		token := hubstest.Token{}.Sign(env["SESSION_SECRET"], "<email>", email, "<userId>", id)
+	accounts := hubstest.Query[string](t, databaseURL,
+		"select string_agg(email || ' ' || user_id, ' ') from users")
+	for account := range slices.Chunk(strings.Fields(accounts), 2) {
+		token := hubstest.Token{}.Sign(
+			env["SESSION_SECRET"],
+			"<email>", account[0],
+			"<userId>", account[1],
+		)
 		s.client.SetToken(token)
 		cookies = append(cookies, server.CookieName()+"="+token)
 	}
-	s.cookies = writeFile(t, []byte(strings.Join(cookies, "\n")))
+	lines := strings.Join(cookies, "\n")
+	s.cookies = writeFile(t, []byte(lines))
 	version := s.client.Do("GET", "/auth/session", nil).Field(t, "terms", "version")
 	hubstest.Exec(t, databaseURL,
 		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
 	hubstest.Exec(t, databaseURL, "vacuum analyze")
-	for name, size := range map[string]int{"{10 kB}": 10_000, "{1 MB}": 1_000_000} {
+	for name, size := range map[string]int{
+		"{10 kB}": 10_000,
+		"{1 MB}":  1_000_000,
+	} {
 		upload := s.client.Upload("a.bin", make([]byte, size)).Want(t, 201)
-		s.files[name] = upload.Field(t, "path").(string)
+		s.files[name] = upload.Header.Get("Location")
 	}
 	return s
 }
@@ -196,14 +190,12 @@ const fill = `select setseed(0.5);
 
 // start starts the process on a free port, which it takes from a variable, without its log.
 func (s *side) start(
-	t *testing.T, cmd *exec.Cmd, variable string, env map[string]string,
+	t *testing.T,
+	cmd *exec.Cmd,
+	variable string,
+	env map[string]string,
 ) (addr string) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr = listener.Addr().String()
-	listener.Close()
+	addr = hubstest.FreeAddr(t)
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -217,59 +209,65 @@ func (s *side) start(
 	})
 	s.process = cmd
 	s.base = "http://" + addr
-	hubstest.WaitUntil(t, "a server that listens", func() bool {
-		conn, err := net.Dial("tcp", addr)
-		if err == nil {
-			conn.Close()
-		}
-		return err == nil
-	})
+	hubstest.WaitListening(t, addr)
 	return addr
 }
 
 // pathOf returns the path of a kind. Bare net/http answers with a body of the size of the
 // server's answer.
 func (s *side) pathOf(t *testing.T, k kind, server *side) string {
-	path := k.path
-	if file, isFile := server.files[path]; isFile && s.client == nil {
-		path = file
-	} else if isFile {
-		path = s.files[k.path]
+	if s.client == nil {
+		path := server.pathOf(t, k, server)
+		answer := server.client.Elsewhere().Get(path).Want(t, 200)
+		return fmt.Sprint("/", len(answer.Body))
 	}
-	if s.client != nil {
-		return path
+	if file, isFile := s.files[k.Path]; isFile {
+		return file
 	}
-	answer := server.client.Elsewhere().Do("GET", path, nil).Want(t, 200)
-	return fmt.Sprint("/", len(answer.Body))
+	return k.Path
 }
 
 // measure sends requests for a second.
 func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side) (figures string) {
 	url := s.base + s.pathOf(t, k, server)
-	args := []string{"GET", "", "", k.header, k.text} // see bench.lua
-	if k.upload > 0 {
-		form, contentType := hubstest.Form("a.bin", make([]byte, k.upload))
-		body, err := io.ReadAll(form)
+	method, contentType, body := "GET", "", ""
+	if k.Upload > 0 {
+		form, formType := hubstest.Form("a.bin", make([]byte, k.Upload))
+		text, err := io.ReadAll(form)
 		if err != nil {
 			t.Fatal(err)
 		}
-		args = []string{"POST", contentType, writeFile(t, body), k.header, k.text}
+		method, contentType, body = "POST", formType, writeFile(t, text)
 	}
-	args = append([]string{"-s", "bench.lua", url, "--", server.cookies}, args...)
-	args = append([]string{"-t1", "-d1s", fmt.Sprint("-c", connections)}, args...)
+	header := k.Text + strings.Repeat(k.More, k.Times)
+	wrk := exec.Command(
+		"wrk",
+		"-t1",
+		"-d1s",
+		fmt.Sprint("-c", connections),
+		"-s", "bench.lua",
+		url,
+		"--", server.cookies, method, contentType, body, k.Header, header, // see bench.lua
+	)
 	serverBefore := cpu(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)
-	out, err := exec.Command("wrk", args...).CombinedOutput()
+	out, err := wrk.CombinedOutput()
 	serverUsed := cpu(s.process.Process.Pid) - serverBefore
 	postgresUsed := postgresCPU(pg) - postgresBefore
 	_, result, _ := strings.Cut(string(out), "\nresult ")
 	var requests, took, p50, p99, failed float64
 	_, scanErr := fmt.Sscan(result, &requests, &took, &p50, &p99, &failed)
 	if err != nil || scanErr != nil || failed > 0 {
-		t.Fatalf("wrk, %s: %v, %v failed\n%s", k.name, err, failed, out)
+		t.Fatalf("wrk, %s: %v, %v failed\n%s", k.Name, err, failed, out)
 	}
-	return fmt.Sprintf("%.0f req/s %.2f p50-ms %.2f p99-ms %.1f server-us %.1f postgres-us",
-		requests/took*1e6, p50/1e3, p99/1e3, serverUsed/requests, postgresUsed/requests)
+	return fmt.Sprintf(
+		"%.0f req/s %.2f p50-ms %.2f p99-ms %.1f server-us %.1f postgres-us",
+		requests/took*1e6,
+		p50/1e3,
+		p99/1e3,
+		serverUsed/requests,
+		postgresUsed/requests,
+	)
 }
 
 func writeFile(t *testing.T, content []byte) (path string) {
@@ -305,43 +303,37 @@ func postgresCPU(pg *hubstest.Postgres) float64 {
 	return sum
 }
 
-// memory is a line of /proc/PID/status in bytes.
-func memory(process *exec.Cmd, name string) float64 {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.Process.Pid))
-	_, rest, _ := strings.Cut(string(text), name+":")
-	var kB float64
-	fmt.Sscan(rest, &kB)
-	return kB * 1024
-}
-
 // allocationBounds are what a request may allocate, with net/http's own part in it: what was
 // measured and a tenth.
-var allocationBounds = map[string]float64{"/auth/session": 10_800, "/hubs": 35_500}
+var allocationBounds = map[string]int{
+	"/auth/session": 10_800,
+	"/hubs":         35_500,
+}
 
 // Without garbage collection, the memory grows by what is allocated.
 func TestAllocationsOfARequest(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("this test reads /proc")
 	}
-	srv := hubstest.Start(t, map[string]string{"GOGC": "off"})
-	client, _ := srv.Member(t, "member")
-	hubstest.Exec(t, srv.Env["DATABASE_URL"], `insert into hubs (name, description)
+	s := hubstest.Start(t, map[string]string{"GOGC": "off"})
+	client, _ := s.Member(t, "member")
+	hubstest.Exec(t, s.Env["DATABASE_URL"], `insert into hubs (name, description)
 		select 'Harbour Station ' || n, 'Trains and trams, a bakery and a reading room, ' || n
 		from generate_series(1, 100) n`)
 	send := func(path string, requests int) {
 		for range requests {
-			client.Elsewhere().Do("GET", path, nil).Want(t, 200)
+			client.Elsewhere().Get(path).Want(t, 200)
 		}
 	}
 	for path, most := range allocationBounds {
 		const requests = 2000
 		send(path, 200)
-		before := memory(srv.Cmd, "VmRSS")
+		before := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 		send(path, requests)
-		each := (memory(srv.Cmd, "VmRSS") - before) / requests
-		t.Logf("GET %s: %.0f bytes", path, each)
-		if each > most {
-			t.Errorf("GET %s allocates %.0f bytes, more than %.0f", path, each, most)
+		each := (hubstest.Memory(s.Cmd.Process.Pid, "VmRSS") - before) / requests
+		t.Logf("GET %s: %d bytes", path, each)
+		if each <= 0 || each > most {
+			t.Errorf("GET %s allocates %d bytes, want %d at most", path, each, most)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
-			test(t, newBrowser(t, engine, browserOptions{}))
+			test(t, newBrowser(t, engine, ""))
 		})
 	}
 }
@@ -44,18 +44,14 @@ type browser struct {
 
 // A driver carries out one command of the WebDriver protocol within a session.
 type driver interface {
-	command(method, path string, in any) (json.RawMessage, error)
+	command(method, path string, in params) (json.RawMessage, error)
 }
 
-// browserOptions are what a test may ask of a browser.
-type browserOptions struct {
-	flags []string          // of Chromium's command line
-	hosts map[string]string // for the others: addresses by name, where any certificate will do
-}
+type params = map[string]any
 
-// newBrowser starts a browser that ends with the test.
-func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
-	t.Helper()
+// newBrowser starts a browser that ends with the test. With an address it takes the server there,
+// whatever its certificate, for every host that it reaches by TLS.
+func newBrowser(t testing.TB, engine, server string) *browser {
 	// Not t.TempDir, which fails the test if a process that is ending still writes.
 	dir, err := os.MkdirTemp(hubstest.Dir, engine+"-")
 	if err != nil {
@@ -67,11 +63,11 @@ func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
 	}
 	switch engine {
 	case chromium:
-		b.driver = startChromium(t, dir, options)
+		b.driver = startChromium(t, dir, server)
 	case firefox:
-		b.driver = startFirefox(t, dir, options)
+		b.driver = startFirefox(t, dir, server)
 	case webkit:
-		b.driver = startWebKit(t, dir, options)
+		b.driver = startWebKit(t, dir, server)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -83,7 +79,7 @@ func newBrowser(t testing.TB, engine string, options browserOptions) *browser {
 }
 
 // command sends one command of the WebDriver protocol.
-func (b *browser) command(method, path string, in, out any) {
+func (b *browser) command(method, path string, in params, out any) {
 	b.t.Helper()
 	answer, err := b.driver.command(method, path, in)
 	if err == nil && out != nil {
@@ -94,17 +90,18 @@ func (b *browser) command(method, path string, in, out any) {
 	}
 }
 
-// script runs the body of a function in the page. It awaits a promise that is returned.
+// script runs the body of a function in the page. It awaits a promise that is returned. For null
+// and undefined it returns the zero value.
 func script[T any](b *browser, body string, args ...any) (value T) {
 	b.t.Helper()
-	call := map[string]any{"script": body, "args": append([]any{}, args...)}
+	call := params{"script": body, "args": append([]any{}, args...)}
 	b.command("POST", "/execute/sync", call, &value)
 	return value
 }
 
 func (b *browser) open(url string) {
 	b.t.Helper()
-	b.command("POST", "/url", map[string]string{"url": url}, nil)
+	b.command("POST", "/url", params{"url": url}, nil)
 }
 
 // element returns the path of the one element that a CSS selector names. It scrolls the
@@ -114,7 +111,7 @@ func (b *browser) element(selector string) string {
 	script[any](b, `document.querySelector(arguments[0])?.scrollIntoView(
 		{block: 'center', behavior: 'instant'})`, selector)
 	var found map[string]string
-	wanted := map[string]string{"using": "css selector", "value": selector}
+	wanted := params{"using": "css selector", "value": selector}
 	b.command("POST", "/element", wanted, &found)
 	for _, id := range found {
 		return "/element/" + id
@@ -126,7 +123,7 @@ func (b *browser) element(selector string) string {
 // click fails where a user could not click.
 func (b *browser) click(selector string) {
 	b.t.Helper()
-	b.command("POST", b.element(selector)+"/click", map[string]string{}, nil)
+	b.command("POST", b.element(selector)+"/click", params{}, nil)
 }
 
 const enterKey = "\uE007"
@@ -136,21 +133,29 @@ func (b *browser) keys(selector, text string) {
 	b.t.Helper()
 	input := b.element(selector)
 	if script[string](b, "return document.querySelector(arguments[0]).type", selector) != "file" {
-		b.command("POST", input+"/clear", map[string]string{}, nil)
+		b.command("POST", input+"/clear", params{}, nil)
 	}
-	b.command("POST", input+"/value", map[string]string{"text": text}, nil)
+	b.command("POST", input+"/value", params{"text": text}, nil)
 }
 
 func (b *browser) text(selector string) string {
 	b.t.Helper()
-	const content = "return document.querySelector(arguments[0])?.textContent ?? ''"
-	return script[string](b, content, selector)
+	return script[string](b, "return document.querySelector(arguments[0])?.textContent", selector)
 }
+
+const isVisible = "document.querySelector(arguments[0])?.checkVisibility()"
 
 func (b *browser) visible(selector string) bool {
 	b.t.Helper()
-	const isVisible = "return document.querySelector(arguments[0])?.checkVisibility() ?? false"
-	return script[bool](b, isVisible, selector)
+	return script[bool](b, "return "+isVisible, selector)
+}
+
+// waitFor waits until an expression is true in the page.
+func (b *browser) waitFor(expression string, args ...any) {
+	b.t.Helper()
+	hubstest.WaitUntil(b.t, expression, func() bool {
+		return script[bool](b, "return "+expression, args...)
+	})
 }
 
 func (b *browser) waitText(selector, part string) {
@@ -160,12 +165,11 @@ func (b *browser) waitText(selector, part string) {
 	})
 }
 
-// inNewTab does something that opens a tab, looks at that tab, and closes it.
-func (b *browser) inNewTab(open, look func()) {
-	b.t.Helper()
+// inNewTab clicks a link that opens a tab, looks at that tab, and closes it.
+func (b *browser) inNewTab(link string, look func()) {
 	var before, handles []string
 	b.command("GET", "/window/handles", nil, &before)
-	open()
+	b.click(link)
 	hubstest.WaitUntil(b.t, "a new tab", func() bool {
 		b.command("GET", "/window/handles", nil, &handles)
 		return len(handles) > len(before)
@@ -179,13 +183,11 @@ func (b *browser) inNewTab(open, look func()) {
 }
 
 func (b *browser) switchTo(handle string) {
-	b.t.Helper()
-	b.command("POST", "/window", map[string]string{"handle": handle}, nil)
+	b.command("POST", "/window", params{"handle": handle}, nil)
 }
 
 // cookies returns all that the browser holds for the page, also those hidden from scripts.
 func (b *browser) cookies() (all []browserCookie) {
-	b.t.Helper()
 	b.command("GET", "/cookie", nil, &all)
 	return all
 }
@@ -199,22 +201,21 @@ type browserCookie struct {
 // console takes what the console has gained since it was last asked. Firefox keeps refused
 // answers apart from it. WebKitGTK's driver does not show its console.
 func (b *browser) console() (messages []string) {
-	b.t.Helper()
 	switch b.engine {
 	case chromium:
 		var entries []struct{ Message string }
-		b.command("POST", "/se/log", map[string]string{"type": "browser"}, &entries)
+		b.command("POST", "/se/log", params{"type": "browser"}, &entries)
 		for _, entry := range entries {
 			messages = append(messages, entry.Message)
 		}
 	case firefox:
-		b.command("POST", "/moz/context", map[string]string{"value": "chrome"}, nil)
+		b.command("POST", "/moz/context", params{"value": "chrome"}, nil)
 		messages = script[[]string](b, `const all = Services.console.getMessageArray();
 			Services.console.reset();
 			const isOfPage = m => /^http/.test(m.sourceName) || /^CSP/.test(m.category);
 			return all.filter(m => m instanceof Ci.nsIScriptError && isOfPage(m))
 				.map(m => m.sourceName + ': ' + m.category + ': ' + m.errorMessage)`)
-		b.command("POST", "/moz/context", map[string]string{"value": "content"}, nil)
+		b.command("POST", "/moz/context", params{"value": "content"}, nil)
 	}
 	return messages
 }
@@ -240,9 +241,8 @@ func (b *browser) wantConsole(parts ...string) {
 const refusedBy = "the server responded with a status of "
 
 // devTools is a command of the Chrome DevTools protocol, for what WebDriver can't do.
-func (b *browser) devTools(method string, params map[string]any) {
-	b.t.Helper()
-	b.command("POST", "/goog/cdp/execute", map[string]any{"cmd": method, "params": params}, nil)
+func (b *browser) devTools(method string, details params) {
+	b.command("POST", "/goog/cdp/execute", params{"cmd": method, "params": details}, nil)
 }
 
 // look checks what every state of the page must keep: nothing wider than the screen, at
@@ -251,18 +251,17 @@ func (b *browser) devTools(method string, params map[string]any) {
 // AXE_JS is the path of axe-core's axe.min.js, which .ci/run fetches: this project does
 // not depend on it.
 func (b *browser) look(state string) {
-	b.t.Helper()
 	if b.engine != chromium {
 		return
 	}
 	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
-		b.devTools("Emulation.setDeviceMetricsOverride", map[string]any{
+		b.devTools("Emulation.setDeviceMetricsOverride", params{
 			"width":             width,
 			"height":            900,
 			"deviceScaleFactor": 1,
 			"mobile":            false,
 		})
-		b.devTools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
+		b.devTools("Emulation.setEmulatedMedia", params{"features": []params{
 			{"name": "prefers-color-scheme", "value": scheme},
 			{"name": "prefers-reduced-motion", "value": "reduce"},
 		}})
@@ -273,12 +272,11 @@ func (b *browser) look(state string) {
 			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
 		}
 	}
-	b.devTools("Emulation.clearDeviceMetricsOverride", map[string]any{})
+	b.devTools("Emulation.clearDeviceMetricsOverride", params{})
 }
 
 // axe has axe-core examine the page, where there is one.
 func (b *browser) axe() []string {
-	b.t.Helper()
 	path := os.Getenv("AXE_JS")
 	if path == "" {
 		return nil

@@ -25,105 +25,55 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A program runs until the test ends.
-type program struct {
-	*hubstest.Log
-	done chan struct{}
-}
-
-// startProgram runs a program. The shell ends it when its standard input is closed, so it also
-// ends when the tests are killed.
-func startProgram(t testing.TB, dir string, env []string, args ...string) program {
-	t.Helper()
-	cmd := exec.Command("sh", append([]string{"-c", `"$@" & cat; kill $!; wait`, "sh"}, args...)...)
+// startProgram runs a program that is at home in dir.
+func startProgram(t testing.TB, dir, program string, args ...string) *hubstest.Program {
+	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_RUNTIME_DIR="+dir)
-	cmd.Env = append(cmd.Env, env...)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := program{Log: &hubstest.Log{}, done: make(chan struct{})}
-	cmd.Stdout = p
-	cmd.Stderr = p
-	cmd.WaitDelay = hubstest.Patience // a grandchild that keeps the pipe open must not hang us
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(p.done)
-		cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		stdin.Close()
-		<-p.done
-	})
-	return p
-}
-
-// after waits for a line that contains one of the texts. It returns the text, and the rest of
-// the line.
-func (p program) after(t testing.TB, texts ...string) (text, rest string) {
-	t.Helper()
-	_, _, err := p.Wait(0, p.done, func(line string) bool {
-		for _, text = range texts {
-			_, after, isThere := strings.Cut(line, text)
-			if isThere {
-				rest = strings.TrimSpace(after)
-				return true
-			}
-		}
-		return false
-	})
-	if err != nil {
-		t.Fatalf("%v with one of %q", err, texts)
-	}
-	return text, rest
+	return hubstest.StartProgram(t, cmd)
 }
 
 // startChromedriver returns the port on which the driver listens. The driver finds a free port of
 // one protocol, and ends if that port is taken in the other: then it is started again.
 func startChromedriver(t testing.TB, dir string) (port string) {
-	t.Helper()
-	const listens = "started successfully on port "
-	const taken = "port not available"
 	driver := hubstest.Need(t, "chromedriver", "chromium-driver")
 	for range 5 {
-		text, port := startProgram(t, dir, nil, driver, "--port=0").after(t, listens, taken)
-		if text == listens {
-			return strings.TrimSuffix(port, ".")
+		p := startProgram(t, dir, driver, "--port=0")
+		port := p.WaitMatch(t, "started successfully on port ([0-9]+)|port not available")
+		if port != "" {
+			return port
 		}
 	}
 	t.Fatal("chromedriver found no free port in five attempts")
 	return ""
 }
 
-func startChromium(t testing.TB, dir string, asked browserOptions) driver {
-	t.Helper()
+func startChromium(t testing.TB, dir, server string) driver {
 	program := hubstest.Need(t, "chromium", "chromium")
 	port := startChromedriver(t, dir)
-	args := []string{
-		"--headless", "--no-sandbox", // root can't have the sandbox
-		"--disable-gpu", "--disable-quic", "--no-first-run",
-		"--disable-background-networking", "--disable-component-update", "--disable-sync",
-		// Nothing leaves this machine.
-		"--host-resolver-rules=MAP * ~NOTFOUND,EXCLUDE localhost,EXCLUDE 127.0.0.1",
-		// With the pipe, a Chromium whose driver is gone ends.
-		"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
-		"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
-	}
-	options := map[string]any{
+	options := params{
 		"binary": program,
-		"args":   append(args, asked.flags...),
-		"prefs": map[string]any{
+		"args": []string{
+			"--headless", "--no-sandbox", // root can't have the sandbox
+			"--disable-gpu", "--disable-quic", "--no-first-run",
+			"--disable-background-networking", "--disable-component-update", "--disable-sync",
+			// Nothing leaves this machine.
+			"--host-resolver-rules=MAP * 127.0.0.1",
+			"--proxy-server=https=127.0.0.1:" + startProxy(t, server),
+			// With the pipe, a Chromium whose driver is gone ends.
+			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
+			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
+		},
+		"prefs": params{
 			"download.default_directory": dir + "/Downloads",
 			// Else it is not SameSite that keeps the cookie from another site's requests.
 			"profile.cookie_controls_mode":      0,
 			"profile.block_third_party_cookies": false,
 		},
 	}
-	d, err := newWebDriver(port, map[string]any{
-		"goog:chromeOptions": options,
-		"goog:loggingPrefs":  map[string]string{"browser": "ALL"},
+	d, err := newWebDriver(port, params{
+		"acceptInsecureCerts": server != "",
+		"goog:chromeOptions":  options,
+		"goog:loggingPrefs":   params{"browser": "ALL"},
 	})
 	if err != nil {
 		t.Fatal("WebDriver session: ", err)
@@ -132,15 +82,14 @@ func startChromium(t testing.TB, dir string, asked browserOptions) driver {
 }
 
 // startWebKit runs WebKitGTK's MiniBrowser, which needs a display, on a virtual one.
-func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
-	t.Helper()
+func startWebKit(t testing.TB, dir, server string) driver {
 	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
 	if err != nil {
 		hubstest.Skip(t, "MiniBrowser is missing: apt-get install webkit2gtk-driver")
 	}
-	screen := []string{hubstest.Need(t, "Xvfb", "xvfb"),
-		"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp"}
-	_, display := startProgram(t, dir, nil, screen...).after(t, "")
+	screen := startProgram(t, dir, hubstest.Need(t, "Xvfb", "xvfb"),
+		"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp")
+	display := screen.WaitMatch(t, "^([0-9]+)$")
 	userDirs := []byte("XDG_DOWNLOAD_DIR=\"$HOME/Downloads\"\n")
 	if err := os.MkdirAll(dir+"/.config", 0o700); err != nil {
 		t.Fatal(err)
@@ -148,18 +97,21 @@ func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
 	if err := os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env := []string{"DISPLAY=:" + display, "GTK_A11Y=none", "NO_AT_BRIDGE=1"}
-	env = append(env, "https_proxy=http://127.0.0.1:"+asked.proxy(t)) // plain HTTP goes straight
-	options := map[string]any{
-		"binary": strings.TrimSpace(string(found)),
-		"args":   []string{"--automation"},
+	capabilities := params{
+		"acceptInsecureCerts": server != "",
+		"webkitgtk:browserOptions": params{
+			"binary": strings.TrimSpace(string(found)),
+			"args":   []string{"--automation"},
+		},
 	}
+	proxy := startProxy(t, server)
 	// Now and then a driver does not answer, or another program has taken its port: then another one
 	// is started, on another port.
-	var d *webDriver
 	for range 3 {
 		port := freePort(t)
-		startProgram(t, dir, env, hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
+		startProgram(t, dir, "env", "DISPLAY=:"+display, "GTK_A11Y=none", "NO_AT_BRIDGE=1",
+			"https_proxy=http://127.0.0.1:"+proxy, // plain HTTP goes straight
+			hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
 		hubstest.WaitUntil(t, "WebKitWebDriver on its port", func() bool {
 			conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 			if err == nil {
@@ -167,10 +119,8 @@ func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
 			}
 			return err == nil
 		})
-		d, err = newWebDriver(port, map[string]any{
-			"webkitgtk:browserOptions": options,
-			"acceptInsecureCerts":      asked.hosts != nil,
-		})
+		var d driver
+		d, err = newWebDriver(port, capabilities)
 		if err == nil {
 			return d
 		}
@@ -179,19 +129,19 @@ func startWebKit(t testing.TB, dir string, asked browserOptions) driver {
 	return nil
 }
 
-// proxy starts a proxy that leads to the hosts, and returns its port: no driver can map
-// host names. Without hosts it is a port where nobody listens.
-func (o browserOptions) proxy(t testing.TB) (port string) {
-	if o.hosts == nil {
+// startProxy starts a proxy that takes the server for every host: no driver can map host names.
+// It returns its port. Without a server it is a port where nobody listens.
+func startProxy(t testing.TB, server string) (port string) {
+	if server == "" {
 		return "9"
 	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		server, err := net.Dial("tcp", o.hosts[r.URL.Hostname()])
+		conn, err := net.Dial("tcp", server)
 		if r.Method != http.MethodConnect || err != nil {
 			http.Error(w, "no such host", http.StatusBadGateway)
 			return
 		}
-		defer server.Close()
+		defer conn.Close()
 		client, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
@@ -199,34 +149,35 @@ func (o browserOptions) proxy(t testing.TB) (port string) {
 		defer client.Close()
 		fmt.Fprint(client, "HTTP/1.1 200 OK\r\n\r\n")
 		go func() {
-			defer server.Close()
-			io.Copy(server, client)
+			defer conn.Close()
+			io.Copy(conn, client)
 		}()
-		io.Copy(client, server)
+		io.Copy(client, conn)
 	}))
 	t.Cleanup(proxy.Close)
-	return proxy.URL[strings.LastIndex(proxy.URL, ":")+1:]
+	return portOf(proxy.Listener)
+}
+
+func portOf(listener net.Listener) string {
+	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 }
 
 // freePort is for a program that can't tell which port it has chosen.
 func freePort(t testing.TB) string {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
+	return portOf(listener)
 }
 
-// A webDriver speaks the W3C WebDriver protocol.
-type webDriver struct {
-	session string // the address of the session at the driver
-}
+// A webDriver speaks the W3C WebDriver protocol. It is the address of a session at the driver.
+type webDriver string
 
-func newWebDriver(port string, capabilities map[string]any) (*webDriver, error) {
-	d := &webDriver{"http://127.0.0.1:" + port + "/session"}
-	asked := map[string]any{"capabilities": map[string]any{"alwaysMatch": capabilities}}
+func newWebDriver(port string, capabilities params) (driver, error) {
+	d := webDriver("http://127.0.0.1:" + port + "/session")
+	asked := params{"capabilities": params{"alwaysMatch": capabilities}}
 	answer, err := d.command("POST", "", asked)
 	var created struct{ SessionID string }
 	if err != nil {
@@ -235,11 +186,10 @@ func newWebDriver(port string, capabilities map[string]any) (*webDriver, error) 
 	if err := json.Unmarshal(answer, &created); err != nil {
 		return nil, err
 	}
-	d.session += "/" + created.SessionID
-	return d, nil
+	return d + webDriver("/"+created.SessionID), nil
 }
 
-func (d *webDriver) command(method, path string, in any) (json.RawMessage, error) {
+func (d webDriver) command(method, path string, in params) (json.RawMessage, error) {
 	var body io.Reader
 	if in != nil {
 		encoded, err := json.Marshal(in)
@@ -248,7 +198,7 @@ func (d *webDriver) command(method, path string, in any) (json.RawMessage, error
 		}
 		body = bytes.NewReader(encoded)
 	}
-	req, err := http.NewRequest(method, d.session+path, body)
+	req, err := http.NewRequest(method, string(d)+path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -292,21 +242,20 @@ user_pref("browser.download.dir", "%s/Downloads");
 user_pref("network.cookie.cookieBehavior", 0);
 `
 
-func startFirefox(t testing.TB, dir string, asked browserOptions) driver {
-	t.Helper()
+func startFirefox(t testing.TB, dir, server string) driver {
 	profile := dir + "/profile"
 	if err := os.Mkdir(profile, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	port := asked.proxy(t)
+	port := startProxy(t, server)
 	prefs := fmt.Sprintf(firefoxPrefs, port, port, dir)
 	if err := os.WriteFile(profile+"/user.js", []byte(prefs), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	firefox := startProgram(t, dir, nil, hubstest.Need(t, "firefox-esr", "firefox-esr"),
+	firefox := startProgram(t, dir, hubstest.Need(t, "firefox-esr", "firefox-esr"),
 		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
 		"--width=1280", "--height=900", "--profile", profile)
-	_, listens := firefox.after(t, "Listening on port ")
+	listens := firefox.WaitMatch(t, "Listening on port ([0-9]+)")
 	conn, err := net.Dial("tcp", "127.0.0.1:"+listens)
 	if err != nil {
 		t.Fatal(err)
@@ -316,7 +265,7 @@ func startFirefox(t testing.TB, dir string, asked browserOptions) driver {
 	if _, err := d.receive(); err != nil { // it says hello first
 		t.Fatalf("Marionette: %v", err)
 	}
-	anyCertificate := map[string]any{"acceptInsecureCerts": asked.hosts != nil}
+	anyCertificate := params{"acceptInsecureCerts": server != ""}
 	if _, err := d.send("WebDriver:NewSession", anyCertificate); err != nil {
 		t.Fatalf("Marionette: %v", err)
 	}
@@ -341,31 +290,24 @@ var marionetteCommands = map[string]string{
 	"POST /moz/context":      "Marionette:SetContext", // as geckodriver has it
 }
 
-func (d *marionette) command(method, path string, in any) (json.RawMessage, error) {
-	params := map[string]any{}
-	switch in := in.(type) {
-	case map[string]any:
-		params = maps.Clone(in)
-	case map[string]string:
-		for name, value := range in {
-			params[name] = value
-		}
-	}
+func (d *marionette) command(method, path string, in params) (json.RawMessage, error) {
+	sent := params{}
+	maps.Copy(sent, in)
 	if rest, ok := strings.CutPrefix(path, "/element/"); ok {
 		id, action, _ := strings.Cut(rest, "/")
-		params["id"] = id
+		sent["id"] = id
 		path = "/element/ID/" + action
 	}
 	name, ok := marionetteCommands[method+" "+path]
 	if !ok {
 		return nil, fmt.Errorf("no Marionette command for %s %s", method, path)
 	}
-	return d.send(name, params)
+	return d.send(name, sent)
 }
 
-func (d *marionette) send(name string, params map[string]any) (json.RawMessage, error) {
+func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 	d.lastID++
-	message, err := json.Marshal([]any{0, d.lastID, name, params})
+	message, err := json.Marshal([]any{0, d.lastID, name, in})
 	if err != nil {
 		return nil, err
 	}

@@ -39,7 +39,6 @@ var builtExample = sync.OnceValues(func() (dir string, err error) {
 
 // exampleSite serves the example on a port of its own, with the address of the API in it.
 func exampleSite(t testing.TB, api *string) (url string) {
-	t.Helper()
 	hubstest.Need(t, "npm", "npm")
 	dir, err := builtExample()
 	if err != nil {
@@ -51,14 +50,13 @@ func exampleSite(t testing.TB, api *string) (url string) {
 		t.Fatalf("index.html does not have %s", standard)
 	}
 	files := http.FileServer(http.Dir(dir))
-	return serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/" {
 			files.ServeHTTP(w, r)
 			return
 		}
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		fmt.Fprint(w, strings.Replace(index, standard, `content="`+*api+`"`, 1))
-	}), plain).URL
+		writePage(w, strings.Replace(index, standard, `content="`+*api+`"`, 1))
+	})
 }
 
 // An exampleUser is someone at the example, in one engine.
@@ -83,9 +81,7 @@ func TestExampleInBrowser(t *testing.T) {
 		e.signIn("Hub 01 (active)")
 		e.turnPages(t)
 		b.keys("#name", "ub 07"+enterKey)
-		hubstest.WaitUntil(t, "the filtered list", func() bool {
-			return b.text("#list") == "Hub 07 (active)"
-		})
+		b.waitFor("document.querySelector('#list').textContent === 'Hub 07 (active)'")
 		if !e.showsPicture(t) {
 			t.Error("a picture is not shown from another port of localhost")
 		}
@@ -113,7 +109,7 @@ func TestExampleInBrowser(t *testing.T) {
 func (e *exampleUser) begin(page string) {
 	e.t.Helper()
 	e.open(page)
-	hubstest.WaitUntil(e.t, "the first form", func() bool { return e.visible("#ask") })
+	e.waitFor(isVisible, "#ask")
 }
 
 // signIn signs a new user in and accepts the terms, after which the page has the text.
@@ -123,7 +119,7 @@ func (e *exampleUser) signIn(text string) {
 	e.keys("#email", email+enterKey)
 	e.waitText("#message", "a code is on its way")
 	e.keys("#code", e.srv.Code(e.t, email)+enterKey)
-	hubstest.WaitUntil(e.t, "the terms", func() bool { return e.visible("#accept") })
+	e.waitFor(isVisible, "#accept")
 	e.click("#accept button")
 	e.waitText("body", text)
 }
@@ -148,8 +144,7 @@ func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
 	}
 	e.keys("#file", path)
 	e.click("#upload button")
-	const width = "return document.querySelector('#uploaded img')?.naturalWidth ?? 0"
-	hubstest.WaitUntil(t, "the picture", func() bool { return script[int](e.browser, width) == 300 })
+	e.waitFor("document.querySelector('#uploaded img')?.naturalWidth === 300")
 	return script[bool](e.browser, `return new Promise(result => {
 		const picture = new Image();
 		picture.onload = () => result(true);
@@ -160,15 +155,15 @@ func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
 
 // askTooOften meets a limit: the page says for how long, and its button waits.
 func (e *exampleUser) askTooOften(t *testing.T) {
-	hubstest.WaitUntil(t, "the first form", func() bool { return e.visible("#ask") })
+	e.waitFor(isVisible, "#ask")
 	e.keys("#email", "nobody@example.com")
-	const enabled = "return !document.querySelector('#ask button').disabled"
+	const enabled = "!document.querySelector('#ask button').disabled"
 	for range 6 {
-		hubstest.WaitUntil(t, "the button", func() bool { return script[bool](e.browser, enabled) })
+		e.waitFor(enabled)
 		e.click("#ask button")
 	}
 	e.waitText("#message", "rate_limited")
-	if script[bool](e.browser, enabled) {
+	if script[bool](e.browser, "return "+enabled) {
 		t.Error("the button does not wait")
 	}
 }

@@ -19,7 +19,7 @@ import (
 // A cluster is three servers on one database and one folder behind HAProxy.
 type cluster struct {
 	*proxy
-	servers [3]*hubstest.Server // the first is the active one
+	servers []*hubstest.Server // the first is the active one
 }
 
 func startCluster(t *testing.T) *cluster {
@@ -30,35 +30,28 @@ func startCluster(t *testing.T) *cluster {
 	// away.
 	env["ADDR"] = "127.77.0.1:0"
 	var addrs []string
-	for i := range c.servers {
-		c.servers[i] = hubstest.Start(t, env)
-		addrs = append(addrs, c.servers[i].Addr)
+	for range 3 {
+		s := hubstest.Start(t, env)
+		c.servers = append(c.servers, s)
+		addrs = append(addrs, s.Addr)
 	}
 	c.proxy = startProxy(t, "haproxy", addrs...)
 	return c
 }
 
-// servedBy tells which server has answered.
-func (c *cluster) servedBy(t *testing.T, r *hubstest.Response) (server int) {
-	t.Helper()
-	id := r.Header.Get("X-Request-Id")
-	hubstest.WaitUntil(t, "the request in a log", func() bool {
-		server = slices.IndexFunc(c.servers[:], func(s *hubstest.Server) bool {
-			return s.Log.Count(`"msg":"request"`, id) > 0
-		})
-		return server >= 0
-	})
-	return server
-}
-
 // addressElsewhere returns an address whose requests go to another server than the active
 // one.
 func (c *cluster) addressElsewhere(t *testing.T) string {
-	t.Helper()
 	for {
 		address := newAddress()
-		r := c.client(c.servers[0], address).Do("GET", "/auth/session", nil)
-		if c.servedBy(t, r) != 0 {
+		r := c.client(c.servers[0], address).Get("/auth/session")
+		hasSeen := func(s *hubstest.Server) bool {
+			return s.Log.Count(`"msg":"request"`, r.Header.Get("X-Request-Id")) > 0
+		}
+		hubstest.WaitUntil(t, "the request in a log", func() bool {
+			return slices.ContainsFunc(c.servers, hasSeen)
+		})
+		if !hasSeen(c.servers[0]) {
 			return address
 		}
 	}
@@ -66,7 +59,6 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 
 // command is the operator at HAProxy's socket.
 func (c *cluster) command(t *testing.T, line string) string {
-	t.Helper()
 	conn, err := net.Dial("unix", c.dir+"/admin.sock")
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +74,6 @@ func (c *cluster) command(t *testing.T, line string) string {
 
 // setState is what the operator does before and after a restart.
 func (c *cluster) setState(t *testing.T, server int, state string) {
-	t.Helper()
 	for _, backend := range []string{"active", "by_address"} {
 		c.command(t, fmt.Sprintf("set server %s/s%d state %s", backend, server+1, state))
 	}
@@ -90,7 +81,6 @@ func (c *cluster) setState(t *testing.T, server int, state string) {
 
 // waitState waits until HAProxy takes the server for UP or DOWN in both backends.
 func (c *cluster) waitState(t *testing.T, server int, state string) {
-	t.Helper()
 	name := fmt.Sprintf("s%d", server+1)
 	hubstest.WaitUntil(t, name+" "+state, func() bool {
 		seen := 0
@@ -132,7 +122,6 @@ func testLimits(t *testing.T, c *cluster) {
 func wantLimit(
 	t *testing.T, limit int, c *hubstest.Client, paths []string, body map[string]string,
 ) {
-	t.Helper()
 	method := "GET"
 	if body != nil {
 		method = "POST"
@@ -162,7 +151,7 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	t.Parallel()
 	t.Run("haproxy", func(t *testing.T) {
 		c := startCluster(t)
-		sendTargets(t, c.proxy, c.addressElsewhere(t), c.servers[:])
+		sendTargets(t, c.proxy, c.addressElsewhere(t), c.servers)
 	})
 	t.Run("nginx", func(t *testing.T) {
 		s := hubstest.Start(t, productionEnv(t))
@@ -173,7 +162,6 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 
 // sendTargets sends the corpus. A target in which the proxy finds no path reaches no server.
 func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
-	t.Helper()
 	for _, target := range readCorpus(t).Targets {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
 		for _, rest := range []string{
@@ -204,58 +192,50 @@ func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Ser
 // A load is a member who uploads and reads through HAProxy while servers come and go. Each
 // request is from another address, so all servers get some.
 type load struct {
-	t       *testing.T
-	member  *hubstest.Client
-	stop    atomic.Bool
-	ended   chan struct{}
-	uploads atomic.Int64
-	failed  atomic.Int64      // requests that got 502, 503 or no answer
-	files   map[string]string // content by the path of each acknowledged upload
+	*hubstest.Client
+	t      *testing.T
+	ledger *hubstest.Ledger
+	stop   atomic.Bool
+	ended  chan struct{}
+	rounds atomic.Int64
+	failed atomic.Int64 // requests that got 502, 503 or no answer
 }
 
 func startLoad(t *testing.T, c *cluster) *load {
 	l := &load{
+		Client: c.member(c.servers[0], "member"),
 		t:      t,
-		member: c.member(c.servers[0], "member"),
+		ledger: hubstest.TestLedger(t),
 		ended:  make(chan struct{}),
-		files:  map[string]string{},
 	}
 	go func() {
 		defer close(l.ended)
-		for n := 0; !l.stop.Load(); n++ {
-			l.round(fmt.Sprintf("content %d", n))
+		for !l.stop.Load() {
+			l.Do("GET", "/auth/session", nil)
+			l.ledger.Upload(l)
+			l.rounds.Add(1)
 		}
 	}()
 	t.Cleanup(l.end)
 	return l
 }
 
-func (l *load) round(content string) {
-	l.try("GET", "/auth/session", nil, 200)
-	form := strings.NewReader(formHead + content + formTail)
-	path := l.try("POST", "/files/upload", form, 201).Header.Get("Location")
-	if path != "" {
-		l.files[path] = content
-		l.uploads.Add(1)
-	}
-}
-
-func (l *load) try(method, path string, body any, status int) *hubstest.Response {
-	r, err := l.member.Try(method, path, body, "Content-Type", formType)
+// Do sends a request of the load, which may fail for want of a server and for nothing else.
+func (l *load) Do(method, path string, body any, headers ...string) *hubstest.Response {
+	r, err := l.Try(method, path, body, headers...)
 	switch {
 	case err != nil || r.Status == 502 || r.Status == 503:
 		l.failed.Add(1)
-	case r.Status != status:
-		l.t.Errorf("under load, want %d: %v", status, r)
+	case r.Status >= 400:
+		l.t.Errorf("under load: %v", r)
 	}
 	return r
 }
 
-// waitMore waits for five further uploads.
+// waitMore waits for five further rounds.
 func (l *load) waitMore() {
-	l.t.Helper()
-	goal := l.uploads.Load() + 5
-	hubstest.WaitUntil(l.t, "five uploads more", func() bool { return l.uploads.Load() >= goal })
+	goal := l.rounds.Load() + 5
+	hubstest.WaitUntil(l.t, "five rounds more", func() bool { return l.rounds.Load() >= goal })
 }
 
 func (l *load) end() {
@@ -268,13 +248,8 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	rollOut(t, c, l)
 	killActive(t, c, l)
 	l.end()
-	for path, content := range l.files {
-		got := string(l.member.Do("GET", path, nil).Body)
-		if got != content {
-			t.Errorf("acknowledged with %q, got %q", content, got)
-		}
-	}
-	l.member.Do("GET", "/auth/session", nil).Want(t, 200)
+	l.ledger.CheckFiles(t, l, c.servers[0].Env["DATABASE_URL"], 0)
+	l.Client.Do("GET", "/auth/session", nil).Want(t, 200)
 }
 
 // rollOut brings a new key without one request dropped. The active server, which alone signs

@@ -19,7 +19,6 @@ func TestMain(m *testing.M) { hubstest.Main(m) }
 
 // shipped returns a file of deploy/ with values replaced, each of which must be in it.
 func shipped(t testing.TB, name string, oldNew ...string) string {
-	t.Helper()
 	text := hubstest.ReadFile(t, "deploy/"+name)
 	for i := 0; i < len(oldNew); i += 2 {
 		if !strings.Contains(text, oldNew[i]) {
@@ -31,7 +30,6 @@ func shipped(t testing.TB, name string, oldNew ...string) string {
 
 // readEnv returns the settings in a file of deploy/, as systemd reads them.
 func readEnv(t testing.TB, name string) map[string]string {
-	t.Helper()
 	env := map[string]string{}
 	for line := range strings.Lines(shipped(t, name)) {
 		line = strings.TrimSpace(line)
@@ -57,7 +55,6 @@ func productionEnv(t testing.TB) map[string]string {
 }
 
 func writeFile(t testing.TB, dir, name, text string) string {
-	t.Helper()
 	path := filepath.Join(dir, name)
 	err := os.WriteFile(path, []byte(text), 0o644)
 	if err != nil {

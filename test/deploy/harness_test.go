@@ -2,11 +2,10 @@ package deploy
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
@@ -16,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +29,7 @@ type proxy struct {
 	// comes from any address. HAProxy only: it is the second bind line.
 	proxied string
 	dir     string
-	log     *hubstest.Log
+	log     *hubstest.Program
 }
 
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
@@ -47,22 +45,17 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // startProxy runs the proxy until the test ends, in front of one server or, HAProxy only, of
 // three. The test makes its sockets, so that no other process takes the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *proxy {
-	t.Helper()
 	program := hubstest.Need(t, engine, engine)
-	// t.TempDir is too long for the path of a socket.
-	dir, err := os.MkdirTemp(hubstest.Dir, "p")
-	if err != nil {
+	// t.TempDir is too long for the path of a socket, and the proxies leave root behind.
+	dir := fmt.Sprintf("%s/p%d", hubstest.Dir, addresses.Add(1))
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err = os.Chmod(dir, 0o755); err != nil { // the proxies leave root behind
-		t.Fatal(err)
-	}
-	p := &proxy{t: t, dir: dir, log: &hubstest.Log{}}
-	writeFile(t, dir, "tls.pem", keyPair(t, hubstest.CA.ServerTLS().Certificates[0]))
+	p := &proxy{t: t, dir: dir}
+	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
 	p.addr, sockets[0] = listenFile(t)
 	p.proxied, sockets[1] = listenFile(t)
-
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
 		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
@@ -73,15 +66,8 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 		cmd.Env = append(os.Environ(), "NGINX=3;") // as it hands sockets to a new version of itself
 	}
 	cmd.ExtraFiles = sockets[:] // 3 and 4
-	cmd.Stdout = p.log
-	cmd.Stderr = p.log
-	err = cmd.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.log = hubstest.StartProgram(t, cmd)
 	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		cmd.Wait()
 		if t.Failed() {
 			t.Logf("%s:\n%s", engine, p.log)
 		}
@@ -93,7 +79,6 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 }
 
 func listenFile(t testing.TB) (addr string, file *os.File) {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -106,21 +91,7 @@ func listenFile(t testing.TB) (addr string, file *os.File) {
 	return listener.Addr().String(), file
 }
 
-// keyPair returns a certificate and its key as one text, as both proxies take it.
-func keyPair(t testing.TB, pair tls.Certificate) string {
-	t.Helper()
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var text strings.Builder
-	pem.Encode(&text, &pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
-	pem.Encode(&text, &pem.Block{Type: "PRIVATE KEY", Bytes: key})
-	return text.String()
-}
-
 func haproxyConfig(t testing.TB, dir string, servers []string) string {
-	t.Helper()
 	replace := []string{
 		"0.0.0.0:443 ssl", "fd@3 ssl",
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
@@ -145,7 +116,6 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 }
 
 func nginxConfig(t testing.TB, p *proxy, server string) string {
-	t.Helper()
 	var folders strings.Builder
 	folders.WriteString("http {\n")
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
@@ -169,10 +139,7 @@ func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
 		ForceAttemptHTTP2:  address != "",
 		DisableKeepAlives:  address == "",
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			if address == "" {
-				return dialFrom(newAddress(), p.addr)
-			}
-			return dialFrom(address, p.addr)
+			return dialFrom(cmp.Or(address, newAddress()), p.addr)
 		},
 	}
 	p.t.Cleanup(transport.CloseIdleConnections)
@@ -195,8 +162,8 @@ func dialFrom(address, to string) (net.Conn, error) {
 	return dialer.Dial("tcp", to)
 }
 
-// tryDial opens a TLS connection for requests that no client library would send.
-func (p *proxy) tryDial(address string) (*tls.Conn, error) {
+// dial opens a TLS connection for requests that no client library would send.
+func (p *proxy) dial(address string) (*tls.Conn, error) {
 	conn, err := dialFrom(address, p.addr)
 	if err != nil {
 		return nil, err
@@ -206,20 +173,13 @@ func (p *proxy) tryDial(address string) (*tls.Conn, error) {
 	return secure, secure.Handshake()
 }
 
-func (p *proxy) dial(t testing.TB, address string) *tls.Conn {
-	t.Helper()
-	conn, err := p.tryDial(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.NetConn().Close() })
-	return conn
-}
-
 // raw sends a request as it is and returns all that comes back.
 func (p *proxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
-	conn := p.dial(t, address)
+	conn, err := p.dial(address)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer conn.Close() // nginx waits for it before it writes its log
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
@@ -231,10 +191,8 @@ func (p *proxy) raw(t testing.TB, address, request string) string {
 
 // member signs a new user in by way of the proxy, and accepts the terms.
 func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
-	p.t.Helper()
 	c := p.client(s, "")
-	email := hubstest.NewEmail()
-	hubstest.AddUser(p.t, s.Env["DATABASE_URL"], email, role)
+	email, _ := s.NewUser(p.t, role)
 	c.SignIn(email)
 	c.AcceptTerms()
 	return c
@@ -248,7 +206,6 @@ type corpus struct {
 }
 
 func readCorpus(t testing.TB) (c corpus) {
-	t.Helper()
 	err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/proxies.json")), &c)
 	if err != nil {
 		t.Fatal(err)
@@ -260,16 +217,16 @@ func readCorpus(t testing.TB) (c corpus) {
 // same answer; with an empty one it closes the connection.
 type recorder struct {
 	*hubstest.Server // its name to clients
-	addr             string
+	addr, answer     string
 
-	mu    sync.Mutex
-	heads map[net.Conn][]string
+	mu     sync.Mutex
+	heads  []string
+	reused int // requests that were not the first on their connection
 }
 
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 func newRecorder(t testing.TB, answer string) *recorder {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +235,7 @@ func newRecorder(t testing.TB, answer string) *recorder {
 	r := &recorder{
 		Server: &hubstest.Server{Base: "https://api.example.com"},
 		addr:   listener.Addr().String(),
-		heads:  map[net.Conn][]string{},
+		answer: answer,
 	}
 	go func() {
 		for {
@@ -286,18 +243,18 @@ func newRecorder(t testing.TB, answer string) *recorder {
 			if err != nil {
 				return
 			}
-			go r.serve(conn, answer)
+			go r.serve(conn)
 		}
 	}()
 	return r
 }
 
-func (r *recorder) serve(conn net.Conn, answer string) {
+func (r *recorder) serve(conn net.Conn) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(hubstest.Patience))
 	var raw strings.Builder
 	in := bufio.NewReader(io.TeeReader(conn, &raw))
-	for {
+	for isFirst := true; ; isFirst = false {
 		start := raw.Len() - in.Buffered()
 		request, err := http.ReadRequest(in)
 		head := raw.String()[start : raw.Len()-in.Buffered()]
@@ -308,14 +265,21 @@ func (r *recorder) serve(conn net.Conn, answer string) {
 			io.WriteString(conn, emptyAnswer)
 			return
 		}
-		r.mu.Lock()
-		r.heads[conn] = append(r.heads[conn], head)
-		r.mu.Unlock()
-		if err != nil || strings.HasPrefix(request.URL.Path, "/dies") || answer == "" {
+		r.keep(head, isFirst)
+		if err != nil || strings.HasPrefix(request.URL.Path, "/dies") || r.answer == "" {
 			return
 		}
 		io.Copy(io.Discard, request.Body)
-		io.WriteString(conn, answer)
+		io.WriteString(conn, r.answer)
+	}
+}
+
+func (r *recorder) keep(head string, isFirst bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heads = append(r.heads, head)
+	if !isFirst {
+		r.reused++
 	}
 }
 
@@ -323,11 +287,9 @@ func (r *recorder) serve(conn net.Conn, answer string) {
 func (r *recorder) seen(prefix string) (heads []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, ofConnection := range r.heads {
-		for _, head := range ofConnection {
-			if strings.HasPrefix(head, prefix) {
-				heads = append(heads, head)
-			}
+	for _, head := range r.heads {
+		if strings.HasPrefix(head, prefix) {
+			heads = append(heads, head)
 		}
 	}
 	return heads

@@ -17,7 +17,6 @@ import (
 type roleDatabase struct{ superuser, owner, server, stranger string }
 
 func newRoleDatabase(t *testing.T) roleDatabase {
-	t.Helper()
 	pg := hubstest.NewPostgres(t)
 	for _, role := range []string{"hubs_owner", "stranger"} {
 		hubstest.Exec(t, pg.URL, "create role "+role+" login password 'p'")
@@ -195,18 +194,5 @@ select pg_advisory_lock(1)
 	got := hubstest.Query[int](t, d.superuser, settings)
 	if got != 0 {
 		t.Errorf("hubs_server keeps %d settings of its own, want 0", got)
-	}
-}
-
-// sslmode=verify-full, as production.env advises: no fall-back where the database has no TLS.
-func TestDatabaseTLS(t *testing.T) {
-	t.Parallel()
-	plain := hubstest.NewDatabase(t)
-	env := hubstest.ServerEnv(t, map[string]string{
-		"DATABASE_URL": strings.Replace(plain, "sslmode=disable", "sslmode=verify-full", 1),
-	})
-	code, _, errOut := hubstest.Run(env, "serve")
-	if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
-		t.Errorf("exit status %d, want 1 for want of TLS: %s", code, errOut)
 	}
 }

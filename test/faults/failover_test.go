@@ -1,7 +1,7 @@
 package faults
 
 import (
-	"fmt"
+	"errors"
 	"net/url"
 	"os"
 	"os/exec"
@@ -13,128 +13,107 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A pair is a primary and a standby that streams from it.
-type pair struct{ primary, standby *hubstest.Postgres }
+// A pair is a primary and a standby that streams from it. The primary acknowledges only what the
+// standby has on disk, too.
+type pair struct {
+	t       *testing.T
+	primary *hubstest.Postgres
+	standby *hubstest.Postgres
+}
 
-// newPair makes the standby with PostgreSQL's own tools, as an operator would.
+// makeStandby makes a standby with PostgreSQL's own tools, as an operator would. dev.sh goes on
+// with a cluster that it finds. It belongs to PostgreSQL's own user, where the tests run as root.
+const makeStandby = `set -eu
+	mkdir -m 711 "$standby"
+	cp -p "$primary/password" "$standby"
+	"$bin/pg_basebackup" --pgdata="$standby/data" --dbname="$url" \
+		--write-recovery-conf --checkpoint=fast
+	owner=$(ls -ld "$primary/data" | awk '{ print $3 }')
+	chown -R "$owner" "$standby/data"`
+
 func newPair(t *testing.T) pair {
 	t.Helper()
 	primary := hubstest.NewPostgres(t)
-	from, err := url.Parse(primary.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := primary.Dir + "-standby"
-	if err := os.Mkdir(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	standby := primary.Dir + "-standby"
 	bin := hubstest.Query[string](t, primary.URL,
 		"select setting from pg_config where name = 'BINDIR'")
-	password, _ := from.User.Password()
-	backup := exec.Command(
-		bin+"/pg_basebackup",
-		"--pgdata="+dir+"/data",
-		"--write-recovery-conf",
-		"--checkpoint=fast",
-		"--host="+from.Hostname(),
-		"--port="+from.Port(),
-		"--username="+from.User.Username(),
+	cmd := exec.Command("sh", "-c", makeStandby)
+	cmd.Env = append(
+		os.Environ(),
+		"standby="+standby,
+		"primary="+primary.Dir,
+		"bin="+bin,
+		"url="+primary.URL,
 	)
-	backup.Env = append(os.Environ(), "PGPASSWORD="+password)
-	if out, err := backup.CombinedOutput(); err != nil {
-		t.Fatalf("pg_basebackup: %v\n%s", err, out)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("a standby: %v\n%s", err, out)
 	}
-	// dev.sh goes on with a cluster that it finds, at a port of its own.
-	if err := os.WriteFile(dir+"/password", []byte(password+"\n"), 0o600); err != nil {
-		t.Fatal(err)
+	p := pair{
+		t:       t,
+		primary: primary,
+		standby: hubstest.ExistingPostgres(t, standby),
 	}
-	sameOwner(t, dir, primary.Dir+"/data")
-	return pair{primary: primary, standby: hubstest.ExistingPostgres(t, dir)}
+	hubstest.Exec(t, primary.URL, "alter system set synchronous_standby_names = '*'")
+	hubstest.Exec(t, primary.URL, "select pg_reload_conf()")
+	p.waitForStandby()
+	return p
 }
 
-// sameOwner gives a cluster and its password to the owner of another one: PostgreSQL's own user,
-// where the tests run as root.
-func sameOwner(t *testing.T, dir, model string) {
-	t.Helper()
-	info, err := os.Stat(model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	owner := info.Sys().(*syscall.Stat_t)
-	names := fmt.Sprintf("%d:%d", owner.Uid, owner.Gid)
-	out, err := exec.Command("chown", "-R", names, dir+"/data", dir+"/password").CombinedOutput()
-	if err != nil {
-		t.Fatalf("chown: %v\n%s", err, out)
-	}
-}
-
-// synchronous makes the primary acknowledge only what the standby has on disk, too.
-func (p pair) synchronous(t *testing.T) {
-	t.Helper()
-	hubstest.Exec(t, p.primary.URL, "alter system set synchronous_standby_names = '*'")
-	hubstest.Exec(t, p.primary.URL, "select pg_reload_conf()")
-	p.waitForStandby(t)
-}
-
-func (p pair) waitForStandby(t *testing.T) {
-	t.Helper()
-	hubstest.WaitUntil(t, "a synchronous standby", func() bool {
+func (p pair) waitForStandby() {
+	p.t.Helper()
+	hubstest.WaitUntil(p.t, "a synchronous standby", func() bool {
 		const synchronous = "select count(*) from pg_stat_replication where sync_state = 'sync'"
-		return hubstest.Query[int](t, p.primary.URL, synchronous) == 1
+		return hubstest.Query[int](p.t, p.primary.URL, synchronous) == 1
 	})
 }
 
 // promote makes the standby the primary, and returns once it takes writes.
-func (p pair) promote(t *testing.T) {
-	t.Helper()
-	hubstest.Exec(t, p.standby.URL, "select pg_promote()")
-	hubstest.WaitUntil(t, "the promotion", func() bool {
-		return !hubstest.Query[bool](t, p.standby.URL, "select pg_is_in_recovery()")
+func (p pair) promote() {
+	p.t.Helper()
+	hubstest.Exec(p.t, p.standby.URL, "select pg_promote()")
+	hubstest.WaitUntil(p.t, "the promotion", func() bool {
+		return !hubstest.Query[bool](p.t, p.standby.URL, "select pg_is_in_recovery()")
 	})
 }
 
-// url names both hosts in the form of docs/deploy.md, the primary first or last.
-func (p pair) url(t *testing.T, primaryFirst bool) string {
-	t.Helper()
-	first, second := p.primary, p.standby
-	if !primaryFirst {
-		first, second = second, first
-	}
+// start starts a server that knows both hosts, in the form of docs/deploy.md.
+func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Client) {
+	p.t.Helper()
 	u, err := url.Parse(first.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := url.Parse(second.URL)
-	if err != nil {
-		t.Fatal(err)
+	other, otherErr := url.Parse(second.URL)
+	if err := errors.Join(err, otherErr); err != nil {
+		p.t.Fatal(err)
 	}
 	u.RawQuery += "&target_session_attrs=read-write&port=" + u.Port() + "," + other.Port()
 	u.Host = u.Hostname() + "," + other.Hostname()
-	return u.String()
+	server := hubstest.Start(p.t, map[string]string{"DATABASE_URL": u.String()})
+	server.AllowErrors(`"error":"unavailable`)
+	server.Env["DATABASE_URL"] = p.primary.URL
+	return newService(p.t, server)
 }
 
 // D5: the database ends in one of these ways and is back. Every connection in the pool is dead.
 // No read and no sign-in fails, not even the first, and each write is done once.
 func TestConnectionsDie(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name string
-		end  func(pg *hubstest.Postgres)
-	}{
-		{"crash", func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGKILL) }},
-		{"immediate stop", func(pg *hubstest.Postgres) { pg.Crash(syscall.SIGQUIT) }},
-		{"loss", (*hubstest.Postgres).Lose},
-		{"stop", (*hubstest.Postgres).Stop},
+	for name, end := range map[string]func(*hubstest.Postgres){
+		"crash": func(pg *hubstest.Postgres) {
+			pg.Crash(syscall.SIGKILL)
+		},
+		"immediate stop": func(pg *hubstest.Postgres) {
+			pg.Crash(syscall.SIGQUIT)
+		},
+		"loss": (*hubstest.Postgres).Lose,
+		"stop": (*hubstest.Postgres).Stop,
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
-			s := startOn(t, pg.URL)
-			admin, _ := s.Member(t, "admin")
+			s, admin := startOn(t, pg.URL)
 			guest := newGuest(t, s)
 			loseConnections := func() {
-				occupyPool(t, s, "users", admin, "/auth/session")
-				test.end(pg)
+				s.occupyPool("users", admin, "/auth/session")
+				end(pg)
 				pg.Start()
 			}
 			loseConnections()
@@ -157,7 +136,9 @@ func TestConnectionsDie(t *testing.T) {
 func readOnce(t *testing.T, c *hubstest.Client) {
 	t.Helper()
 	for path, want := range map[string]int{
-		"/hubs": 200, "/auth/session": 200, "/hubs/" + hubstest.NewUUID(): 404,
+		"/hubs":                       200,
+		"/auth/session":               200,
+		"/hubs/" + hubstest.NewUUID(): 404,
 	} {
 		if r := get(c, path); r.Status != want {
 			t.Errorf("got %v, want %d", r, want)
@@ -165,16 +146,11 @@ func readOnce(t *testing.T, c *hubstest.Client) {
 	}
 }
 
-func writeOnce(t *testing.T, s *hubstest.Server, admin *hubstest.Client) {
+func writeOnce(t *testing.T, s *service, admin *hubstest.Client) {
 	t.Helper()
 	name := "hub " + hubstest.NewUUID()
-	r := createHub(admin, name)
-	if r.Status != 201 {
-		t.Errorf("got %v, want 201", r)
-	}
-	if n := countHubs(t, s.Env["DATABASE_URL"], name); n != 1 {
-		t.Errorf("one request: got %d hubs, want 1", n)
-	}
+	createHub(admin, name).Want(t, 201)
+	s.wantRows(1, "hubs where name = $1", name)
 }
 
 // D1, D2, D5: the database is away under load. Meanwhile every answer is a success or a 503.
@@ -182,34 +158,29 @@ func writeOnce(t *testing.T, s *hubstest.Server, admin *hubstest.Client) {
 // there, once.
 func TestLoadOutlivesTheDatabase(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name       string
-		away, back func(pg *hubstest.Postgres)
-	}{
-		{
-			name: "restart",
+	type change = func(*hubstest.Postgres)
+	for name, test := range map[string]struct{ away, back change }{
+		"restart": {
 			away: (*hubstest.Postgres).Stop,
 			back: (*hubstest.Postgres).Start,
 		},
-		{
-			name: "loss",
+		"loss": {
 			away: (*hubstest.Postgres).Lose,
 			back: (*hubstest.Postgres).Start,
 		},
-		{
-			name: "hang",
+		"hang": {
 			away: (*hubstest.Postgres).Pause,
 			back: (*hubstest.Postgres).Resume,
 		},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
-			s := startOn(t, pg.URL)
+			s, admin := startOn(t, pg.URL)
 			s.AllowErrors(`"error":"unavailable`)
 			away := func() { test.away(pg) }
 			back := func() { test.back(pg) }
-			outlive(t, s, pg.URL, away, back)
+			s.outlive(admin, pg.URL, away, back)
 		})
 	}
 }
@@ -219,50 +190,37 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 func TestFailoverLosesNothing(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
-	pair.synchronous(t)
-	s := startOn(t, pair.url(t, true))
-	s.AllowErrors(`"error":"unavailable`)
-	s.Env["DATABASE_URL"] = pair.primary.URL
-	promote := func() { pair.promote(t) }
-	outlive(t, s, pair.standby.URL, pair.primary.Lose, promote)
+	s, admin := pair.start(pair.primary, pair.standby)
+	s.outlive(admin, pair.standby.URL, pair.primary.Lose, pair.promote)
 }
 
 // outlive runs a load of writes while the database goes away and comes back, then compares what
 // was acknowledged with what is at the database that came back.
-func outlive(t *testing.T, s *hubstest.Server, databaseURL string, away, back func()) {
+func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back func()) {
+	t := s.t
 	t.Helper()
-	admin, _ := s.Member(t, "admin")
 	guests := make(chan guest, 30)
 	for range cap(guests) {
 		guests <- newGuest(t, s)
 	}
 	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
 	ledger := hubstest.TestLedger(t)
-	loads := []*load{
-		startLoad(t, 4, func() *hubstest.Response {
-			return ledger.WriteHub(admin.Elsewhere())
-		}),
-		startLoad(t, 2, func() *hubstest.Response {
-			return ledger.Upload(admin.Elsewhere())
-		}),
-		startLoad(t, 1, func() *hubstest.Response {
-			return enter(ledger, guests, admin, version)
-		}),
+	write := func() *hubstest.Response {
+		return ledger.WriteHub(admin.Elsewhere())
 	}
-	for _, load := range loads {
-		load.waitGood(t, 10)
+	upload := func() *hubstest.Response {
+		return ledger.Upload(admin.Elsewhere())
 	}
+	signIn := func() *hubstest.Response {
+		return enter(ledger, guests, admin, version)
+	}
+	load := startLoad(t, write, write, write, write, upload, upload, signIn)
+	load.waitFor(10, true)
 	away()
-	for _, load := range loads {
-		load.waitRefused(t, 2)
-	}
+	load.waitFor(2, false)
 	back()
-	for _, load := range loads {
-		load.waitGood(t, 20)
-	}
-	for _, load := range loads {
-		load.end()
-	}
+	load.waitFor(20, true)
+	load.end()
 	ledger.Check(t, databaseURL)
 	ledger.CheckFiles(t, admin.Elsewhere(), databaseURL, 0)
 	t.Logf("%d acknowledged writes survived", ledger.Acknowledged())
@@ -272,7 +230,10 @@ func outlive(t *testing.T, s *hubstest.Server, databaseURL string, away, back fu
 // reads first, too: a code that is presented while the database is away counts as an attempt,
 // and a guest has ten.
 func enter(
-	ledger *hubstest.Ledger, guests chan guest, admin *hubstest.Client, version string,
+	ledger *hubstest.Ledger,
+	guests chan guest,
+	admin *hubstest.Client,
+	version string,
 ) *hubstest.Response {
 	session := get(admin, "/auth/session")
 	if session.Status != 200 {
@@ -297,32 +258,23 @@ func enter(
 func TestStandbyAway(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
-	pair.synchronous(t)
-	hubstest.Exec(t, pair.primary.URL, "create schema evil")
-	hubstest.Exec(t, pair.primary.URL, "create table evil.hubs (like public.hubs including all)")
-	hubstest.Exec(t, pair.primary.URL, "alter role postgres set search_path = evil, public")
-	hubstest.Exec(t, pair.primary.URL, "alter role postgres set synchronous_commit = off")
-	s := startOn(t, pair.url(t, false))
-	s.AllowErrors(`"error":"unavailable`)
-	s.Env["DATABASE_URL"] = pair.primary.URL
-	admin, _ := s.Member(t, "admin")
+	hubstest.Exec(t, pair.primary.URL, `create schema evil;
+		create table evil.hubs (like public.hubs including all);
+		alter role postgres set search_path = evil, public;
+		alter role postgres set synchronous_commit = off`)
+	s, admin := pair.start(pair.standby, pair.primary)
 
 	pair.standby.Stop()
 	names := []string{"first", "second", "third"}
 	for _, name := range names {
-		r := createHub(admin, name)
-		wantUnavailable(t, r)
+		wantUnavailable(t, createHub(admin, name))
 		get(admin, "/hubs").Want(t, 200)
 	}
 	pair.standby.Start()
-	pair.waitForStandby(t)
-	createHub(admin, "after").Want(t, 201)
-	for _, name := range append(names, "after") {
-		n := hubstest.Query[int](t, pair.primary.URL,
-			"select count(*) from public.hubs where name = $1", name)
-		if n != 1 {
-			t.Errorf("%s: got %d hubs, want 1", name, n)
-		}
+	pair.waitForStandby()
+	createHub(admin, "fourth").Want(t, 201)
+	for _, name := range append(names, "fourth") {
+		s.wantRows(1, "public.hubs where name = $1", name)
 	}
 }
 
@@ -330,36 +282,18 @@ func TestStandbyAway(t *testing.T) {
 // though its connections live on. At most a few requests fail, not one for each connection.
 func TestDeposedPrimaryIsLeft(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name   string
-		depose func(t *testing.T, primary *hubstest.Postgres)
-	}{
-		{name: "hung", depose: func(_ *testing.T, primary *hubstest.Postgres) {
-			primary.Pause()
-		}},
-		{name: "read-only", depose: func(t *testing.T, primary *hubstest.Postgres) {
-			hubstest.Exec(t, primary.URL, "alter system set default_transaction_read_only = on")
-			hubstest.Exec(t, primary.URL, "select pg_reload_conf()")
-			hubstest.WaitUntil(t, "a read-only primary", func() bool {
-				const setting = "show default_transaction_read_only"
-				return hubstest.Query[string](t, primary.URL, setting) == "on"
-			})
-		}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
+	for _, how := range []string{"hung", "read-only"} {
+		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			pair := newPair(t)
-			s := startOn(t, pair.url(t, true))
-			s.AllowErrors(`"error":"unavailable`)
-			s.Env["DATABASE_URL"] = pair.primary.URL
-			admin, _ := s.Member(t, "admin")
-			hubstest.WaitUntil(t, "the standby up to date", func() bool {
-				const accepted = "select exists (select from terms_acceptances)"
-				return hubstest.Query[bool](t, pair.standby.URL, accepted)
-			})
-			occupyPool(t, s, "users", admin, "/auth/session")
-			test.depose(t, pair.primary)
-			pair.promote(t)
+			s, admin := pair.start(pair.primary, pair.standby)
+			s.occupyPool("users", admin, "/auth/session")
+			if how == "hung" {
+				pair.primary.Pause()
+			} else {
+				makeReadOnly(t, pair.primary.URL)
+			}
+			pair.promote()
 			failed := 0
 			for created := 0; created < 2*poolSize && failed < poolSize; {
 				r := createHub(admin, "North")
@@ -373,14 +307,24 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 			if failed > poolSize/2 {
 				t.Errorf("got %d failed writes, want at most %d", failed, poolSize/2)
 			}
-			if n := countHubs(t, pair.standby.URL, "North"); n != 2*poolSize {
-				t.Errorf("got %d hubs at the promoted one, want %d", n, 2*poolSize)
-			}
+			s.database = pair.standby.URL
+			s.wantRows(2*poolSize, "hubs where name = 'North'")
 		})
 	}
 }
 
-// A DATABASE_URL that is none, or that leads nowhere, ends every command. The password is not shown.
+func makeReadOnly(t *testing.T, databaseURL string) {
+	t.Helper()
+	hubstest.Exec(t, databaseURL, "alter system set default_transaction_read_only = on")
+	hubstest.Exec(t, databaseURL, "select pg_reload_conf()")
+	hubstest.WaitUntil(t, "a read-only primary", func() bool {
+		const setting = "show default_transaction_read_only"
+		return hubstest.Query[string](t, databaseURL, setting) == "on"
+	})
+}
+
+// A DATABASE_URL that is none, or that leads nowhere, ends every command. The password is not
+// shown.
 func TestDatabaseURLIsNotShown(t *testing.T) {
 	t.Parallel()
 	const password = "not-to-be-shown"
@@ -396,7 +340,7 @@ func TestDatabaseURLIsNotShown(t *testing.T) {
 			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": form})
 			code, out, errOut := hubstest.Run(env, command)
 			if code == 0 || errOut == "" {
-				t.Errorf("%s: %s: got exit status %d, %q, want an error", command, form, code, errOut)
+				t.Errorf("%s: %s: got %d, %q, want an error", command, form, code, errOut)
 			}
 			if strings.Contains(out+errOut, password) {
 				t.Errorf("%s: %s: the password is shown: %s%s", command, form, out, errOut)

@@ -4,77 +4,145 @@
 package faults
 
 import (
+	"encoding/json"
 	"sync"
 	"testing"
 
 	"hubs/internal/hubstest"
 )
 
-func TestMain(m *testing.M) { hubstest.Main(m) }
+func TestMain(m *testing.M) {
+	hubstest.Main(m)
+}
 
 // poolSize is how many connections to the database a server has (store.go).
 const poolSize = 8
 
-// A load is a number of clients that send one request after the other.
+// A service is a server with its database.
+type service struct {
+	*hubstest.Server
+	t        *testing.T
+	database string          // its URL, as the operator has it
+	proxy    *hubstest.Proxy // between the two, by startBehindProxy
+}
+
+// start starts a server on a database of its own, and signs an admin in.
+func start(t *testing.T, env ...map[string]string) (*service, *hubstest.Client) {
+	t.Helper()
+	return newService(t, hubstest.Start(t, env...))
+}
+
+// startOn is start on a database that is there.
+func startOn(t *testing.T, databaseURL string) (*service, *hubstest.Client) {
+	t.Helper()
+	return start(t, map[string]string{"DATABASE_URL": databaseURL})
+}
+
+// startBehindProxy is start with a proxy that can take the database away.
+func startBehindProxy(t *testing.T) (*service, *hubstest.Client) {
+	t.Helper()
+	database := hubstest.NewDatabase(t)
+	proxy, through := hubstest.ProxyURL(t, database)
+	s, admin := startOn(t, through)
+	s.AllowErrors("unavailable")
+	s.database = database
+	s.proxy = proxy
+	return s, admin
+}
+
+func newService(t *testing.T, server *hubstest.Server) (*service, *hubstest.Client) {
+	t.Helper()
+	admin, _ := server.Member(t, "admin")
+	s := &service{
+		Server:   server,
+		t:        t,
+		database: server.Env["DATABASE_URL"],
+	}
+	return s, admin
+}
+
+// exec is the operator at the psql prompt.
+func (s *service) exec(query string, args ...any) {
+	s.t.Helper()
+	hubstest.Exec(s.t, s.database, query, args...)
+}
+
+// count counts the rows of a table, which may have a condition behind its name.
+func (s *service) count(table string, args ...any) int {
+	s.t.Helper()
+	return hubstest.Query[int](s.t, s.database, "select count(*) from "+table, args...)
+}
+
+func (s *service) wantRows(want int, table string, args ...any) {
+	s.t.Helper()
+	if got := s.count(table, args...); got != want {
+		s.t.Errorf("%s %q: got %d rows, want %d", table, args, got, want)
+	}
+}
+
+// A load is clients that send one request after the other.
 type load struct {
-	workers sync.WaitGroup
+	t       *testing.T
+	clients sync.WaitGroup
+	n       int // clients
 
 	mu      sync.Mutex
 	ended   bool
-	good    int // answers of success
-	refused int // answers 503
+	answers map[answer]int // since waitFor was called
 }
 
-// startLoad calls request again and again until end. Each answer must be a success or a 503.
-func startLoad(t *testing.T, workers int, request func() *hubstest.Response) *load {
-	l := &load{}
+// An answer is a client's success, or its 503.
+type answer struct {
+	client int
+	isGood bool
+}
+
+// startLoad starts a client for each function, which is called again and again until end.
+// Each answer must be a success or a 503.
+func startLoad(t *testing.T, clients ...func() *hubstest.Response) *load {
+	l := &load{
+		t:       t,
+		n:       len(clients),
+		answers: map[answer]int{},
+	}
 	t.Cleanup(l.end)
-	for range workers {
-		l.workers.Go(func() {
-			for !t.Failed() && l.count(t, request()) {
+	for i, send := range clients {
+		l.clients.Go(func() {
+			for !t.Failed() && l.note(i, send()) {
 			}
 		})
 	}
 	return l
 }
 
-// count notes an answer and reports whether the load goes on.
-func (l *load) count(t *testing.T, r *hubstest.Response) bool {
+// note counts an answer and reports whether the load goes on.
+func (l *load) note(client int, r *hubstest.Response) bool {
+	isGood := r.Status/100 == 2
+	if !isGood {
+		wantUnavailable(l.t, r)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.Status/100 == 2 {
-		l.good++
-	} else {
-		l.refused++
-		wantUnavailable(t, r)
-	}
+	l.answers[answer{client, isGood}]++
 	return !l.ended
 }
 
-// waitGood waits for n more answers of success.
-func (l *load) waitGood(t *testing.T, n int) {
-	t.Helper()
-	good, _ := l.counts()
-	hubstest.WaitUntil(t, "more answers of success", func() bool {
-		now, _ := l.counts()
-		return t.Failed() || now >= good+n
-	})
-}
-
-// waitRefused waits for n more answers 503.
-func (l *load) waitRefused(t *testing.T, n int) {
-	t.Helper()
-	_, refused := l.counts()
-	hubstest.WaitUntil(t, "more answers 503", func() bool {
-		_, now := l.counts()
-		return t.Failed() || now >= refused+n
-	})
-}
-
-func (l *load) counts() (good, refused int) {
+// waitFor waits until each client has had n more answers of success, or of 503.
+func (l *load) waitFor(n int, isGood bool) {
+	l.t.Helper()
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.good, l.refused
+	clear(l.answers)
+	l.mu.Unlock()
+	hubstest.WaitUntil(l.t, "more answers", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for client := range l.n {
+			if l.answers[answer{client, isGood}] < n {
+				return l.t.Failed()
+			}
+		}
+		return true
+	})
 }
 
 // end may be called more than once.
@@ -82,7 +150,7 @@ func (l *load) end() {
 	l.mu.Lock()
 	l.ended = true
 	l.mu.Unlock()
-	l.workers.Wait()
+	l.clients.Wait()
 }
 
 // A guest has a code and has not presented it yet.
@@ -91,12 +159,16 @@ type guest struct {
 	email, code string
 }
 
-func newGuest(t *testing.T, s *hubstest.Server) guest {
+func newGuest(t *testing.T, s *service) guest {
 	t.Helper()
 	email, _ := s.NewUser(t, "member")
 	c := s.Client(t)
 	c.AskCode(email)
-	return guest{Client: c, email: email, code: s.Code(t, email)}
+	return guest{
+		Client: c,
+		email:  email,
+		code:   s.Code(t, email),
+	}
 }
 
 // present presents the code from a new address.
@@ -104,19 +176,24 @@ func (g guest) present(code string) *hubstest.Response {
 	return g.Elsewhere().PresentCode(g.email, code)
 }
 
-// startOn starts a server on a database.
-func startOn(t *testing.T, databaseURL string) *hubstest.Server {
-	t.Helper()
-	return hubstest.Start(t, map[string]string{"DATABASE_URL": databaseURL})
-}
-
-// get and createHub send a request from a new address, so that no limit is met.
+// get, createHub and uploadText send a request from a new address, so that no limit is met.
 func get(c *hubstest.Client, path string) *hubstest.Response {
-	return c.Elsewhere().Do("GET", path, nil)
+	return c.Elsewhere().Get(path)
 }
 
 func createHub(admin *hubstest.Client, name string) *hubstest.Response {
-	return admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
+	hub := map[string]string{"name": name}
+	return admin.Elsewhere().Do("POST", "/hubs", hub)
+}
+
+func uploadText(c *hubstest.Client, name string) *hubstest.Response {
+	return c.Elsewhere().Upload(name, []byte("content"))
+}
+
+// store uploads a small file and returns its path.
+func store(t *testing.T, c *hubstest.Client, name string) (path string) {
+	t.Helper()
+	return location(t, uploadText(c, name))
 }
 
 // location returns the path of what a request has made.
@@ -128,4 +205,15 @@ func location(t *testing.T, r *hubstest.Response) string {
 func wantUnavailable(t *testing.T, r *hubstest.Response) {
 	t.Helper()
 	hubstest.WantProblem(t, r, 503, "unavailable")
+}
+
+// readCases reads a table of cases from testdata. words are pairs, as in FillIn.
+func readCases[C any](t *testing.T, name string, words ...string) (cases []C) {
+	t.Helper()
+	text := hubstest.ReadFile(t, "test/faults/testdata/"+name)
+	text = hubstest.FillIn(text, words...)
+	if err := json.Unmarshal([]byte(text), &cases); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return cases
 }

@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
@@ -12,18 +14,15 @@ import (
 func TestOldRequestsAreDropped(t *testing.T) {
 	t.Parallel()
 	const round = 32
-	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	s := hubstest.Start(t, hubstest.StagingEnv(m))
+	s := startWithMail(t)
 	s.AllowErrors("code not sent")
-	m.Fail(hubstest.MailHangs)
-	var emails []string
-	for range 8 * round {
-		email, _ := s.NewUser(t, "member")
-		emails = append(emails, email)
-		s.Client(t).AskCode(email)
+	emails := askCodes(t, s, 8*round)
+	failed := func() int {
+		return s.Log.Count(`"msg":"code not sent"`, `"level":"ERROR"`)
 	}
-	failed := func() int { return s.Log.Count(`"msg":"code not sent"`, `"level":"ERROR"`) }
-	dropped := func() int { return s.Log.Count("code not sent: waited too long", `"level":"WARN"`) }
+	dropped := func() int {
+		return s.Log.Count("code not sent: waited too long", `"level":"WARN"`)
+	}
 	for rounds := range 6 {
 		hubstest.WaitUntil(t, "the end of a round", func() bool {
 			return failed() >= (rounds+1)*round
@@ -38,6 +37,40 @@ func TestOldRequestsAreDropped(t *testing.T) {
 	if n := dropped(); n < round {
 		t.Errorf("got %d requests dropped, want at least %d", n, round)
 	}
-	m.Release()
+	s.Mail.Release()
 	s.Client(t).SignIn(emails[0])
+}
+
+// D3, O6: at most 1,000 requests for a code are unfinished. Above that each address gets the
+// same 503, and each request that was accepted is worked off.
+func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
+	t.Parallel()
+	const bound = 1000
+	s := startWithMail(t)
+	s.AllowErrors("code not sent", "too many unfinished requests")
+	domain := "@" + strings.ToLower(hubstest.NewUUID()) + ".example"
+	hubstest.Exec(t, s.Env["DATABASE_URL"],
+		"insert into users (email) select n || $1 from generate_series(1, 2000) n", domain)
+	s.Mail.Fail(hubstest.MailHangs)
+	c := s.Client(t)
+	ask := func(email string) *hubstest.Response {
+		body := map[string]string{"email": email}
+		return c.Elsewhere().Do("POST", "/auth/otp/request", body)
+	}
+	accepted := 0
+	for accepted < 2*bound && ask(fmt.Sprint(accepted+1, domain)).Status == 200 {
+		accepted++
+	}
+	wantUnavailable(t, ask("1"+domain))
+	wantUnavailable(t, ask(hubstest.NewEmail())) // of nobody
+	// A few more than the bound: those whose conversation has ended meanwhile.
+	if accepted < bound || accepted > bound*3/2 {
+		t.Errorf("got %d accepted requests, want about %d", accepted, bound)
+	}
+	s.Mail.Fail(hubstest.MailCloses)
+	hubstest.WaitUntil(t, "a line in the log for each that was accepted", func() bool {
+		return s.Log.Count(`"msg":"code not sent"`) == accepted
+	})
+	s.Mail.Release()
+	s.Member(t, "member")
 }

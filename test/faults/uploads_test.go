@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,54 +22,55 @@ const (
 	stallTimeout = 30 * time.Second // a transfer without progress ends
 )
 
-// store uploads a small file and returns its path.
-func store(t *testing.T, c *hubstest.Client, name string) (path string) {
-	t.Helper()
-	r := c.Elsewhere().Upload(name, []byte("content")).Want(t, 201)
-	return r.Field(t, "path").(string)
-}
-
 // onDisk returns the place of a file's bytes.
-func onDisk(s *hubstest.Server, path string) string {
+func (s *service) onDisk(path string) string {
 	id := strings.Split(path, "/")[2]
 	return filepath.Join(s.Env["FILES_DIR"], id)
 }
 
 // sweep starts another server on the same data, and returns it when its first sweep is over.
-func sweep(t *testing.T, s *hubstest.Server) *hubstest.Server {
-	t.Helper()
+func (s *service) sweep() *hubstest.Server {
+	s.t.Helper()
 	last := unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
-	leftover{Put: []string{last}}.put(t, s)
-	second := hubstest.Start(t, s.Env)
-	hubstest.WaitUntil(t, "the end of the sweep", func() bool {
-		return !slices.Contains(s.FilesIn(t), last)
+	s.put(leftover{Put: []string{last}})
+	second := hubstest.Start(s.t, s.Env)
+	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {
+		return !slices.Contains(s.FilesIn(s.t), last)
 	})
 	return second
 }
 
 // waitFiles waits until FILES_DIR has n files, those with a working name included.
-func waitFiles(t *testing.T, s *hubstest.Server, n int) {
-	t.Helper()
-	hubstest.WaitUntil(t, fmt.Sprintf("%d files", n), func() bool { return len(s.FilesIn(t)) == n })
+func (s *service) waitFiles(n int) {
+	s.t.Helper()
+	what := fmt.Sprintf("%d files", n)
+	hubstest.WaitUntil(s.t, what, func() bool {
+		return len(s.FilesIn(s.t)) == n
+	})
 }
 
 // kill ends a server in the middle of an upload.
-func kill(t *testing.T, s *hubstest.Server, c *hubstest.Client) {
-	t.Helper()
+func (s *service) kill(c *hubstest.Client) {
+	s.t.Helper()
 	upload := c.StartUpload("lost.txt")
-	s.Signal(t, syscall.SIGKILL)
-	s.Wait(t)
-	upload.Rest.Close()
+	s.Signal(s.t, syscall.SIGKILL)
+	s.Wait(s.t)
+	wantNoAnswer(s.t, upload)
+	s.AgeUnfinished(s.t)
+}
+
+// wantNoAnswer breaks an upload off.
+func wantNoAnswer(t *testing.T, upload *hubstest.HalfUpload) {
+	t.Helper()
+	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
 	if r := <-upload.Answer; r.Status != 0 {
 		t.Errorf("got %v, want no answer", r)
 	}
-	s.AgeUnfinished(t)
 }
 
 func TestClientGoneMidUpload(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
-	c, _ := s.Member(t, "member")
+	s, c := start(t)
 	head := c.Head("POST /files/upload", "Content-Type: multipart/form-data; boundary=edge")
 	half := "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n\r\n" +
 		strings.Repeat("first half ", 8000)
@@ -81,12 +81,14 @@ func TestClientGoneMidUpload(t *testing.T) {
 		for _, reset := range []bool{false, true} {
 			conn := hubstest.Dial(t, s.Addr)
 			io.WriteString(conn, head+framing+half)
-			hubstest.WaitUntil(t, "a working file", func() bool { return len(s.WorkingFiles(t)) == 1 })
+			hubstest.WaitUntil(t, "a working file", func() bool {
+				return len(s.WorkingFiles(t)) == 1
+			})
 			if reset {
 				conn.Conn.(*net.TCPConn).SetLinger(0)
 			}
 			conn.Close()
-			waitFiles(t, s, 0)
+			s.waitFiles(0)
 		}
 	}
 	store(t, c, "b.txt")
@@ -95,11 +97,11 @@ func TestClientGoneMidUpload(t *testing.T) {
 
 func TestKilledMidUpload(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
-	c, _ := s.Member(t, "member")
+	s, c := start(t)
 	kept := store(t, c, "kept.txt")
-	kill(t, s, c)
-	client := sweep(t, s).With(t, c.Token())
+	s.kill(c)
+	second := s.sweep()
+	client := second.With(t, c.Token())
 	s.WantStored(t, 1)
 	client.WantFile(kept, "content")
 	store(t, client, "next.txt")
@@ -117,28 +119,32 @@ type leftover struct {
 }
 
 // put makes the files, and returns the names of those that must stay.
-func (l leftover) put(t *testing.T, s *hubstest.Server) (stay []string) {
-	t.Helper()
+func (s *service) put(l leftover) (stay []string) {
+	s.t.Helper()
 	id := hubstest.NewUUID()
-	words := strings.NewReplacer("<id>", id, "<ID>", strings.ToUpper(id))
+	words := []string{
+		"<id>", id,
+		"<ID>", strings.ToUpper(id),
+	}
 	modified := time.Now()
 	if !l.Young {
 		modified = modified.Add(-time.Hour)
 	}
 	for _, name := range l.Put {
-		path := filepath.Join(s.Env["FILES_DIR"], words.Replace(name))
+		name = hubstest.FillIn(name, words...)
+		path := filepath.Join(s.Env["FILES_DIR"], name)
 		err := os.WriteFile(path, []byte("x"), 0o600)
 		err = errors.Join(err, os.Chtimes(path, modified, modified))
 		if err != nil {
-			t.Fatal(err)
+			s.t.Fatal(err)
 		}
 	}
 	if l.Row {
-		hubstest.Exec(t, s.Env["DATABASE_URL"], `insert into files
-			(file_id, name, content_type, size) values ($1, $2, 'text/plain', 1)`, id, l.Name)
+		s.exec(`insert into files (file_id, name, content_type, size)
+			values ($1, $2, 'text/plain', 1)`, id, l.Name)
 	}
 	for _, name := range l.Left {
-		stay = append(stay, words.Replace(name))
+		stay = append(stay, hubstest.FillIn(name, words...))
 	}
 	return stay
 }
@@ -147,25 +153,18 @@ func (l leftover) put(t *testing.T, s *hubstest.Server) (stay []string) {
 // neither the server from starting nor the rest from being swept.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
+	s, _ := start(t)
 	s.Stop(t)
-	text, err := os.ReadFile("testdata/leftovers.json")
+	folder := unfinished + "/00000000-0000-4000-8000-000000000000" // swept first, and can't be
+	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var leftovers []leftover
-	if err := json.Unmarshal(text, &leftovers); err != nil {
-		t.Fatal(err)
-	}
-	folder := unfinished + "/00000000-0000-4000-8000-000000000000" // swept first, and can't be
-	if err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	want := []string{folder}
-	for _, left := range leftovers {
-		want = append(want, left.put(t, s)...)
+	for _, l := range readCases[leftover](t, "leftovers.json") {
+		want = append(want, s.put(l)...)
 	}
-	second := sweep(t, s)
+	second := s.sweep()
 	second.AllowErrors("the sweep of unfinished uploads failed")
 	got := s.FilesIn(t)
 	slices.Sort(got)
@@ -179,17 +178,15 @@ func TestSweep(t *testing.T) {
 // A sweep removes nothing that it could not ask the database about.
 func TestSweepWithoutDatabase(t *testing.T) {
 	t.Parallel()
-	proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
-	c, _ := s.Member(t, "member")
-	kill(t, s, c)
-	proxy.When("select file_id from files where file_id", proxy.Cut)
+	s, c := startBehindProxy(t)
+	s.kill(c)
+	s.proxy.When("select file_id from files where file_id", s.proxy.Cut)
 	second := hubstest.Start(t, s.Env)
 	second.AllowErrors("the sweep of unfinished uploads failed")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "unavailable")
-	waitFiles(t, s, 1)
-	proxy.Resume()
-	sweep(t, s)
+	s.waitFiles(1)
+	s.proxy.Resume()
+	s.sweep()
 	s.WantStored(t, 0)
 }
 
@@ -198,15 +195,11 @@ func TestSweepWithoutDatabase(t *testing.T) {
 // row. It spares an upload that runs, however old its file.
 func TestUploadRowFails(t *testing.T) {
 	t.Parallel()
-	database := hubstest.NewDatabase(t)
-	proxy, through := hubstest.ProxyURL(t, database)
-	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
-	s.AllowErrors(`"error":"unavailable`)
-	s.Env["DATABASE_URL"] = database // for the checks
-	c, _ := s.Member(t, "member")
+	s, c := startBehindProxy(t)
+	s.Env["DATABASE_URL"] = s.database // for the checks
 	kept := store(t, c, "kept.txt")
 	serviceAgain := func() {
-		proxy.Resume()
+		s.proxy.Resume()
 		hubstest.WaitUntil(t, "service again", func() bool {
 			r, _ := c.Elsewhere().Try("GET", kept, nil)
 			return r.Status == 200
@@ -214,34 +207,34 @@ func TestUploadRowFails(t *testing.T) {
 	}
 
 	broken := c.StartUpload("broken.txt")
-	proxy.Cut()
-	broken.Rest.CloseWithError(io.ErrUnexpectedEOF)
-	<-broken.Answer
-	waitFiles(t, s, 1)
+	s.proxy.Cut()
+	wantNoAnswer(t, broken)
+	s.waitFiles(1)
 	serviceAgain()
 
-	proxy.When("not-done.txt", proxy.Cut)
-	r := c.Elsewhere().Upload("not-done.txt", []byte("content"))
-	hubstest.WantProblem(t, r, 503, "unavailable")
+	s.proxy.When("not-done.txt", s.proxy.Cut)
+	wantUnavailable(t, uploadText(c, "not-done.txt"))
 	serviceAgain()
 
-	proxy.When("done.txt", proxy.DropReplies)
+	s.proxy.When("done.txt", s.proxy.DropReplies)
 	answer := make(chan *hubstest.Response, 1)
-	go func() { answer <- c.Elsewhere().Upload("done.txt", []byte("content")) }()
+	go func() {
+		answer <- uploadText(c, "done.txt")
+	}()
 	hubstest.WaitUntil(t, "the row", func() bool {
-		const question = "select exists (select from files where name = 'done.txt')"
-		return hubstest.Query[bool](t, database, question)
+		return s.count("files where name = 'done.txt'") == 1
 	})
-	proxy.Resume() // the statement must not be sent again
-	hubstest.WantProblem(t, <-answer, 503, "unavailable")
+	s.proxy.Resume() // the statement must not be sent again
+	wantUnavailable(t, <-answer)
 	serviceAgain()
 
-	waitFiles(t, s, 1+2+2)
+	s.waitFiles(1 + 2 + 2)
 	running := c.StartUpload("running.txt")
 	s.AgeUnfinished(t)
-	second := sweep(t, s)
+	second := s.sweep()
 	running.Finish().Want(t, 201)
-	second.With(t, c.Token()).WantFile(kept, "content")
+	client := second.With(t, c.Token())
+	client.WantFile(kept, "content")
 	s.WantStored(t, 3)
 }
 
@@ -249,9 +242,8 @@ func TestUploadRowFails(t *testing.T) {
 // made it, so the server's own call fails.
 func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
+	s, c := start(t)
 	s.AllowErrors(`"error":"internal`)
-	c, _ := s.Member(t, "member")
 	upload := c.StartUpload("a.txt")
 	working := s.WorkingFiles(t)[0]
 	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))
@@ -268,8 +260,13 @@ func TestFilesDirMissing(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	file := hubstest.Binary()
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	for _, dir := range []string{missing, file, filepath.Join(file, "within")} {
-		env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail), map[string]string{"FILES_DIR": dir})
+	env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail))
+	for _, dir := range []string{
+		missing,
+		file,
+		filepath.Join(file, "within"),
+	} {
+		env["FILES_DIR"] = dir
 		code, _, stderr := hubstest.Run(env, "serve")
 		if code != 2 || !strings.HasPrefix(stderr, "FILES_DIR: ") {
 			t.Errorf("%s: got %d, %q, want 2 and the name of the setting", dir, code, stderr)
@@ -282,109 +279,120 @@ func TestFilesDirMissing(t *testing.T) {
 		t.Errorf("got %v, %v, want a folder for the server alone", info, err)
 	}
 	c := s.Client(t)
-	c.Do("GET", "/healthz", nil).Want(t, 200)
+	get(c, "/healthz").Want(t, 200)
 	os.Rename(missing, missing+"-moved")
-	hubstest.WantProblem(t, c.Do("GET", "/healthz", nil), 503, "unavailable")
+	wantUnavailable(t, get(c, "/healthz"))
 	os.Rename(missing+"-moved", missing)
-	c.Do("GET", "/healthz", nil).Want(t, 200)
+	get(c, "/healthz").Want(t, 200)
 }
 
 // storeLarge uploads more than the buffers of a connection take.
 func storeLarge(t *testing.T, c *hubstest.Client) (path string) {
 	t.Helper()
-	r := c.Upload("large.bin", make([]byte, 16<<20)).Want(t, 201)
-	return r.Field(t, "path").(string)
+	large := make([]byte, 16<<20)
+	return location(t, c.Upload("large.bin", large))
 }
 
-// hold begins a download from an address of its own, and reads next to nothing of it.
-func hold(t *testing.T, s *hubstest.Server, c *hubstest.Client, path string) *hubstest.Conn {
+// open sends the head of a request from an address of its own, and waits for the status of the
+// answer. Of a download it reads next to nothing.
+func open(t *testing.T, s *hubstest.Server, head, status string) *hubstest.Conn {
 	t.Helper()
 	conn := hubstest.Dial(t, s.Addr)
-	conn.SetDeadline(time.Time{})
 	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
-	io.WriteString(conn, c.Head("GET "+path)+"\r\n")
-	status, err := conn.In.ReadString('\n')
-	if err != nil || !strings.Contains(status, " 200 ") {
-		t.Fatalf("got %q, %v, want 200", status, err)
+	io.WriteString(conn, head+"\r\n")
+	line, err := conn.In.ReadString('\n')
+	if err != nil || !strings.Contains(line, status) {
+		t.Fatalf("got %q, %v, want %s", line, err, status)
 	}
+	conn.SetDeadline(time.Time{})
 	return conn
+}
+
+// hold begins a download.
+func (s *service) hold(c *hubstest.Client, path string) *hubstest.Conn {
+	s.t.Helper()
+	return open(s.t, s.Server, c.Head("GET "+path), "200")
 }
 
 // One user has 16 transfers at a time, whatever the address; the next is a 429. Others are
 // served, and a transfer that ends makes room, however it ends.
 func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
+	s, greedy := start(t)
 	s.AllowErrors("no such file or directory")
-	greedy, _ := s.Member(t, "member")
-	other, _ := s.Member(t, "member")
+	neighbour, _ := s.Member(t, "member")
 	large := storeLarge(t, greedy)
 	small := store(t, greedy, "small.txt")
 	lost := store(t, greedy, "lost.txt")
-	os.Remove(onDisk(s, lost))
+	os.Remove(s.onDisk(lost))
 	for range maxTransfers { // those that have ended don't count
 		greedy.WantFile(small, "content")
-		greedy.Elsewhere().Do("GET", lost, nil).Want(t, 500)
-		greedy.Elsewhere().Do("GET", small, nil, "If-None-Match", "*").Want(t, 304)
+		get(greedy, lost).Want(t, 500)
+		greedy.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
 		greedy.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
 	}
 
 	var held []*hubstest.Conn
 	for range maxTransfers - 2 {
-		held = append(held, hold(t, s, greedy, large))
+		held = append(held, s.hold(greedy, large))
 	}
-	upload := greedy.StartUpload("a.txt")
+	started := greedy.StartUpload("a.txt")
 	empty := hubstest.Dial(t, s.Addr) // an upload counts before any of its form has come
-	io.WriteString(empty, greedy.Head("POST /files/upload",
-		"Content-Type: multipart/form-data; boundary=edge", "Content-Length: 1000")+"\r\n")
+	head := greedy.Head(
+		"POST /files/upload",
+		"Content-Type: multipart/form-data; boundary=edge",
+		"Content-Length: 1000",
+	)
+	io.WriteString(empty, head+"\r\n")
 	served := func() bool {
 		r, _ := greedy.Elsewhere().Try("GET", small, nil)
 		return r.Status == 200
 	}
-	hubstest.WaitUntil(t, "16 transfers", func() bool { return !served() })
-	hubstest.WantProblem(t, greedy.Elsewhere().Do("GET", small, nil), 429, "rate_limited")
-	hubstest.WantProblem(t, greedy.Elsewhere().Upload("b.txt", []byte("x")), 429, "rate_limited")
-	greedy.Do("GET", "/hubs", nil).Want(t, 200)
-	neighbour := *other
+	hubstest.WaitUntil(t, "16 transfers", func() bool {
+		return !served()
+	})
+	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
+	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
+	greedy.Get("/hubs").Want(t, 200)
 	neighbour.IP = greedy.IP
-	neighbour.Do("GET", small, nil).Want(t, 200)
+	neighbour.Get(small).Want(t, 200)
 
 	held[0].Close()
 	hubstest.WaitUntil(t, "room after a client has gone", served)
-	hold(t, s, greedy, large)
-	greedy.Elsewhere().Do("GET", small, nil).Want(t, 429)
-	upload.Finish().Want(t, 201)
+	s.hold(greedy, large)
+	get(greedy, small).Want(t, 429)
+	started.Finish().Want(t, 201)
 	hubstest.WaitUntil(t, "room after an upload", served)
 }
 
 // A transfer that makes no progress for stallTimeout ends. A slow one goes on for longer.
 func TestStalledTransfersEnd(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
-	stalled, _ := s.Member(t, "member")
+	s, stalled := start(t)
 	slow, _ := s.Member(t, "member")
 	large := storeLarge(t, stalled)
 	small := store(t, stalled, "small.txt")
 	for range maxTransfers - 1 {
-		hold(t, s, stalled, large)
+		s.hold(stalled, large)
 	}
 	upload := stalled.StartUpload("stalled.txt")
-	download := hold(t, s, slow, large)
+	download := s.hold(slow, large)
 	moving := slow.StartUpload("slow.txt")
 
 	// The slow ones move on until the stalled ones have ended, in twice their time at most.
 	piece := make([]byte, 16<<10)
 	uploadEnded := false
 	roomAgain := false
-	for end := time.Now().Add(2 * stallTimeout); !uploadEnded || !roomAgain; time.Sleep(time.Second) {
+	end := time.Now().Add(2 * stallTimeout)
+	for !uploadEnded || !roomAgain {
 		if time.Now().After(end) {
-			t.Fatalf("stalled upload ended: %v, stalled downloads ended: %v", uploadEnded, roomAgain)
+			t.Fatalf("uploads ended: %v, downloads ended: %v", uploadEnded, roomAgain)
 		}
-		if _, err := io.ReadFull(download.In, piece); err != nil {
-			t.Fatal("a slow download ends: ", err)
-		}
-		if _, err := moving.Rest.Write(piece); err != nil {
-			t.Fatal("a slow upload ends: ", err)
+		time.Sleep(time.Second)
+		_, readErr := io.ReadFull(download.In, piece)
+		_, writeErr := moving.Rest.Write(piece)
+		if err := errors.Join(readErr, writeErr); err != nil {
+			t.Fatal("a slow transfer ends: ", err)
 		}
 		select {
 		case r := <-upload.Answer:

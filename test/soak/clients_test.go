@@ -39,7 +39,11 @@ func (c *client) fresh() *client {
 	browser.Jar = jar
 	moved := c.Elsewhere()
 	moved.HTTP = &browser
-	return &client{Client: moved, soak: c.soak, server: c.server}
+	return &client{
+		Client: moved,
+		soak:   c.soak,
+		server: c.server,
+	}
 }
 
 var idInPath = regexp.MustCompile(`/[0-9a-f-]{36}(/.*)?$`)
@@ -51,7 +55,8 @@ func (c *client) Do(method, path string, body any, headers ...string) *hubstest.
 	before := c.server.life.Load()
 	r, err := c.Elsewhere().Try(method, path, body, headers...)
 	wasStopped := isStopped(before) || c.server.life.Load() != before
-	route, _, _ := strings.Cut(idInPath.ReplaceAllString(path, "/{id}"), "?")
+	route := idInPath.ReplaceAllString(path, "/{id}")
+	route, _, _ = strings.Cut(route, "?")
 	route = method + " " + route
 	got := fmt.Sprint(r.Status)
 	if r.Status >= 400 {
@@ -68,7 +73,8 @@ func (c *client) Do(method, path string, body any, headers ...string) *hubstest.
 	case r.Fault() != nil:
 		s.fault("an answer outside the contract", r.Fault())
 	case got != "503 unavailable" && !slices.Contains(c.expected, got):
-		s.fault("an answer that should be another", fmt.Sprintf("%q, %v", c.expected, r))
+		detail := fmt.Sprintf("%q, %v", c.expected, r)
+		s.fault("an answer that should be another", detail)
 	}
 	s.mu.Lock()
 	s.answers[route+": "+got]++
@@ -78,37 +84,50 @@ func (c *client) Do(method, path string, body any, headers ...string) *hubstest.
 
 func (s *soak) startClients() {
 	for _, server := range s.servers {
-		admin := &client{Client: s.member(server, "admin"), soak: s, server: server}
+		admin := s.member(server, "admin")
 		for range 8 {
-			s.repeat(100*time.Millisecond, func() { admin.fresh().signIn() })
+			s.repeat(100*time.Millisecond, func() {
+				admin.fresh().signIn()
+			})
 		}
 		for range 2 {
 			s.repeat(60*time.Millisecond, func() {
 				s.ledger.WriteHub(admin.expecting("200", "201", "204"))
 			})
-			s.repeat(40*time.Millisecond, func() { s.ledger.ReadHub(admin.expecting("200")) })
+			s.repeat(40*time.Millisecond, func() {
+				s.ledger.ReadHub(admin.expecting("200"))
+			})
 			s.repeat(60*time.Millisecond, admin.readPage)
 			s.repeat(250*time.Millisecond, func() {
-				s.ledger.Upload(admin.expecting("201", "429 rate_limited", "507 insufficient_storage"))
+				uploader := admin.expecting("201", "429 rate_limited", "507 insufficient_storage")
+				s.ledger.Upload(uploader)
 			})
 			s.repeat(60*time.Millisecond, func() {
 				s.ledger.ReadFile(admin.expecting("200", "429 rate_limited"))
 			})
 		}
 		s.repeat(time.Second, admin.leaveUpload)
-		s.repeat(200*time.Millisecond, func() { admin.fresh().offend() })
-		s.repeat(200*time.Millisecond, func() { admin.expecting("200").Do("GET", "/healthz", nil) })
+		s.repeat(200*time.Millisecond, func() {
+			admin.fresh().offend()
+		})
+		s.repeat(200*time.Millisecond, func() {
+			admin.expecting("200").Do("GET", "/healthz", nil)
+		})
 	}
 }
 
 // member returns a client who is signed in, with the terms accepted. Nothing may fail meanwhile.
-func (s *soak) member(server *server, role string) *hubstest.Client {
+func (s *soak) member(server *server, role string) *client {
 	email, _ := server.NewUser(s.t, role)
 	c := server.Client(s.t)
 	c.AskCode(email)
 	c.PresentCode(email, s.mailedCode(email, hubstest.Patience)).Want(s.t, 200)
 	c.AcceptTerms()
-	return c
+	return &client{
+		Client: c,
+		soak:   s,
+		server: server,
+	}
 }
 
 // repeat runs a client until the end, with a pause between two rounds.
@@ -139,7 +158,8 @@ func (c *client) signIn() {
 	}
 	life := c.server.life.Load()
 	address := map[string]string{"email": email}
-	if c.expecting("200").Do("POST", "/auth/otp/request", address).Status != 200 {
+	asked := c.expecting("200").Do("POST", "/auth/otp/request", address)
+	if asked.Status != 200 {
 		return
 	}
 	code := s.mailedCode(email, 15*time.Second)
@@ -157,15 +177,20 @@ func (c *client) signIn() {
 	if c.Token() == "" {
 		return
 	}
-	version := c.expecting("200").Do("GET", "/auth/session", nil)
-	if version.Status != 200 {
+	session := c.expecting("200").Do("GET", "/auth/session", nil)
+	if session.Status != 200 {
 		return
 	}
-	terms, _ := version.Field(s.t, "terms", "version").(string)
-	if s.ledger.AcceptTerms(c.expecting("200"), email, terms).Status == 200 {
-		c.expecting("403 forbidden").Do("POST", "/hubs", map[string]string{"name": "not for members"})
+	terms, _ := session.Field(s.t, "terms", "version").(string)
+	accepted := s.ledger.AcceptTerms(c.expecting("200"), email, terms)
+	if accepted.Status == 200 {
+		hub := map[string]string{"name": "not for members"}
+		c.expecting("403 forbidden").Do("POST", "/hubs", hub)
 	}
-	if rand.IntN(3) == 0 && c.expecting("204").Do("POST", "/auth/logout", nil).Status == 204 {
+	if rand.IntN(3) > 0 {
+		return
+	}
+	if c.expecting("204").Do("POST", "/auth/logout", nil).Status == 204 {
 		c.expecting("401 unauthenticated").Do("GET", "/auth/session", nil)
 	}
 }
@@ -180,7 +205,10 @@ func (s *soak) addUser(email string) bool {
 // is a 503: the code must stay good. It reports whether the right code was refused.
 func (c *client) present(email, code string) (refused bool) {
 	s := c.soak
-	input := map[string]string{"email": email, "code": code}
+	input := map[string]string{
+		"email": email,
+		"code":  code,
+	}
 	for range 4 { // within the limit of ten
 		var both sync.WaitGroup
 		var statuses [2]int
@@ -211,8 +239,10 @@ func (c *client) present(email, code string) (refused bool) {
 }
 
 func (c *client) readPage() {
-	const query = "/hubs?limit=20&offset=%d&filters[name]=ledger&orderBy=updatedAt&orderDirection=desc"
-	c.expecting("200").Do("GET", fmt.Sprintf(query, rand.IntN(50)), nil)
+	const query = "/hubs?limit=20&offset=%d&filters[name]=ledger" +
+		"&orderBy=updatedAt&orderDirection=desc"
+	path := fmt.Sprintf(query, rand.IntN(50))
+	c.expecting("200").Do("GET", path, nil)
 }
 
 // leaveUpload goes away in the middle of an upload.
@@ -224,7 +254,10 @@ func (c *client) leaveUpload() {
 
 // offend sends what nobody should send.
 func (c *client) offend() {
-	code := map[string]string{"email": hubstest.NewEmail(), "code": "123456"}
+	code := map[string]string{
+		"email": hubstest.NewEmail(),
+		"code":  "123456",
+	}
 	switch rand.IntN(5) {
 	case 0:
 		c.expecting("401 unauthenticated").Do("GET", "/hubs", nil)
@@ -234,7 +267,8 @@ func (c *client) offend() {
 	case 2:
 		c.expecting("400 invalid_request").Do("POST", "/auth/otp/request", `{"email":"nobody"}`)
 	case 3:
-		c.expecting("403 cross_origin").Do("POST", "/auth/logout", nil, "Origin", "https://evil.example")
+		evil := []string{"Origin", "https://evil.example"}
+		c.expecting("403 cross_origin").Do("POST", "/auth/logout", nil, evil...)
 	case 4:
 		c.expecting("401 invalid_code").Do("POST", "/auth/otp/validate", code)
 	}

@@ -36,23 +36,47 @@ func (s *soak) failures() []failure {
 		noDisk     = "507 insufficient_storage"
 	)
 	mailFails := func(mode hubstest.MailMode, d time.Duration) func() {
-		return func() { s.mail.Fail(mode); time.Sleep(d); s.mail.Release() }
+		return func() {
+			s.mail.Fail(mode)
+			time.Sleep(d)
+			s.mail.Release()
+		}
 	}
 	first := s.servers[0]
 	list := []failure{
-		{"PostgreSQL killed", noDatabase, func() { s.pg.Crash(syscall.SIGKILL); s.hold(); s.pg.Start() }},
+		{"PostgreSQL killed", noDatabase, func() {
+			s.pg.Crash(syscall.SIGKILL)
+			s.hold()
+			s.pg.Start()
+		}},
 		{"mail server hangs", noMail, mailFails(hubstest.MailHangs, 4*hold)},
-		{"PostgreSQL hung", noDatabase, func() { s.pg.Pause(); s.hold(); s.pg.Resume() }},
-		{"server restarted", noServer, func() { s.restart(first) }},
+		{"PostgreSQL hung", noDatabase, func() {
+			s.pg.Pause()
+			s.hold()
+			s.pg.Resume()
+		}},
+		{"server restarted", noServer, func() {
+			s.restart(first)
+		}},
 		{"FILES_DIR gone", noDatabase, s.moveFiles},
-		{"PostgreSQL restarted", noDatabase, func() { s.pg.Stop(); s.pg.Start() }},
+		{"PostgreSQL restarted", noDatabase, func() {
+			s.pg.Stop()
+			s.pg.Start()
+		}},
 		{"disk full", noDisk, s.fillDisk},
 		{"column type changed", "", s.changeColumn},
 		{"mail server greets for ever", noMail, mailFails(hubstest.MailFloods, 4*hold)},
-		{"server killed", noServer, func() { first.end(s.t, syscall.SIGKILL); first.start(s.t) }},
+		{"server killed", noServer, func() {
+			first.end(s.t, syscall.SIGKILL)
+			first.start(s.t)
+		}},
 		{"uploads end on a slow disk", "", s.slowUploads},
 		{"mail server refuses", noMail, mailFails(hubstest.MailRefuses, hold)},
-		{"machine of PostgreSQL lost", noDatabase, func() { s.pg.Lose(); s.hold(); s.pg.Start() }},
+		{"machine of PostgreSQL lost", noDatabase, func() {
+			s.pg.Lose()
+			s.hold()
+			s.pg.Start()
+		}},
 	}
 	possible := map[string]bool{
 		"disk full":                  s.isSmall,
@@ -97,7 +121,9 @@ func (s *soak) fail(f failure) {
 	time.Sleep(rest)
 }
 
-func (s *soak) hold() { time.Sleep(hold) }
+func (s *soak) hold() {
+	time.Sleep(hold)
+}
 
 func (s *soak) restart(server *server) {
 	if status := server.end(s.t, syscall.SIGTERM); status != 0 {
@@ -149,17 +175,24 @@ func (s *soak) changeColumn() {
 func (s *soak) slowUploads() {
 	const users, each = 10, 10
 	server := s.servers[1]
-	slow := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync",
-		"-e", "inject=fsync,fdatasync:delay_enter=2000000", "-p", fmt.Sprint(server.cmd.Process.Pid))
+	slow := exec.Command(
+		"strace", "-f", "-qq",
+		"-o", "/dev/null",
+		"-e", "trace=fsync,fdatasync",
+		"-e", "inject=fsync,fdatasync:delay_enter=2000000",
+		"-p", fmt.Sprint(server.cmd.Process.Pid),
+	)
 	if err := slow.Start(); err != nil {
 		s.t.Error(err)
 		return
 	}
 	var uploads sync.WaitGroup
 	for range users {
-		member := &client{Client: s.member(server, "member"), soak: s, server: server}
+		member := s.member(server, "member")
 		for range each {
-			uploads.Go(func() { s.ledger.Upload(member.expecting("201")) })
+			uploads.Go(func() {
+				s.ledger.Upload(member.expecting("201"))
+			})
 		}
 	}
 	uploads.Wait()

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -30,24 +29,23 @@ type server struct {
 	life atomic.Int64 // odd while the server is down: no answer is then no fault
 }
 
-func isStopped(life int64) bool { return life%2 == 1 }
+func isStopped(life int64) bool {
+	return life%2 == 1
+}
 
 func (s *soak) newServer() *server {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	addr := listener.Addr().String()
-	listener.Close()
 	env := hubstest.ServerEnv(s.t, hubstest.StagingEnv(s.mail), map[string]string{
-		"ADDR":         addr,
+		"ADDR":         hubstest.FreeAddr(s.t),
 		"DATABASE_URL": s.pg.URL,
 		"FILES_DIR":    s.dir,
 	})
-	base := "https://api." + env["COOKIE_DOMAIN"]
 	server := &server{
-		Server: &hubstest.Server{Env: env, Addr: addr, Base: base},
-		log:    filepath.Join(s.t.TempDir(), "log"),
+		Server: &hubstest.Server{
+			Env:  env,
+			Addr: env["ADDR"],
+			Base: "https://api." + env["COOKIE_DOMAIN"],
+		},
+		log: filepath.Join(s.t.TempDir(), "log"),
 	}
 	server.life.Store(1)
 	server.start(s.t)
@@ -79,13 +77,7 @@ func (v *server) start(t *testing.T) {
 		v.cmd.Wait()
 		close(v.done)
 	}()
-	hubstest.WaitUntil(t, "a server that listens", func() bool {
-		conn, err := net.Dial("tcp", v.Addr)
-		if err == nil {
-			conn.Close()
-		}
-		return err == nil
-	})
+	hubstest.WaitListening(t, v.Addr)
 	v.life.Add(1)
 }
 
@@ -106,14 +98,13 @@ func (v *server) end(t *testing.T, signal syscall.Signal) int {
 // A size is what must not grow. Both are 0 on a system without /proc.
 type size struct{ residentMB, descriptors int }
 
-func (v *server) size(t *testing.T) size {
-	proc := fmt.Sprintf("/proc/%d", v.cmd.Process.Pid)
-	status, _ := os.ReadFile(proc + "/status")
-	_, rest, _ := strings.Cut(string(status), "VmRSS:")
-	var kB int
-	fmt.Sscan(rest, &kB)
-	open, _ := os.ReadDir(proc + "/fd")
-	return size{residentMB: kB / 1024, descriptors: len(open)}
+func (v *server) size() size {
+	pid := v.cmd.Process.Pid
+	open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return size{
+		residentMB:  hubstest.Memory(pid, "VmRSS") >> 20,
+		descriptors: len(open),
+	}
 }
 
 // checkSize: the server that ran all the time is about as small as at its start.
@@ -123,14 +114,14 @@ func (s *soak) checkSize(v *server, before size) {
 		moreDescriptors = 16
 		mostGoroutines  = 100
 	)
-	after := v.size(s.t)
+	after := v.size()
 	// The clients' idle connections end within a minute or so.
 	for range 20 {
 		if after.descriptors <= before.descriptors+moreDescriptors {
 			break
 		}
 		time.Sleep(10 * time.Second)
-		after = v.size(s.t)
+		after = v.size()
 	}
 	v.end(s.t, syscall.SIGQUIT) // the Go runtime prints its goroutines
 	text, err := os.ReadFile(v.log)
@@ -139,8 +130,12 @@ func (s *soak) checkSize(v *server, before size) {
 	}
 	goroutines := len(regexp.MustCompile(`(?m)^goroutine \d+ `).FindAll(text, -1))
 	s.event("memory %d MB, then %d", before.residentMB, after.residentMB)
-	s.event("descriptors %d, then %d; goroutines at the end %d",
-		before.descriptors, after.descriptors, goroutines)
+	s.event(
+		"descriptors %d, then %d; goroutines at the end %d",
+		before.descriptors,
+		after.descriptors,
+		goroutines,
+	)
 	if after.residentMB > before.residentMB+moreMB {
 		s.fault("memory grows", after)
 	}
@@ -157,7 +152,10 @@ var (
 	sixDigits    = regexp.MustCompile(`\b[0-9]{6}\b`)
 	jsonNumber   = regexp.MustCompile(`":[0-9.]+|"time":"[^"]*"`)
 	explained    = []string{
-		"unavailable", "code not sent", "insufficient_storage", "sweep of unfinished uploads failed",
+		"unavailable",
+		"code not sent",
+		"insufficient_storage",
+		"sweep of unfinished uploads failed",
 	}
 )
 

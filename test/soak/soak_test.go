@@ -21,7 +21,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-func TestMain(m *testing.M) { hubstest.Main(m) }
+func TestMain(m *testing.M) {
+	hubstest.Main(m)
+}
 
 // A soak is what all clients know.
 type soak struct {
@@ -56,7 +58,7 @@ func TestSoak(t *testing.T) {
 	}
 	s := newSoak(t)
 	steady := s.servers[1]
-	before := steady.size(t)
+	before := steady.size()
 	s.startClients()
 	s.failAll(time.Now().Add(time.Duration(minutes) * time.Minute))
 	close(s.quit)
@@ -85,11 +87,15 @@ func newSoak(t *testing.T) *soak {
 		codes:    map[string]int{},
 	}
 	s.operator = hubstest.OpenDB(t, s.pg.URL)
-	s.ledger = hubstest.NewLedger(func(kind, detail string) { s.fault(kind, detail) })
+	s.ledger = hubstest.NewLedger(func(kind, detail string) {
+		s.fault(kind, detail)
+	})
 	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", disk)
 	s.isSmall = mount.Run() == nil
 	if s.isSmall {
-		t.Cleanup(func() { exec.Command("umount", "--lazy", disk).Run() })
+		t.Cleanup(func() {
+			exec.Command("umount", "--lazy", disk).Run()
+		})
 	}
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -106,7 +112,8 @@ func (s *soak) fault(kind string, detail any) {
 	defer s.mu.Unlock()
 	s.faults[kind]++
 	if s.faults[kind] == 1 {
-		s.examples[kind] = fmt.Sprintf("%v: %v", time.Since(s.begun).Round(time.Second), detail)
+		after := time.Since(s.begun).Round(time.Second)
+		s.examples[kind] = fmt.Sprintf("%v: %v", after, detail)
 	}
 }
 
@@ -145,23 +152,22 @@ func (s *soak) waitBack(what string) time.Duration {
 
 func (s *soak) isBack(server *server, email string) bool {
 	client := server.Client(s.t)
-	health, err := client.Try("GET", "/healthz", nil)
-	if err != nil || health.Status != 200 {
+	isGood := func(method, path string, body any) bool {
+		r, err := client.Try(method, path, body)
+		return err == nil && r.Status == 200
+	}
+	input := map[string]string{"email": email}
+	if !isGood("GET", "/healthz", nil) || !isGood("POST", "/auth/otp/request", input) {
 		return false
 	}
-	asked, err := client.Try("POST", "/auth/otp/request", map[string]string{"email": email})
-	if err != nil || asked.Status != 200 {
-		return false
-	}
-	code := s.mailedCode(email, hubstest.Patience)
-	input := map[string]string{"email": email, "code": code}
-	signedIn, err := client.Try("POST", "/auth/otp/validate", input)
-	return err == nil && signedIn.Status == 200
+	input["code"] = s.mailedCode(email, hubstest.Patience)
+	return isGood("POST", "/auth/otp/validate", input)
 }
 
 // mailedCode waits for the code that was mailed to an address, or returns "".
 func (s *soak) mailedCode(to string, limit time.Duration) string {
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+	end := time.Now().Add(limit)
+	for ; time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		for _, mail := range slices.Backward(s.mail.Received()) {
 			if slices.Contains(mail.To, to) {
 				code := cmp.Or(append(mail.Codes(), "")...)
@@ -178,7 +184,7 @@ func (s *soak) mailedCode(to string, limit time.Duration) string {
 // checkStored compares the tables and the disk with what was acknowledged. Of uploads that were
 // not, nothing is left: the sweep spares what is younger than a minute.
 func (s *soak) checkStored() {
-	reader := &client{Client: s.member(s.servers[1], "member"), soak: s, server: s.servers[1]}
+	reader := s.member(s.servers[1], "member")
 	s.ledger.Check(s.t, s.pg.URL)
 	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL, 0)
 	for code, sessions := range s.codes {
@@ -186,26 +192,32 @@ func (s *soak) checkStored() {
 			s.fault("a code worked twice", fmt.Sprintf("%s: %d times", code, sessions))
 		}
 	}
-	unfinished := filepath.Join(s.dir, "unfinished", "*")
-	old := time.Now().Add(-time.Hour)
-	left, _ := filepath.Glob(unfinished)
-	for end := time.Now().Add(2*time.Minute + hubstest.Patience); len(left) > 0; {
-		if time.Now().After(end) {
-			s.fault("unfinished uploads left", left)
-			break
-		}
-		for _, path := range left {
-			os.Chtimes(path, old, old) // it may just have been swept
-		}
-		time.Sleep(time.Second)
-		left, _ = filepath.Glob(unfinished)
-	}
+	s.waitSwept()
 	stored := hubstest.Query[string](s.t, s.pg.URL,
 		"select coalesce(string_agg(file_id::text, ' '), '') from files")
 	for _, name := range s.servers[0].FilesIn(s.t) {
 		if !strings.Contains(stored, name) {
 			s.fault("bytes without a row", name)
 		}
+	}
+}
+
+// waitSwept waits until nothing is left of unfinished uploads.
+func (s *soak) waitSwept() {
+	unfinished := filepath.Join(s.dir, "unfinished", "*")
+	end := time.Now().Add(2*time.Minute + hubstest.Patience)
+	old := time.Now().Add(-time.Hour)
+	left, _ := filepath.Glob(unfinished)
+	for len(left) > 0 {
+		if time.Now().After(end) {
+			s.fault("unfinished uploads left", left)
+			return
+		}
+		for _, path := range left {
+			os.Chtimes(path, old, old) // it may just have been swept
+		}
+		time.Sleep(time.Second)
+		left, _ = filepath.Glob(unfinished)
 	}
 }
 
@@ -220,8 +232,12 @@ func (s *soak) report() {
 	for _, answer := range slices.Sorted(maps.Keys(s.answers)) {
 		fmt.Fprintf(&table, "  %8d  %s\n", s.answers[answer], answer)
 	}
-	fmt.Fprintf(&table, "Compared with the tables and the disk: %d acknowledged writes, %d codes.\n",
-		s.ledger.Acknowledged(), len(s.codes))
+	fmt.Fprintf(
+		&table,
+		"Compared with the tables and the disk: %d acknowledged writes, %d codes.\n",
+		s.ledger.Acknowledged(),
+		len(s.codes),
+	)
 	s.t.Log(table.String())
 	for _, kind := range slices.Sorted(maps.Keys(s.faults)) {
 		s.t.Errorf("%s: %d times, such as after %s", kind, s.faults[kind], s.examples[kind])

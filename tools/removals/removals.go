@@ -30,10 +30,7 @@ type Change struct {
 
 // Read returns the removals of testdata/removals.
 func Read() ([]Removal, error) {
-	paths, err := filepath.Glob("testdata/removals/*.txt")
-	if err != nil {
-		return nil, err
-	}
+	paths, _ := filepath.Glob("testdata/removals/*.txt") // the pattern is well formed
 	var all []Removal
 	for _, path := range paths {
 		text, err := os.ReadFile(path)

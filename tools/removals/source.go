@@ -26,10 +26,7 @@ type scope struct {
 // ReadSource finds the declarations of package main.
 func ReadSource() (Source, error) {
 	source := Source{}
-	paths, err := filepath.Glob("*.go")
-	if err != nil {
-		return nil, err
-	}
+	paths, _ := filepath.Glob("*.go") // the pattern is well formed
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
@@ -171,8 +168,9 @@ func (s scope) fit(change Change) ([]int, error) {
 		}
 	}
 	if len(found) != 1 {
+		now := s.lines[s.start:min(s.end, s.start+60)]
 		return nil, fmt.Errorf("in %s (%s) these lines stand %d times, not once:\n%s\nThere is now:\n%s",
-			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), s.now(old[0]))
+			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), strings.Join(now, "\n"))
 	}
 	return found[0], nil
 }
@@ -189,16 +187,4 @@ func (s scope) code(line string) string {
 	line = " " + strings.Join(strings.Fields(line), " ") + " "
 	line, _, _ = strings.Cut(line, mark)
 	return strings.TrimSpace(line)
-}
-
-// now returns the lines of a scope. Of a long file it returns those that begin as a line does.
-func (s scope) now(line string) string {
-	lines := s.lines[s.start:s.end]
-	if len(lines) > 60 {
-		word, _, _ := strings.Cut(line, " ")
-		lines = slices.DeleteFunc(slices.Clone(lines), func(other string) bool {
-			return !strings.HasPrefix(s.code(other), word)
-		})
-	}
-	return strings.Join(lines, "\n")
 }
