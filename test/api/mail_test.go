@@ -257,7 +257,10 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Close(socket)
-	if err := syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+	local := &syscall.SockaddrInet4{
+		Addr: [4]byte{127, 0, 0, 1},
+	}
+	if err := syscall.Bind(socket, local); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Listen(socket, 0); err != nil {
@@ -348,6 +351,7 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	}
 	s.Mail.Release()
 	for _, email := range emails {
-		s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
+		code := s.Code(t, email)
+		s.Client(t).PresentCode(email, code).Want(t, 200)
 	}
 }
