@@ -320,8 +320,8 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 	})
 }
 
-// authorize is the session check of every endpoint that needs a session. It refuses a request at the
-// first of these that fails: cookie, token, the account as it is now, terms, role.
+// authorize is the session check of every endpoint that needs a session. It refuses a request at
+// the first of these that fails: cookie, token, the account as it is now, terms, role.
 func (s *server) authorize(state *requestState, need access) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
@@ -462,9 +462,9 @@ func userCommand(line []string) error {
 	return runUserCommand(name, write(command.text, args...))
 }
 
-// userCommands has the statement of each command, and how many arguments come after its flags. $1 is
-// the address, $2 the role or the new address: the table checks both. Each row that a statement
-// returns is printed.
+// userCommands has the statement of each command, and how many arguments come after its flags. $1
+// is the address, $2 the role or the new address: the table checks both. Each row that a statement
+// returns is a line to print.
 var userCommands = map[string]struct {
 	arguments int
 	text      string

@@ -415,8 +415,8 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        uploadForm.Read in files.go moves it on while an upload makes progress, and fail in
 //	        middleware.go shortens it to a second for the rest of a refused body.
 //	answer  until the answer is written. net/http sets it when the head has been read.
-//	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with each
-//	        piece of a download that was taken.
+//	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with
+//	        each piece of a download that was taken.
 //	idle    between two requests. net/http sets it when an answer is complete.
 //
 // A statement of the database has a limit of its own (dbTimeout in store.go), so a handler
@@ -431,7 +431,7 @@ const (
 const (
 	arrivalTime  = 500 * time.Millisecond // at a stop, for requests that are just arriving
 	stopTimeout  = 12 * time.Second       // at a stop, for requests, then again for mail under way
-	memoryTarget = 192 << 20              // bytes; above it the garbage collector works harder. It replaces GOMEMLIMIT
+	memoryTarget = 192 << 20              // bytes, in place of GOMEMLIMIT
 )
 
 // serve runs the server until ctx ends, then stops it.

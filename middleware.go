@@ -294,7 +294,7 @@ type access string
 
 const (
 	public          access = "-"                     // everyone
-	local           access = "local"                 // everyone; the route exists only in the local environment
+	local           access = "local"                 // everyone; only the local environment has the route
 	sessionOnly     access = "session"               // a session whose account is not suspended
 	sessionAndTerms access = "session, terms"        // the same, with the current terms accepted
 	adminOnly       access = "session, terms, admin" // the same, of a user with that role
@@ -470,7 +470,7 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 // Each is checked against its rule. What is left over at the end is unknown, and refused.
 type fields struct {
 	values url.Values
-	taken  []rule   // of the fields that were asked for; the test that writes openapi.json reads them
+	taken  []rule   // what was asked for, in that order; openapi.json is made from it, by a test
 	forLog []string // what the log may show of the fields that were sent
 	errors []fieldError
 }
