@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/smtp"
 	"net/url"
@@ -245,8 +244,7 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log hubstest.Log
-		s := serverWithoutDatabase(nil)
-		s.log = slog.New(slog.NewJSONHandler(&log, nil))
+		s := serverWithoutDatabase(&log)
 		for n := range maxCodeRequests {
 			email := fmt.Sprintf("a%d@example.com", n)
 			s.requestCode(&requestState{serverLog: s.log}, codeRequest{email})

@@ -117,13 +117,13 @@ func TestLimitSlides(t *testing.T) {
 func TestFloodOfNewKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const refused = 200
+		const refused, most = 200, 65_536
 		l := newLimiter(5, 15*time.Minute, "")
 		for i := range refused {
 			spend(l, fmt.Sprint("refused ", i), 5)
 		}
 		time.Sleep(time.Minute)
-		for i := range 3 * maxKeys {
+		for i := range 3 * most {
 			if got := refusedFor(t, l, fmt.Sprint("new ", i)); got != 0 {
 				t.Fatalf("new key %d: refused for %v", i, got)
 			}
@@ -134,8 +134,8 @@ func TestFloodOfNewKeys(t *testing.T) {
 				t.Fatalf("after %d new keys: a refused one waits %v, want 14m", i, got)
 			}
 		}
-		if got := len(l.spent); got != maxKeys {
-			t.Errorf("%d keys, want %d", got, maxKeys)
+		if got := len(l.spent); got != most {
+			t.Errorf("%d keys, want %d", got, most)
 		}
 	})
 }
