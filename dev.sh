@@ -16,6 +16,7 @@ usage() {
 		                                 coverage, 8 minutes; installs browsers and proxies
 		       ./dev.sh tour [URL]       the whole flow with curl, against a server of its own, or the
 		                                 one at URL, whose codes it asks for; EMAIL if set
+		       ./dev.sh test guide       docs/yours.md, followed step by step in a copy, 3 minutes
 		       ./dev.sh soak [MINUTES]   clients of every kind while PostgreSQL, mail, disk and servers
 		                                 fail in turn, 10 minutes by default; a table of what held
 		       ./dev.sh bench [COMMIT]   what each kind of request costs beside bare net/http, into
@@ -339,8 +340,8 @@ cmd_user() {
 # --- test ---
 
 cmd_test() {
-	need_go
-	need_postgres
+	need_go; need_postgres
+	if [ "${1:-}" = guide ]; then go test -count=1 ./test/guide; return; fi # ./dev.sh test guide
 	if [ "${1:-}" = all ]; then test_all; return; fi
 	go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api # most tests wait
 }

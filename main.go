@@ -47,6 +47,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"text/tabwriter"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -675,15 +676,17 @@ func mailTest(email string) error {
 // printRoutes prints the route table. The README has the same.
 func printRoutes() {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
-	const row = "%-6s  %-22s  %-21s  %s\n"
-	fmt.Printf(row, "METHOD", "PATH", "NEEDS", "LIMIT")
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	const row = "%s\t%s\t%s\t%s\n"
+	fmt.Fprintf(table, row, "METHOD", "PATH", "NEEDS", "LIMIT")
 	for _, r := range s.routes() {
 		limit := s.clientLimit(r.method, r.path).String()
 		if r.contract.limit != nil {
 			limit += "; " + r.contract.limit.String()
 		}
-		fmt.Printf(row, r.method, strings.TrimSuffix(r.path, "{$}"), r.access, limit)
+		fmt.Fprintf(table, row, r.method, strings.TrimSuffix(r.path, "{$}"), r.access, limit)
 	}
+	table.Flush()
 }
 
 // printVersion prints what the Go toolchain has recorded about this build.

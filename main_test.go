@@ -227,7 +227,7 @@ func TestRemovalsFit(t *testing.T) {
 		}
 	}
 	for name, named := range isNamed {
-		if !named {
+		if !named && testing.Verbose() {
 			t.Logf("no removal names %s", name)
 		}
 	}

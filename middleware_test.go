@@ -159,7 +159,8 @@ func TestFailuresInside(t *testing.T) {
 			if !want.Match(log.Bytes()) {
 				t.Errorf("got the log\n%s\nwant an error and the request", &log)
 			}
-			if name == "panic" && !strings.Contains(log.String(), "middleware_test.go") {
+			// The file's path would be masked, or cut off, in a folder with a long one.
+			if name == "panic" && !strings.Contains(log.String(), "TestFailuresInside") {
 				t.Errorf("got %s, want the stack", &log)
 			}
 		})

@@ -3,6 +3,8 @@ package api
 import (
 	"database/sql"
 	"errors"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +25,16 @@ func emptyDatabase(t testing.TB) string {
 	return roleURL
 }
 
+// tables returns the names of the tables.
+func tables(t testing.TB) (names []string) {
+	t.Helper()
+	table := regexp.MustCompile(`create table if not exists (\w+)`)
+	for _, match := range table.FindAllStringSubmatch(hubstest.ReadFile(t, "schema.sql"), -1) {
+		names = append(names, match[1])
+	}
+	return names
+}
+
 // schemaOf returns all that a migration could change, as text.
 func schemaOf(t testing.TB, databaseURL string) string {
 	t.Helper()
@@ -39,13 +51,20 @@ func schemaOf(t testing.TB, databaseURL string) string {
 			union all select extname from pg_extension) as lines`)
 }
 
-// wantSchema checks that a database has the schema of a new one.
+// wantSchema checks that a database that was migrated has the schema of a new one.
 func wantSchema(t testing.TB, database string) {
 	t.Helper()
-	got := schemaOf(t, database)
-	want := schemaOf(t, hubstest.NewDatabase(t))
-	if got != want {
-		t.Errorf("got the schema\n%s\nwant that of a new database\n%s", got, want)
+	got := strings.Split(schemaOf(t, database), "\n")
+	for line := range strings.SplitSeq(schemaOf(t, hubstest.NewDatabase(t)), "\n") {
+		i := slices.Index(got, line)
+		if i < 0 {
+			t.Errorf("only a new database has this; schema.sql needs a guarded alter table: %s", line)
+			continue
+		}
+		got = slices.Delete(got, i, i+1)
+	}
+	for _, line := range got {
+		t.Errorf("only an old database has this; schema.sql must take it away: %s", line)
 	}
 }
 
@@ -100,7 +119,7 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	}
 	defer reader.Rollback()
 	// The transaction keeps the locks of its reads until it ends.
-	if _, err := reader.Exec("select from users, terms_acceptances, hubs, files"); err != nil {
+	if _, err := reader.Exec("select from " + strings.Join(tables(t), ", ")); err != nil {
 		t.Fatal(err)
 	}
 	// A second for a lock that it should not even ask for.

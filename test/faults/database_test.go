@@ -36,11 +36,10 @@ func (s *service) takeAway(how string) (back func()) {
 	case "closed":
 		s.operate("alter database <name> allow_connections false; " + endConnections)
 		return func() { s.operate("alter database <name> allow_connections true") }
-	case "renamed":
+	default: // renamed
 		s.operate(endConnections + "; alter database <name> rename to <name>_away")
 		return func() { s.operate("alter database <name>_away rename to <name>") }
 	}
-	panic(how)
 }
 
 const endConnections = `select pg_terminate_backend(pid) from pg_stat_activity

@@ -158,28 +158,21 @@ func writeOnce(t *testing.T, s *service, admin *hubstest.Client) {
 // there, once.
 func TestLoadOutlivesTheDatabase(t *testing.T) {
 	t.Parallel()
-	type change = func(*hubstest.Postgres)
-	for name, test := range map[string]struct{ away, back change }{
-		"restart": {
-			away: (*hubstest.Postgres).Stop,
-			back: (*hubstest.Postgres).Start,
-		},
-		"loss": {
-			away: (*hubstest.Postgres).Lose,
-			back: (*hubstest.Postgres).Start,
-		},
-		"hang": {
-			away: (*hubstest.Postgres).Pause,
-			back: (*hubstest.Postgres).Resume,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, how := range []string{"restart", "loss", "hang"} {
+		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
 			s, admin := startOn(t, pg.URL)
 			s.AllowErrors(`"error":"unavailable`)
-			away := func() { test.away(pg) }
-			back := func() { test.back(pg) }
+			away := pg.Stop
+			back := pg.Start
+			switch how {
+			case "loss":
+				away = pg.Lose
+			case "hang":
+				away = pg.Pause
+				back = pg.Resume
+			}
 			s.outlive(admin, pg.URL, away, back)
 		})
 	}

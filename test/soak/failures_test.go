@@ -27,7 +27,7 @@ type failure struct {
 	run   func()
 }
 
-// failures returns all kinds that this machine can have.
+// failures returns all kinds.
 func (s *soak) failures() []failure {
 	const (
 		noDatabase = "503 unavailable"
@@ -43,7 +43,7 @@ func (s *soak) failures() []failure {
 		}
 	}
 	first := s.servers[0]
-	list := []failure{
+	return []failure{
 		{"PostgreSQL killed", noDatabase, func() {
 			s.pg.Crash(syscall.SIGKILL)
 			s.hold()
@@ -78,6 +78,10 @@ func (s *soak) failures() []failure {
 			s.pg.Start()
 		}},
 	}
+}
+
+// possible leaves those that this machine can have.
+func (s *soak) possible(list []failure) []failure {
 	possible := map[string]bool{
 		"disk full":                  s.isSmall,
 		"uploads end on a slow disk": exec.Command("strace", "true").Run() == nil,
@@ -94,7 +98,7 @@ func (s *soak) failures() []failure {
 // failAll runs one failure after the other until the time is over, each at least once.
 func (s *soak) failAll(until time.Time) {
 	for round := 0; round == 0 || time.Now().Before(until); round++ {
-		for _, f := range s.failures() {
+		for _, f := range s.possible(s.failures()) {
 			if round > 0 && time.Now().After(until) {
 				return
 			}
