@@ -255,10 +255,11 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 }
 
 // uploadHead returns what stands before the body of an upload.
-func uploadHead(c *hubstest.Client, kind string, length int) string {
-	return c.Head("POST /files/upload",
+func uploadHead(c *hubstest.Client, kind string, length int, more ...string) string {
+	headers := append(more,
 		"Content-Type: "+kind,
-		fmt.Sprint("Content-Length: ", length)) + "\r\n"
+		fmt.Sprint("Content-Length: ", length))
+	return c.Head("POST /files/upload", headers...) + "\r\n"
 }
 
 // A client that sends its whole upload before it reads gets its answer, whatever was wrong,
@@ -289,15 +290,15 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 func TestRefusedUploadWithExpect(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
-	body := otherPart + strings.Repeat("c", 8<<20) + "\r\n--edge--\r\n"
-	head := func(kind string, length int) string {
-		plain := uploadHead(c, kind, length)
-		return strings.Replace(plain, "\r\n", "\r\nExpect: 100-continue\r\n", 1)
-	}
-	hubstest.Dial(t, s.Addr).Exchange(t, head("text/plain", len(body)), 415)
-	hubstest.Dial(t, s.Addr).Exchange(t, head(formType, 1<<40), 413)
+	const expect = "Expect: 100-continue"
+	text := uploadHead(c, "text/plain", 8<<20, expect)
+	hubstest.Dial(t, s.Addr).Exchange(t, text, 415)
+	large := uploadHead(c, formType, 1<<40, expect)
+	hubstest.Dial(t, s.Addr).Exchange(t, large, 413)
+
 	conn := hubstest.Dial(t, s.Addr)
-	conn.Exchange(t, head(formType, len(body)), 100)
+	body := otherPart + strings.Repeat("c", 8<<20) + "\r\n--edge--\r\n"
+	conn.Exchange(t, uploadHead(c, formType, len(body), expect), 100)
 	conn.Exchange(t, body, 400)
 }
 
@@ -308,8 +309,7 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	s, c := start(t, "member")
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	conn.Exchange(t,
-		uploadHead(c, formType, 200_000)+otherPart, 400)
+	conn.Exchange(t, uploadHead(c, formType, 200_000)+otherPart, 400)
 }
 
 // The server reads no more of a refused upload than an upload may have.

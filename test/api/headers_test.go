@@ -116,7 +116,10 @@ func TestRequestID(t *testing.T) {
 		wantLogged(t, srv, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")
 	}
-	for _, id := range []string{"a", "0", "A.b_c-9", "..", strings.Repeat("x", 128)} {
+	for _, id := range []string{
+		"a", "0", "A.b_c-9", "..",
+		strings.Repeat("x", 128),
+	} {
 		if got := send(id); got != id {
 			t.Errorf("got %q, want the client's own id %q", got, id)
 		}

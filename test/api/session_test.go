@@ -324,13 +324,13 @@ func TestClocksApart(t *testing.T) {
 			t.Parallel()
 			s, restore := shiftedClock(t, shift)
 			s.AllowErrors(apart)
-			s.Log.WaitFor(t, "WARN", apart)
+			s.Log.WaitFor(t, "WARN", apart, " ahead of this server's")
 			email, _ := s.NewUser(t, "member")
 			c := s.Client(t)
 			c.AskCode(email)
 			code := s.Code(t, email)
 			wantNoSession(t, c.PresentCode(email, code), 503, "unavailable")
-			s.Log.WaitFor(t, "ERROR", apart)
+			s.Log.WaitFor(t, "ERROR", apart, " ahead of this server's")
 			restore()
 			hubstest.WaitUntil(t, "sign-in", func() bool {
 				return c.Elsewhere().PresentCode(email, code).Status == 200
