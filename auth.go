@@ -110,7 +110,7 @@ type codeAnswer struct {
 }
 
 func (a codeAnswer) isValid() bool {
-	return a.CodeLength == codeLength && a.ExpiresInSeconds > 0
+	return a.ExpiresInSeconds > 0
 }
 
 // requestCode answers before the work on the request begins: startCode in otp.go. It does not

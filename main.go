@@ -409,8 +409,8 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	header  until the head is read. net/http sets it when the first byte arrives, and for a
 //	        new connection when it is accepted.
 //	body    until head and body are read. net/http sets it with the limit for the head.
-//	        uploadForm.Read in files.go moves it on while an upload makes progress, and fail in
-//	        middleware.go shortens it to a second for the rest of a refused body.
+//	        uploadForm.Read in files.go moves it on while an upload makes progress. For the rest
+//	        of a refused body, fail in middleware.go sets a second, and uploadForm.drain five.
 //	answer  until the answer is written. net/http sets it when the head has been read.
 //	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with
 //	        each piece of a download that was taken.

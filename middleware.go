@@ -352,7 +352,8 @@ func (nothing) isValid() bool { return true }
 func (nothing) send(state *requestState, status int) { state.WriteHeader(status) }
 
 // serveRoute runs the contract of a route. The order of the checks is the order of refusals:
-// session, suspended, terms, role (all by authorize), then the input and its limit.
+// session, suspended, terms, role (all by authorize), then the input, If-Match and the limit (in
+// the handle that endpoint and limitedEndpoint make).
 //
 // The body must be read before authorize reads the account, although its faults are reported
 // after it. Otherwise a client could withhold the rest of a body until it has lost its rights,
@@ -817,7 +818,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
 		err, isListed := netHTTPErrors[status]
-		if !isListed { // a redirect, or the 400 of OPTIONS *
+		if !isListed { // a 404, a redirect, or the 400 of OPTIONS *
 			err = errNotFound
 		}
 		state.fail(err)

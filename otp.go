@@ -30,7 +30,7 @@ const (
 
 	maxCodeRequests  = 1000                   // unfinished ones
 	codeDelay        = 500 * time.Millisecond // before the work on one begins; random, up to this
-	codeMaxWait      = time.Minute            // for a mail; after it, the request is dropped
+	codeMaxWait      = time.Minute            // for a conversation; then the request is dropped
 	maxConversations = 32                     // with the mail server, at a time
 	mailTimeout      = 10 * time.Second       // of one conversation
 	maxMailReply     = 64 << 10               // bytes that the mail server may say in one
@@ -126,10 +126,9 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 		return false
 	}
 	log = log.With("email", email) // maskAttr masks it
-	waitedTooLong := time.After(codeMaxWait)
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
-		s.sendCode(email, waitedTooLong, log)
+		s.sendCode(email, log)
 		<-s.codeSlots // after the work: a stop waits for the slots
 	})
 	return true
@@ -142,7 +141,7 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 // Nothing that the mail server does changes an answer, until maxCodeRequests wait for it (D3).
 // A mail waits for another one only while maxConversations are under way, so that mail to one
 // address does not show in the time of mail to another (M2).
-func (s *server) sendCode(email string, waitedTooLong <-chan time.Time, log *slog.Logger) {
+func (s *server) sendCode(email string, log *slog.Logger) {
 	u, found, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		log.Error("code not sent", "error", err)
@@ -155,7 +154,7 @@ func (s *server) sendCode(email string, waitedTooLong <-chan time.Time, log *slo
 	select {
 	case s.mailSlots <- struct{}{}:
 		defer func() { <-s.mailSlots }()
-	case <-waitedTooLong:
+	case <-time.After(codeMaxWait):
 		log.Warn("code not sent: waited too long")
 		return
 	}
