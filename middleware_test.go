@@ -96,6 +96,10 @@ func (a brokenAnswer) isValid() bool {
 }
 
 func (a brokenAnswer) send(state *requestState, _ int) {
+	if a.write == nil { // sent all the same
+		state.Write([]byte(a.Secret))
+		return
+	}
 	a.write(state)
 }
 

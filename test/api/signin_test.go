@@ -91,11 +91,12 @@ func TestAddressesLookAlike(t *testing.T) {
 			t.Errorf("%s: got answers that differ: %v", what, answers)
 		}
 	}
-	for range limitOf(t, askRoute).n {
+	send("first request", askRoute, "", 200)
+	code := hubstest.OtherCode(s.Code(t, known), 1)
+	for range limitOf(t, askRoute).n - 1 { // while one of them has a code
 		send("request", askRoute, "", 200)
 	}
 	send("a request too many", askRoute, "", 429)
-	code := hubstest.OtherCode(s.Code(t, known), 1)
 	for range limitOf(t, guessRoute).n {
 		send("wrong code", guessRoute, code, 401)
 	}

@@ -268,10 +268,10 @@ func (s *service) occupyPool(table string, c *hubstest.Client, path string) {
 			}
 		})
 	}
+	defer all.Wait()
+	defer tx.Rollback()
+	defer isFull.Store(true)
 	s.waitForLocks(poolSize)
-	isFull.Store(true)
-	tx.Rollback()
-	all.Wait()
 }
 
 // waitForLocks waits until so many connections wait for a lock.
