@@ -303,6 +303,7 @@ func TestClientAddress(t *testing.T) {
 	limit := limitOf(t, askRoute)
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
 			s := servers[c.Server]
 			email := hubstest.NewEmail()
 			for range limit.n {
