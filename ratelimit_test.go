@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -218,4 +219,20 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The limits of the specification. All other tests take them from the contract.
+func TestLimitsAreThoseOfTheSpecification(t *testing.T) {
+	t.Parallel()
+	s := newServer(config{}, nil, io.Discard)
+	for limit, want := range map[*limiter]string{
+		s.requestLimit:     "100 per 10s by client address",
+		s.fileLimit:        "500 per 1s by client address",
+		s.codeRequestLimit: "5 per 15m by e-mail and client address",
+		s.guessLimit:       "10 per 15m by e-mail",
+	} {
+		if got := limit.String(); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
 }

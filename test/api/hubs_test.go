@@ -64,14 +64,15 @@ func newHubReader(t testing.TB, namePieces string) *hubReader {
 	statuses := []string{"active", "active", "archived"}
 	newYear := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for range 400 {
-		name := "x"
+		var name strings.Builder
+		name.WriteString("x")
 		for range random.IntN(6) {
-			name += pieces[random.IntN(len(pieces))]
+			name.WriteString(pieces[random.IntN(len(pieces))])
 		}
 		microseconds := time.Duration(random.IntN(40)) * time.Microsecond
 		reader.all = append(reader.all, hub{
 			HubID:     hubstest.NewUUID(),
-			Name:      name,
+			Name:      name.String(),
 			Status:    statuses[random.IntN(len(statuses))],
 			CreatedAt: newYear.Add(microseconds),
 			UpdatedAt: newYear.AddDate(0, 0, random.IntN(40)),

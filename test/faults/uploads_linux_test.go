@@ -224,7 +224,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 	id := filepath.Base(working)
 	tr := attach(t, s, "-e", "trace=write,fsync,fdatasync,linkat,renameat,renameat2,unlinkat")
 	upload.Finish().Want(t, 201)
-	steps := ""
+	var steps strings.Builder
 	for call := range strings.Lines(tr.calls()) {
 		for step, pattern := range map[string]string{
 			"w": `write\(\d+<` + working + `>`,
@@ -235,13 +235,13 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			"u": `unlinkat\(.*` + id,
 		} {
 			if regexp.MustCompile(pattern).MatchString(call) {
-				steps += step
+				steps.WriteString(step)
 			}
 		}
 	}
 	// The answer to the client has the id, too.
-	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps) {
-		t.Errorf("got the steps %s", steps)
+	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps.String()) {
+		t.Errorf("got the steps %s", steps.String())
 	}
 }
 
