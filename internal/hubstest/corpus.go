@@ -163,6 +163,7 @@ func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 func (s *Server) Wire(
 	t testing.TB, method, target string, body []byte, headers ...string,
 ) *Response {
+	t.Helper()
 	var request strings.Builder
 	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
 	for pair := range slices.Chunk(headers, 2) {
@@ -206,6 +207,7 @@ func (c *Client) Elsewhere() *Client {
 func StartEnvironments(
 	t testing.TB, settings map[string]map[string]string, common map[string]string,
 ) map[string]*Server {
+	t.Helper()
 	mail := NewMailServer(t, MailOptions{})
 	servers := map[string]*Server{}
 	for name, values := range settings {

@@ -3,6 +3,10 @@
 // It drives the server from outside: the binary as a process (Start), a PostgreSQL of the
 // tests' own, a mail server (NewMailServer), a proxy that cuts connections (NewProxy), and
 // a client that checks every answer for what all answers must have (Client).
+//
+// What must hold of the server is checked by functions that call t.Helper, so a failure stands
+// at a line of the test. A failure at a line of this package is the harness's own: no
+// PostgreSQL, no server that listens, no folder.
 package hubstest
 
 import (

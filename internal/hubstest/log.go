@@ -122,6 +122,7 @@ var usedEmails sync.Map
 // checkLog fails the test for what no log may hold: errors that the test has not allowed, lines
 // that are no JSON, secrets, codes, and addresses.
 func (s *Server) checkLog(t testing.TB) {
+	t.Helper()
 	if text := s.Stderr.String(); text != "" {
 		t.Errorf("on standard error, where a running server writes nothing: %s", text)
 	}
@@ -166,6 +167,7 @@ func (s *Server) secrets() []string {
 }
 
 func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
+	t.Helper()
 	var entry struct{ Level string }
 	if err := json.Unmarshal([]byte(line), &entry); err != nil {
 		t.Errorf("log line that is no JSON: %s", line)

@@ -2,6 +2,7 @@ package hubstest
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os/exec"
 	"regexp"
@@ -72,11 +73,28 @@ func ProductionEnv(m *MailServer) map[string]string {
 // Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
 // its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
 func Start(t testing.TB, overrides ...map[string]string) *Server {
+	t.Helper()
 	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
 }
 
 // StartCommand is Start for another way to start the binary.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
+	t.Helper()
+	s := launch(t, cmd, overrides...)
+	s.mustListen(t)
+	return s
+}
+
+// TryStart is Start for tests of the start itself. The error says why there is no server.
+func TryStart(t testing.TB, overrides ...map[string]string) (*Server, error) {
+	t.Helper()
+	s := launch(t, exec.Command(Binary(), "serve"), overrides...)
+	return s, s.waitListening()
+}
+
+// launch starts the process, and checks it at the end of the test.
+func launch(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
+	t.Helper()
 	env := ServerEnv(t, overrides...)
 	s := &Server{
 		Env:      env,
@@ -98,34 +116,43 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 		close(s.done)
 	}()
 	t.Cleanup(func() {
+		t.Helper()
 		if code := s.Stop(t); code != 0 && !s.signaled {
 			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
 		}
 		cmd.Process.Kill() // an error means that it has ended
 		s.checkLog(t)
 	})
-	s.waitListening(t)
 	return s
 }
 
-func (s *Server) waitListening(t testing.TB) {
+// mustListen is no t.Helper: a server that does not listen is no failure of what the test checks.
+func (s *Server) mustListen(t testing.TB) {
+	if err := s.waitListening(); err != nil {
+		t.Fatal("no server: ", err)
+	}
+}
+
+func (s *Server) waitListening() error {
 	line, _, err := s.Log.Wait(0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
-		t.Fatalf("no server: %v that says listening\n%s", err, s.Stderr)
+		return fmt.Errorf("%w that says listening\n%s", err, s.Stderr)
 	}
 	var listening struct{ Addr string }
 	if err := json.Unmarshal([]byte(line), &listening); err != nil {
-		t.Fatalf("%s: %v", line, err)
+		return fmt.Errorf("%s: %w", line, err)
 	}
 	s.Addr = listening.Addr
 	s.Base = "http://" + listening.Addr
 	if domain := s.Env["COOKIE_DOMAIN"]; domain != "" {
 		s.Base = "https://api." + domain
 	}
+	return nil
 }
 
 // Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
 func (s *Server) Stop(t testing.TB) int {
+	t.Helper()
 	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	return s.Wait(t)
 }
@@ -141,6 +168,7 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 // Wait waits for the end of the process and returns its exit status, or -1 after a signal
 // that killed it.
 func (s *Server) Wait(t testing.TB) int {
+	t.Helper()
 	select {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()
@@ -181,6 +209,7 @@ func (s *Server) Code(t testing.TB, email string) string {
 }
 
 func (s *Server) printedCode(t testing.TB, email string) string {
+	t.Helper()
 	prefix := strings.ToLower(codeLinePrefix + email + ": ")
 	s.mu.Lock()
 	from := s.codeLine[prefix]
@@ -205,6 +234,7 @@ func MaskedEmail(email string) string {
 // User runs the command "user …" on the server's database, as the operator would, and returns
 // what it printed.
 func (s *Server) User(t testing.TB, args ...string) string {
+	t.Helper()
 	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
 		t.Fatalf("user %q: exit status %d\n%s%s", args, code, out, errOut)

@@ -215,8 +215,10 @@ func startLoad(t *testing.T, c *cluster) *load {
 	l := &load{
 		Client: c.member(c.servers[0], "member"),
 		t:      t,
-		ledger: hubstest.TestLedger(t),
-		ended:  make(chan struct{}),
+		ledger: hubstest.NewLedger(func(kind, detail string) {
+			t.Errorf("%s: %s", kind, detail)
+		}),
+		ended: make(chan struct{}),
 	}
 	go func() {
 		defer close(l.ended)

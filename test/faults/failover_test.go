@@ -197,7 +197,9 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 		guests <- newGuest(t, s)
 	}
 	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
-	ledger := hubstest.TestLedger(t)
+	ledger := hubstest.NewLedger(func(kind, detail string) {
+		t.Errorf("%s: %s", kind, detail)
+	})
 	write := func() *hubstest.Response {
 		return ledger.WriteHub(admin.Elsewhere())
 	}

@@ -199,7 +199,7 @@ func (s *soak) checkStored() {
 
 // waitSwept waits until nothing is left of unfinished uploads.
 func (s *soak) waitSwept() {
-	unfinished := filepath.Join(s.dir, "unfinished", "*")
+	unfinished := filepath.Join(s.dir, hubstest.Unfinished, "*")
 	end := time.Now().Add(2*time.Minute + hubstest.Patience)
 	old := time.Now().Add(-time.Hour)
 	left, _ := filepath.Glob(unfinished)
