@@ -109,10 +109,13 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 // started this one and left its environment.
 func TestSocketOfAnotherProcess(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t, map[string]string{
+	s, err := hubstest.TryStart(t, map[string]string{
 		"LISTEN_PID": "1",
 		"LISTEN_FDS": "1",
 	})
+	if err != nil {
+		t.Fatal("the server does not start: ", err)
+	}
 	get(s.Client(t), "/healthz").Want(t, 200)
 }
 
