@@ -2,10 +2,6 @@ package hubstest
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
-	"maps"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -156,67 +152,4 @@ func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 			t.Errorf("%s: got %q, want %q, in %v", name, got, want, r)
 		}
 	}
-}
-
-// Wire sends a request byte for byte as it is written: http.Client would mend or refuse some.
-// headers are names and values in turn.
-func (s *Server) Wire(
-	t testing.TB, method, target string, body []byte, headers ...string,
-) *Response {
-	t.Helper()
-	var request strings.Builder
-	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
-	for pair := range slices.Chunk(headers, 2) {
-		fmt.Fprintf(&request, "%s: %s\r\n", pair[0], pair[1])
-	}
-	if body != nil {
-		noteEmail(body)
-		fmt.Fprintf(&request, "Content-Length: %d\r\n", len(body))
-	}
-	fmt.Fprintf(&request, "\r\n%s", body)
-	conn := Dial(t, s.Addr)
-	defer conn.Close()
-	io.WriteString(conn, request.String())
-	resp, err := http.ReadResponse(conn.In, &http.Request{Method: method})
-	answer := &Response{Method: method, Path: target}
-	if err == nil {
-		err = answer.read(resp)
-	}
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, target, err)
-	}
-	return answer
-}
-
-// NewIP returns a client address that nobody else has, so that the rate limits of one case
-// don't meet those of the next.
-func NewIP() string {
-	n := serial.Add(1)
-	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
-}
-
-// Elsewhere returns the client at another address, with the same cookies.
-func (c *Client) Elsewhere() *Client {
-	moved := *c
-	moved.IP = NewIP()
-	return &moved
-}
-
-// StartEnvironments starts a server for each of the settings, by their names. A name is the
-// server's environment, unless its settings say another.
-func StartEnvironments(
-	t testing.TB, settings map[string]map[string]string, common map[string]string,
-) map[string]*Server {
-	t.Helper()
-	mail := NewMailServer(t, MailOptions{})
-	servers := map[string]*Server{}
-	for name, values := range settings {
-		env := map[string]string{"APP_ENV": name}
-		maps.Copy(env, values)
-		if env["APP_ENV"] != "local" {
-			maps.Copy(env, mail.Env())
-		}
-		servers[name] = Start(t, common, env)
-	}
-	return servers
 }

@@ -74,26 +74,31 @@ func ProductionEnv(m *MailServer) map[string]string {
 // its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
 func Start(t testing.TB, overrides ...map[string]string) *Server {
 	t.Helper()
-	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
+	return StartCommand(t, Serve(), overrides...)
 }
+
+// Serve is the command that starts the binary.
+func Serve() *exec.Cmd { return exec.Command(Binary(), "serve") }
 
 // StartCommand is Start for another way to start the binary.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
 	t.Helper()
-	s := launch(t, cmd, overrides...)
-	s.mustListen(t)
+	s, err := TryStart(t, cmd, overrides...)
+	mustStart(t, err)
 	return s
 }
 
-// TryStart is Start for tests of the start itself. The error says why there is no server.
-func TryStart(t testing.TB, overrides ...map[string]string) (*Server, error) {
-	t.Helper()
-	s := launch(t, exec.Command(Binary(), "serve"), overrides...)
-	return s, s.waitListening()
+// mustStart is no t.Helper: that there is no server is not what the test looks for.
+func mustStart(t testing.TB, err error) {
+	if err != nil {
+		t.Fatal("no server: ", err)
+	}
 }
 
-// launch starts the process, and checks it at the end of the test.
-func launch(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
+// TryStart is StartCommand for tests of the start itself. The error says why there is no server.
+func TryStart(
+	t testing.TB, cmd *exec.Cmd, overrides ...map[string]string,
+) (*Server, error) {
 	t.Helper()
 	env := ServerEnv(t, overrides...)
 	s := &Server{
@@ -123,18 +128,11 @@ func launch(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server
 		cmd.Process.Kill() // an error means that it has ended
 		s.checkLog(t)
 	})
-	return s
-}
-
-// mustListen is no t.Helper: a server that does not listen is no failure of what the test checks.
-func (s *Server) mustListen(t testing.TB) {
-	if err := s.waitListening(); err != nil {
-		t.Fatal("no server: ", err)
-	}
+	return s, s.waitListening()
 }
 
 func (s *Server) waitListening() error {
-	line, _, err := s.Log.Wait(0, s.done, containsAll([]string{`"msg":"listening"`}))
+	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
 		return fmt.Errorf("%w that says listening\n%s", err, s.Stderr)
 	}
@@ -148,6 +146,25 @@ func (s *Server) waitListening() error {
 		s.Base = "https://api." + domain
 	}
 	return nil
+}
+
+// StartEnvironments starts a server for each of the settings, by their names. A name is the
+// server's environment, unless its settings say another.
+func StartEnvironments(
+	t testing.TB, settings map[string]map[string]string, common map[string]string,
+) map[string]*Server {
+	t.Helper()
+	mail := NewMailServer(t, MailOptions{})
+	servers := map[string]*Server{}
+	for name, values := range settings {
+		env := map[string]string{"APP_ENV": name}
+		maps.Copy(env, values)
+		if env["APP_ENV"] != "local" {
+			maps.Copy(env, mail.Env())
+		}
+		servers[name] = Start(t, common, env)
+	}
+	return servers
 }
 
 // Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
@@ -214,7 +231,7 @@ func (s *Server) printedCode(t testing.TB, email string) string {
 	s.mu.Lock()
 	from := s.codeLine[prefix]
 	s.mu.Unlock()
-	line, next, err := s.Log.Wait(from, s.done, func(line string) bool {
+	line, next, err := s.Log.wait(Patience, from, s.done, func(line string) bool {
 		return strings.HasPrefix(strings.ToLower(line), prefix)
 	})
 	if err != nil {

@@ -222,7 +222,7 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 
 // enter signs a guest in and accepts the terms, one step a call. Without a guest it reads. It
 // reads first, too: a code that is presented while the database is away counts as an attempt,
-// and a guest has ten.
+// and a guest has few.
 func enter(
 	ledger *hubstest.Ledger,
 	guests chan guest,

@@ -19,7 +19,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	owner, _ := s.Member(t, "member")
 	large := strings.Repeat("0123456789abcdef", 1<<19) // 8 MiB
 	path := location(t, owner.Upload("large.txt", []byte(large)))
-	const members, each = 44, 8 // each has as many downloads and as many uploads
+	const members, each = 60, 6 // each has as many downloads and as many uploads
 	var conns []*hubstest.Conn
 	for range members {
 		member, _ := s.Member(t, "member")

@@ -51,32 +51,32 @@ func TestUploadsThatEndTogether(t *testing.T) {
 	t.Parallel()
 	s, c := startOnSlowDisk(t)
 	s.AllowErrors("unavailable")
-	const users, each = 25, 16
-	uploads := make(chan *hubstest.HalfUpload, users*each)
+	const users, each = 40, 10
+	var uploads []*hubstest.HalfUpload
 	for range users {
 		member, _ := s.Member(t, "member")
 		for range each {
-			uploads <- member.BeginUpload("a.txt")
+			uploads = append(uploads, member.BeginUpload("a.txt"))
 		}
 	}
 	hubstest.WaitUntil(t, "all uploads to be written", func() bool {
-		return len(s.WorkingFiles(t)) == users*each
+		return len(s.WorkingFiles(t)) == len(uploads)
 	})
 	statuses := make(chan int, users*each)
-	for range users * each {
-		go func() { statuses <- (<-uploads).Finish().Status }()
+	for _, upload := range uploads {
+		go func() { statuses <- upload.Finish().Status }()
 	}
 	hubstest.WaitUntil(t, "a thread for most of the uploads, or the end", func() bool {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.Cmd.Process.Pid))
-		return err != nil || len(threads) > users*each*3/4
+		return err != nil || len(threads) > len(uploads)*3/4
 	})
 	get(c, "/healthz").Want(t, 200)
 	answers := map[int]int{}
-	for range users * each {
+	for range uploads {
 		answers[<-statuses]++
 	}
-	if answers[201] != users*each {
-		t.Errorf("got the answers %v, want %d of 201", answers, users*each)
+	if answers[201] != len(uploads) {
+		t.Errorf("got the answers %v, want %d of 201", answers, len(uploads))
 	}
 	get(c, "/healthz").Want(t, 200)
 }

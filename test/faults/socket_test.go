@@ -109,7 +109,7 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 // started this one and left its environment.
 func TestSocketOfAnotherProcess(t *testing.T) {
 	t.Parallel()
-	s, err := hubstest.TryStart(t, map[string]string{
+	s, err := hubstest.TryStart(t, hubstest.Serve(), map[string]string{
 		"LISTEN_PID": "1",
 		"LISTEN_FDS": "1",
 	})

@@ -239,7 +239,8 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			}
 		}
 	}
-	// The answer to the client has the id, too.
+	// Writes, fsync, link, fsync of the folder, the row, unlink, and the answer, which looks like the
+	// row: it has the id, too.
 	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps.String()) {
 		t.Errorf("got the steps %s", steps.String())
 	}
