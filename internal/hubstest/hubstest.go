@@ -144,10 +144,11 @@ func noteSources() {
 // Run runs one command of the binary to its end. Its environment is env and nothing else
 // that the server reads.
 func Run(env map[string]string, args ...string) (code int, stdout, stderr string) {
+	binary := Binary() // built before the time begins
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
 	defer cancel()
 	var out, errOut strings.Builder
-	cmd := exec.CommandContext(ctx, Binary(), args...)
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = processEnv(env)
 	cmd.Stdout = &out
 	cmd.Stderr = &errOut

@@ -91,7 +91,7 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 // mustStart is no t.Helper: that there is no server is not what the test looks for.
 func mustStart(t testing.TB, err error) {
 	if err != nil {
-		t.Fatal("no server: ", err)
+		t.Fatalf("no server: %v", err)
 	}
 }
 
@@ -114,21 +114,24 @@ func TryStart(
 	cmd.Stdout = s.Log
 	cmd.Stderr = s.Stderr
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	go func() {
 		cmd.Wait()
 		close(s.done)
 	}()
+	t.Cleanup(func() { cmd.Process.Kill() }) // an error means that it has ended
+	if err := s.waitListening(); err != nil {
+		return nil, err
+	}
 	t.Cleanup(func() {
 		t.Helper()
 		if code := s.Stop(t); code != 0 && !s.signaled {
 			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
 		}
-		cmd.Process.Kill() // an error means that it has ended
 		s.checkLog(t)
 	})
-	return s, s.waitListening()
+	return s, nil
 }
 
 func (s *Server) waitListening() error {
