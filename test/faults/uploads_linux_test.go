@@ -53,7 +53,7 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
 	s.WantStored(t, 2)
 
-	s.kill(c)
+	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
 	if err != nil {
 		t.Fatal(err)
@@ -309,7 +309,7 @@ func TestFilesAreClosed(t *testing.T) {
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("during an upload: got %d open, want %d", got, idle+1)
 	}
-	wantNoAnswer(t, upload)
+	breakOff(t, upload)
 	wantClosed("an upload that broke off")
 	for _, headers := range [][]string{
 		nil,

@@ -46,18 +46,18 @@ func (s *service) waitFiles(n int) {
 	})
 }
 
-// kill ends a server in the middle of an upload.
-func (s *service) kill(c *hubstest.Client) {
+// killMidUpload ends a server in the middle of an upload.
+func (s *service) killMidUpload(c *hubstest.Client) {
 	s.t.Helper()
 	upload := c.StartUpload("lost.txt")
 	s.Signal(s.t, syscall.SIGKILL)
 	s.Wait(s.t)
-	wantNoAnswer(s.t, upload)
+	breakOff(s.t, upload)
 	s.AgeUnfinished(s.t)
 }
 
-// wantNoAnswer breaks an upload off.
-func wantNoAnswer(t *testing.T, upload *hubstest.HalfUpload) {
+// breakOff breaks an upload off, which then has no answer.
+func breakOff(t *testing.T, upload *hubstest.HalfUpload) {
 	t.Helper()
 	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
 	if r := <-upload.Answer; r.Status != 0 {
@@ -99,7 +99,7 @@ func TestKilledMidUpload(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	kept := store(t, c, "kept.txt")
-	s.kill(c)
+	s.killMidUpload(c)
 	second := s.sweep()
 	client := second.With(t, c.Token())
 	s.WantStored(t, 1)
@@ -179,7 +179,7 @@ func TestSweep(t *testing.T) {
 func TestSweepWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
-	s.kill(c)
+	s.killMidUpload(c)
 	s.proxy.When("select file_id from files where file_id", s.proxy.Cut)
 	second := hubstest.Start(t, s.Env)
 	second.AllowErrors("the sweep of unfinished uploads failed")
@@ -208,7 +208,7 @@ func TestUploadRowFails(t *testing.T) {
 
 	broken := c.StartUpload("broken.txt")
 	s.proxy.Cut()
-	wantNoAnswer(t, broken)
+	breakOff(t, broken)
 	s.waitFiles(1)
 	serviceAgain()
 
