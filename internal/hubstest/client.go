@@ -179,6 +179,7 @@ func (c *Client) SignIn(email string) *Response {
 
 // AcceptTerms accepts the current terms.
 func (c *Client) AcceptTerms() {
+	c.t.Helper()
 	version := c.Get("/auth/session").Want(c.t, 200).Field(c.t, "terms", "version")
 	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Want(c.t, 200)
 }
@@ -194,6 +195,7 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 // Member returns a client that may do all that a new user of that role ever may:
 // signed in, terms accepted.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
+	t.Helper()
 	email, _ = s.NewUser(t, role)
 	c = s.SignIn(t, email)
 	c.AcceptTerms()

@@ -52,11 +52,6 @@ func NewLedger(report func(kind, detail string)) *Ledger {
 	}
 }
 
-// TestLedger returns a ledger whose faults fail the test.
-func TestLedger(t testing.TB) *Ledger {
-	return NewLedger(func(kind, detail string) { t.Errorf("%s: %s", kind, detail) })
-}
-
 // Acknowledged returns how many writes were.
 func (l *Ledger) Acknowledged() int {
 	l.mu.Lock()

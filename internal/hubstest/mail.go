@@ -267,6 +267,7 @@ func (m *MailServer) Received() []*Mail {
 
 // WaitMail waits for a mail to an address, and returns each mail once, the oldest first.
 func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
+	t.Helper()
 	isTo := func(address string) bool { return strings.EqualFold(address, to) }
 	var found *Mail
 	WaitUntil(t, "a mail to "+to, func() bool {
@@ -286,6 +287,7 @@ func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 
 // Code returns the one-time code in the mail's text.
 func (m *Mail) Code(t testing.TB) string {
+	t.Helper()
 	codes := m.Codes()
 	if len(codes) != 1 {
 		t.Fatalf("codes %q in %q", codes, m.Data)

@@ -126,6 +126,7 @@ func (s *Server) waitListening(t testing.TB) {
 
 // Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
 func (s *Server) Stop(t testing.TB) int {
+	t.Helper()
 	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	return s.Wait(t)
 }
@@ -141,6 +142,7 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 // Wait waits for the end of the process and returns its exit status, or -1 after a signal
 // that killed it.
 func (s *Server) Wait(t testing.TB) int {
+	t.Helper()
 	select {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()
@@ -181,6 +183,7 @@ func (s *Server) Code(t testing.TB, email string) string {
 }
 
 func (s *Server) printedCode(t testing.TB, email string) string {
+	t.Helper()
 	prefix := strings.ToLower(codeLinePrefix + email + ": ")
 	s.mu.Lock()
 	from := s.codeLine[prefix]
@@ -205,6 +208,7 @@ func MaskedEmail(email string) string {
 // User runs the command "user …" on the server's database, as the operator would, and returns
 // what it printed.
 func (s *Server) User(t testing.TB, args ...string) string {
+	t.Helper()
 	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
 		t.Fatalf("user %q: exit status %d\n%s%s", args, code, out, errOut)
