@@ -21,6 +21,7 @@ type Conn struct {
 
 // Dial connects to a server. All reads and writes end by Patience.
 func Dial(t testing.TB, addr string) *Conn {
+	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)

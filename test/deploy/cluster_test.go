@@ -212,13 +212,12 @@ type load struct {
 }
 
 func startLoad(t *testing.T, c *cluster) *load {
+	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
 	l := &load{
 		Client: c.member(c.servers[0], "member"),
 		t:      t,
-		ledger: hubstest.NewLedger(func(kind, detail string) {
-			t.Errorf("%s: %s", kind, detail)
-		}),
-		ended: make(chan struct{}),
+		ledger: hubstest.NewLedger(fault),
+		ended:  make(chan struct{}),
 	}
 	go func() {
 		defer close(l.ended)

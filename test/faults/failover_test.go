@@ -196,9 +196,8 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 		guests <- newGuest(t, s)
 	}
 	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
-	ledger := hubstest.NewLedger(func(kind, detail string) {
-		t.Errorf("%s: %s", kind, detail)
-	})
+	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
+	ledger := hubstest.NewLedger(fault)
 	write := func() *hubstest.Response {
 		return ledger.WriteHub(admin.Elsewhere())
 	}
