@@ -126,7 +126,8 @@ func (s *Server) checkLog(t testing.TB) {
 	codes := s.codes()
 	printsCodes := s.Env["APP_ENV"] == "local" && s.Mail == nil
 	for _, line := range s.Log.All() {
-		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix) // set off by blank lines
+		// A code is set off by blank lines.
+		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix)
 		if !printsCodes || !isCodeLine {
 			s.checkLine(t, line, secrets, codes)
 		}

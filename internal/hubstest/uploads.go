@@ -21,8 +21,8 @@ type HalfUpload struct {
 	unsent  []byte
 }
 
-// StartUpload sends the first 32 kB of a form with a file of 200 kB, which is less than some proxies
-// would hold back. It returns when the server has begun to write the file.
+// StartUpload sends the first 32 kB of a form with a file of 200 kB, which is less than some
+// proxies would hold back. It returns when the server has begun to write the file.
 func (c *Client) StartUpload(name string) *HalfUpload {
 	c.t.Helper()
 	before := len(c.srv.WorkingFiles(c.t))

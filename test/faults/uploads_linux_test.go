@@ -151,7 +151,8 @@ func TestUploadStepFails(t *testing.T) {
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
 	store(t, c, "first.txt") // the server has its connections to the database
 	stored := 1
-	for _, step := range hubstest.ReadCases[uploadStep](t, "test/faults/testdata/upload_steps.json") {
+	steps := hubstest.ReadCases[uploadStep](t, "test/faults/testdata/upload_steps.json")
+	for _, step := range steps {
 		t.Run(step.Name, func(t *testing.T) {
 			var args []string
 			var upload *hubstest.HalfUpload
@@ -239,8 +240,8 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			}
 		}
 	}
-	// Writes, fsync, link, fsync of the folder, the row, unlink, and the answer, which looks like the
-	// row: it has the id, too.
+	// Writes, fsync, link, fsync of the folder, the row, unlink, and the answer. The answer looks
+	// like the row: it has the id, too.
 	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps.String()) {
 		t.Errorf("got the steps %s", steps.String())
 	}

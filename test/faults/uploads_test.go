@@ -155,7 +155,8 @@ func TestSweep(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
 	s.Stop(t)
-	folder := hubstest.Unfinished + "/00000000-0000-4000-8000-000000000000" // swept first, and can't be
+	// A folder can't be swept. It is the first by its name.
+	folder := hubstest.Unfinished + "/00000000-0000-4000-8000-000000000000"
 	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
 	if err != nil {
 		t.Fatal(err)
