@@ -28,6 +28,7 @@ type Client struct {
 	IP string
 }
 
+// Client returns a new client, with nobody signed in.
 func (s *Server) Client(t testing.TB) *Client {
 	jar, _ := cookiejar.New(nil) // without options there is no error
 	transport := &http.Transport{DisableCompression: true}
@@ -44,6 +45,20 @@ func (s *Server) Client(t testing.TB) *Client {
 			CheckRedirect: noRedirect,
 		},
 	}
+}
+
+// NewIP returns a client address that nobody else has, so that the rate limits of one case
+// don't meet those of the next.
+func NewIP() string {
+	n := serial.Add(1)
+	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
+}
+
+// Elsewhere returns the client at another address, with the same cookies.
+func (c *Client) Elsewhere() *Client {
+	moved := *c
+	moved.IP = NewIP()
+	return &moved
 }
 
 // proxied is the proxy that ends TLS in front of a deployed server: the client, and
@@ -179,6 +194,7 @@ func (c *Client) SignIn(email string) *Response {
 
 // AcceptTerms accepts the current terms.
 func (c *Client) AcceptTerms() {
+	c.t.Helper()
 	version := c.Get("/auth/session").Want(c.t, 200).Field(c.t, "terms", "version")
 	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Want(c.t, 200)
 }
@@ -194,6 +210,7 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 // Member returns a client that may do all that a new user of that role ever may:
 // signed in, terms accepted.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
+	t.Helper()
 	email, _ = s.NewUser(t, role)
 	c = s.SignIn(t, email)
 	c.AcceptTerms()

@@ -2,10 +2,6 @@ package hubstest
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
-	"maps"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -46,8 +42,6 @@ type Expected struct {
 	Items   []string           // the names of a page's items
 }
 
-var corpusRule = regexp.MustCompile(`^[A-Z][0-9]$`)
-
 // ReadCorpus reads a file of testdata, by Decode.
 func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) CorpusFile[C] {
 	t.Helper()
@@ -56,6 +50,7 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 	if len(file.Cases) == 0 {
 		t.Fatalf("%s has no cases", name)
 	}
+	rows := ReadFile(t, "SECURITY.md")
 	seen := map[string]bool{"": true}
 	for _, c := range file.Cases {
 		c := c.common()
@@ -63,8 +58,8 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 		if seen[c.Name] {
 			t.Errorf("%s: the name %q is missing or stands twice", name, c.Name)
 		}
-		if !corpusRule.MatchString(c.Rule) {
-			t.Errorf("%s: %s: rule %q", name, c.Name, c.Rule)
+		if !strings.Contains(rows, "\n| "+c.Rule+" |") {
+			t.Errorf("%s: %s: SECURITY.md has no row %q", name, c.Name, c.Rule)
 		}
 		if c.Expect.Status == 0 || isError != (c.Expect.Code != "") {
 			t.Errorf("%s: %s: expects %+v", name, c.Name, c.Expect)
@@ -156,65 +151,4 @@ func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 			t.Errorf("%s: got %q, want %q, in %v", name, got, want, r)
 		}
 	}
-}
-
-// Wire sends a request byte for byte as it is written: http.Client would mend or refuse some.
-// headers are names and values in turn.
-func (s *Server) Wire(
-	t testing.TB, method, target string, body []byte, headers ...string,
-) *Response {
-	var request strings.Builder
-	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
-	for pair := range slices.Chunk(headers, 2) {
-		fmt.Fprintf(&request, "%s: %s\r\n", pair[0], pair[1])
-	}
-	if body != nil {
-		noteEmail(body)
-		fmt.Fprintf(&request, "Content-Length: %d\r\n", len(body))
-	}
-	fmt.Fprintf(&request, "\r\n%s", body)
-	conn := Dial(t, s.Addr)
-	defer conn.Close()
-	io.WriteString(conn, request.String())
-	resp, err := http.ReadResponse(conn.In, &http.Request{Method: method})
-	answer := &Response{Method: method, Path: target}
-	if err == nil {
-		err = answer.read(resp)
-	}
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, target, err)
-	}
-	return answer
-}
-
-// NewIP returns a client address that nobody else has, so that the rate limits of one case
-// don't meet those of the next.
-func NewIP() string {
-	n := serial.Add(1)
-	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
-}
-
-// Elsewhere returns the client at another address, with the same cookies.
-func (c *Client) Elsewhere() *Client {
-	moved := *c
-	moved.IP = NewIP()
-	return &moved
-}
-
-// StartEnvironments starts a server for each of the settings, by their names. A name is the
-// server's environment, unless its settings say another.
-func StartEnvironments(
-	t testing.TB, settings map[string]map[string]string, common map[string]string,
-) map[string]*Server {
-	mail := NewMailServer(t, MailOptions{})
-	servers := map[string]*Server{}
-	for name, values := range settings {
-		env := map[string]string{"APP_ENV": name}
-		maps.Copy(env, values)
-		if env["APP_ENV"] != "local" {
-			maps.Copy(env, mail.Env())
-		}
-		servers[name] = Start(t, common, env)
-	}
-	return servers
 }

@@ -103,6 +103,7 @@ func (tok Token) alterPadding(encoded string) string {
 
 // ReadToken decodes a token without a look at its signature.
 func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
+	t.Helper()
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
 		t.Fatalf("a token of %d parts, want 3", len(parts))

@@ -54,7 +54,7 @@ func TestCommands(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
-			_, powerless := newRole(t, database)
+			_, powerless := hubstest.NewRole(t, database)
 			words := []string{
 				"<database>", database,
 				"<no database>", hubstest.WithDatabase(database, "none"),

@@ -243,7 +243,7 @@ func TestPowerfulDatabaseRole(t *testing.T) {
 		{nil, "select, insert, update, delete", 0},
 	} {
 		t.Run(test.env["APP_ENV"]+" "+test.grant, func(t *testing.T) {
-			role, url := newRole(t, database)
+			role, url := hubstest.NewRole(t, database)
 			hubstest.Exec(t, database, "grant select on all tables in schema public to "+role)
 			hubstest.Exec(t, database,
 				"grant "+test.grant+" on users to "+role)

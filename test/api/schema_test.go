@@ -19,7 +19,7 @@ import (
 func emptyDatabase(t testing.TB) string {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	role, roleURL := newRole(t, database)
+	role, roleURL := hubstest.NewRole(t, database)
 	hubstest.Exec(t, database,
 		"drop schema public cascade; create schema public authorization "+role)
 	return roleURL

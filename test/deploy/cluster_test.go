@@ -212,10 +212,11 @@ type load struct {
 }
 
 func startLoad(t *testing.T, c *cluster) *load {
+	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
 	l := &load{
 		Client: c.member(c.servers[0], "member"),
 		t:      t,
-		ledger: hubstest.TestLedger(t),
+		ledger: hubstest.NewLedger(fault),
 		ended:  make(chan struct{}),
 	}
 	go func() {

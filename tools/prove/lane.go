@@ -30,7 +30,7 @@ const (
 const (
 	proven   = "proven"
 	survives = "SURVIVES" // a test that should fail passes
-	broken   = "BROKEN"   // it shows nothing: it does not fit or compile, a test panics, …
+	broken   = "BROKEN"   // it shows nothing: it does not compile, no server starts, …
 )
 
 type verdict struct {
@@ -65,7 +65,15 @@ func proveAll(ctx context.Context, source removals.Source, chosen []removals.Rem
 	if err != nil {
 		return nil, err
 	}
-	started := time.Now()
+	var free []*lane
+	for i := range *lanes {
+		l := &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
+		err := l.copyTree()
+		if err != nil {
+			return nil, err
+		}
+		free = append(free, l)
+	}
 	jobs := make(chan removals.Removal, len(chosen))
 	for _, r := range chosen {
 		jobs <- r
@@ -74,17 +82,14 @@ func proveAll(ctx context.Context, source removals.Source, chosen []removals.Rem
 	var mu sync.Mutex
 	var all []verdict
 	var running sync.WaitGroup
-	for i := range *lanes {
-		l := &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
+	for _, l := range free {
 		running.Go(func() {
-			l.copyTree()
 			for r := range jobs {
-				isLate := *ci && time.Since(started) > ciTime
-				if isLate || ctx.Err() != nil {
+				if ctx.Err() != nil {
 					return
 				}
 				v := l.prove(source, r)
-				if v.outcome != proven { // a machine under load can fail a run
+				if v.outcome == broken { // a machine under load can fail a run
 					v = l.prove(source, r)
 				}
 				mu.Lock()
@@ -158,7 +163,11 @@ func (l *lane) prepare(chosen []removals.Removal) error {
 
 // copyTree copies what git knows, and what it would add.
 func (l *lane) copyTree() error {
-	for _, file := range git("ls-files", "--cached", "--others", "--exclude-standard") {
+	files, err := git("ls-files", "--cached", "--others", "--exclude-standard")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
 		info, err := os.Stat(file)
 		if os.IsNotExist(err) { // deleted, but still in git's index
 			continue
@@ -203,32 +212,43 @@ func (l *lane) build(command, binary, folder string) error {
 // prove takes a removal out of the lane's copy, runs its tests, and puts the files back.
 func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 	v := verdict{Removal: r, outcome: broken}
-	files, err := source.Apply(r)
-	for file, text := range files {
-		path := filepath.Join(l.dir, "tree", file)
-		original, readErr := os.ReadFile(path)
-		defer os.WriteFile(path, original, 0o644)
-		err = cmp.Or(err, readErr, os.WriteFile(path, []byte(text), 0o644))
-	}
+	changed, err := source.Apply(r)
+	before, writeErr := l.swap(changed)
+	err = cmp.Or(err, writeErr)
 	started := time.Now()
 	if err == nil {
 		err = l.buildFor(r)
 	}
 	v.build = time.Since(started)
-	if err != nil {
-		v.said = err.Error()
-		return v
-	}
-	for _, name := range r.Tests {
-		var said string
-		v.outcome, said = l.tryTest(name)
-		v.said += name + ": " + said + "\n"
-		if v.outcome != proven {
-			break
-		}
+	if err == nil {
+		v.outcome, v.said = l.tryTests(r.Tests)
 	}
 	v.tests = time.Since(started) - v.build
+	_, writeErr = l.swap(before)
+	err = cmp.Or(err, writeErr)
+	if err != nil {
+		v.outcome = broken
+		v.said = err.Error()
+	}
 	return v
+}
+
+// swap writes files of the lane's copy, and returns what stood in them before.
+func (l *lane) swap(files map[string]string) (before map[string]string, err error) {
+	before = map[string]string{}
+	for file, text := range files {
+		path := filepath.Join(l.dir, "tree", file)
+		old, err := os.ReadFile(path)
+		if err != nil {
+			return before, err
+		}
+		before[file] = string(old)
+		err = os.WriteFile(path, []byte(text), 0o644)
+		if err != nil {
+			return before, err
+		}
+	}
+	return before, nil
 }
 
 // buildFor builds what the tests of a removal run: the server, or the tests of package main.
@@ -244,47 +264,72 @@ func (l *lane) buildFor(r removals.Removal) error {
 	return err
 }
 
+// tryTests runs the tests of a removal. Each of them must fail.
+func (l *lane) tryTests(names []string) (outcome, said string) {
+	for _, name := range names {
+		one, saidByOne := l.tryTest(name)
+		said += name + ": " + saidByOne + "\n"
+		if one != proven {
+			return one, said
+		}
+	}
+	return proven, said
+}
+
 // tryTest runs a test without the protection. It mostly waits for what never comes. So it waits for
 // one event no longer than all of it takes with the protection, and leastPatience. If it may have
-// failed for want of time, it must pass with the protection, given as little time, at once.
+// failed for want of time, it must pass with the protection, given as little time.
 func (l *lane) tryTest(name string) (outcome, said string) {
-	took, passes := l.asIs.measure(name)
-	if !passes {
-		return broken, "it fails without the removal too"
+	with := l.asIs.measure(name)
+	if !with.passes {
+		return broken, "it fails without the removal too: " + with.said
 	}
-	patience := min(took+leastPatience, mostPatience)
 	started := time.Now()
-	outcome, said = l.runTest(name, patience)
-	if outcome != proven || time.Since(started) < patience {
-		return outcome, said
-	}
-	again, _ := l.asIs.runTest(name, patience)
-	if again != survives {
-		return broken, fmt.Sprintf("in %v it fails without the removal too: %s", patience, said)
+	outcome, said = l.runTest(name, with.patience)
+	isLate := time.Since(started) >= with.patience
+	if outcome == proven && isLate && !with.passesInTime() {
+		return broken, fmt.Sprintf("in %v it fails without the removal too: %s", with.patience, said)
 	}
 	return outcome, said
 }
 
-// measure returns how long a test takes in this lane, once. One that fails twice proves nothing.
-func (l *lane) measure(name string) (took time.Duration, passes bool) {
-	run := sync.OnceValues(func() (time.Duration, bool) {
+// A measurement is how a test does with all protections.
+type measurement struct {
+	passes       bool
+	said         string
+	patience     time.Duration
+	passesInTime func() bool // with as little patience as it has without a protection
+}
+
+// measure runs a test in this lane, once for all removals. One that fails twice proves nothing.
+func (l *lane) measure(name string) measurement {
+	run := sync.OnceValue(func() (m measurement) {
 		for range 2 {
 			started := time.Now()
-			outcome, _ := l.runTest(name, mostPatience)
-			if outcome == survives {
-				return time.Since(started), true
+			outcome, said := l.runTest(name, mostPatience)
+			m.said = said
+			m.passes = outcome == survives
+			m.patience = min(time.Since(started)+leastPatience, mostPatience)
+			if m.passes {
+				break
 			}
 		}
-		return 0, false
+		m.passesInTime = sync.OnceValue(func() bool {
+			outcome, _ := l.runTest(name, m.patience)
+			return outcome == survives
+		})
+		return m
 	})
 	first, _ := l.seen.LoadOrStore(name, run)
-	return first.(func() (time.Duration, bool))()
+	return first.(func() measurement)()
 }
 
 var (
-	assertion = regexp.MustCompile(`(?m)^\s+[\w.-]+\.go:\d+: `)
-	// What ends a test binary, or keeps the harness from starting: no finding of a test.
-	accident = regexp.MustCompile(`(?m)^(panic|fatal error): .*|no tests to run|no PostgreSQL: .*`)
+	// A line of a test's own. A line of internal/hubstest alone says that no server starts, say,
+	// or that the harness itself fails: that would prove every removal that breaks the server.
+	assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
+	// What ends a test binary: no finding of a test.
+	accident = regexp.MustCompile(`(?m)^(panic|fatal error): .*|no tests to run`)
 )
 
 // runTest runs a test on the lane's server. The removal is proven if it fails by an assertion; said
@@ -298,7 +343,9 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
 	ctx, cancel := context.WithTimeout(l.ctx, testTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+testBinary(folder), "-test.run="+pattern)
+	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+testBinary(folder),
+		"-test.run="+pattern,
+		"-test.parallel=8") // most subtests wait
 	cmd.Dir = l.dir + "/tree/" + folder
 	cmd.Env = append(os.Environ(),
 		"HUBS_BINARY="+l.dir+"/hubs",
@@ -309,12 +356,14 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	output, err := cmd.CombinedOutput()
 	start := assertion.FindIndex(output)
 	switch {
+	case ctx.Err() != nil:
+		return broken, fmt.Sprintf("it does not end within %v\n%s", testTimeout, output)
 	case accident.Match(output):
 		return broken, string(accident.Find(output))
 	case err == nil:
 		return survives, "it passes"
-	case start == nil || ctx.Err() != nil:
-		return broken, fmt.Sprintf("it fails by no assertion: %v\n%s", err, output)
+	case start == nil:
+		return broken, fmt.Sprintf("it fails by no assertion of its own: %v\n%s", err, output)
 	}
 	output, _, _ = bytes.Cut(output[start[0]:], []byte("\nFAIL"))
 	return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(output))
