@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -89,6 +90,11 @@ func TestBrokenRows(t *testing.T) {
 			where contype = 'c' and connamespace = 'public'::regnamespace loop
 			execute format('alter table %s drop constraint %I', c.t, c.conname);
 		end loop; end $$`)
+	tooLong := func(field string) string {
+		limit := hubstest.Contract[float64](t,
+			"components", "schemas", "NewHub", "properties", field, "maxLength")
+		return fmt.Sprintf("update hubs set %s = rpad('broken', %v)", field, limit+1)
+	}
 	const good = `update hubs set name = 'a', description = '', status = 'active',
 			created_at = now(), updated_at = now();
 		update files set name = 'a.txt', content_type = 'text/plain', size = 5;
@@ -96,8 +102,8 @@ func TestBrokenRows(t *testing.T) {
 	for change, path := range map[string]string{
 		"update hubs set status = 'broken'":                    hub,
 		"update hubs set name = ''":                            hub,
-		"update hubs set name = repeat('broken', 17)":          "/hubs",
-		"update hubs set description = repeat('broken', 334)":  hub,
+		tooLong("name"):                                        "/hubs",
+		tooLong("description"):                                 hub,
 		"update hubs set created_at = '0001-01-01 00:00:00+0'": hub,
 		"update hubs set updated_at = '0001-01-01 00:00:00+0'": hub,
 		"update files set content_type = ''":                   file,

@@ -85,47 +85,51 @@ func (p planner) explain(text, literals string) plan {
 
 // A listShape is one kind of list, and what it may read: entries of an index alone, and rows.
 type listShape struct {
-	query         string
-	literals      string // the statement's arguments
-	entries, rows float64
+	offset        int
+	status, name  string // filters; "": none
+	entries, rows int
 }
 
-// pageRows is the default limit, and one for hasMore.
-const pageRows = 21
+const (
+	hubsInAll     = 20_000
+	hubsArchived  = hubsInAll / 10
+	offsetOfRows  = 100   // so near that the rows themselves are read
+	offsetOfIndex = 1_500 // so far that they are not
+)
 
-var listShapes = []listShape{
-	{
-		query:    "offset=100",
-		literals: "21, 100",
-		rows:     100 + pageRows,
-	},
-	{
-		query:    "offset=100&filters[status]=archived",
-		literals: "21, 100, 'archived'",
-		rows:     100 + pageRows,
-	},
-	{
-		query:    "offset=1500",
-		literals: "21, 1500",
-		entries:  1500 + pageRows,
-		rows:     pageRows,
-	},
-	{
-		query:    "offset=1500&filters[status]=archived",
-		literals: "21, 1500, 'archived'",
-		entries:  1500 + pageRows,
-		rows:     pageRows,
-	},
-	{
-		query:    "filters[name]=nowhere",
-		literals: "21, 0, 'nowhere'",
-		entries:  20000,
-	},
-	{
-		query:    "filters[name]=nowhere&filters[status]=archived",
-		literals: "21, 0, 'archived', 'nowhere'",
-		entries:  2000,
-	},
+// listShapes returns the shapes. A page is pageRows rows.
+func listShapes(pageRows int) []listShape {
+	return []listShape{
+		{
+			offset: offsetOfRows,
+			rows:   offsetOfRows + pageRows,
+		},
+		{
+			offset: offsetOfRows,
+			status: "archived",
+			rows:   offsetOfRows + pageRows,
+		},
+		{
+			offset:  offsetOfIndex,
+			entries: offsetOfIndex + pageRows,
+			rows:    pageRows,
+		},
+		{
+			offset:  offsetOfIndex,
+			status:  "archived",
+			entries: offsetOfIndex + pageRows,
+			rows:    pageRows,
+		},
+		{
+			name:    "nowhere",
+			entries: hubsInAll,
+		},
+		{
+			status:  "archived",
+			name:    "nowhere",
+			entries: hubsArchived,
+		},
+	}
 }
 
 // Each shape of the list reads the entries of its page, and of the pages before, in an index
@@ -140,20 +144,31 @@ func TestHubListReadsLittle(t *testing.T) {
 		insert into hubs (name, status, created_at, updated_at)
 		select 'Hub ' || md5(n::text), case when n % 10 = 0 then 'archived' else 'active' end,
 			now() - n * interval '1 minute', now() - n % 977 * interval '1 hour'
-		from generate_series(1, 20000) n`)
+		from generate_series(1, $1::int) n`, hubsInAll)
 	hubstest.Exec(t, database, "vacuum analyze hubs") // else an index alone can't tell what is there
 	planner := newPlanner(t, database)
+	page := decode[hubPage](t, member.Get("/hubs"), 200)
+	pageRows := page.Limit + 1 // and one for hasMore
 
 	for i, order := range hubOrders {
 		member.IP = fmt.Sprintf("2001:db8:1:%x::1", i) // or the limit by address would answer
-		for _, shape := range listShapes {
-			path := "/hubs?" + order + "&" + shape.query
+		for _, shape := range listShapes(pageRows) {
+			path := fmt.Sprint("/hubs?", order, "&offset=", shape.offset)
+			literals := fmt.Sprint(pageRows, ", ", shape.offset)
+			if shape.status != "" {
+				path += "&filters[status]=" + shape.status
+				literals += ", '" + shape.status + "'"
+			}
+			if shape.name != "" {
+				path += "&filters[name]=" + shape.name
+				literals += ", '" + shape.name + "'"
+			}
 			member.Do("GET", path, nil).Want(t, 200)
 			text := hubstest.Query[string](t, database, `select query from pg_stat_activity
 				where datname = current_database() and query like 'select hub_id%limit $1%'
 				order by query_start desc limit 1`)
-			entries, rows := planner.explain(text, shape.literals).cost()
-			if entries > shape.entries || rows > shape.rows {
+			entries, rows := planner.explain(text, literals).cost()
+			if entries > float64(shape.entries) || rows > float64(shape.rows) {
 				t.Errorf("GET %s: got %v entries and %v rows read, want at most %v and %v\n%s",
 					path, entries, rows, shape.entries, shape.rows, text)
 			}

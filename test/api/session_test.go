@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -156,7 +157,11 @@ func wantClaims(
 	if err != nil {
 		t.Fatal(err)
 	}
-	issued := expires.AddDate(0, 0, -60)
+	cookie, err := http.ParseSetCookie(view.Header.Get("Set-Cookie"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued := expires.Add(-time.Duration(cookie.MaxAge) * time.Second)
 	age := time.Since(issued)
 	if age.Abs() > time.Minute {
 		t.Errorf("got a token of %v ago, want one of now", age)
