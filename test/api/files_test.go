@@ -9,8 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +17,9 @@ import (
 )
 
 const (
-	formType   = "multipart/form-data; boundary=edge"
-	partHeader = "Content-Disposition: form-data; name=\"file\"; filename=\"a.txt\""
-	// otherPart begins a form whose only part is no file.
-	otherPart = "--edge\r\nContent-Disposition: form-data; name=\"other\"; filename=\"a.txt\"\r\n\r\n"
+	formType    = "multipart/form-data; boundary=edge"
+	partHeader  = `Content-Disposition: form-data; name="file"; filename="a.txt"`
+	otherHeader = `Content-Disposition: form-data; name="other"; filename="a.txt"` // no file
 )
 
 // An uploadCase is a form, and what becomes of it. uploads.json says what the members mean.
@@ -35,19 +32,13 @@ type uploadCase struct {
 	Form        *string
 	Type        *string
 	Encoding    string
-	Chunked     bool
+	Stored      string
 	Disposition string
 }
 
-var hexByte = regexp.MustCompile(`\\x[0-9a-f]{2}`)
-
-// fill replaces \xff by the byte, and <x*3> by xxx.
-func fill(text string) string {
-	text = hexByte.ReplaceAllStringFunc(text, func(escape string) string {
-		value, _ := strconv.ParseUint(escape[2:], 16, 8)
-		return string([]byte{byte(value)})
-	})
-	return hubstest.FillIn(text)
+// form returns a form of one part.
+func form(header, content string) string {
+	return "--edge\r\n" + header + "\r\n\r\n" + content + "\r\n--edge--\r\n"
 }
 
 func (test uploadCase) body() string {
@@ -55,12 +46,12 @@ func (test uploadCase) body() string {
 		text := strings.ReplaceAll(*test.Form, "\n", "\r\n")
 		return hubstest.FillIn(text, "<file>", partHeader)
 	}
-	part := `form-data; name="file"; filename="` + fill(test.Filename) + `"`
+	part := `form-data; name="file"; filename="` + test.Filename + `"`
 	header := "Content-Disposition: " + cmp.Or(test.Part, part)
 	if test.PartType != "" {
 		header += "\r\nContent-Type: " + test.PartType
 	}
-	return "--edge\r\n" + header + "\r\n\r\n" + fill(test.Content) + "\r\n--edge--\r\n"
+	return hubstest.FillIn(form(header, test.Content))
 }
 
 func (test uploadCase) headers() []string {
@@ -75,34 +66,82 @@ func (test uploadCase) headers() []string {
 	return headers
 }
 
+// bothWays returns a body as it is sent with its length, and in chunks without it.
+func bothWays(body string) map[string]io.Reader {
+	return map[string]io.Reader{
+		"with a length": strings.NewReader(body),
+		"in chunks":     struct{ io.Reader }{strings.NewReader(body)}, // hides the length
+	}
+}
+
 // What is stored comes back as it was sent, under its name, with the type that the server has
-// found. What is refused leaves nothing. The limits hold to the byte.
+// found. What is refused leaves nothing.
 func TestUploads(t *testing.T) {
 	t.Parallel()
-	corpus := hubstest.ReadCorpus[uploadCase](t, "uploads.json")
-	s, c := start(t,
-		"member", corpus.Settings["local"])
+	s, c := start(t, "member")
 	stored := 0
-	for _, test := range corpus.Cases {
+	for _, test := range hubstest.ReadCorpus[uploadCase](t, "uploads.json").Cases {
 		t.Run(test.Name, func(t *testing.T) {
-			var body io.Reader = strings.NewReader(test.body())
-			if test.Chunked {
-				body = struct{ io.Reader }{body} // hides the length
-			}
-			name, ok := test.Expect.Body["name"].(string)
-			if ok {
-				test.Expect.Body["name"] = fill(name)
-			}
-			r := c.Elsewhere().Do("POST", "/files/upload", body, test.headers()...)
-			test.Expect.Check(t, r)
-			if r.Status != 201 {
-				return
-			}
-			stored++
-			if test.Form == nil {
-				wantStoredFile(t, c, r.JSON(t), test)
+			for _, body := range bothWays(test.body()) {
+				r := c.Elsewhere().Do("POST", "/files/upload", body, test.headers()...)
+				test.Expect.Check(t, r)
+				if r.Status == 201 {
+					stored++
+					wantStoredFile(t, c, r.JSON(t), test)
+				}
 			}
 		})
+	}
+	s.WantStored(t, stored)
+}
+
+// F3, H1: the limits of an upload hold to the byte, whether it says its length or not.
+func TestUploadLimits(t *testing.T) {
+	t.Parallel()
+	const maxFile = 100_000
+	const maxBefore = 4 << 10  // bytes of a form before the content of its file
+	const maxAround = 64 << 10 // bytes before and behind the content
+	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	x := func(n int) string {
+		return strings.Repeat("x", n)
+	}
+	around := len(form(partHeader, ""))
+	before := around - len("\r\n--edge--\r\n")
+	longHeader := partHeader + "\r\nX: "
+	header := maxBefore - before - len("\r\nX: ")
+	preamble := maxBefore - before - len("\r\n")
+	stored := 0
+	for name, test := range map[string]struct {
+		body string
+		want int
+	}{
+		"the largest file":  {form(partHeader, x(maxFile)), 201},
+		"a larger file":     {form(partHeader, x(maxFile+1)), 413},
+		"a far larger file": {form(partHeader, x(20*maxFile)), 413},
+		"the most around the largest file": {
+			form(partHeader, x(maxFile)) + x(maxAround-around), 201},
+		"more around the largest file": {
+			form(partHeader, x(maxFile)) + x(maxAround-around+1), 413},
+		"the most around a small file":  {form(partHeader, "x") + x(maxAround-around), 201},
+		"more around a small file":      {form(partHeader, "x") + x(maxAround-around+1), 413},
+		"more around an empty file":     {form(partHeader, "") + x(maxAround-around+1), 413},
+		"far more around an empty file": {form(partHeader, "") + x(2*maxFile), 413},
+		"the longest headers":           {form(longHeader+x(header), "x"), 201},
+		"longer headers":                {form(longHeader+x(header+2), "x"), 413}, // +1 halves a line break
+		"far longer headers":            {form(longHeader+x(1<<20), "x"), 413},
+		"the longest preamble":          {x(preamble) + "\r\n" + form(partHeader, "x"), 201},
+		"a longer preamble":             {x(preamble+2) + "\r\n" + form(partHeader, "x"), 413},
+		"no part at all":                {strings.Repeat(x(3000)+"\r\n", 3), 413},
+	} {
+		for way, body := range bothWays(test.body) {
+			r := c.Elsewhere().Do("POST", "/files/upload", body, "Content-Type", formType)
+			if r.Status != test.want {
+				t.Errorf("%s, %s: got %v, want %d", name, way, r, test.want)
+			}
+			if test.want == 201 {
+				stored++
+			}
+		}
 	}
 	s.WantStored(t, stored)
 }
@@ -112,7 +151,11 @@ func wantStoredFile(
 	t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase,
 ) {
 	t.Helper()
-	content := fill(test.Content)
+	name := hubstest.FillIn(cmp.Or(test.Stored, test.Filename))
+	if file["name"] != name {
+		t.Errorf("name: got %q, want %q", file["name"], name)
+	}
+	content := hubstest.FillIn(test.Content)
 	got := file["size"]
 	if got != float64(len(content)) {
 		t.Errorf("size: got %v, want %d", got, len(content))
@@ -266,16 +309,26 @@ func uploadHead(c *hubstest.Client, kind string, length int, more ...string) str
 // and can go on using the connection: the server reads the rest of a refused upload.
 func TestRefusedUploadIsAnswered(t *testing.T) {
 	t.Parallel()
-	corpus := hubstest.ReadCorpus[uploadCase](t, "refused-uploads.json")
-	s, c := start(t,
-		"member", corpus.Settings["local"])
-	for _, test := range corpus.Cases {
-		t.Run(test.Name, func(t *testing.T) {
-			body := test.body()
-			kind := test.headers()[1]
+	const maxFile = 4 << 20 // far more than what net/http reads of a refused body by itself
+	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	large := strings.Repeat("x", maxFile)
+	good := form(partHeader, large)
+	for name, test := range map[string]struct {
+		kind string
+		body string
+		want int
+	}{
+		"another type":           {"text/plain", good, 415},
+		"no boundary":            {"multipart/form-data", good, 400},
+		"another field":          {formType, form(otherHeader, large), 400},
+		"announced as too large": {formType, good + strings.Repeat("x", 64<<10), 413},
+		"found too large":        {formType, form(partHeader, large+"x"), 413},
+		"headers too long":       {formType, form(partHeader+large, ""), 413},
+	} {
+		t.Run(name, func(t *testing.T) {
 			conn := hubstest.Dial(t, s.Addr)
-			closes := conn.Exchange(t,
-				uploadHead(c, kind, len(body))+body, test.Expect.Status)
+			request := uploadHead(c, test.kind, len(test.body)) + test.body
+			closes := conn.Exchange(t, request, test.want)
 			if closes {
 				t.Error("the connection closes, want it open")
 			}
@@ -297,7 +350,7 @@ func TestRefusedUploadWithExpect(t *testing.T) {
 	hubstest.Dial(t, s.Addr).Exchange(t, large, 413)
 
 	conn := hubstest.Dial(t, s.Addr)
-	body := otherPart + strings.Repeat("c", 8<<20) + "\r\n--edge--\r\n"
+	body := form(otherHeader, strings.Repeat("c", 8<<20))
 	conn.Exchange(t, uploadHead(c, formType, len(body), expect), 100)
 	conn.Exchange(t, body, 400)
 }
@@ -309,7 +362,7 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	s, c := start(t, "member")
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	conn.Exchange(t, uploadHead(c, formType, 200_000)+otherPart, 400)
+	conn.Exchange(t, uploadHead(c, formType, 200_000)+form(otherHeader, ""), 400)
 }
 
 // The server reads no more of a refused upload than an upload may have.
