@@ -118,7 +118,7 @@ func Decode(t testing.TB, name, text string, value any) {
 
 var (
 	corpusByte   = regexp.MustCompile(`\\x[0-9a-f]{2}`)
-	corpusRepeat = regexp.MustCompile(`<(.)\*([0-9]+)>`)
+	corpusRepeat = regexp.MustCompile(`<(.|[^<>*]+)\*([0-9]+)>`)
 )
 
 // FillIn replaces \xff by that byte, <x*3> by xxx, and other words in angle brackets by their
