@@ -449,7 +449,7 @@ func userCommand(line []string) error {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
 	if flags.NArg() != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
 	var args []any
@@ -464,40 +464,42 @@ func userCommand(line []string) error {
 
 // userCommands has the statement of each command, and how many arguments come after its flags. $1
 // is the address, $2 the role or the new address: the table checks both. Each row that a statement
-// returns is a line to print.
+// returns is a line to print. (PostgreSQL appends the rows of one "union all" to those before it.)
 var userCommands = map[string]struct {
 	arguments int
 	text      string
 }{
 	"add": {1, `insert into users (email, permission) values ($1, $2)
-		returning email || ': added'`},
+		returning format('%s: added', email)`},
 	"role": {2, "update users set permission = $2" + ofUser +
-		"returning email || ': has the new role from the next request on'"},
+		"returning format('%s: has the new role from the next request on', email)"},
 	"suspend": {1, "update users set suspended = true" + ofUser +
-		"returning email || ': suspended from the next request on'"},
+		"returning format('%s: suspended from the next request on', email)"},
 	"activate": {1, "update users set suspended = false" + ofUser +
-		"returning email || ': active from the next request on'"},
+		"returning format('%s: active from the next request on', email)"},
 	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofUser +
-		"returning email || ': signed out everywhere'"},
+		"returning format('%s: signed out everywhere', email)"},
 	// Signed out as well, so that an address that is changed back revives no session.
 	"email": {2, "update users set email = $2, signed_out_at = clock_timestamp()" + ofUser +
-		"returning email || ': the new address; signed out everywhere'"},
-	"delete": {1, "delete from users" + ofUser + "returning email || ': deleted; uploaded files stay'"},
-	"list":   {0, "select " + userLine + " from users order by lower(email)"},
-	"show": {1, "select " + userLine + ` ||
-		coalesce(to_char(signed_out_at, E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '') ||
-		coalesce((select string_agg(E'\n  accepted terms ' || version ||
-			to_char(accepted_at, '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '' order by accepted_at)
-			from terms_acceptances t where t.user_id = users.user_id), '')
-		from users` + ofUser},
+		"returning format('%s: the new address; signed out everywhere', email)"},
+	"delete": {1, "delete from users" + ofUser +
+		"returning format('%s: deleted; uploaded files stay', email)"},
+	"list": {0, "select " + userLine + " from users order by lower(email)"},
+	"show": {1, "with shown as (select * from users" + ofUser + ") select " + userLine + ` from shown
+		union all
+		select format('  signed out everywhere %s', to_char(signed_out_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+			from shown where signed_out_at is not null
+		union all
+		(select format('  accepted terms %s at %s', version, to_char(accepted_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+			from shown join terms_acceptances using (user_id) order by accepted_at)`},
 }
 
 // ofUser compares addresses in ASCII, whatever the locale of the database.
 const ofUser = ` where lower(email) = lower($1 collate "C") `
 
-const userLine = `email || '  ' || permission ||
-	case when suspended then '  suspended' else '  active' end ||
-	to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
+const userLine = `format('%s  %s  %s  added %s', email, permission,
+	case when suspended then 'suspended' else 'active' end,
+	to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))`
 
 func runUserCommand(name string, command statement) error {
 	st, err := openStore(os.Getenv("DATABASE_URL"))

@@ -7,9 +7,9 @@ package main
 // and the upload holds a lock (flock) on that file. Its final name, <id>, is a second link to the
 // same bytes. The row in the table comes last and makes the file visible.
 //
-// A working name that is a minute old and whose lock is free belongs to no running upload. The sweep looks at such names
-// once a minute, in every server that uses the folder. If it has a row, the upload is complete, and
-// only the working name is removed; if not, the bytes are, too.
+// A working name that is a minute old and whose lock is free belongs to no running upload. The
+// sweep looks at such names once a minute, in every server that uses the folder. If it has a row,
+// the upload is complete, and only the working name is removed; if not, the bytes are, too.
 
 import (
 	"bytes"

@@ -4,8 +4,8 @@
 //
 // The rules that this program keeps:
 //
-//   - Every endpoint is declared through one contract (endpoint in middleware.go), which
-//     runs the checks in one order. The server does not start if a route lacks its access
+//   - Every endpoint has a contract, and one function (serveRoute in middleware.go) runs all of
+//     them, its checks in one order. The server does not start if a route lacks its access
 //     rule, or if a route whose input is counted lacks its limit.
 //   - An input with an unknown field is refused. So is a request that needs the database while
 //     that is out of reach. An output that breaks its contract is not sent; what a write has
