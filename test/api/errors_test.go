@@ -18,7 +18,8 @@ func TestRouterProblems(t *testing.T) {
 		t.Helper()
 		answer := admin.Do(method, path, nil, headers...)
 		hubstest.WantProblem(t, answer, status, code)
-		for name := range strings.FieldsSeq("Location ETag Last-Modified Accept-Ranges Content-Disposition") {
+		const ofSuccess = "Location ETag Last-Modified Accept-Ranges Content-Disposition"
+		for name := range strings.FieldsSeq(ofSuccess) {
 			got := answer.Header.Get(name)
 			if got != "" {
 				t.Errorf("got %s: %q, want none, in %v", name, got, answer)

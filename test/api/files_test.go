@@ -19,6 +19,7 @@ import (
 const (
 	formType    = "multipart/form-data; boundary=edge"
 	partHeader  = `Content-Disposition: form-data; name="file"; filename="a.txt"`
+	formEnd     = "\r\n--edge--\r\n"
 	otherHeader = `Content-Disposition: form-data; name="other"; filename="a.txt"` // no file
 )
 
@@ -38,7 +39,7 @@ type uploadCase struct {
 
 // form returns a form of one part.
 func form(header, content string) string {
-	return "--edge\r\n" + header + "\r\n\r\n" + content + "\r\n--edge--\r\n"
+	return "--edge\r\n" + header + "\r\n\r\n" + content + formEnd
 }
 
 func (test uploadCase) body() string {
@@ -102,36 +103,42 @@ func TestUploadLimits(t *testing.T) {
 	const maxBefore = 4 << 10  // bytes of a form before the content of its file
 	const maxAround = 64 << 10 // bytes before and behind the content
 	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
-	x := func(n int) string {
-		return strings.Repeat("x", n)
+	x := func(length int) string {
+		return strings.Repeat("x", length)
 	}
-	around := len(form(partHeader, ""))
-	before := around - len("\r\n--edge--\r\n")
-	longHeader := partHeader + "\r\nX: "
-	header := maxBefore - before - len("\r\nX: ")
-	preamble := maxBefore - before - len("\r\n")
+	empty := form(partHeader, "")
+	small := form(partHeader, "x")
+	largest := form(partHeader, x(maxFile))
+	around := maxAround - len(empty) // left for what follows the form
+	before := maxBefore - len(strings.TrimSuffix(empty, formEnd))
+	withHeader := func(length int) string {
+		const name = "\r\nX:"
+		return form(partHeader+name+x(length-len(name)), "x")
+	}
+	withPreamble := func(length int) string {
+		return x(length-len("\r\n")) + "\r\n" + small
+	}
 	stored := 0
 	for name, test := range map[string]struct {
 		body string
 		want int
 	}{
-		"the largest file":  {form(partHeader, x(maxFile)), 201},
-		"a larger file":     {form(partHeader, x(maxFile+1)), 413},
-		"a far larger file": {form(partHeader, x(20*maxFile)), 413},
-		"the most around the largest file": {
-			form(partHeader, x(maxFile)) + x(maxAround-around), 201},
-		"more around the largest file": {
-			form(partHeader, x(maxFile)) + x(maxAround-around+1), 413},
-		"the most around a small file":  {form(partHeader, "x") + x(maxAround-around), 201},
-		"more around a small file":      {form(partHeader, "x") + x(maxAround-around+1), 413},
-		"more around an empty file":     {form(partHeader, "") + x(maxAround-around+1), 413},
-		"far more around an empty file": {form(partHeader, "") + x(2*maxFile), 413},
-		"the longest headers":           {form(longHeader+x(header), "x"), 201},
-		"longer headers":                {form(longHeader+x(header+2), "x"), 413}, // +1 halves a line break
-		"far longer headers":            {form(longHeader+x(1<<20), "x"), 413},
-		"the longest preamble":          {x(preamble) + "\r\n" + form(partHeader, "x"), 201},
-		"a longer preamble":             {x(preamble+2) + "\r\n" + form(partHeader, "x"), 413},
-		"no part at all":                {strings.Repeat(x(3000)+"\r\n", 3), 413},
+		"the largest file":                 {largest, 201},
+		"a larger file":                    {form(partHeader, x(maxFile+1)), 413},
+		"a far larger file":                {form(partHeader, x(20*maxFile)), 413},
+		"the most around the largest file": {largest + x(around), 201},
+		"more around the largest file":     {largest + x(around+1), 413},
+		"the most around a small file":     {small + x(around), 201},
+		"more around a small file":         {small + x(around+1), 413},
+		"more around an empty file":        {empty + x(around+1), 413},
+		"far more around an empty file":    {empty + x(2*maxFile), 413},
+		"the longest header":               {withHeader(before), 201},
+		// One byte more would cut a line break in two, which is malformed.
+		"a longer header":      {withHeader(before + 2), 413},
+		"a far longer header":  {withHeader(1 << 20), 413},
+		"the longest preamble": {withPreamble(before), 201},
+		"a longer preamble":    {withPreamble(before + 2), 413},
+		"no part at all":       {strings.Repeat(x(3000)+"\r\n", 3), 413},
 	} {
 		for way, body := range bothWays(test.body) {
 			r := c.Elsewhere().Do("POST", "/files/upload", body, "Content-Type", formType)
@@ -163,12 +170,13 @@ func wantStoredFile(
 	path := file["path"].(string)
 	c.WantFile(path, content)
 	want := map[string]any{
-		"Content-Length":          fmt.Sprint(len(content)),
-		"Content-Type":            file["contentType"],
-		"ETag":                    fmt.Sprintf("%q", file["fileId"]),
-		"Accept-Ranges":           "bytes",
-		"Cache-Control":           "private, no-cache",
-		"Content-Security-Policy": hubstest.StrictCSP + "; style-src 'unsafe-inline'; sandbox allow-downloads",
+		"Content-Length": fmt.Sprint(len(content)),
+		"Content-Type":   file["contentType"],
+		"ETag":           fmt.Sprintf("%q", file["fileId"]),
+		"Accept-Ranges":  "bytes",
+		"Cache-Control":  "private, no-cache",
+		"Content-Security-Policy": hubstest.StrictCSP +
+			"; style-src 'unsafe-inline'; sandbox allow-downloads",
 	}
 	for _, method := range []string{"GET", "HEAD"} {
 		r := c.Elsewhere().Do(method, path, nil).Want(t, 200)

@@ -313,38 +313,27 @@ func TestHubChange(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
 	want := admin.create(`{"name":"North"}`)
-	changes := []struct {
-		body  string
-		model func()
-	}{
-		{`{"name":"South"}`, func() {
-			want.Name = "South"
-		}},
-		{`{"description":"d"}`, func() {
-			want.Description = "d"
-		}},
-		{`{"status":"archived"}`, func() {
-			want.Status = "archived"
-		}},
-		{`{"name":"South"}`, func() {}}, // the same once more is a change too
-		{`{"description":""}`, func() {
-			want.Description = ""
-		}},
-	}
-	for _, c := range changes {
-		got := admin.change(want.HubID, c.body)
+	for _, change := range []string{
+		`{"name":"South"}`,
+		`{"description":"d"}`,
+		`{"status":"archived"}`,
+		`{"name":"South"}`, // the same once more is a change too
+		`{"description":""}`,
+		`{"name":"East","description":"e","status":"active"}`,
+	} {
+		got := admin.change(want.HubID, change)
 		if !got.UpdatedAt.After(want.UpdatedAt) {
 			t.Errorf("%s: updatedAt: got %v, want it after %v",
-				c.body, got.UpdatedAt, want.UpdatedAt)
+				change, got.UpdatedAt, want.UpdatedAt)
 		}
 		want.UpdatedAt = got.UpdatedAt
-		c.model()
+		hubstest.Decode(t, change, change, &want) // sets the fields that it has
 		if got != want {
-			t.Errorf("%s: got %v, want %v", c.body, got, want)
+			t.Errorf("%s: got %v, want %v", change, got, want)
 		}
 		got = admin.read(want.HubID)
 		if got != want {
-			t.Errorf("read after %s: got %v, want %v", c.body, got, want)
+			t.Errorf("read after %s: got %v, want %v", change, got, want)
 		}
 	}
 }

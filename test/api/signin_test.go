@@ -170,6 +170,7 @@ func TestGuessesAreCounted(t *testing.T) {
 	guesses := limitOf(t, guessRoute).n
 	const many = 100
 
+	// A right code works once, and every attempt counts.
 	_, email, code := asked(t, s)
 	want := map[int]int{
 		200: 1,
@@ -181,6 +182,7 @@ func TestGuessesAreCounted(t *testing.T) {
 		t.Errorf("a right code, %d times: got %v, want %v", many, got, want)
 	}
 
+	// After as many wrong ones, the right code is refused too.
 	c, email, code := asked(t, s)
 	wrong := hubstest.OtherCode(code, 1)
 	want = map[int]int{
@@ -193,6 +195,7 @@ func TestGuessesAreCounted(t *testing.T) {
 	}
 	hubstest.WantProblem(t, c.PresentCode(email, code), 429, "rate_limited")
 
+	// Neither a sign-in nor a new code gives back what was spent.
 	c, email, code = asked(t, s)
 	c.PresentCode(email, code).Want(t, 200)
 	guess(t, s, guesses/2, email, code)
@@ -202,6 +205,7 @@ func TestGuessesAreCounted(t *testing.T) {
 	guess(t, s, guesses-guesses/2-1, email, wrong)
 	hubstest.WantProblem(t, c.PresentCode(email, code), 429, "rate_limited")
 
+	// To ask too often costs no guess.
 	c, email, code = asked(t, s)
 	for range limitOf(t, askRoute).n - 1 {
 		c.AskCode(email)
