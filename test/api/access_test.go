@@ -20,8 +20,7 @@ type call struct {
 }
 
 func (q call) send(c *hubstest.Client) *hubstest.Response {
-	method, path, _ := strings.Cut(q.request, " ")
-	return c.Do(method, path, q.body, q.headers...)
+	return c.Send(q.request, q.body, q.headers...)
 }
 
 // itemPath splits a path behind the last {…} into where such an item is made, and what follows.

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"database/sql"
 	"encoding/json"
 	"fmt"
@@ -39,46 +38,22 @@ func (p plan) cost() (entries, rows float64) {
 	return entries, rows
 }
 
-// A planner explains statements on one connection, with the server's settings.
-type planner struct {
-	t    testing.TB
-	conn *sql.Conn
-}
-
-func newPlanner(t testing.TB, databaseURL string) planner {
+// explain returns the plan of a statement and its arguments, literals in a list. The database has
+// one connection.
+func explain(t testing.TB, db *sql.DB, text, literals string) plan {
 	t.Helper()
-	conn, err := hubstest.OpenDB(t, databaseURL).Conn(context.Background())
-	if err != nil {
-		t.Fatal(err)
+	if _, err := db.Exec("prepare list as " + text); err != nil {
+		t.Fatalf("%s: %v", text, err)
 	}
-	p := planner{t: t, conn: conn}
-	p.run("set plan_cache_mode = force_generic_plan")
-	p.run("set enable_seqscan = off")
-	p.run("set jit = off")
-	return p
-}
-
-func (p planner) run(statement string) {
-	p.t.Helper()
-	if _, err := p.conn.ExecContext(context.Background(), statement); err != nil {
-		p.t.Fatalf("%s: %v", statement, err)
-	}
-}
-
-// explain returns the plan of a statement and its arguments, literals in a list.
-func (p planner) explain(text, literals string) plan {
-	p.t.Helper()
-	p.run("prepare list as " + text)
-	defer p.run("deallocate list")
+	defer db.Exec("deallocate list")
 	var answer []byte
-	row := p.conn.QueryRowContext(context.Background(),
-		"explain (analyze, timing off, format json) execute list("+literals+")")
+	row := db.QueryRow("explain (analyze, timing off, format json) execute list(" + literals + ")")
 	if err := row.Scan(&answer); err != nil {
-		p.t.Fatalf("%s (%s): %v", text, literals, err)
+		t.Fatalf("%s (%s): %v", text, literals, err)
 	}
 	var plans []struct{ Plan plan }
 	if err := json.Unmarshal(answer, &plans); err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return plans[0].Plan
 }
@@ -146,7 +121,9 @@ func TestHubListReadsLittle(t *testing.T) {
 			now() - n * interval '1 minute', now() - n % 977 * interval '1 hour'
 		from generate_series(1, $1::int) n`, hubsInAll)
 	hubstest.Exec(t, database, "vacuum analyze hubs") // else an index alone can't tell what is there
-	planner := newPlanner(t, database)
+	planner := hubstest.OpenDB(t, database+
+		"&plan_cache_mode=force_generic_plan&enable_seqscan=off&jit=off") // as the server's
+	planner.SetMaxOpenConns(1)
 	page := decode[hubPage](t, member.Get("/hubs"), 200)
 	pageRows := page.Limit + 1 // and one for hasMore
 
@@ -167,7 +144,7 @@ func TestHubListReadsLittle(t *testing.T) {
 			text := hubstest.Query[string](t, database, `select query from pg_stat_activity
 				where datname = current_database() and query like 'select hub_id%limit $1%'
 				order by query_start desc limit 1`)
-			entries, rows := planner.explain(text, literals).cost()
+			entries, rows := explain(t, planner, text, literals).cost()
 			if entries > float64(shape.entries) || rows > float64(shape.rows) {
 				t.Errorf("GET %s: got %v entries and %v rows read, want at most %v and %v\n%s",
 					path, entries, rows, shape.entries, shape.rows, text)

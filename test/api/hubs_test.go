@@ -150,7 +150,7 @@ func (r *hubReader) ask(t testing.TB, query string) hubPage {
 	}
 	r.asked++
 	r.IP = fmt.Sprintf("2001:db8:1:%x::1", r.asked) // or the limit by address would answer
-	answer := r.Do("GET", "/hubs?"+query, nil)
+	answer := r.Send("GET /hubs?"+query, nil)
 	got := decode[hubPage](t, answer, 200)
 	want := r.model(parameters)
 	if !reflect.DeepEqual(got, want) {
@@ -241,17 +241,17 @@ func newHubAdmin(t testing.TB) hubAdmin {
 
 func (a hubAdmin) create(body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Do("POST", "/hubs", body), 201)
+	return decode[hub](a.t, a.Send("POST /hubs", body), 201)
 }
 
 func (a hubAdmin) read(id string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Do("GET", "/hubs/"+id, nil), 200)
+	return decode[hub](a.t, a.Send("GET /hubs/"+id, nil), 200)
 }
 
 func (a hubAdmin) change(id, body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Do("PATCH", "/hubs/"+id, body), 200)
+	return decode[hub](a.t, a.Send("PATCH /hubs/"+id, body), 200)
 }
 
 // wantNone checks that a path names no hub.
@@ -270,7 +270,7 @@ func TestHubLife(t *testing.T) {
 	admin := newHubAdmin(t)
 	database := admin.srv.Env["DATABASE_URL"]
 	begin := hubstest.Query[time.Time](t, database, "select now()")
-	answer := admin.Do("POST", "/hubs", `{"name":"North"}`)
+	answer := admin.Send("POST /hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
 	location := answer.Header.Get("Location")
@@ -346,7 +346,7 @@ func TestHubChangesAtOnce(t *testing.T) {
 	var changes sync.WaitGroup
 	for _, body := range []string{`{"name":"both"}`, `{"description":"both"}`} {
 		changes.Go(func() {
-			admin.Do("PATCH", "/hubs/"+id, body)
+			admin.Send("PATCH /hubs/"+id, body)
 		})
 	}
 	changes.Wait()

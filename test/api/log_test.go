@@ -33,7 +33,7 @@ func TestRequestLog(t *testing.T) {
 	origins := map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"}
 	s, admin := start(t,
 		"admin", staging(t), origins)
-	hub := admin.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201)
+	hub := admin.Send("POST /hubs", `{"name":"North"}`).Want(t, 201)
 	large := make([]byte, 1<<20) // sent in several pieces
 	file := admin.Upload("plan.txt", large).Want(t, 201)
 	session := admin.Get("/auth/session")
@@ -126,16 +126,16 @@ func TestLogHasNothingOfTheClients(t *testing.T) {
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
 			note(c.Get("/healthz", name, word))
-			note(c.Do("OPTIONS", "/hubs", nil,
+			note(c.Send("OPTIONS /hubs", nil,
 				name, word,
 				"Sec-Fetch-Site", "cross-site"))
-			note(c.Do("POST", "/hubs", hub,
+			note(c.Send("POST /hubs", hub,
 				name, word,
 				"Sec-Fetch-Site", "cross-site"))
 		}
 		c := member.Elsewhere()
-		note(c.Do("OPAQUE", "/hubs", nil))
-		note(c.Do("POST", "/auth/otp/request", map[string]string{
+		note(c.Send("OPAQUE /hubs", nil))
+		note(c.Send(askRoute, map[string]string{
 			"email":  word,
 			"opaque": word,
 		}))
@@ -204,7 +204,7 @@ func TestEventsInTheLog(t *testing.T) {
 			wantLogged(t, s, right, `"msg":"signed in"`, someone)
 			refused("terms_not_accepted", someone)
 			token := c.Token()
-			out := c.Do("POST", "/auth/logout", nil)
+			out := c.Send("POST /auth/logout", nil)
 			wantLogged(t, s, out, `"msg":"signed out"`, someone)
 			refused("unauthenticated", `"reason":"missing"`)
 			c.SetToken(token)

@@ -133,7 +133,7 @@ func TestCookieAndToken(t *testing.T) {
 				map[string]*string{"Set-Cookie": &set})
 			wantClaims(t, token, view, email, userID)
 
-			r := c.Do("POST", "/auth/logout", nil).Want(t, 204)
+			r := c.Send("POST /auth/logout", nil).Want(t, 204)
 			hubstest.WantHeaders(t, r,
 				map[string]*string{"Set-Cookie": &test.Cleared})
 			if left := c.Token(); left != "" {
@@ -238,7 +238,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 				s.User(t, strings.Fields(command)...)
 			}
 			for _, client := range []*hubstest.Client{one, other} {
-				r := client.Do("POST", "/hubs", `{"name":"North"}`)
+				r := client.Send("POST /hubs", `{"name":"North"}`)
 				c.Expect.Check(t, r)
 			}
 			r := s.Client(t).PresentCode(email, code)
@@ -391,7 +391,7 @@ func TestTerms(t *testing.T) {
 	view := c.SignIn(email)
 	current := view.Field(t, "terms", "version").(string)
 	accept := func(version string) *hubstest.Response {
-		return c.Do("POST", "/terms/acceptance",
+		return c.Send("POST /terms/acceptance",
 			map[string]string{"version": version})
 	}
 	for _, version := range []string{"2026-10-31", current + " ", "9999-01-01", "x"} {
@@ -441,6 +441,6 @@ func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 		return
 	}
 	hubstest.WantProblem(t, c.Get("/hubs"), 403, "terms_not_accepted")
-	made := c.Do("POST", "/hubs", `{"name":"North"}`)
+	made := c.Send("POST /hubs", `{"name":"North"}`)
 	hubstest.WantProblem(t, made, 403, "terms_not_accepted")
 }

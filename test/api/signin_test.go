@@ -46,9 +46,9 @@ func TestSignIn(t *testing.T) {
 	}
 
 	token := c.Token()
-	c.Do("POST", "/auth/logout", nil).Want(t, 204)
+	c.Send("POST /auth/logout", nil).Want(t, 204)
 	hubstest.WantProblem(t, c.Get("/auth/session"), 401, "unauthenticated")
-	again := c.Do("POST", "/auth/logout", nil)
+	again := c.Send("POST /auth/logout", nil)
 	hubstest.WantProblem(t, again, 401, "unauthenticated")
 	// Sign-out clears the cookie and no more, as the README says.
 	s.With(t, token).Get("/auth/session").Want(t, 200)
@@ -77,7 +77,6 @@ func TestAddressesLookAlike(t *testing.T) {
 	c := s.Client(t)
 	send := func(what, route, code string, status int) {
 		t.Helper()
-		method, path, _ := strings.Cut(route, " ")
 		period := limitOf(t, route).period
 		answers := map[string]bool{}
 		for _, email := range []string{known, suspended, unknown} {
@@ -85,7 +84,7 @@ func TestAddressesLookAlike(t *testing.T) {
 			if code != "" {
 				body["code"] = code
 			}
-			r := c.Do(method, path, body, "X-Request-Id", "one")
+			r := c.Send(route, body, "X-Request-Id", "one")
 			answers[withoutChance(r.Want(t, status), period)] = true
 		}
 		if len(answers) != 1 {
@@ -210,8 +209,7 @@ func TestGuessesAreCounted(t *testing.T) {
 	for range limitOf(t, askRoute).n - 1 {
 		c.AskCode(email)
 	}
-	refused := c.Do("POST", "/auth/otp/request",
-		map[string]string{"email": email})
+	refused := c.Send(askRoute, map[string]string{"email": email})
 	hubstest.WantProblem(t, refused, 429, "rate_limited")
 	c.PresentCode(email, code).Want(t, 200) // the refusal leaves the code as it is
 }
@@ -227,7 +225,7 @@ func TestOneMailForManyRequests(t *testing.T) {
 	for range many {
 		c := s.Client(t)
 		all.Go(func() { // where AskCode must not end the test
-			r := c.Do("POST", "/auth/otp/request", asking)
+			r := c.Send(askRoute, asking)
 			if r.Status != 200 {
 				t.Errorf("got %v, want 200", r)
 			}
