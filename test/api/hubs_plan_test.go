@@ -61,48 +61,30 @@ func explain(t testing.TB, db *sql.DB, text, literals string) plan {
 // A listShape is one kind of list, and what it may read: entries of an index alone, and rows.
 type listShape struct {
 	offset        int
-	status, name  string // filters; "": none
+	name          string // a filter; "": none
 	entries, rows int
 }
 
 const (
-	hubsInAll     = 20_000
-	hubsArchived  = hubsInAll / 10
 	offsetOfRows  = 100   // so near that the rows themselves are read
 	offsetOfIndex = 1_500 // so far that they are not
 )
 
-// listShapes returns the shapes. A page is pageRows rows.
-func listShapes(pageRows int) []listShape {
+// listShapes returns the shapes. A page is pageRows rows, and there are so many hubs in all.
+func listShapes(pageRows, hubs int) []listShape {
 	return []listShape{
 		{
 			offset: offsetOfRows,
 			rows:   offsetOfRows + pageRows,
 		},
 		{
-			offset: offsetOfRows,
-			status: "archived",
-			rows:   offsetOfRows + pageRows,
-		},
-		{
 			offset:  offsetOfIndex,
 			entries: offsetOfIndex + pageRows,
 			rows:    pageRows,
 		},
 		{
-			offset:  offsetOfIndex,
-			status:  "archived",
-			entries: offsetOfIndex + pageRows,
-			rows:    pageRows,
-		},
-		{
 			name:    "nowhere",
-			entries: hubsInAll,
-		},
-		{
-			status:  "archived",
-			name:    "nowhere",
-			entries: hubsArchived,
+			entries: hubs,
 		},
 	}
 }
@@ -112,6 +94,7 @@ func listShapes(pageRows int) []listShape {
 // the rows of its own page only.
 func TestHubListReadsLittle(t *testing.T) {
 	t.Parallel()
+	const hubs = 20_000
 	srv := hubstest.Start(t)
 	database := srv.Env["DATABASE_URL"]
 	member, _ := srv.Member(t, "member")
@@ -119,7 +102,11 @@ func TestHubListReadsLittle(t *testing.T) {
 		insert into hubs (name, status, created_at, updated_at)
 		select 'Hub ' || md5(n::text), case when n % 10 = 0 then 'archived' else 'active' end,
 			now() - n * interval '1 minute', now() - n % 977 * interval '1 hour'
-		from generate_series(1, $1::int) n`, hubsInAll)
+		from generate_series(1, $1::int) n`, hubs)
+	hubsOf := map[string]int{
+		"":         hubs,
+		"archived": hubs / 10,
+	}
 	hubstest.Exec(t, database, "vacuum analyze hubs") // else an index alone can't tell what is there
 	planner := hubstest.OpenDB(t, database+
 		"&plan_cache_mode=force_generic_plan&enable_seqscan=off&jit=off") // as the server's
@@ -127,28 +114,35 @@ func TestHubListReadsLittle(t *testing.T) {
 	page := decode[hubPage](t, member.Get("/hubs"), 200)
 	pageRows := page.Limit + 1 // and one for hasMore
 
-	for i, order := range hubOrders {
-		member.IP = fmt.Sprintf("2001:db8:1:%x::1", i) // or the limit by address would answer
-		for _, shape := range listShapes(pageRows) {
-			path := fmt.Sprint("/hubs?", order, "&offset=", shape.offset)
-			literals := fmt.Sprint(pageRows, ", ", shape.offset)
-			if shape.status != "" {
-				path += "&filters[status]=" + shape.status
-				literals += ", '" + shape.status + "'"
-			}
-			if shape.name != "" {
-				path += "&filters[name]=" + shape.name
-				literals += ", '" + shape.name + "'"
-			}
-			member.Do("GET", path, nil).Want(t, 200)
-			text := hubstest.Query[string](t, database, `select query from pg_stat_activity
-				where datname = current_database() and query like 'select hub_id%limit $1%'
-				order by query_start desc limit 1`)
-			entries, rows := explain(t, planner, text, literals).cost()
-			if entries > float64(shape.entries) || rows > float64(shape.rows) {
-				t.Errorf("GET %s: got %v entries and %v rows read, want at most %v and %v\n%s",
-					path, entries, rows, shape.entries, shape.rows, text)
+	for _, order := range hubOrders {
+		for status, hubs := range hubsOf {
+			for _, shape := range listShapes(pageRows, hubs) {
+				path := fmt.Sprint("/hubs?", order, "&offset=", shape.offset)
+				literals := fmt.Sprint(pageRows, ", ", shape.offset)
+				if status != "" {
+					path += "&filters[status]=" + status
+					literals += ", '" + status + "'"
+				}
+				if shape.name != "" {
+					path += "&filters[name]=" + shape.name
+					literals += ", '" + shape.name + "'"
+				}
+				member.Elsewhere().Get(path).Want(t, 200)
+				text := lastList(t, database)
+				entries, rows := explain(t, planner, text, literals).cost()
+				if entries > float64(shape.entries) || rows > float64(shape.rows) {
+					t.Errorf("GET %s: got %v entries and %v rows read, want at most %v and %v\n%s",
+						path, entries, rows, shape.entries, shape.rows, text)
+				}
 			}
 		}
 	}
+}
+
+// lastList returns the statement of the last list.
+func lastList(t *testing.T, database string) string {
+	t.Helper()
+	return hubstest.Query[string](t, database, `select query from pg_stat_activity
+		where datname = current_database() and query like 'select hub_id%limit $1%'
+		order by query_start desc limit 1`)
 }

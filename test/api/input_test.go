@@ -32,7 +32,8 @@ func TestHubListRefusesBadParameters(t *testing.T) {
 	cookie := srv.CookieName() + "=" + member.Token()
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
-			target := cmp.Or(c.Path, "/hubs") + "?" + hubstest.FillIn(c.Query)
+			path := cmp.Or(c.Path, "/hubs")
+			target := path + "?" + hubstest.FillIn(c.Query)
 			answer := srv.Wire(t, "GET", target, nil,
 				"Cookie", cookie,
 				"X-Forwarded-For", hubstest.NewIP())
@@ -75,7 +76,8 @@ func TestStrictJSON(t *testing.T) {
 					c.Expect.Body[path] = hubstest.FillIn(text, words...)
 				}
 			}
-			c.Expect.Check(t, c.send(t, srv, sessions[c.As].Token(), words))
+			session := sessions[c.As].Token()
+			c.Expect.Check(t, c.send(t, srv, session, words))
 		})
 		if c.Expect.Status == 201 {
 			created++
@@ -119,7 +121,8 @@ func TestBodyLimits(t *testing.T) {
 	c := hubstest.Start(t).Client(t)
 	ask := func(body io.Reader, kind string, want int) {
 		t.Helper()
-		c.Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
+		answer := c.Elsewhere().Send(askRoute, body, "Content-Type", kind)
+		answer.Want(t, want)
 	}
 	for size, want := range map[int]int{
 		maxBody:     200,
@@ -169,7 +172,10 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		"all are read": {members(maxMembers - 1), "x00"},
 		"one too many": {members(maxMembers), "email"},
 		"no names":     {"{" + strings.Repeat(`"":1,`, 3000) + `"email":""}`, "input"},
-		"a long name":  {named(strings.Repeat("<", 5000)), strings.Repeat("<", maxName)},
+		"a long name": {
+			named(strings.Repeat("<", 5000)),
+			strings.Repeat("<", maxName),
+		},
 		"half a letter": {
 			named("x" + strings.Repeat("λ", 2500)),
 			"x" + strings.Repeat("λ", maxName/2-1) + "\ufffd",
@@ -221,13 +227,15 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	wantCounted := func(route string, right map[string]string, status int) {
 		limit := limitOf(t, route)
 		for range limit.n + 1 {
-			hubstest.WantProblem(t, c.Send(route, wrong), 400, "invalid_request", "code")
+			hubstest.WantProblem(t,
+				c.Send(route, wrong), 400, "invalid_request", "code")
 		}
 		for range limit.n {
 			c.Send(route, right).Want(t, status)
 		}
 		hubstest.WantProblem(t, c.Send(route, right), 429, "rate_limited")
-		hubstest.WantProblem(t, c.Send(route, wrong), 400, "invalid_request", "code")
+		hubstest.WantProblem(t,
+			c.Send(route, wrong), 400, "invalid_request", "code")
 	}
 	wantCounted(askRoute, map[string]string{"email": email}, 200)
 	guess := map[string]string{
@@ -246,7 +254,8 @@ func TestLargeHeaders(t *testing.T) {
 		17 << 10: 431,
 	} {
 		padding := strings.Repeat("x", size)
-		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
+		answer := srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding)
+		answer.Want(t, status)
 	}
 }
 
