@@ -40,9 +40,8 @@ func decode[T any](
 	t testing.TB, answer *hubstest.Response, status int,
 ) (value T) {
 	t.Helper()
-	if err := json.Unmarshal(answer.Want(t, status).Body, &value); err != nil {
-		t.Fatalf("%v in %v", err, answer)
-	}
+	answer.Want(t, status)
+	hubstest.Decode(t, answer.Path, string(answer.Body), &value)
 	return value
 }
 

@@ -67,9 +67,7 @@ func TestRequestLog(t *testing.T) {
 				"bytes":     float64(len(r.Body)),
 			}
 			line := hubstest.FillIn(string(c.Line), words...)
-			if err := json.Unmarshal([]byte(line), &want); err != nil {
-				t.Fatal(err)
-			}
+			hubstest.Decode(t, c.Name, line, &want)
 			wantLine(t,
 				wantLogged(t, s, r, `"msg":"request"`), want)
 		})
@@ -83,9 +81,7 @@ func wantLine(
 ) {
 	t.Helper()
 	var got map[string]any
-	if err := json.Unmarshal([]byte(line), &got); err != nil {
-		t.Fatalf("%s: %v", line, err)
-	}
+	hubstest.Decode(t, line, line, &got)
 	for _, name := range []string{"time", "duration"} {
 		if got[name] == nil {
 			t.Errorf("no %s in %v", name, got)
