@@ -40,8 +40,9 @@ func decode[T any](
 	t testing.TB, answer *hubstest.Response, status int,
 ) (value T) {
 	t.Helper()
-	answer.Want(t, status)
-	hubstest.Decode(t, answer.Path, string(answer.Body), &value)
+	if err := json.Unmarshal(answer.Want(t, status).Body, &value); err != nil {
+		t.Fatalf("%v in %v", err, answer)
+	}
 	return value
 }
 
