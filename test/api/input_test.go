@@ -171,10 +171,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		"many members": {members(1000), "email"},
 		"all are read": {members(maxMembers - 1), "x00"},
 		"one too many": {members(maxMembers), "email"},
-		"no names": {
-			`{"email":"a@b.example"` + strings.Repeat(`,"":1`, 3000) + `}`,
-			"input",
-		},
+		"no names":     {`{"email":"a@b.example"` + strings.Repeat(`,"":1`, 3000) + `}`, "input"},
 		"a long name": {
 			named(strings.Repeat("<", 5000)),
 			strings.Repeat("<", maxName),
