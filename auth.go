@@ -164,28 +164,27 @@ func (v sessionView) isValid() bool {
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
 // code and an expired one are refused in the same way, without asking the database.
 //
-// A right code is used up first. If the account can't be read then, the code becomes valid
-// again, so that the user need not ask for another. "Sign out everywhere" ends codes in flight,
-// too: it is what an operator does if somebody else may read the mailbox (S1).
+// A right code is used up last: if the account can't be read, the user need not ask for another.
+// "Sign out everywhere" ends codes in flight, too: it is what an operator does if somebody else may
+// read the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
-	code, ok := s.codes.redeem(in.email, in.code)
+	code, ok := s.codes.find(in.email, in.code)
 	if !ok {
 		return sessionView{}, errInvalidCode
 	}
 	u, found, err := s.loadUser(whereEmail, in.email)
-	if err == nil && found {
-		err = compareClocks(u.now)
-	}
 	if err != nil {
-		s.codes.restore(in.email, code)
 		return sessionView{}, err
 	}
 	if !found { // deleted, or given another address, since the code was sent
 		return sessionView{}, errInvalidCode
 	}
+	if err := compareClocks(u.now); err != nil {
+		return sessionView{}, err
+	}
 	state.user = u
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
-	if signedOutEverywhere {
+	if !s.codes.remove(in.email, code) || signedOutEverywhere {
 		return sessionView{}, errInvalidCode
 	}
 	if u.suspended {
@@ -204,9 +203,10 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 }
 
 // compareClocks returns a 503 if the database's clock and this server's are more than clockSkew
-// apart. verifyToken would refuse every token that is issued then (T9).
+// apart (T9). If the database is ahead, verifyToken would refuse every token that is issued then;
+// if it is behind, sessions would end early.
 func compareClocks(database time.Time) error {
-	ahead := time.Until(database).Round(time.Second)
+	ahead := time.Until(database)
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
@@ -252,24 +252,25 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken reads a token. refusal is "", or in one word why the token is refused: "forged" if
-// none of our keys signed it or it is malformed, "expired", or "clock" if its times can't be
-// ours by this server's clock. checkSession checks the account.
+// verifyToken reads a token. Its error is the 401, with the reason for the log: "forged" if none of
+// our keys signed the token or it is malformed, "expired", or "clock" if its times can't be ours by
+// this server's clock. checkSession checks the account.
 //
 // A token is HS256 with one of our keys and without a critical extension (T1), in strict base64
 // (T4). Its iat is at most clockSkew in the future, and its exp at most 60 days after it (T2). A
 // missing time counts as 1970: a token without exp has expired, and one without iat has more
 // than 60 days to its exp.
-func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
+func (s *server) verifyToken(text string) (sessionToken, error) {
+	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil
 	})
 	if err != nil {
-		return sessionToken{}, "forged"
+		return sessionToken{}, unauthenticated("forged")
 	}
 	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
 	if critical || !isUUID(token.UserID) {
-		return sessionToken{}, "forged"
+		return sessionToken{}, unauthenticated("forged")
 	}
 	now := time.Now()
 	issuedAt := token.IssuedAt.time()
@@ -277,13 +278,13 @@ func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
 	issuedInFuture := issuedAt.After(now.Add(clockSkew))
 	livesTooLong := expiresAt.Sub(issuedAt) > sessionTTL
 	if issuedInFuture || livesTooLong {
-		return sessionToken{}, "clock"
+		return sessionToken{}, unauthenticated("clock")
 	}
 	expired := !now.Before(expiresAt)
 	if expired {
-		return sessionToken{}, "expired"
+		return sessionToken{}, unauthenticated("expired")
 	}
-	return token, ""
+	return token, nil
 }
 
 // isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
@@ -322,18 +323,19 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 
 // authorize is the session check of every endpoint that needs a session. It refuses a request at
 // the first of these that fails: cookie, token, the account as it is now, terms, role.
-func (s *server) authorize(state *requestState, need access) error {
+func (s *server) authorize(state *requestState) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
 		return unauthenticated("missing")
 	}
-	token, refusal := s.verifyToken(cookie.Value)
-	if refusal != "" {
-		return unauthenticated(refusal)
+	token, err := s.verifyToken(cookie.Value)
+	if err != nil {
+		return err
 	}
 	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
+	need := state.route.access
 	if need != sessionOnly && !state.user.termsAccepted {
 		return errTermsMissing
 	}
@@ -407,7 +409,10 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
 		state.user.UserID, in.version), &v.Version, &v.AcceptedAt)
-	return v, endedIfUserGone(err)
+	if err != nil {
+		return acceptanceView{}, endedIfUserGone(err)
+	}
+	return v, nil
 }
 
 // endedIfUserGone returns the 401 if a write failed because the user it refers to was deleted
@@ -434,6 +439,10 @@ func userCommand(line []string) error {
 		return usageError("user: name a command\n\n" + usage)
 	}
 	name := line[0]
+	command, isKnown := userCommands[name]
+	if !isKnown {
+		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
+	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	role := roleMember
@@ -443,10 +452,6 @@ func userCommand(line []string) error {
 	err := flags.Parse(line[1:])
 	if err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
-	}
-	command, isKnown := userCommands[name]
-	if !isKnown {
-		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
 	if flags.NArg() != command.arguments {
 		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d\n\n%s",
@@ -464,7 +469,7 @@ func userCommand(line []string) error {
 
 // userCommands has the statement of each command, and how many arguments come after its flags. $1
 // is the address, $2 the role or the new address: the table checks both. Each row that a statement
-// returns is a line to print. (PostgreSQL appends the rows of one "union all" to those before it.)
+// returns is printed.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
@@ -485,21 +490,19 @@ var userCommands = map[string]struct {
 	"delete": {1, "delete from users" + ofUser +
 		"returning format('%s: deleted; uploaded files stay', email)"},
 	"list": {0, "select " + userLine + " from users order by lower(email)"},
-	"show": {1, "with shown as (select * from users" + ofUser + ") select " + userLine + ` from shown
-		union all
-		select format('  signed out everywhere %s', to_char(signed_out_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
-			from shown where signed_out_at is not null
-		union all
-		(select format('  accepted terms %s at %s', version, to_char(accepted_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
-			from shown join terms_acceptances using (user_id) order by accepted_at)`},
+	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
+		'  signed out everywhere ' || signed_out_at,
+		(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
+			order by accepted_at)
+			from terms_acceptances t where t.user_id = users.user_id))
+		from users` + ofUser},
 }
 
 // ofUser compares addresses in ASCII, whatever the locale of the database.
 const ofUser = ` where lower(email) = lower($1 collate "C") `
 
 const userLine = `format('%s  %s  %s  added %s', email, permission,
-	case when suspended then 'suspended' else 'active' end,
-	to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))`
+	case when suspended then 'suspended' else 'active' end, created_at)`
 
 func runUserCommand(name string, command statement) error {
 	st, err := openStore(os.Getenv("DATABASE_URL"))

@@ -50,8 +50,8 @@ func (s *server) handler(routes []route) http.Handler {
 }
 
 // A requestState is one request and its answer: what the six steps share. It is also the
-// http.ResponseWriter that the router and http.ServeContent write to: its methods stand with the
-// errors below, and ReadFrom in files.go. Only the request's own goroutine uses it.
+// http.ResponseWriter that the router and http.ServeContent write to: see part 4. Only the request's
+// own goroutine uses it.
 type requestState struct {
 	http.ResponseWriter // net/http's own
 	request             *http.Request
@@ -60,14 +60,13 @@ type requestState struct {
 	originAllowed bool         // step 2: the Origin header names an allowed origin
 	id            string       // step 3: the request id, in the log and in every error
 	client        netip.Addr   // step 3: the client's address
-	route         string       // step 6: the path of the route, with its {…}; "" if none
+	route         route        // step 6: the zero route if none takes the request
 	user          *user        // step 6: the account, if the route needs or begins a session
-	session       sessionToken // step 6: with user
+	session       sessionToken // step 6: the token of that session
 	loggedInput   string       // step 6: what the log may show of the input
 
-	status       int   // as sent; 0: nothing has been sent
-	bytes        int64 // of the body, as written; for a HEAD of a file it is 0
-	errorWritten bool  // fail has answered; what net/http writes after that is dropped
+	status int   // the status that was sent; 0: nothing has been sent
+	bytes  int64 // length of the body as written; net/http sends none of it for a HEAD
 }
 
 // stateOf returns the state that logRequests has put around the http.ResponseWriter.
@@ -126,8 +125,8 @@ var securityHeaders = map[string]string{
 }
 
 // setSecurityHeaders is step 2: every answer has these headers (C3). It also sets the CORS headers
-// for an allowed origin, so that a page can read every answer, the 429 of step 4 included. They
-// stand for exactly the allowed origins (C1).
+// for an allowed origin, and for no other (C1), so that a page can read every answer, the 429 of
+// step 4 included.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -271,7 +270,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			state.fail(errCrossOrigin)
 			return
 		}
-		next.ServeHTTP(w, r) // the router answers a refused preflight with 405
+		next.ServeHTTP(w, r) // the router answers a refused preflight with its 405 or 404
 	})
 }
 
@@ -286,8 +285,8 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 		}
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := stateOf(w)
-			state.route = row.path
-			if err := s.serveRoute(row, state); err != nil {
+			state.route = row
+			if err := s.serveRoute(state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -346,9 +345,7 @@ type output interface{ isValid() bool }
 type limitKeyer interface{ limitKey(*requestState) string }
 
 // A sender is an output that writes itself, because it is not JSON.
-type sender interface {
-	send(state *requestState, status int)
-}
+type sender interface{ send(*requestState) }
 
 // nothing is an empty input or output. As an input it means that body and query are ignored, or
 // that the handler reads the body itself, as upload does. As an output it is an empty answer.
@@ -356,7 +353,7 @@ type nothing struct{}
 
 func (nothing) isValid() bool { return true }
 
-func (nothing) send(state *requestState, status int) { state.WriteHeader(status) }
+func (nothing) send(state *requestState) { state.WriteHeader(state.route.status) }
 
 // endpoint makes the contract of a handler. parse makes the input from the fields that were sent,
 // and checks it; nil means that body and query are ignored.
@@ -387,7 +384,7 @@ func limitedEndpoint[In limitKeyer, Out output](
 	return c
 }
 
-// serveRoute runs the contract of a route. The order of the checks is the order of refusals:
+// serveRoute runs the contract of the request's route. The order of the checks is the order of refusals:
 // session, suspended, terms, role (all by authorize), input, If-Match, the route's own limit.
 //
 // The body must be read before authorize reads the account, although its faults are reported
@@ -396,15 +393,15 @@ func limitedEndpoint[In limitKeyer, Out output](
 //
 // The limit comes after the input, so that a malformed attempt is not counted. Attempts at a code
 // are counted here, apart from the codes, so a new code resets nothing (O5).
-func (s *server) serveRoute(row route, state *requestState) error {
-	c := row.contract
+func (s *server) serveRoute(state *requestState) error {
+	c := state.route.contract
 	var sent *fields
 	var readErr error
 	if c.parse != nil {
 		sent, readErr = readFields(state)
 	}
-	if row.access.needsSession() {
-		if err := s.authorize(state, row.access); err != nil {
+	if state.route.access.needsSession() {
+		if err := s.authorize(state); err != nil {
 			return err
 		}
 	}
@@ -434,7 +431,7 @@ func (s *server) serveRoute(row route, state *requestState) error {
 	if closer, ok := out.(io.Closer); ok {
 		defer closer.Close()
 	}
-	return row.answer(state, out)
+	return state.answer(out)
 }
 
 // checkIfMatch refuses a write with If-Match (RFC 9110 13.1.1): no resource that can be written
@@ -520,8 +517,8 @@ func readJSON(body []byte) (*fields, error) {
 	}
 	f := &fields{values: url.Values{}}
 	// The body is valid JSON, so Token can't fail. Decode fails only for a number that is out of
-	// range, and value is then nil, which is no string. A body of maxMembers members is refused in
-	// any case, because no input has so many. So the rest need not be read.
+	// range; value is then nil, which is no string. An object of maxMembers is refused in any case,
+	// so the rest of it is not read.
 	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
@@ -670,12 +667,12 @@ func (f *fields) finish() error {
 
 // answer checks an output and writes it. An output that breaks its contract is a 500, and
 // nothing of it is sent (I5).
-func (r route) answer(state *requestState, out output) error {
+func (state *requestState) answer(out output) error {
 	if !out.isValid() {
-		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
+		return errors.New("the output breaks its contract")
 	}
 	if custom, ok := out.(sender); ok {
-		custom.send(state, r.status)
+		custom.send(state)
 		return nil
 	}
 	text, err := json.Marshal(out)
@@ -684,7 +681,7 @@ func (r route) answer(state *requestState, out output) error {
 	}
 	state.Header().Set("Content-Type", "application/json")
 	state.Header().Set("Content-Length", strconv.Itoa(len(text)))
-	state.WriteHeader(r.status)
+	state.WriteHeader(state.route.status)
 	state.Write(text) // a client that has gone is no error of ours
 	return nil
 }
@@ -726,9 +723,9 @@ func (state *requestState) fail(err error) {
 	p.RequestID = state.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
 	state.status = p.Status
+	state.bytes = int64(len(body))
 	state.ResponseWriter.WriteHeader(p.Status)
-	state.Write(body)
-	state.errorWritten = true
+	state.ResponseWriter.Write(body)
 }
 
 func (state *requestState) logProblem(p problem) {
@@ -737,17 +734,20 @@ func (state *requestState) logProblem(p problem) {
 		state.log().Error("failed", "error", p.Error())
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		state.log().Info("refused", "code", p.Code, "reason", p.reason,
-			"route", state.route)
+			"route", state.route.path)
 	}
 }
+
+// What follows makes a requestState the http.ResponseWriter of the router and of http.ServeContent.
+// They report an error as WriteHeader(405), then Write(text). WriteHeader answers it by fail, and
+// Write drops the text.
 
 // Unwrap lets http.ResponseController reach net/http's writer, which has the deadlines.
 func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
 
-// WriteHeader replaces the errors that net/http writes by itself with ours: the router's
-// 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
-// http.ServeContent. So the router's own answers have the one error format, too (G3). Only the
-// first status counts.
+// WriteHeader sends a status, once. It replaces the errors that net/http writes by itself with ours:
+// the router's 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
+// http.ServeContent. So these answers have the one error format, too (G3).
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
 		err, isListed := netHTTPErrors[status]
@@ -772,13 +772,37 @@ var netHTTPErrors = map[int]error{
 }
 
 func (state *requestState) Write(b []byte) (int, error) {
-	if state.errorWritten {
+	if state.status >= 400 { // fail has answered
 		return len(b), nil
 	}
 	state.WriteHeader(http.StatusOK)
 	n, err := state.ResponseWriter.Write(b)
 	state.bytes += int64(n)
 	return n, err
+}
+
+// ReadFrom sends a file in pieces. Only http.ServeContent calls it, with an *io.LimitedReader.
+// io.CopyN puts another one around the same reader: if that is an *os.File, as for all but several
+// ranges at once, net/http uses sendfile.
+//
+// A download may take as long as it likes, if each piece of it is taken within stallTimeout. A
+// client that reads nothing is cut off (H5).
+func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
+	state.WriteHeader(http.StatusOK)
+	limited := src.(*io.LimitedReader)
+	deadlines := http.NewResponseController(state.ResponseWriter)
+	sent := int64(0)
+	for limited.N > 0 {
+		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(state.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		sent += n
+		state.bytes += n
+		limited.N -= n
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
 }
 
 // A problem is an error that the client is told about, in the format of RFC 9457. It is a
@@ -924,7 +948,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	if slices.Contains(knownMethods, r.Method) {
 		add("method", r.Method)
 	}
-	add("route", state.route)
+	add("route", state.route.path)
 	for _, name := range []string{"hubId", "fileId"} {
 		if id := r.PathValue(name); isUUID(id) {
 			add(name, id)
@@ -962,8 +986,8 @@ func (s *server) originForLog(state *requestState) string {
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
-// maxLoggedError bounds the text of an error in the log, in bytes before the mask. With the longest
-// mask, a line of two such texts has less than 2 kB.
+// maxLoggedError bounds the text of an error in the log, in bytes. A line of two such texts has less
+// than 2 kB (H4).
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
@@ -1010,11 +1034,12 @@ var maskRules = []struct {
 		`|[0-9]([-_ ]?[0-9]){5,}`), "***"},
 }
 
-// maskText cuts a text to maxLoggedError bytes, then applies the rules.
+// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The first cut only
+// bounds the work: what it breaks in two lies far behind the second one.
 func maskText(text string) string {
-	text = text[:min(len(text), maxLoggedError)]
+	text = text[:min(len(text), 8*maxLoggedError)]
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
-	return text
+	return text[:min(len(text), maxLoggedError)]
 }

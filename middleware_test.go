@@ -95,7 +95,7 @@ func (a brokenAnswer) isValid() bool {
 	return a.write != nil
 }
 
-func (a brokenAnswer) send(state *requestState, _ int) {
+func (a brokenAnswer) send(state *requestState) {
 	if a.write == nil { // sent all the same
 		state.Write([]byte(a.Secret))
 		return
@@ -236,7 +236,10 @@ func TestMaskOfEachKind(t *testing.T) {
 	cases := hubstest.ReadCases[maskCase](t, "testdata/masks.json")
 	cases = append(cases, maskCase{
 		Text:   strings.Repeat("-123456,", maxLoggedError),
-		Logged: strings.Repeat("-***,", maxLoggedError/8) + "-123",
+		Logged: strings.Repeat("-***,", maxLoggedError/len("-***,")),
+	}, maskCase{ // masked before it is cut
+		Text:   strings.Repeat(". ", maxLoggedError/2-2) + "jane.roe@example.com",
+		Logged: strings.Repeat(". ", maxLoggedError/2-2) + "j***",
 	})
 	for _, c := range cases {
 		if got := maskText(c.Text); got != c.Logged {
