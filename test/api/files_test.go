@@ -123,7 +123,6 @@ func TestUploadLimits(t *testing.T) {
 	}{
 		"the largest file":                 {largest, 201},
 		"a larger file":                    {form(partHeader, x(maxFile+1)), 413},
-		"a far larger file":                {form(partHeader, x(20*maxFile)), 413},
 		"the most around the largest file": {largest + x(around), 201},
 		"more around the largest file":     {largest + x(around+1), 413},
 		"the most around a small file":     {small + x(around), 201},
@@ -132,7 +131,6 @@ func TestUploadLimits(t *testing.T) {
 		"the longest header":               {withHeader(before), 201},
 		// One byte more would cut a line break in two, which is malformed.
 		"a longer header":      {withHeader(before + 2), 413},
-		"a far longer header":  {withHeader(1 << 20), 413},
 		"the longest preamble": {withPreamble(before), 201},
 		"a longer preamble":    {withPreamble(before + 2), 413},
 		"no part at all":       {strings.Repeat(x(3000)+"\r\n", 3), 413},
