@@ -361,6 +361,13 @@ func (g *generator) inputSchema(input string, f *fields) object {
 	return append(schema, "properties", properties)
 }
 
+// What a text may consist of: no control characters, and in a text of several lines none but
+// tabs and line breaks.
+const (
+	linePattern = `^[^\u0000-\u001f\u007f-\u009f\ufffd]*$`
+	textPattern = `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\ufffd]*$`
+)
+
 func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 	words := g.field(owner, r.name)
 	if r.number {
@@ -384,9 +391,9 @@ func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 	case r.pattern != nil:
 		schema = append(schema, "pattern", r.pattern.String())
 	case r.controls != "":
-		schema = append(schema, "pattern", `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\ufffd]*$`)
+		schema = append(schema, "pattern", textPattern)
 	default:
-		schema = append(schema, "pattern", `^[^\u0000-\u001f\u007f-\u009f\ufffd]*$`)
+		schema = append(schema, "pattern", linePattern)
 	}
 	if r.fallback != "" {
 		schema = append(schema, "default", r.fallback)
