@@ -437,6 +437,13 @@ func WantProblem(t testing.TB, r *Response, status int, code string, fields ...s
 	}
 }
 
+// Send is Do for a request such as "GET /hubs".
+func (c *Client) Send(request string, body any, headers ...string) *Response {
+	c.t.Helper()
+	method, path, _ := strings.Cut(request, " ")
+	return c.Do(method, path, body, headers...)
+}
+
 // Get is Do without a body.
 func (c *Client) Get(path string, headers ...string) *Response {
 	c.t.Helper()

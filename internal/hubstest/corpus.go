@@ -20,7 +20,15 @@ type CorpusFile[C any] struct {
 	Hubs             []map[string]string          // queries.json
 	CORSHeaders      map[string]*string           // origins.json
 	PreflightHeaders map[string]*string           // origins.json
-	Cases            []C
+	Groups           []corpusGroup
+	Cases            []C `json:"-"` // of all groups
+}
+
+// A corpusGroup is cases that have something in common.
+type corpusGroup struct {
+	About string
+	Each  json.RawMessage // what a case has that does not say otherwise
+	Cases []json.RawMessage
 }
 
 // A CorpusCase is what every case has.
@@ -47,6 +55,14 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 	t.Helper()
 	var file CorpusFile[C]
 	Decode(t, name, ReadFile(t, "testdata/"+name), &file)
+	for _, group := range file.Groups {
+		for _, text := range group.Cases {
+			var c C
+			Decode(t, name, string(group.Each), &c)
+			Decode(t, name, string(text), &c)
+			file.Cases = append(file.Cases, c)
+		}
+	}
 	if len(file.Cases) == 0 {
 		t.Fatalf("%s has no cases", name)
 	}
@@ -95,11 +111,18 @@ func Decode(t testing.TB, name, text string, value any) {
 	}
 }
 
-var corpusRepeat = regexp.MustCompile(`<(.)\*([0-9]+)>`)
+var (
+	corpusByte   = regexp.MustCompile(`\\x[0-9a-f]{2}`)
+	corpusRepeat = regexp.MustCompile(`<(.|[^<>*]+)\*([0-9]+)>`)
+)
 
-// FillIn replaces <x*3> by xxx, and other words in angle brackets by their values: words are
-// pairs such as "<email>", "ada@example.com".
+// FillIn replaces \xff by that byte, <x*3> by xxx, and other words in angle brackets by their
+// values: words are pairs such as "<email>", "ada@example.com".
 func FillIn(text string, words ...string) string {
+	text = corpusByte.ReplaceAllStringFunc(text, func(escape string) string {
+		value, _ := strconv.ParseUint(escape[2:], 16, 8)
+		return string([]byte{byte(value)})
+	})
 	text = corpusRepeat.ReplaceAllStringFunc(text, func(s string) string {
 		part := corpusRepeat.FindStringSubmatch(s)
 		n, _ := strconv.Atoi(part[2])
