@@ -1043,11 +1043,10 @@ var maskRules = []struct {
 		`|[0-9]([-_ ]?[0-9]){5,}`), "***"},
 }
 
-// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The first cut only
-// bounds the work. It may split a secret so that no rule matches the rest. The second cut removes
-// that rest, unless the rules have shortened the text before it to less than maxLoggedError bytes.
+// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The order matters: a
+// cut could split a secret so that no rule matches its first half. The work grows no faster than
+// the text. Of the texts that come from outside, a mail server's words have maxMailReply at most.
 func maskText(text string) string {
-	text = text[:min(len(text), 8*maxLoggedError)]
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
