@@ -109,11 +109,16 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 // started this one and left its environment.
 func TestSocketOfAnotherProcess(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t, map[string]string{
+	socket, addr := holdSocket(t, "tcp", "127.0.0.1:0")
+	cmd := exec.Command(hubstest.Binary(), "serve")
+	cmd.ExtraFiles = []*os.File{socket}
+	s := hubstest.StartCommand(t, cmd, map[string]string{
 		"LISTEN_PID": "1",
 		"LISTEN_FDS": "1",
 	})
-	get(s.Client(t), "/healthz").Want(t, 200)
+	if s.Addr == addr {
+		t.Errorf("got a server on %s, which is the socket of another process", addr)
+	}
 }
 
 // A socket that can't be used is the operator's mistake. The server says so at the start, instead
