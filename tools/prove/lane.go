@@ -42,7 +42,9 @@ type verdict struct {
 }
 
 // proveAll proves removals in several lanes, which share a PostgreSQL.
-func proveAll(ctx context.Context, source removals.Source, chosen []removals.Removal) ([]verdict, error) {
+func proveAll(
+	ctx context.Context, source removals.Source, chosen []removals.Removal,
+) ([]verdict, error) {
 	dir, err := os.MkdirTemp("", "hubs-prove-")
 	if err != nil {
 		return nil, err
