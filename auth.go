@@ -164,28 +164,27 @@ func (v sessionView) isValid() bool {
 // validateCode exchanges an address and its code for a session. An unknown address, a wrong
 // code and an expired one are refused in the same way, without asking the database.
 //
-// A right code is used up first. If the account can't be read then, the code becomes valid
-// again, so that the user need not ask for another. "Sign out everywhere" ends codes in flight,
-// too: it is what an operator does if somebody else may read the mailbox (S1).
+// A right code is used up last: if the account can't be read, the user need not ask for another.
+// "Sign out everywhere" ends codes in flight, too: it is what an operator does if somebody else may
+// read the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
-	code, ok := s.codes.redeem(in.email, in.code)
+	code, ok := s.codes.find(in.email, in.code)
 	if !ok {
 		return sessionView{}, errInvalidCode
 	}
 	u, found, err := s.loadUser(whereEmail, in.email)
-	if err == nil && found {
-		err = compareClocks(u.now)
-	}
 	if err != nil {
-		s.codes.restore(in.email, code)
 		return sessionView{}, err
 	}
 	if !found { // deleted, or given another address, since the code was sent
 		return sessionView{}, errInvalidCode
 	}
+	if err := compareClocks(u.now); err != nil {
+		return sessionView{}, err
+	}
 	state.user = u
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
-	if signedOutEverywhere {
+	if !s.codes.remove(in.email, code) || signedOutEverywhere {
 		return sessionView{}, errInvalidCode
 	}
 	if u.suspended {
@@ -204,9 +203,10 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 }
 
 // compareClocks returns a 503 if the database's clock and this server's are more than clockSkew
-// apart. verifyToken would refuse every token that is issued then (T9).
+// apart (T9). If the database is ahead, verifyToken would refuse every token that is issued then;
+// if it is behind, sessions would end early.
 func compareClocks(database time.Time) error {
-	ahead := time.Until(database).Round(time.Second)
+	ahead := time.Until(database)
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
@@ -252,24 +252,25 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken reads a token. refusal is "", or in one word why the token is refused: "forged" if
-// none of our keys signed it or it is malformed, "expired", or "clock" if its times can't be
-// ours by this server's clock. checkSession checks the account.
+// verifyToken reads a token. Its error is the 401, with the reason for the log: "forged" if none of
+// our keys signed the token or it is malformed, "expired", or "clock" if its times can't be ours by
+// this server's clock. checkSession checks the account.
 //
 // A token is HS256 with one of our keys and without a critical extension (T1), in strict base64
 // (T4). Its iat is at most clockSkew in the future, and its exp at most 60 days after it (T2). A
 // missing time counts as 1970: a token without exp has expired, and one without iat has more
 // than 60 days to its exp.
-func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
+func (s *server) verifyToken(text string) (sessionToken, error) {
+	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil
 	})
 	if err != nil {
-		return sessionToken{}, "forged"
+		return sessionToken{}, unauthenticated("forged")
 	}
 	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
 	if critical || !isUUID(token.UserID) {
-		return sessionToken{}, "forged"
+		return sessionToken{}, unauthenticated("forged")
 	}
 	now := time.Now()
 	issuedAt := token.IssuedAt.time()
@@ -277,13 +278,13 @@ func (s *server) verifyToken(text string) (token sessionToken, refusal string) {
 	issuedInFuture := issuedAt.After(now.Add(clockSkew))
 	livesTooLong := expiresAt.Sub(issuedAt) > sessionTTL
 	if issuedInFuture || livesTooLong {
-		return sessionToken{}, "clock"
+		return sessionToken{}, unauthenticated("clock")
 	}
 	expired := !now.Before(expiresAt)
 	if expired {
-		return sessionToken{}, "expired"
+		return sessionToken{}, unauthenticated("expired")
 	}
-	return token, ""
+	return token, nil
 }
 
 // isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
@@ -322,18 +323,19 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 
 // authorize is the session check of every endpoint that needs a session. It refuses a request at
 // the first of these that fails: cookie, token, the account as it is now, terms, role.
-func (s *server) authorize(state *requestState, need access) error {
+func (s *server) authorize(state *requestState) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
 		return unauthenticated("missing")
 	}
-	token, refusal := s.verifyToken(cookie.Value)
-	if refusal != "" {
-		return unauthenticated(refusal)
+	token, err := s.verifyToken(cookie.Value)
+	if err != nil {
+		return err
 	}
 	if err := s.checkSession(state, token); err != nil {
 		return err
 	}
+	need := state.route.access
 	if need != sessionOnly && !state.user.termsAccepted {
 		return errTermsMissing
 	}
@@ -407,7 +409,10 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
 		state.user.UserID, in.version), &v.Version, &v.AcceptedAt)
-	return v, endedIfUserGone(err)
+	if err != nil {
+		return acceptanceView{}, endedIfUserGone(err)
+	}
+	return v, nil
 }
 
 // endedIfUserGone returns the 401 if a write failed because the user it refers to was deleted
@@ -434,6 +439,10 @@ func userCommand(line []string) error {
 		return usageError("user: name a command\n\n" + usage)
 	}
 	name := line[0]
+	command, isKnown := userCommands[name]
+	if !isKnown {
+		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
+	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	role := roleMember
@@ -444,12 +453,8 @@ func userCommand(line []string) error {
 	if err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
-	command, isKnown := userCommands[name]
-	if !isKnown {
-		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
-	}
 	if flags.NArg() != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes first\n\n%s",
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
 	var args []any
@@ -464,40 +469,40 @@ func userCommand(line []string) error {
 
 // userCommands has the statement of each command, and how many arguments come after its flags. $1
 // is the address, $2 the role or the new address: the table checks both. Each row that a statement
-// returns is a line to print.
+// returns is printed.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
 }{
 	"add": {1, `insert into users (email, permission) values ($1, $2)
-		returning email || ': added'`},
+		returning format('%s: added', email)`},
 	"role": {2, "update users set permission = $2" + ofUser +
-		"returning email || ': has the new role from the next request on'"},
+		"returning format('%s: has the new role from the next request on', email)"},
 	"suspend": {1, "update users set suspended = true" + ofUser +
-		"returning email || ': suspended from the next request on'"},
+		"returning format('%s: suspended from the next request on', email)"},
 	"activate": {1, "update users set suspended = false" + ofUser +
-		"returning email || ': active from the next request on'"},
+		"returning format('%s: active from the next request on', email)"},
 	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofUser +
-		"returning email || ': signed out everywhere'"},
+		"returning format('%s: signed out everywhere', email)"},
 	// Signed out as well, so that an address that is changed back revives no session.
 	"email": {2, "update users set email = $2, signed_out_at = clock_timestamp()" + ofUser +
-		"returning email || ': the new address; signed out everywhere'"},
-	"delete": {1, "delete from users" + ofUser + "returning email || ': deleted; uploaded files stay'"},
-	"list":   {0, "select " + userLine + " from users order by lower(email)"},
-	"show": {1, "select " + userLine + ` ||
-		coalesce(to_char(signed_out_at, E'"\n  signed out everywhere "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '') ||
-		coalesce((select string_agg(E'\n  accepted terms ' || version ||
-			to_char(accepted_at, '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '' order by accepted_at)
-			from terms_acceptances t where t.user_id = users.user_id), '')
+		"returning format('%s: the new address; signed out everywhere', email)"},
+	"delete": {1, "delete from users" + ofUser +
+		"returning format('%s: deleted; uploaded files stay', email)"},
+	"list": {0, "select " + userLine + " from users order by lower(email)"},
+	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
+		'  signed out everywhere ' || signed_out_at,
+		(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
+			order by accepted_at)
+			from terms_acceptances t where t.user_id = users.user_id))
 		from users` + ofUser},
 }
 
 // ofUser compares addresses in ASCII, whatever the locale of the database.
 const ofUser = ` where lower(email) = lower($1 collate "C") `
 
-const userLine = `email || '  ' || permission ||
-	case when suspended then '  suspended' else '  active' end ||
-	to_char(created_at, '"  added "YYYY-MM-DD"T"HH24:MI:SS"Z"')`
+const userLine = `format('%s  %s  %s  added %s', email, permission,
+	case when suspended then 'suspended' else 'active' end, created_at)`
 
 func runUserCommand(name string, command statement) error {
 	st, err := openStore(os.Getenv("DATABASE_URL"))

@@ -7,9 +7,9 @@ package main
 // and the upload holds a lock (flock) on that file. Its final name, <id>, is a second link to the
 // same bytes. The row in the table comes last and makes the file visible.
 //
-// A working name that is a minute old and whose lock is free belongs to no running upload. The sweep looks at such names
-// once a minute, in every server that uses the folder. If it has a row, the upload is complete, and
-// only the working name is removed; if not, the bytes are, too.
+// A working name that is a minute old and whose lock is free belongs to no running upload. The
+// sweep looks at such names once a minute, in every server that uses the folder. If it has a row,
+// the upload is complete, and only the working name is removed; if not, the bytes are, too.
 
 import (
 	"bytes"
@@ -42,9 +42,7 @@ const (
 	sniffLength    = 512             // bytes that http.DetectContentType looks at
 	maxRanges      = 16              // of a Range header; one with more is ignored
 
-	maxUserTransfers = 16               // uploads and downloads of a user at a time
-	stallTimeout     = 30 * time.Second // a transfer without progress ends
-	transferPiece    = 64 << 10         // bytes: what counts as progress of a download
+	maxUserTransfers = 16 // uploads and downloads of a user at a time
 
 	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
 	sweepInterval = time.Minute  // also the least age of what is swept
@@ -173,8 +171,8 @@ func (s *server) removeUpload(id string) error {
 	return s.files.RemoveAll(path.Join(unfinished, id))
 }
 
-// transfers counts the uploads and downloads of each user that run. Each holds a connection and
-// a file. An entry stays, some 100 bytes for each user who has moved a file since the start.
+// transfers counts the running uploads and downloads of each user. Each holds a connection and
+// a file.
 type transfers struct {
 	mu     sync.Mutex
 	byUser map[string]int
@@ -194,6 +192,9 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.byUser[userID]--
+		if t.byUser[userID] == 0 {
+			delete(t.byUser, userID)
+		}
 	}, nil
 }
 
@@ -223,7 +224,8 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 
 // storeUpload receives a file and stores it. It returns when the bytes are on disk under their
 // final name and the row is written. If it fails, nothing of the upload is left, or the
-// sweep removes the rest.
+// sweep removes the rest. Only if the database fails while it writes the row may the file be there
+// all the same.
 //
 // The order is: working name, bytes, fsync, link, fsync of the folder, then the row (F4). The
 // working name's own folder is not synced: a power cut may cost that name, and then leave bytes
@@ -248,21 +250,21 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err := lockFile(working); err != nil {
 		return file{}, err
 	}
-	contentType, size, err := form.readFile(working)
+	kind, size, err := form.readFile(working)
 	if err != nil {
 		return file{}, bodyProblem(err)
 	}
 	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
 	}
-	// The account may have changed while the file arrived. The route's access is the same.
-	if err := s.authorize(state, sessionAndTerms); err != nil {
+	// The account may have changed while the file arrived.
+	if err := s.authorize(state); err != nil {
 		return file{}, err
 	}
 	f = file{
 		FileID:      id,
 		Name:        form.name,
-		ContentType: contentType,
+		ContentType: kind,
 		Size:        size,
 		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
 	}
@@ -301,11 +303,11 @@ type uploadForm struct {
 	maxFile int64     // bytes of the file
 	started time.Time // the pace counts from here
 
-	body     io.Reader // the request's, with a bound
-	received int64     // bytes of it
+	body     io.Reader // the request's body, with a bound
+	received int64     // bytes of the body so far
 	parts    *multipart.Reader
-	part     *multipart.Part // nil until the headers of the file are read
-	name     string          // of the file
+	part     *multipart.Part // the file; nil until its headers are read
+	name     string          // the file's name
 }
 
 // readHead checks the headers of an upload before it reads a byte of it, then reads the form up
@@ -481,12 +483,13 @@ var inlineTypes = []string{
 const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
 
 // send serves the bytes with Range and conditional requests (RFC 9110, as far as
-// http.ServeContent keeps it). A file never changes, so its id is its ETag.
+// http.ServeContent keeps it, which chooses the status). A file never changes, so its id is its
+// ETag.
 //
 // The answer is private, because a shared cache may store answers to requests with cookies (C4).
 // What a browser could run is an attachment, and sandboxed (F2). A Range header with many ranges
 // is ignored, as RFC 9110 14.2 permits; each would cost a part of its own (H7).
-func (c fileContent) send(state *requestState, _ int) {
+func (c fileContent) send(state *requestState) {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, c.ContentType) {
 		disposition = "inline"
@@ -502,28 +505,4 @@ func (c fileContent) send(state *requestState, _ int) {
 		state.request.Header.Del("Range")
 	}
 	http.ServeContent(state, state.request, "", c.CreatedAt, c.content)
-}
-
-// ReadFrom sends a file. Only http.ServeContent calls it, with an *io.LimitedReader. io.CopyN puts
-// another one around the same reader: if that is an *os.File, as for all but several ranges at
-// once, net/http uses sendfile.
-//
-// A download may take as long as it likes, but each piece must be taken within stallTimeout. A
-// client that reads nothing is cut off (H5).
-func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
-	state.WriteHeader(http.StatusOK)
-	limited := src.(*io.LimitedReader)
-	deadlines := http.NewResponseController(state.ResponseWriter)
-	sent := int64(0)
-	for limited.N > 0 {
-		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
-		n, err := io.CopyN(state.ResponseWriter, limited.R, min(limited.N, transferPiece))
-		sent += n
-		state.bytes += n
-		limited.N -= n
-		if err != nil {
-			return sent, err
-		}
-	}
-	return sent, nil
 }

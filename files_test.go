@@ -90,7 +90,7 @@ func TestDownloadDeadlines(t *testing.T) {
 		d := &deadlines{ResponseWriter: httptest.NewRecorder()}
 		c := fileContent{file: file{Name: "a.txt"}, content: content}
 		request := httptest.NewRequest("GET", "/", nil)
-		c.send(&requestState{ResponseWriter: d, request: request}, 200)
+		c.send(&requestState{ResponseWriter: d, request: request})
 		if want := time.Now().Add(stallTimeout); !d.write.Equal(want) {
 			t.Errorf("write deadline: got %v, want %v", d.write, want)
 		}

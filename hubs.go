@@ -141,13 +141,12 @@ func (p hubPage) isValid() bool {
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	list := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	var row hub // each row is scanned into it; append copies it
-	targets := row.scanTargets()
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
-		if err := rows.Scan(targets...); err != nil {
+		var h hub
+		if err := rows.Scan(h.scanTargets()...); err != nil {
 			return err
 		}
-		list.Items = append(list.Items, row)
+		list.Items = append(list.Items, h)
 		return nil
 	})
 	if err != nil {
@@ -194,13 +193,13 @@ func (q hubQuery) listStatement() statement {
 		direction = "desc"
 	}
 	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
-	found := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
+	fromWhereOrder := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
 	if q.name == nil && q.offset <= plainOffset {
-		return statement{text: "select " + hubColumns + " " + found, args: args}
+		return statement{text: "select " + hubColumns + " " + fromWhereOrder, args: args}
 	}
 	return statement{
 		text: "select " + hubColumns +
-			" from hubs where hub_id = any (array(select hub_id " + found + ")) order by " + order,
+			" from hubs where hub_id = any (array(select hub_id " + fromWhereOrder + ")) order by " + order,
 		args:      args,
 		expensive: true,
 	}

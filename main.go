@@ -4,8 +4,8 @@
 //
 // The rules that this program keeps:
 //
-//   - Every endpoint is declared through one contract (endpoint in middleware.go), which
-//     runs the checks in one order. The server does not start if a route lacks its access
+//   - Every endpoint has a contract, and one function (serveRoute in middleware.go) runs all of
+//     them, its checks in one order. The server does not start if a route lacks its access
 //     rule, or if a route whose input is counted lacks its limit.
 //   - An input with an unknown field is refused. So is a request that needs the database while
 //     that is out of reach. An output that breaks its contract is not sent; what a write has
@@ -18,8 +18,8 @@
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md whose promise a function keeps.
 //
-// Read the files in this order: main.go (configuration, routes, start and stop, commands),
-// middleware.go (the six steps, the contract, strict input, errors, the log), auth.go
+// Read the files in this order: main.go (routes, start and stop, commands, configuration),
+// middleware.go (the six steps, the contract, strict input, the answer, the log), auth.go
 // (sign-in as the user lives it), otp.go (codes and mail), ratelimit.go, store.go and
 // schema.sql, hubs.go (the model of a resource), files.go.
 package main
@@ -62,7 +62,7 @@ func main() {
 	}
 	if _, ok := errors.AsType[usageError](err); ok { // shown as it is
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(2) // as a crash of Go does
+		os.Exit(2)
 	}
 	fmt.Fprintln(os.Stderr, maskText(err.Error()))
 	os.Exit(1)
@@ -76,9 +76,9 @@ const (
 )
 
 // config is the environment after its checks. The lifetimes and the rate limits are not
-// settings but constants in the code. No setting turns a check off. APP_ENV=local drops what
-// needs HTTPS or a mail server, the line of each request, and the warning about the database
-// role; it adds the page, makes FILES_DIR, and prints codes and refused origins whole.
+// settings but constants in the code. Only APP_ENV=local relaxes anything. It drops what needs
+// HTTPS or a mail server, the line of each request, and the warning about the database role; it
+// adds the page, makes FILES_DIR, and prints codes and refused origins whole.
 type config struct {
 	env            string
 	addr           string
@@ -99,204 +99,6 @@ type config struct {
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
-
-// A configReader reads the environment and collects everything that is wrong with it.
-type configReader struct {
-	env    string // APP_ENV
-	errors []error
-}
-
-// check notes the complaint unless ok. The caller goes on.
-func (r *configReader) check(ok bool, complaint string) {
-	if !ok {
-		r.errors = append(r.errors, usageError(complaint))
-	}
-}
-
-// list returns the elements of a setting, which commas or spaces separate.
-func (r *configReader) list(name, fallback string) []string {
-	value := cmp.Or(os.Getenv(name), fallback)
-	return strings.Fields(strings.ReplaceAll(value, ",", " "))
-}
-
-// loadConfig reads the environment once. Its error lists everything that is wrong, and prints no
-// secret (K1). Settings that would work but are dangerous are wrong, too (K3). The functions
-// below say which.
-func loadConfig() (config, error) {
-	r := &configReader{env: os.Getenv("APP_ENV")}
-	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
-		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
-
-	cfg := config{
-		env:            r.env,
-		addr:           cmp.Or(os.Getenv("ADDR"), "127.0.0.1:8080"), // listen checks it
-		databaseURL:    r.databaseURL(),
-		filesDir:       cmp.Or(os.Getenv("FILES_DIR"), "data/files"),
-		maxUploadBytes: r.maxUploadBytes(),
-		sessionKeys:    r.sessionKeys(),
-		cookieName:     r.cookieName(),
-		cookieDomain:   r.cookieDomain(),
-		allowedOrigins: r.allowedOrigins(),
-		originDomain:   r.originDomain(),
-		trustedProxies: r.trustedProxies(),
-	}
-	if r.env != envLocal || os.Getenv("SMTP_URL") != "" {
-		cfg.mail = r.mailer()
-	}
-	return cfg, errors.Join(r.errors...)
-}
-
-func (r *configReader) databaseURL() string {
-	databaseURL := os.Getenv("DATABASE_URL")
-	if _, err := newConnector(databaseURL, nil); err != nil {
-		r.errors = append(r.errors, err)
-	}
-	return databaseURL
-}
-
-func (r *configReader) maxUploadBytes() int64 {
-	size, err := strconv.ParseInt(cmp.Or(os.Getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	r.check(err == nil && size > 0 && size <= 1<<40,
-		"MAX_UPLOAD_BYTES: must be digits, 1 to 2^40")
-	return size
-}
-
-// placeholderKey is the key in the examples of deploy/.
-const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
-
-// sessionKeys asks for keys that are at least as long as the hash (RFC 7518 3.2). A key that a
-// person has typed often has fewer than 10 different bytes (T3).
-func (r *configReader) sessionKeys() jwt.VerificationKeySet {
-	var keys jwt.VerificationKeySet
-	for key := range strings.SplitSeq(os.Getenv("SESSION_SECRET"), ",") {
-		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
-		r.check(len(key) >= 32 && len(different) >= 10,
-			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
-		r.check(key != placeholderKey,
-			"SESSION_SECRET: is the placeholder; make a key of your own")
-		// A space after a comma would be part of the key: another key, and everyone is signed out.
-		r.check(strings.TrimSpace(key) == key,
-			"SESSION_SECRET: no spaces around a key")
-		keys.Keys = append(keys.Keys, []byte(key))
-	}
-	return keys
-}
-
-var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-
-// cookieName returns a name that bears the environment (T8). Browsers know __Host- and __Secure-
-// whatever their letter case, and drop a cookie that does not keep the rules of its prefix.
-func (r *configReader) cookieName() string {
-	prefix := "__Secure-hubs"
-	if r.env == envLocal {
-		prefix = "hubs"
-	}
-	prefix = cmp.Or(os.Getenv("COOKIE_PREFIX"), prefix)
-	lower := strings.ToLower(prefix)
-	r.check(cookiePrefixForm.MatchString(prefix),
-		"COOKIE_PREFIX: must be letters, digits, - and _")
-	r.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
-	needsHTTPS := strings.HasPrefix(lower, "__secure-")
-	r.check(!needsHTTPS || r.env != envLocal,
-		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
-	return prefix + "_auth_" + r.env
-}
-
-// isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
-// labels or more, and is not an IP address. One label would be a whole top-level domain.
-func isSharedDomain(domain string) bool {
-	_, err := netip.ParseAddr(domain)
-	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
-}
-
-func (r *configReader) cookieDomain() string {
-	domain := strings.ToLower(os.Getenv("COOKIE_DOMAIN"))
-	if r.env == envLocal {
-		r.check(domain == "", "COOKIE_DOMAIN: must be unset locally")
-	} else {
-		r.check(isSharedDomain(domain),
-			"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
-	}
-	return domain
-}
-
-// localOrigins are where front ends are served in development.
-const localOrigins = "http://localhost:3000,http://localhost:4200,http://localhost:5173,http://localhost:8081," +
-	"http://127.0.0.1:3000,http://127.0.0.1:4200,http://127.0.0.1:5173,http://127.0.0.1:8081"
-
-var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
-
-func (r *configReader) allowedOrigins() []string {
-	fallback := ""
-	if r.env == envLocal {
-		fallback = localOrigins
-	}
-	origins := r.list("ALLOWED_ORIGINS", fallback)
-	if r.env == envProduction {
-		r.check(len(origins) == 0,
-			"ALLOWED_ORIGINS: must be unset in production")
-		return nil
-	}
-	for _, origin := range origins {
-		u, err := url.Parse(origin)
-		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
-		r.check(valid,
-			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
-	}
-	return origins
-}
-
-// isPort reports whether text is a port number or empty.
-func isPort(text string) bool {
-	port, err := strconv.ParseUint(text, 10, 16)
-	return text == "" || err == nil && port > 0
-}
-
-func (r *configReader) originDomain() string {
-	domain := strings.ToLower(os.Getenv("ALLOWED_ORIGIN_DOMAIN"))
-	cookieDomain := strings.ToLower(os.Getenv("COOKIE_DOMAIN"))
-	if r.env != envProduction {
-		r.check(domain == "",
-			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
-		return ""
-	}
-	r.check(isSharedDomain(domain),
-		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
-	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
-	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
-		strings.HasSuffix("."+cookieDomain, "."+domain)
-	r.check(related,
-		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
-	return domain
-}
-
-func (r *configReader) trustedProxies() []netip.Prefix {
-	var proxies []netip.Prefix
-	for _, text := range r.list("TRUSTED_PROXIES", "") {
-		prefix, err := netip.ParsePrefix(text)
-		// parseAddress unmaps addresses, so that a prefix such as ::ffff:10.0.0.0/104 would
-		// match none. A /0 would match every client.
-		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
-		r.check(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
-		proxies = append(proxies, prefix)
-	}
-	return proxies
-}
-
-// smtpForm refuses a path and a query: they would be ignored.
-var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
-
-func (r *configReader) mailer() mailer {
-	text := os.Getenv("SMTP_URL")
-	relay, err := url.Parse(text)
-	valid := err == nil && smtpForm.MatchString(text) && isPort(relay.Port())
-	r.check(valid,
-		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
-	from, err := mail.ParseAddress(os.Getenv("MAIL_FROM"))
-	r.check(err == nil && emailForm.MatchString(from.Address),
-		"MAIL_FROM: must be an e-mail address")
-	return mailer{server: relay, from: from}
-}
 
 // server is what the handlers share. Its configuration does not change once it serves.
 type server struct {
@@ -382,10 +184,10 @@ type document struct{ contentType, policy, text string }
 func (d document) get(*requestState, nothing) (document, error) { return d, nil }
 func (d document) isValid() bool                                { return true }
 
-func (d document) send(state *requestState, status int) {
+func (d document) send(state *requestState) {
 	state.Header().Set("Content-Type", d.contentType)
 	state.Header().Set("Content-Security-Policy", d.policy)
-	state.WriteHeader(status)
+	state.WriteHeader(state.route.status)
 	io.WriteString(state, d.text)
 }
 
@@ -412,7 +214,7 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        uploadForm.Read in files.go moves it on while an upload makes progress. For the rest
 //	        of a refused body, fail in middleware.go sets a second, and uploadForm.drain five.
 //	answer  until the answer is written. net/http sets it when the head has been read.
-//	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in files.go with
+//	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in middleware.go with
 //	        each piece of a download that was taken.
 //	idle    between two requests. net/http sets it when an answer is complete.
 //
@@ -423,6 +225,9 @@ const (
 	bodyTimeout   = 15 * time.Second
 	answerTimeout = 30 * time.Second
 	idleTimeout   = time.Minute
+
+	stallTimeout  = 30 * time.Second // an upload or download without progress ends
+	transferPiece = 64 << 10         // bytes: what counts as progress of a download
 )
 
 const (
@@ -635,8 +440,8 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == "user" {
 		return userCommand(args[1:])
 	}
-	if len(args) == 2 && args[0] == "mail-test" {
-		return mailTest(args[1])
+	if len(args) > 0 && args[0] == "mail-test" {
+		return mailTest(args[1:])
 	}
 	switch command := strings.Join(args, " "); command {
 	case "", "serve":
@@ -654,13 +459,16 @@ func run(ctx context.Context, args []string) error {
 }
 
 // mailTest sends a mail as the server would.
-func mailTest(email string) error {
+func mailTest(line []string) error {
+	if len(line) != 1 {
+		return usageError("mail-test: takes one address\n\n" + usage)
+	}
 	r := &configReader{}
 	relay := r.mailer()
 	if r.errors != nil {
 		return errors.Join(r.errors...)
 	}
-	err := relay.send(email, "A test", "This mail shows that the server can send mail.\n")
+	err := relay.send(line[0], "A test", "This mail shows that the server can send mail.\n")
 	if err != nil {
 		return fmt.Errorf("the mail was not sent: %w", err)
 	}
@@ -688,4 +496,202 @@ func printRoutes() {
 func printVersion() {
 	info, _ := debug.ReadBuildInfo() // a build from a module has it
 	fmt.Println("hubs", info.Main.Version, info.GoVersion)
+}
+
+// A configReader reads the environment and collects everything that is wrong with it.
+type configReader struct {
+	env    string // APP_ENV
+	errors []error
+}
+
+// check notes the complaint unless ok. The caller goes on.
+func (r *configReader) check(ok bool, complaint string) {
+	if !ok {
+		r.errors = append(r.errors, usageError(complaint))
+	}
+}
+
+// list returns the elements of a setting, which commas or spaces separate.
+func (r *configReader) list(name, fallback string) []string {
+	value := cmp.Or(os.Getenv(name), fallback)
+	return strings.Fields(strings.ReplaceAll(value, ",", " "))
+}
+
+// loadConfig reads the environment once. Its error lists everything that is wrong, and prints no
+// secret (K1). Settings that would work but are dangerous are wrong, too (K3). The functions
+// below say which.
+func loadConfig() (config, error) {
+	r := &configReader{env: os.Getenv("APP_ENV")}
+	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
+		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
+
+	cfg := config{
+		env:            r.env,
+		addr:           cmp.Or(os.Getenv("ADDR"), "127.0.0.1:8080"), // listen checks it
+		databaseURL:    r.databaseURL(),
+		filesDir:       cmp.Or(os.Getenv("FILES_DIR"), "data/files"),
+		maxUploadBytes: r.maxUploadBytes(),
+		sessionKeys:    r.sessionKeys(),
+		cookieName:     r.cookieName(),
+		cookieDomain:   r.cookieDomain(),
+		allowedOrigins: r.allowedOrigins(),
+		originDomain:   r.originDomain(),
+		trustedProxies: r.trustedProxies(),
+	}
+	if r.env != envLocal || os.Getenv("SMTP_URL") != "" {
+		cfg.mail = r.mailer()
+	}
+	return cfg, errors.Join(r.errors...)
+}
+
+func (r *configReader) databaseURL() string {
+	databaseURL := os.Getenv("DATABASE_URL")
+	if _, err := newConnector(databaseURL, nil); err != nil {
+		r.errors = append(r.errors, err)
+	}
+	return databaseURL
+}
+
+func (r *configReader) maxUploadBytes() int64 {
+	size, err := strconv.ParseInt(cmp.Or(os.Getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
+	r.check(err == nil && size > 0 && size <= 1<<40,
+		"MAX_UPLOAD_BYTES: must be digits, 1 to 2^40")
+	return size
+}
+
+// placeholderKey is the key in the examples of deploy/.
+const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
+
+// sessionKeys asks for keys that are at least as long as the hash (RFC 7518 3.2). A key that a
+// person has typed often has fewer than 10 different bytes (T3).
+func (r *configReader) sessionKeys() jwt.VerificationKeySet {
+	var keys jwt.VerificationKeySet
+	for key := range strings.SplitSeq(os.Getenv("SESSION_SECRET"), ",") {
+		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
+		r.check(len(key) >= 32 && len(different) >= 10,
+			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
+		r.check(key != placeholderKey,
+			"SESSION_SECRET: is the placeholder; make a key of your own")
+		// A space after a comma would be part of the key: another key, and everyone is signed out.
+		r.check(strings.TrimSpace(key) == key,
+			"SESSION_SECRET: no spaces around a key")
+		keys.Keys = append(keys.Keys, []byte(key))
+	}
+	return keys
+}
+
+var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// cookieName returns a name that bears the environment (T8). Browsers know __Host- and __Secure-
+// whatever their letter case, and drop a cookie that does not keep the rules of its prefix.
+func (r *configReader) cookieName() string {
+	prefix := "__Secure-hubs"
+	if r.env == envLocal {
+		prefix = "hubs"
+	}
+	prefix = cmp.Or(os.Getenv("COOKIE_PREFIX"), prefix)
+	lower := strings.ToLower(prefix)
+	r.check(cookiePrefixForm.MatchString(prefix),
+		"COOKIE_PREFIX: must be letters, digits, - and _")
+	r.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	secureLocally := r.env == envLocal && strings.HasPrefix(lower, "__secure-")
+	r.check(!secureLocally,
+		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
+	return prefix + "_auth_" + r.env
+}
+
+// isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
+// labels or more, and is not an IP address. One label would be a whole top-level domain.
+func isSharedDomain(domain string) bool {
+	_, err := netip.ParseAddr(domain)
+	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
+}
+
+func (r *configReader) cookieDomain() string {
+	domain := strings.ToLower(os.Getenv("COOKIE_DOMAIN"))
+	if r.env == envLocal {
+		r.check(domain == "", "COOKIE_DOMAIN: must be unset locally")
+	} else {
+		r.check(isSharedDomain(domain),
+			"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
+	}
+	return domain
+}
+
+// localOrigins are where front ends are served in development.
+const localOrigins = "http://localhost:3000,http://localhost:4200,http://localhost:5173,http://localhost:8081," +
+	"http://127.0.0.1:3000,http://127.0.0.1:4200,http://127.0.0.1:5173,http://127.0.0.1:8081"
+
+var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
+
+func (r *configReader) allowedOrigins() []string {
+	fallback := ""
+	if r.env == envLocal {
+		fallback = localOrigins
+	}
+	origins := r.list("ALLOWED_ORIGINS", fallback)
+	if r.env == envProduction {
+		r.check(len(origins) == 0,
+			"ALLOWED_ORIGINS: must be unset in production")
+		return nil
+	}
+	for _, origin := range origins {
+		u, err := url.Parse(origin)
+		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
+		r.check(valid,
+			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
+	}
+	return origins
+}
+
+// isPort reports whether text is a port number or empty.
+func isPort(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16)
+	return text == "" || err == nil && port > 0
+}
+
+func (r *configReader) originDomain() string {
+	domain := strings.ToLower(os.Getenv("ALLOWED_ORIGIN_DOMAIN"))
+	cookieDomain := strings.ToLower(os.Getenv("COOKIE_DOMAIN"))
+	if r.env != envProduction {
+		r.check(domain == "",
+			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
+		return ""
+	}
+	r.check(isSharedDomain(domain),
+		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
+	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
+	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
+		strings.HasSuffix("."+cookieDomain, "."+domain)
+	r.check(related,
+		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
+	return domain
+}
+
+func (r *configReader) trustedProxies() []netip.Prefix {
+	var proxies []netip.Prefix
+	for _, text := range r.list("TRUSTED_PROXIES", "") {
+		prefix, err := netip.ParsePrefix(text)
+		// parseAddress unmaps addresses, so that a prefix such as ::ffff:10.0.0.0/104 would
+		// match none. A /0 would match every client.
+		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
+		r.check(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
+		proxies = append(proxies, prefix)
+	}
+	return proxies
+}
+
+// smtpForm refuses a path and a query: they would be ignored.
+var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
+
+func (r *configReader) mailer() mailer {
+	text := os.Getenv("SMTP_URL")
+	relay, err := url.Parse(text)
+	valid := err == nil && smtpForm.MatchString(text) && isPort(relay.Port())
+	r.check(valid,
+		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
+	from, err := mail.ParseAddress(os.Getenv("MAIL_FROM"))
+	r.check(err == nil && emailForm.MatchString(from.Address),
+		"MAIL_FROM: must be an e-mail address")
+	return mailer{server: relay, from: from}
 }

@@ -4,7 +4,6 @@ package main
 // docs/deploy.md. The listener. At the end, the check that every removal fits the code.
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -80,12 +79,7 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 
 // A bad value is named, and no secret printed.
 func TestConfiguration(t *testing.T) {
-	var file struct{ Cases []settingCase }
-	text := hubstest.ReadFile(t, "testdata/settings.json")
-	if err := json.Unmarshal([]byte(text), &file); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range file.Cases {
+	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
 		for _, environment := range c.Environments {
 			for _, value := range c.Good {
 				name := fmt.Sprintf("%s/good %s=%q", environment, c.Variable, value)

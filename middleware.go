@@ -3,10 +3,11 @@ package main
 // This file carries a request from net/http to its handler, and the answer back.
 //
 //  1. The six steps of the pipeline, in the order of the specification.
-//  2. The contract: what every endpoint declares, and endpoint, which runs it.
+//  2. The contract: what every endpoint declares, and serveRoute, which runs it.
 //  3. Strict input: JSON bodies and query strings.
-//  4. Errors: the one format, and the one function that writes it.
-//  5. The log: what it takes from a request, and what it masks.
+//  4. The answer: answer writes a success, and fail every error.
+//  5. Problems: the errors that a client is told about.
+//  6. The log: what it takes from a request, and what it masks.
 
 import (
 	"bytes"
@@ -49,8 +50,8 @@ func (s *server) handler(routes []route) http.Handler {
 }
 
 // A requestState is one request and its answer: what the six steps share. It is also the
-// http.ResponseWriter that the router and http.ServeContent write to: its methods stand with the
-// errors below, and ReadFrom in files.go. Only the request's own goroutine uses it.
+// http.ResponseWriter that the router and http.ServeContent write to: see part 4. Only the request's
+// own goroutine uses it.
 type requestState struct {
 	http.ResponseWriter // net/http's own
 	request             *http.Request
@@ -59,13 +60,13 @@ type requestState struct {
 	originAllowed bool         // step 2: the Origin header names an allowed origin
 	id            string       // step 3: the request id, in the log and in every error
 	client        netip.Addr   // step 3: the client's address
+	route         route        // step 6: the zero route if none takes the request
 	user          *user        // step 6: the account, if the route needs or begins a session
-	session       sessionToken // step 6: with user
+	session       sessionToken // step 6: the token of that session
 	loggedInput   string       // step 6: what the log may show of the input
 
-	status       int   // as sent; 0: nothing has been sent
-	bytes        int64 // of the body, as written; for a HEAD of a file it is 0
-	errorWritten bool  // fail has answered; what net/http writes after that is dropped
+	status int   // the status that was sent; 0: nothing has been sent
+	bytes  int64 // length of the body as written; net/http sends none of it for a HEAD
 }
 
 // stateOf returns the state that logRequests has put around the http.ResponseWriter.
@@ -124,8 +125,8 @@ var securityHeaders = map[string]string{
 }
 
 // setSecurityHeaders is step 2: every answer has these headers (C3). It also sets the CORS headers
-// for an allowed origin, so that a page can read every answer, the 429 of step 4 included. They
-// stand for exactly the allowed origins (C1).
+// for an allowed origin, and for no other (C1), so that a page can read every answer, the 429 of
+// step 4 included.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -242,35 +243,39 @@ func (s *server) clientLimit(method, path string) *limiter {
 
 // checkOrigin is step 5. It answers the preflights of allowed origins and refuses writes
 // by pages of all others. SameSite=Lax alone would let pages of the same site write (C2).
+//
+// A request with neither Sec-Fetch-Site nor Origin passes: browsers send at least one of them
+// with every write, so it comes from no page.
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
-		isForeignWrite := protection.Check(r) != nil
 		isPreflight := r.Method == http.MethodOptions &&
 			r.Header.Get("Access-Control-Request-Method") != ""
-		if !state.originAllowed && (isForeignWrite || isPreflight) {
+		if isPreflight && state.originAllowed {
+			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+			w.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+			w.Header().Set("Access-Control-Max-Age", "7200")
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		isForeignWrite := protection.Check(r) != nil
+		if (isForeignWrite || isPreflight) && !state.originAllowed {
 			// The browser hides the reason from the page. A developer finds it here.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 				"origin", s.originForLog(state))
 		}
-		switch {
-		case isForeignWrite && !state.originAllowed:
+		if isForeignWrite && !state.originAllowed {
 			state.fail(errCrossOrigin)
-		case isPreflight && state.originAllowed:
-			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-			w.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
-			w.Header().Set("Access-Control-Max-Age", "7200")
-			w.WriteHeader(http.StatusNoContent)
-		default:
-			next.ServeHTTP(w, r)
+			return
 		}
+		next.ServeHTTP(w, r) // the router answers a refused preflight with its 405 or 404
 	})
 }
 
-// serveRoutes is step 6: it finds the route and runs its contract. The router's own 404,
-// 405 and redirects pass through requestState.WriteHeader.
+// serveRoutes is step 6: it finds the route, and serveRoute runs its contract. The router's own
+// 404, 405 and redirects pass through requestState.WriteHeader.
 func (s *server) serveRoutes(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
@@ -280,7 +285,8 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 		}
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := stateOf(w)
-			if err := s.serveRoute(row, state); err != nil {
+			state.route = row
+			if err := s.serveRoute(state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -323,13 +329,13 @@ func (r route) validate() {
 	}
 }
 
-// A contract is what an endpoint takes and gives. endpoint and limitedEndpoint make it, and every
-// handler is registered through one of them.
+// A contract is what an endpoint takes, does and gives. endpoint and limitedEndpoint make it, and
+// serveRoute runs it.
 type contract struct {
-	input, output any      // zero values; the test that writes openapi.json reads their types
-	limit         *limiter // its own, besides the limit by client address of step 4
-	takesInput    bool     // if not, body and query are ignored
-	handle        func(*requestState, *fields) (output, error)
+	input, output any               // zero values; the test that writes openapi.json reads their types
+	parse         func(*fields) any // makes the input; nil: body and query are ignored
+	limit         *limiter          // its own, besides the limit by client address of step 4
+	handle        func(state *requestState, input any) (output, error)
 }
 
 // An output checks itself against its contract before it is sent.
@@ -339,9 +345,7 @@ type output interface{ isValid() bool }
 type limitKeyer interface{ limitKey(*requestState) string }
 
 // A sender is an output that writes itself, because it is not JSON.
-type sender interface {
-	send(state *requestState, status int)
-}
+type sender interface{ send(*requestState) }
 
 // nothing is an empty input or output. As an input it means that body and query are ignored, or
 // that the handler reads the body itself, as upload does. As an output it is an empty answer.
@@ -349,84 +353,85 @@ type nothing struct{}
 
 func (nothing) isValid() bool { return true }
 
-func (nothing) send(state *requestState, status int) { state.WriteHeader(status) }
+func (nothing) send(state *requestState) { state.WriteHeader(state.route.status) }
 
-// serveRoute runs the contract of a route. The order of the checks is the order of refusals:
-// session, suspended, terms, role (all by authorize), then the input, If-Match and the limit (in
-// the handle that endpoint and limitedEndpoint make).
+// endpoint makes the contract of a handler. parse makes the input from the fields that were sent,
+// and checks it; nil means that body and query are ignored.
+func endpoint[In any, Out output](
+	parse func(*fields) In,
+	handle func(*requestState, In) (Out, error),
+) contract {
+	var zeroIn In
+	var zeroOut Out
+	c := contract{input: zeroIn, output: zeroOut}
+	if parse != nil {
+		c.parse = func(f *fields) any { return parse(f) }
+	}
+	c.handle = func(state *requestState, input any) (output, error) {
+		return handle(state, input.(In))
+	}
+	return c
+}
+
+// limitedEndpoint is endpoint for an input that is counted.
+func limitedEndpoint[In limitKeyer, Out output](
+	limit *limiter,
+	parse func(*fields) In,
+	handle func(*requestState, In) (Out, error),
+) contract {
+	c := endpoint(parse, handle)
+	c.limit = limit
+	return c
+}
+
+// serveRoute runs the contract of the request's route. The order of the checks is the order of refusals:
+// session, suspended, terms, role (all by authorize), input, If-Match, the route's own limit.
 //
 // The body must be read before authorize reads the account, although its faults are reported
 // after it. Otherwise a client could withhold the rest of a body until it has lost its rights,
 // and still write (W1).
-func (s *server) serveRoute(row route, state *requestState) error {
-	var input *fields
-	var inputErr error
-	if row.contract.takesInput {
-		input, inputErr = readFields(state)
+//
+// The limit comes after the input, so that a malformed attempt is not counted. Attempts at a code
+// are counted here, apart from the codes, so a new code resets nothing (O5).
+func (s *server) serveRoute(state *requestState) error {
+	c := state.route.contract
+	var sent *fields
+	var readErr error
+	if c.parse != nil {
+		sent, readErr = readFields(state)
 	}
-	if row.access.needsSession() {
-		if err := s.authorize(state, row.access); err != nil {
+	if state.route.access.needsSession() {
+		if err := s.authorize(state); err != nil {
 			return err
 		}
 	}
-	if inputErr != nil {
-		return inputErr
+	if readErr != nil {
+		return readErr
 	}
-	out, err := row.contract.handle(state, input)
+	input := c.input
+	if c.parse != nil {
+		input = c.parse(sent)
+		if err := sent.finish(); err != nil {
+			return err
+		}
+		state.loggedInput = strings.Join(sent.forLog, "&")
+	}
+	if err := checkIfMatch(state.request); err != nil {
+		return err
+	}
+	if counted, ok := input.(limitKeyer); ok {
+		if err := c.limit.take(counted.limitKey(state)); err != nil {
+			return err
+		}
+	}
+	out, err := c.handle(state, input)
 	if err != nil {
 		return err
 	}
 	if closer, ok := out.(io.Closer); ok {
 		defer closer.Close()
 	}
-	return row.answer(state, out)
-}
-
-// endpoint makes the contract of a handler. parse fills the input from the fields that were sent,
-// and checks it; nil means that body and query are ignored.
-func endpoint[In any, Out output](
-	parse func(*fields) In,
-	handle func(*requestState, In) (Out, error),
-) contract {
-	var in In
-	var out Out
-	return contract{
-		input:      in,
-		output:     out,
-		takesInput: parse != nil,
-		handle: func(state *requestState, f *fields) (output, error) {
-			var in In
-			if parse != nil {
-				in = parse(f)
-				if err := f.finish(); err != nil {
-					return nil, err
-				}
-				state.loggedInput = strings.Join(f.forLog, "&")
-			}
-			if err := checkIfMatch(state.request); err != nil {
-				return nil, err
-			}
-			return handle(state, in)
-		},
-	}
-}
-
-// limitedEndpoint is endpoint for an input that is counted. The limit comes after the input, so
-// that a malformed attempt is not counted. Attempts at a code are counted here, apart from the
-// codes, so a new code resets nothing (O5).
-func limitedEndpoint[In limitKeyer, Out output](
-	limit *limiter,
-	parse func(*fields) In,
-	handle func(*requestState, In) (Out, error),
-) contract {
-	c := endpoint(parse, func(state *requestState, in In) (out Out, err error) {
-		if err := limit.take(in.limitKey(state)); err != nil {
-			return out, err
-		}
-		return handle(state, in)
-	})
-	c.limit = limit
-	return c
+	return state.answer(out)
 }
 
 // checkIfMatch refuses a write with If-Match (RFC 9110 13.1.1): no resource that can be written
@@ -437,27 +442,6 @@ func checkIfMatch(r *http.Request) error {
 		return nil
 	}
 	return errPrecondition
-}
-
-// answer checks an output and writes it. An output that breaks its contract is a 500, and
-// nothing of it is sent (I5).
-func (r route) answer(state *requestState, out output) error {
-	if !out.isValid() {
-		return fmt.Errorf("the output of %s %s breaks its contract", r.method, r.path)
-	}
-	if custom, ok := out.(sender); ok {
-		custom.send(state, r.status)
-		return nil
-	}
-	text, err := json.Marshal(out)
-	if err != nil {
-		return err
-	}
-	state.Header().Set("Content-Type", "application/json")
-	state.Header().Set("Content-Length", strconv.Itoa(len(text)))
-	state.WriteHeader(r.status)
-	state.Write(text) // a client that has gone is no error of ours
-	return nil
 }
 
 // pathID returns the identifier in a path. What is not a UUID becomes NULL, which equals no id:
@@ -533,8 +517,8 @@ func readJSON(body []byte) (*fields, error) {
 	}
 	f := &fields{values: url.Values{}}
 	// The body is valid JSON, so Token can't fail. Decode fails only for a number that is out of
-	// range, and value is then nil, which is no string. A body of maxMembers members is refused in
-	// any case, because no input has so many. So the rest need not be read.
+	// range; value is then nil, which is no string. An object of maxMembers is refused in any case,
+	// so the rest of it is not read.
 	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
@@ -681,6 +665,146 @@ func (f *fields) finish() error {
 	return nil
 }
 
+// answer checks an output and writes it. An output that breaks its contract is a 500, and
+// nothing of it is sent (I5).
+func (state *requestState) answer(out output) error {
+	if !out.isValid() {
+		return errors.New("the output breaks its contract")
+	}
+	if custom, ok := out.(sender); ok {
+		custom.send(state)
+		return nil
+	}
+	text, err := json.Marshal(out)
+	if err != nil {
+		return err
+	}
+	state.Header().Set("Content-Type", "application/json")
+	state.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	state.WriteHeader(state.route.status)
+	state.Write(text) // a client that has gone is no error of ours
+	return nil
+}
+
+var headersOfSuccess = []string{
+	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
+	"Content-Length",
+}
+
+// fail answers the request with err. It is the only function that writes an error. It
+// removes what a handler has prepared for a success, such as a cookie or caching headers.
+// Once a status has been sent, all that is left is to cut the connection.
+//
+// Every error has the request id (G3), and each 401, 403, 429 and failure inside a line in the
+// log (G4).
+func (state *requestState) fail(err error) {
+	p := toProblem(err)
+	state.logProblem(p)
+	if state.status != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	header := state.Header()
+	for _, name := range headersOfSuccess {
+		header.Del(name)
+	}
+	header.Set("Content-Security-Policy", contentPolicy)
+	header.Set("Cache-Control", "no-store")
+	header.Set("Content-Type", "application/problem+json")
+	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
+	// withholds the rest gets a second for it.
+	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
+	if p.Status == 401 {
+		header.Set("WWW-Authenticate", "Cookie")
+	}
+	if p.retryAfter > 0 {
+		header.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
+	}
+	p.Title = http.StatusText(p.Status)
+	p.RequestID = state.id
+	body, _ := json.Marshal(p) // strings and numbers: can't fail
+	state.status = p.Status
+	state.bytes = int64(len(body))
+	state.ResponseWriter.WriteHeader(p.Status)
+	state.ResponseWriter.Write(body)
+}
+
+func (state *requestState) logProblem(p problem) {
+	switch {
+	case p.Status >= 500:
+		state.log().Error("failed", "error", p.Error())
+	case p.Status == 401 || p.Status == 403 || p.Status == 429:
+		state.log().Info("refused", "code", p.Code, "reason", p.reason,
+			"route", state.route.path)
+	}
+}
+
+// What follows makes a requestState the http.ResponseWriter of the router and of http.ServeContent.
+// They report an error as WriteHeader(405), then Write(text). WriteHeader answers it by fail, and
+// Write drops the text.
+
+// Unwrap lets http.ResponseController reach net/http's writer, which has the deadlines.
+func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
+
+// WriteHeader sends a status, once. It replaces the errors that net/http writes by itself with ours:
+// the router's 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
+// http.ServeContent. So these answers have the one error format, too (G3).
+func (state *requestState) WriteHeader(status int) {
+	if status >= 300 && status != http.StatusNotModified {
+		err, isListed := netHTTPErrors[status]
+		if !isListed { // a 404, a redirect, or the 400 of OPTIONS *
+			err = errNotFound
+		}
+		state.fail(err)
+		return
+	}
+	if state.status == 0 {
+		state.status = status
+		state.ResponseWriter.WriteHeader(status)
+	}
+}
+
+// netHTTPErrors has the errors that net/http's own code answers with.
+var netHTTPErrors = map[int]error{
+	http.StatusMethodNotAllowed:             errMethod,
+	http.StatusPreconditionFailed:           errPrecondition,
+	http.StatusRequestedRangeNotSatisfiable: errRange,
+	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
+}
+
+func (state *requestState) Write(b []byte) (int, error) {
+	if state.status >= 400 { // fail has answered
+		return len(b), nil
+	}
+	state.WriteHeader(http.StatusOK)
+	n, err := state.ResponseWriter.Write(b)
+	state.bytes += int64(n)
+	return n, err
+}
+
+// ReadFrom sends a file in pieces. Only http.ServeContent calls it, with an *io.LimitedReader.
+// io.CopyN puts another one around the same reader: if that is an *os.File, as for all but several
+// ranges at once, net/http uses sendfile.
+//
+// A download may take as long as it likes, if each piece of it is taken within stallTimeout. A
+// client that reads nothing is cut off (H5).
+func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
+	state.WriteHeader(http.StatusOK)
+	limited := src.(*io.LimitedReader)
+	deadlines := http.NewResponseController(state.ResponseWriter)
+	sent := int64(0)
+	for limited.N > 0 {
+		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(state.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		sent += n
+		state.bytes += n
+		limited.N -= n
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
+}
+
 // A problem is an error that the client is told about, in the format of RFC 9457. It is a
 // value, so that nobody can change one of the shared ones below.
 type problem struct {
@@ -808,98 +932,6 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// Unwrap lets http.ResponseController reach net/http's writer, which has the deadlines.
-func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
-
-// WriteHeader replaces the errors that net/http writes by itself with ours: the router's
-// 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
-// http.ServeContent. So the router's own answers have the one error format, too (G3). Only the
-// first status counts.
-func (state *requestState) WriteHeader(status int) {
-	if status >= 300 && status != http.StatusNotModified {
-		err, isListed := netHTTPErrors[status]
-		if !isListed { // a 404, a redirect, or the 400 of OPTIONS *
-			err = errNotFound
-		}
-		state.fail(err)
-		return
-	}
-	if state.status == 0 {
-		state.status = status
-		state.ResponseWriter.WriteHeader(status)
-	}
-}
-
-// netHTTPErrors has the errors that net/http's own code answers with.
-var netHTTPErrors = map[int]error{
-	http.StatusMethodNotAllowed:             errMethod,
-	http.StatusPreconditionFailed:           errPrecondition,
-	http.StatusRequestedRangeNotSatisfiable: errRange,
-	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
-}
-
-func (state *requestState) Write(b []byte) (int, error) {
-	if state.errorWritten {
-		return len(b), nil
-	}
-	state.WriteHeader(http.StatusOK)
-	n, err := state.ResponseWriter.Write(b)
-	state.bytes += int64(n)
-	return n, err
-}
-
-var headersOfSuccess = []string{
-	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
-	"Content-Length",
-}
-
-// fail answers the request with err. It is the only function that writes an error. It
-// removes what a handler has prepared for a success, such as a cookie or caching headers.
-// Once a status has been sent, all that is left is to cut the connection.
-//
-// Every error has the request id (G3), and each 401, 403, 429 and failure inside a line in the
-// log (G4).
-func (state *requestState) fail(err error) {
-	p := toProblem(err)
-	state.logProblem(p)
-	if state.status != 0 {
-		panic(http.ErrAbortHandler)
-	}
-	header := state.Header()
-	for _, name := range headersOfSuccess {
-		header.Del(name)
-	}
-	header.Set("Content-Security-Policy", contentPolicy)
-	header.Set("Cache-Control", "no-store")
-	header.Set("Content-Type", "application/problem+json")
-	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
-	// withholds the rest gets a second for it.
-	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
-	if p.Status == 401 {
-		header.Set("WWW-Authenticate", "Cookie")
-	}
-	if p.retryAfter > 0 {
-		header.Set("Retry-After", fmt.Sprint(math.Ceil(p.retryAfter.Seconds())))
-	}
-	p.Title = http.StatusText(p.Status)
-	p.RequestID = state.id
-	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	state.status = p.Status
-	state.ResponseWriter.WriteHeader(p.Status)
-	state.Write(body)
-	state.errorWritten = true
-}
-
-func (state *requestState) logProblem(p problem) {
-	switch {
-	case p.Status >= 500:
-		state.log().Error("failed", "error", p.Error())
-	case p.Status == 401 || p.Status == 403 || p.Status == 429:
-		state.log().Info("refused", "code", p.Code, "reason", p.reason,
-			"route", routeOf(state.request))
-	}
-}
-
 // writeLogLine writes the line of one request. Every value is the server's own, an allowed
 // origin or a checked identifier, so no secret can get in. (The request id may be the client's
 // own: see SECURITY.md.) A line has at most 2 kB, whatever the request (H4).
@@ -916,7 +948,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	if slices.Contains(knownMethods, r.Method) {
 		add("method", r.Method)
 	}
-	add("route", routeOf(r))
+	add("route", state.route.path)
 	for _, name := range []string{"hubId", "fileId"} {
 		if id := r.PathValue(name); isUUID(id) {
 			add(name, id)
@@ -943,12 +975,6 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 // knownMethods are the methods that the log names. Any other is a text that a client wrote.
 var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT", "TRACE"}
 
-// routeOf returns the pattern that took the request, without its method, or "" if none has.
-func routeOf(r *http.Request) string {
-	_, path, _ := strings.Cut(r.Pattern, " ")
-	return path
-}
-
 // originForLog returns an allowed origin, and of any other only how long its host is. Locally,
 // where a developer looks for the origin to allow, it returns every origin.
 func (s *server) originForLog(state *requestState) string {
@@ -960,8 +986,8 @@ func (s *server) originForLog(state *requestState) string {
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
-// maxLoggedError bounds the text of an error in the log, in bytes before the mask. With the longest
-// mask, a line of two such texts has less than 2 kB.
+// maxLoggedError bounds the text of an error in the log, in bytes. A line of two such texts has less
+// than 2 kB (H4).
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
@@ -1008,11 +1034,12 @@ var maskRules = []struct {
 		`|[0-9]([-_ ]?[0-9]){5,}`), "***"},
 }
 
-// maskText cuts a text to maxLoggedError bytes, then applies the rules.
+// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The first cut only
+// bounds the work: what it breaks in two lies far behind the second one.
 func maskText(text string) string {
-	text = text[:min(len(text), maxLoggedError)]
+	text = text[:min(len(text), 8*maxLoggedError)]
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
-	return text
+	return text[:min(len(text), maxLoggedError)]
 }

@@ -95,7 +95,7 @@ func (a brokenAnswer) isValid() bool {
 	return a.write != nil
 }
 
-func (a brokenAnswer) send(state *requestState, _ int) {
+func (a brokenAnswer) send(state *requestState) {
 	if a.write == nil { // sent all the same
 		state.Write([]byte(a.Secret))
 		return
@@ -232,16 +232,18 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 // G2: what the log shows of an error's text. H4: only what it looks at costs time.
 func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
-	var file struct{ Masks map[string]string }
-	text := hubstest.ReadFile(t, "testdata/masks.json")
-	if err := json.Unmarshal([]byte(text), &file); err != nil {
-		t.Fatal(err)
-	}
-	long := strings.Repeat("-123456,", maxLoggedError)
-	file.Masks[long] = strings.Repeat("-***,", maxLoggedError/8) + "-123"
-	for text, want := range file.Masks {
-		if got := maskText(text); got != want {
-			t.Errorf("%q: got %q, want %q", text, got, want)
+	type maskCase struct{ Text, Logged string }
+	cases := hubstest.ReadCases[maskCase](t, "testdata/masks.json")
+	cases = append(cases, maskCase{
+		Text:   strings.Repeat("-123456,", maxLoggedError),
+		Logged: strings.Repeat("-***,", maxLoggedError/len("-***,")),
+	}, maskCase{ // masked before it is cut
+		Text:   strings.Repeat(". ", maxLoggedError/2-2) + "jane.roe@example.com",
+		Logged: strings.Repeat(". ", maxLoggedError/2-2) + "j***",
+	})
+	for _, c := range cases {
+		if got := maskText(c.Text); got != c.Logged {
+			t.Errorf("%q: got %q, want %q", c.Text, got, c.Logged)
 		}
 	}
 }

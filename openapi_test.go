@@ -92,6 +92,7 @@ func ref(kind, name string) object {
 
 // contractWords is testdata/contract.json.
 type contractWords struct {
+	About       []string // for people
 	Description []string
 	Tags        json.RawMessage
 	FileHeaders json.RawMessage // the parameters of GET /files/{fileId}/{name}
@@ -152,9 +153,7 @@ func newGenerator(t *testing.T) *generator {
 		schemas:   map[string]any{},
 		responses: map[string]object{},
 	}
-	if err := json.Unmarshal([]byte(text), &g.words); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Decode(t, "testdata/contract.json", text, &g.words)
 	addInput(g, parseCodeRequest)
 	addInput(g, parseGuess)
 	addInput(g, parseAcceptance)

@@ -72,17 +72,14 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 		userReadAt: userReadAt,
 	}
 	c.byEmail[email] = issued
-	// Only to free memory: redeem checks the age.
-	time.AfterFunc(codeTTL, func() { c.withdraw(email, issued) })
+	// Only to free memory: find checks the age.
+	time.AfterFunc(codeTTL, func() { c.remove(email, issued) })
 	return issued, true
 }
 
-// redeem uses a code up and returns it. ok is false if the code is wrong, expired or was
-// never issued.
-//
-// The age is checked here, whether or not anything was swept (O2). Look-up, comparison and
-// removal are one step, so of a hundred requests with the right code one succeeds (O3).
-func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool) {
+// find returns a right code. ok is false if the code is wrong, expired or was never issued. The age
+// is checked here, whether or not anything was swept (O2).
+func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	issued, exists := c.byEmail[email]
@@ -91,27 +88,20 @@ func (c *oneTimeCodes) redeem(email, code string) (redeemed oneTimeCode, ok bool
 	if !exists || !matches || expired {
 		return oneTimeCode{}, false
 	}
-	delete(c.byEmail, email)
 	return issued, true
 }
 
-// restore puts back a redeemed code that could not be exchanged for a session, because the
-// database was away. It keeps its age. If there is a newer code by now, that one stays.
-func (c *oneTimeCodes) restore(email string, code oneTimeCode) {
+// remove ends the life of a code: it is used, its mail failed, or it is old. removed is false if it
+// was removed before, or replaced by a newer one. So of a hundred requests that have found the right
+// code, one removes it and succeeds (O3).
+func (c *oneTimeCodes) remove(email string, code oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, exists := c.byEmail[email]; !exists {
-		c.byEmail[email] = code
+	if c.byEmail[email] != code {
+		return false
 	}
-}
-
-// withdraw removes a code whose mail failed, or whose life is over, unless there is a newer one.
-func (c *oneTimeCodes) withdraw(email string, code oneTimeCode) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byEmail[email] == code {
-		delete(c.byEmail, email)
-	}
+	delete(c.byEmail, email)
+	return true
 }
 
 // startCode begins the work on a request for a code, after a random delay and in a goroutine of
@@ -164,7 +154,7 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		return
 	}
 	if err := s.mailCode(u.Email, code.code); err != nil {
-		s.codes.withdraw(email, code)
+		s.codes.remove(email, code)
 		log.Error("code not sent", "error", err)
 		return
 	}
@@ -261,7 +251,8 @@ func tlsConfig(host string) *tls.Config {
 // secure encrypts the conversation and signs in.
 //
 // Every host except loopback must do STARTTLS. If the server does not offer it, an attacker
-// on the way may have removed the offer. Then neither mail nor password is sent (D4).
+// on the way may have removed the offer. Then neither mail nor password is sent (D4). What loopback
+// offers is used, too, and its certificate is checked.
 func (m mailer) secure(client *smtp.Client) error {
 	host := m.server.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)

@@ -1,7 +1,7 @@
 package main
 
 // The token bucket: its keys, and its bound on memory. main.go makes the limits, middleware.go
-// (step 4, and limitedEndpoint) takes from them.
+// (limitByClient and serveRoute) takes from them.
 
 import (
 	"fmt"

@@ -234,7 +234,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 	return scanned, rows.Err()
 }
 
-// dropIdle closes the idle connections: when one is dead, the others are too, mostly.
+// dropIdle closes the idle connections: when one is dead, the others are too, mostly. database/sql
+// has no call for it, but closes them when there may be none.
 //
 // Only one call at a time: SetMaxIdleConns closes a list that shares its array with the pool's.
 // If another call let the pool grow meanwhile, it would close a connection that is in use.
@@ -288,7 +289,7 @@ func (st *store) classifyDBError(err error) error {
 	}
 	class := string(dbErr.Code.Class())
 	if slices.Contains(staleClasses, class) {
-		st.dropIdle() // the next request has a new connection
+		st.dropIdle() // this connection, too: it is idle again
 		return unavailable(err)
 	}
 	if dbErr.Fatal() || slices.Contains(outageClasses, class) {

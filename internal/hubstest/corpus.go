@@ -46,14 +46,13 @@ type Expected struct {
 	Items   []string           // the names of a page's items
 }
 
-// ReadCorpus reads a file of testdata. A member that this program does not know is an
-// error: else a misspelled member would make its case pass.
+// ReadCorpus reads a file of testdata, by Decode.
 func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) CorpusFile[C] {
+	t.Helper()
 	var file CorpusFile[C]
-	decoder := json.NewDecoder(strings.NewReader(ReadFile(t, "testdata/"+name)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&file); err != nil {
-		t.Fatalf("%s: %v", name, err)
+	Decode(t, name, ReadFile(t, "testdata/"+name), &file)
+	if len(file.Cases) == 0 {
+		t.Fatalf("%s has no cases", name)
 	}
 	rows := ReadFile(t, "SECURITY.md")
 	seen := map[string]bool{"": true}
@@ -72,6 +71,32 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 		seen[c.Name] = true
 	}
 	return file
+}
+
+// ReadCases reads the cases of a file of the module, by Decode, that have no rule and no
+// expected answer. words are filled in first (FillIn).
+func ReadCases[C any](t testing.TB, name string, words ...string) []C {
+	t.Helper()
+	var file struct {
+		About []string // for people
+		Cases []C
+	}
+	Decode(t, name, FillIn(ReadFile(t, name), words...), &file)
+	if len(file.Cases) == 0 {
+		t.Fatalf("%s has no cases", name)
+	}
+	return file.Cases
+}
+
+// Decode decodes the text of a JSON file into value. A member that value does not have fails
+// the test: else a misspelled member would make its case pass.
+func Decode(t testing.TB, name, text string, value any) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(value); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
 }
 
 var corpusRepeat = regexp.MustCompile(`<(.)\*([0-9]+)>`)

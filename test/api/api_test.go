@@ -2,7 +2,6 @@
 package api
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -43,23 +42,6 @@ func production(t testing.TB) map[string]string {
 	t.Helper()
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	return hubstest.ProductionEnv(mail)
-}
-
-// readCases reads the cases of a file in testdata. A member that C does not have is an error:
-// else a misspelled one would make its case pass.
-func readCases[C any](t testing.TB, name string) []C {
-	t.Helper()
-	var file struct {
-		About []string // for people
-		Cases []C
-	}
-	text := hubstest.ReadFile(t, "testdata/"+name)
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&file); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return file.Cases
 }
 
 // newRole makes a role of PostgreSQL's without any right, and returns its name and the URL of

@@ -50,7 +50,7 @@ type commandCase struct {
 // TestSessionFollowsAccount.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	for _, c := range readCases[commandCase](t, "commands.json") {
+	for _, c := range hubstest.ReadCases[commandCase](t, "testdata/commands.json") {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)

@@ -72,7 +72,7 @@ type limitCase struct {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	for _, c := range readCases[limitCase](t, "limits.json") {
+	for _, c := range hubstest.ReadCases[limitCase](t, "testdata/limits.json") {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			limit := limitOf(t, c.Route)

@@ -47,7 +47,7 @@ func TestRequestLog(t *testing.T) {
 		"admin":  admin,
 		"nobody": s.Client(t),
 	}
-	for _, c := range readCases[logCase](t, "log.json") {
+	for _, c := range hubstest.ReadCases[logCase](t, "testdata/log.json") {
 		t.Run(c.Name, func(t *testing.T) {
 			client := clients[c.As]
 			request := hubstest.FillIn(c.Request, words...)

@@ -29,7 +29,7 @@ type mailCase struct {
 func TestMailOnlyThroughTLS(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
-	for _, c := range readCases[mailCase](t, "mail.json") {
+	for _, c := range hubstest.ReadCases[mailCase](t, "testdata/mail.json") {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			m := hubstest.NewMailServer(t, c.Options)

@@ -101,11 +101,11 @@ func checkOrigin(
 func TestCrossSiteWrites(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin", production(t))
-	for _, test := range readCases[struct {
+	for _, test := range hubstest.ReadCases[struct {
 		Name    string
 		Headers []string
 		Allowed bool
-	}](t, "cross-site.json") {
+	}](t, "testdata/cross-site.json") {
 		t.Run(test.Name, func(t *testing.T) {
 			for _, r := range contractRoutes(t) {
 				q := sample(t, srv,

@@ -133,11 +133,11 @@ func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	db := hubstest.OpenDB(t, database)
-	for _, c := range readCases[struct {
+	for _, c := range hubstest.ReadCases[struct {
 		Name      string
 		Statement string
 		Refused   string
-	}](t, "constraints.json") {
+	}](t, "testdata/constraints.json") {
 		got := sqlErrorOf(t, db, c.Statement)
 		if got != c.Refused {
 			t.Errorf("%s: %s: got %q, want %q",

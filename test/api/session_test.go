@@ -108,12 +108,12 @@ func TestCookieName(t *testing.T) {
 // nothing but its four claims, with times to the microsecond.
 func TestCookieAndToken(t *testing.T) {
 	t.Parallel()
-	for _, test := range readCases[struct {
+	for _, test := range hubstest.ReadCases[struct {
 		Name     string
 		Settings map[string]string
 		Set      string
 		Cleared  string
-	}](t, "set-cookie.json") {
+	}](t, "testdata/set-cookie.json") {
 		t.Run(test.Name, func(t *testing.T) {
 			t.Parallel()
 			settings := map[string]map[string]string{test.Name: test.Settings}

@@ -4,7 +4,6 @@ package bench
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -81,10 +80,8 @@ func TestBench(t *testing.T) {
 	after := newSide(t, pg, "after", hubstest.Binary())
 	sides := []*side{after}
 	var kinds map[string][]kind
-	requests := hubstest.ReadFile(t, "test/bench/testdata/requests.json")
-	if err := json.Unmarshal([]byte(requests), &kinds); err != nil {
-		t.Fatal(err)
-	}
+	const name = "test/bench/testdata/requests.json"
+	hubstest.Decode(t, name, hubstest.ReadFile(t, name), &kinds)
 	measured := kinds["usual"]
 	switch what {
 	case "abuse":

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -199,16 +198,15 @@ func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
 
 // A corpus is testdata/proxies.json.
 type corpus struct {
+	About   string // for people
 	Targets []string
 	Framing map[string]string
 	Logs    []struct{ Name, Request, Status string }
 }
 
 func readCorpus(t testing.TB) (c corpus) {
-	err := json.Unmarshal([]byte(hubstest.ReadFile(t, "testdata/proxies.json")), &c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	const name = "testdata/proxies.json"
+	hubstest.Decode(t, name, hubstest.ReadFile(t, name), &c)
 	return c
 }
 

@@ -90,7 +90,9 @@ func fillService(t *testing.T, admin *hubstest.Client) (hub, file string, reques
 	t.Helper()
 	hub = location(t, createHub(admin, "North"))
 	file = store(t, admin, "a.txt")
-	requests = readCases[request](t, "requests.json", "<hub>", hub, "<file>", file)
+	requests = hubstest.ReadCases[request](t, "test/faults/testdata/requests.json",
+		"<hub>", hub,
+		"<file>", file)
 	return hub, file, requests
 }
 
@@ -466,11 +468,11 @@ func messages(sent []byte) map[string]int {
 // the role's.
 func TestSettingsOfConnections(t *testing.T) {
 	t.Parallel()
-	for _, test := range readCases[struct {
+	for _, test := range hubstest.ReadCases[struct {
 		Name  string
 		Query string
 		Want  map[string]string // regular expressions
-	}](t, "settings.json") {
+	}](t, "test/faults/testdata/settings.json") {
 		t.Run(test.Name, func(t *testing.T) {
 			t.Parallel()
 			proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))

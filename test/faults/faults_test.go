@@ -4,7 +4,6 @@
 package faults
 
 import (
-	"encoding/json"
 	"sync"
 	"testing"
 
@@ -205,15 +204,4 @@ func location(t *testing.T, r *hubstest.Response) string {
 func wantUnavailable(t *testing.T, r *hubstest.Response) {
 	t.Helper()
 	hubstest.WantProblem(t, r, 503, "unavailable")
-}
-
-// readCases reads a table of cases from testdata. words are pairs, as in FillIn.
-func readCases[C any](t *testing.T, name string, words ...string) (cases []C) {
-	t.Helper()
-	text := hubstest.ReadFile(t, "test/faults/testdata/"+name)
-	text = hubstest.FillIn(text, words...)
-	if err := json.Unmarshal([]byte(text), &cases); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return cases
 }

@@ -151,7 +151,7 @@ func TestUploadStepFails(t *testing.T) {
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
 	store(t, c, "first.txt") // the server has its connections to the database
 	stored := 1
-	for _, step := range readCases[uploadStep](t, "upload_steps.json") {
+	for _, step := range hubstest.ReadCases[uploadStep](t, "test/faults/testdata/upload_steps.json") {
 		t.Run(step.Name, func(t *testing.T) {
 			var args []string
 			var upload *hubstest.HalfUpload

@@ -161,7 +161,7 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{folder}
-	for _, l := range readCases[leftover](t, "leftovers.json") {
+	for _, l := range hubstest.ReadCases[leftover](t, "test/faults/testdata/leftovers.json") {
 		want = append(want, s.put(l)...)
 	}
 	second := s.sweep()
