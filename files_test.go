@@ -48,7 +48,11 @@ func TestUploadDeadlines(t *testing.T) {
 		{name: "in its last second", started: uploadStart, received: uploadPace, want: time.Second},
 		{name: "not yet the next", started: uploadStart, received: 2*uploadPace - 1, want: time.Second},
 		{name: "25 MiB", started: uploadStart, received: 25 << 20, want: stallTimeout},
-		{name: "25 MiB, late", started: uploadStart + 1600*time.Second, received: 25 << 20},
+		{
+			name:     "25 MiB, late",
+			started:  uploadStart + 25<<20/uploadPace*time.Second,
+			received: 25 << 20,
+		},
 		{name: "too late", started: uploadStart},
 	} {
 		synctest.Test(t, func(t *testing.T) { // the time stands still

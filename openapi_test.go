@@ -73,6 +73,11 @@ func (o object) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+// member returns the place of a member's value.
+func (o object) member(name string) *any {
+	return &o[slices.Index(o, any(name))+1]
+}
+
 func encodeJSON(t *testing.T, value any, indent string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -356,6 +361,13 @@ func (g *generator) inputSchema(input string, f *fields) object {
 	return append(schema, "properties", properties)
 }
 
+// What a text may consist of: no control characters, and in a text of several lines none but
+// tabs and line breaks.
+const (
+	linePattern = `^[^\u0000-\u001f\u007f-\u009f\ufffd]*$`
+	textPattern = `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\ufffd]*$`
+)
+
 func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 	words := g.field(owner, r.name)
 	if r.number {
@@ -379,9 +391,9 @@ func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 	case r.pattern != nil:
 		schema = append(schema, "pattern", r.pattern.String())
 	case r.controls != "":
-		schema = append(schema, "pattern", `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\ufffd]*$`)
+		schema = append(schema, "pattern", textPattern)
 	default:
-		schema = append(schema, "pattern", `^[^\u0000-\u001f\u007f-\u009f\ufffd]*$`)
+		schema = append(schema, "pattern", linePattern)
 	}
 	if r.fallback != "" {
 		schema = append(schema, "default", r.fallback)
@@ -583,15 +595,16 @@ func (p problemWords) example() object {
 	return example
 }
 
-// headOperation describes HEAD, which works wherever GET does. It has the members of operation, in
-// the same order.
+// headOperation describes HEAD, which works wherever GET does, by what describes GET.
 func headOperation(get object, words operationWords) object {
 	head := slices.Clone(get)
-	last := len(head) - 1
-	head[1] = "head" + strings.TrimPrefix(capital(words.ID), "Get")
-	head[5] = "Headers only: " + strings.ToLower(words.Summary[:1]) + words.Summary[1:]
-	head[7] = "Answers as GET does, with the same status and headers, and without a body."
-	head[last] = headResponses(get[last].(object))
+	*head.member("operationId") = "head" + strings.TrimPrefix(capital(words.ID), "Get")
+	*head.member("summary") = "Headers only: " +
+		strings.ToLower(words.Summary[:1]) + words.Summary[1:]
+	*head.member("description") =
+		"Answers as GET does, with the same status and headers, and without a body."
+	responses := head.member("responses")
+	*responses = headResponses((*responses).(object))
 	return head
 }
 
@@ -600,8 +613,8 @@ func headResponses(get object) (head object) {
 		if status := answer[0].(string); status < "400" {
 			success := answer[1].(object)
 			head = append(head, status, object{
-				"description", "As GET: " + success[1].(string),
-				"headers", success[3],
+				"description", "As GET: " + (*success.member("description")).(string),
+				"headers", *success.member("headers"),
 			})
 		}
 	}

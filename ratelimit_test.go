@@ -118,7 +118,8 @@ func TestLimitSlides(t *testing.T) {
 func TestFloodOfNewKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const refused, most = 200, 65_536
+		const refused = 200
+		const most = 100_000 // keys, of some hundred bytes each
 		l := newLimiter(5, 15*time.Minute, "")
 		for i := range refused {
 			spend(l, fmt.Sprint("refused ", i), 5)
@@ -135,8 +136,8 @@ func TestFloodOfNewKeys(t *testing.T) {
 				t.Fatalf("after %d new keys: a refused one waits %v, want 14m", i, got)
 			}
 		}
-		if got := len(l.spent); got != most {
-			t.Errorf("%d keys, want %d", got, most)
+		if got := len(l.spent); got > most {
+			t.Errorf("%d keys, want %d at most", got, most)
 		}
 	})
 }

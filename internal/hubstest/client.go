@@ -28,6 +28,7 @@ type Client struct {
 	IP string
 }
 
+// Client returns a new client, with nobody signed in.
 func (s *Server) Client(t testing.TB) *Client {
 	jar, _ := cookiejar.New(nil) // without options there is no error
 	transport := &http.Transport{DisableCompression: true}
@@ -44,6 +45,20 @@ func (s *Server) Client(t testing.TB) *Client {
 			CheckRedirect: noRedirect,
 		},
 	}
+}
+
+// NewIP returns a client address that nobody else has, so that the rate limits of one case
+// don't meet those of the next.
+func NewIP() string {
+	n := serial.Add(1)
+	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
+}
+
+// Elsewhere returns the client at another address, with the same cookies.
+func (c *Client) Elsewhere() *Client {
+	moved := *c
+	moved.IP = NewIP()
+	return &moved
 }
 
 // proxied is the proxy that ends TLS in front of a deployed server: the client, and
@@ -420,6 +435,13 @@ func WantProblem(t testing.TB, r *Response, status int, code string, fields ...s
 	if len(fields) > 0 && !slices.Equal(p.fields(), fields) {
 		t.Errorf("want the fields %q, got %v", fields, r)
 	}
+}
+
+// Send is Do for a request such as "GET /hubs".
+func (c *Client) Send(request string, body any, headers ...string) *Response {
+	c.t.Helper()
+	method, path, _ := strings.Cut(request, " ")
+	return c.Do(method, path, body, headers...)
 }
 
 // Get is Do without a body.

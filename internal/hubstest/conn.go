@@ -2,9 +2,11 @@ package hubstest
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,4 +64,34 @@ func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
 		t.Fatalf("got %d, %v, want %d", status, err, want)
 	}
 	return closes
+}
+
+// Wire sends a request byte for byte as it is written: http.Client would mend or refuse some.
+// headers are names and values in turn.
+func (s *Server) Wire(
+	t testing.TB, method, target string, body []byte, headers ...string,
+) *Response {
+	t.Helper()
+	var request strings.Builder
+	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
+	for pair := range slices.Chunk(headers, 2) {
+		fmt.Fprintf(&request, "%s: %s\r\n", pair[0], pair[1])
+	}
+	if body != nil {
+		noteEmail(body)
+		fmt.Fprintf(&request, "Content-Length: %d\r\n", len(body))
+	}
+	fmt.Fprintf(&request, "\r\n%s", body)
+	conn := Dial(t, s.Addr)
+	defer conn.Close()
+	io.WriteString(conn, request.String())
+	resp, err := http.ReadResponse(conn.In, &http.Request{Method: method})
+	answer := &Response{Method: method, Path: target}
+	if err == nil {
+		err = answer.read(resp)
+	}
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, target, err)
+	}
+	return answer
 }

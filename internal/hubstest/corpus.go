@@ -2,10 +2,6 @@ package hubstest
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
-	"maps"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,7 +20,15 @@ type CorpusFile[C any] struct {
 	Hubs             []map[string]string          // queries.json
 	CORSHeaders      map[string]*string           // origins.json
 	PreflightHeaders map[string]*string           // origins.json
-	Cases            []C
+	Groups           []corpusGroup
+	Cases            []C `json:"-"` // of all groups
+}
+
+// A corpusGroup is cases that have something in common.
+type corpusGroup struct {
+	About string
+	Each  json.RawMessage // what a case has that does not say otherwise
+	Cases []json.RawMessage
 }
 
 // A CorpusCase is what every case has.
@@ -51,6 +55,14 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 	t.Helper()
 	var file CorpusFile[C]
 	Decode(t, name, ReadFile(t, "testdata/"+name), &file)
+	for _, group := range file.Groups {
+		for _, text := range group.Cases {
+			var c C
+			Decode(t, name, string(group.Each), &c)
+			Decode(t, name, string(text), &c)
+			file.Cases = append(file.Cases, c)
+		}
+	}
 	if len(file.Cases) == 0 {
 		t.Fatalf("%s has no cases", name)
 	}
@@ -99,11 +111,18 @@ func Decode(t testing.TB, name, text string, value any) {
 	}
 }
 
-var corpusRepeat = regexp.MustCompile(`<(.)\*([0-9]+)>`)
+var (
+	corpusByte   = regexp.MustCompile(`\\x[0-9a-f]{2}`)
+	corpusRepeat = regexp.MustCompile(`<(.|[^<>*]+)\*([0-9]+)>`)
+)
 
-// FillIn replaces <x*3> by xxx, and other words in angle brackets by their values: words are
-// pairs such as "<email>", "ada@example.com".
+// FillIn replaces \xff by that byte, <x*3> by xxx, and other words in angle brackets by their
+// values: words are pairs such as "<email>", "ada@example.com".
 func FillIn(text string, words ...string) string {
+	text = corpusByte.ReplaceAllStringFunc(text, func(escape string) string {
+		value, _ := strconv.ParseUint(escape[2:], 16, 8)
+		return string([]byte{byte(value)})
+	})
 	text = corpusRepeat.ReplaceAllStringFunc(text, func(s string) string {
 		part := corpusRepeat.FindStringSubmatch(s)
 		n, _ := strconv.Atoi(part[2])
@@ -155,66 +174,4 @@ func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 			t.Errorf("%s: got %q, want %q, in %v", name, got, want, r)
 		}
 	}
-}
-
-// Wire sends a request byte for byte as it is written: http.Client would mend or refuse some.
-// headers are names and values in turn.
-func (s *Server) Wire(
-	t testing.TB, method, target string, body []byte, headers ...string,
-) *Response {
-	t.Helper()
-	var request strings.Builder
-	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
-	for pair := range slices.Chunk(headers, 2) {
-		fmt.Fprintf(&request, "%s: %s\r\n", pair[0], pair[1])
-	}
-	if body != nil {
-		noteEmail(body)
-		fmt.Fprintf(&request, "Content-Length: %d\r\n", len(body))
-	}
-	fmt.Fprintf(&request, "\r\n%s", body)
-	conn := Dial(t, s.Addr)
-	defer conn.Close()
-	io.WriteString(conn, request.String())
-	resp, err := http.ReadResponse(conn.In, &http.Request{Method: method})
-	answer := &Response{Method: method, Path: target}
-	if err == nil {
-		err = answer.read(resp)
-	}
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, target, err)
-	}
-	return answer
-}
-
-// NewIP returns a client address that nobody else has, so that the rate limits of one case
-// don't meet those of the next.
-func NewIP() string {
-	n := serial.Add(1)
-	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
-}
-
-// Elsewhere returns the client at another address, with the same cookies.
-func (c *Client) Elsewhere() *Client {
-	moved := *c
-	moved.IP = NewIP()
-	return &moved
-}
-
-// StartEnvironments starts a server for each of the settings, by their names. A name is the
-// server's environment, unless its settings say another.
-func StartEnvironments(
-	t testing.TB, settings map[string]map[string]string, common map[string]string,
-) map[string]*Server {
-	mail := NewMailServer(t, MailOptions{})
-	servers := map[string]*Server{}
-	for name, values := range settings {
-		env := map[string]string{"APP_ENV": name}
-		maps.Copy(env, values)
-		if env["APP_ENV"] != "local" {
-			maps.Copy(env, mail.Env())
-		}
-		servers[name] = Start(t, common, env)
-	}
-	return servers
 }

@@ -3,6 +3,10 @@
 // It drives the server from outside: the binary as a process (Start), a PostgreSQL of the
 // tests' own, a mail server (NewMailServer), a proxy that cuts connections (NewProxy), and
 // a client that checks every answer for what all answers must have (Client).
+//
+// What must hold of the server is checked by functions that call t.Helper, so a failure stands
+// at a line of the test. A failure at a line of this package is the harness's own: no
+// PostgreSQL, no server that listens, no folder.
 package hubstest
 
 import (
@@ -140,10 +144,11 @@ func noteSources() {
 // Run runs one command of the binary to its end. Its environment is env and nothing else
 // that the server reads.
 func Run(env map[string]string, args ...string) (code int, stdout, stderr string) {
+	binary := Binary() // built before the time begins
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
 	defer cancel()
 	var out, errOut strings.Builder
-	cmd := exec.CommandContext(ctx, Binary(), args...)
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = processEnv(env)
 	cmd.Stdout = &out
 	cmd.Stderr = &errOut

@@ -41,12 +41,13 @@ type Sender interface {
 }
 
 // NewLedger returns an empty ledger. It calls report for what must not be: a kind of fault,
-// always in the same words, and what the fault is about.
+// always in the same words, and what the fault is about. report is the test's own, so that a
+// failure stands at a line of the test.
 func NewLedger(report func(kind, detail string)) *Ledger {
 	return &Ledger{
 		report:   report,
 		hubs:     map[string]*ledgerHub{},
-		idle:     make(chan *ledgerHub, 1<<20),
+		idle:     make(chan *ledgerHub, 1<<20), // more than a soak makes
 		files:    map[string][sha256.Size]byte{},
 		accepted: map[string]string{},
 	}

@@ -20,47 +20,47 @@ type Log struct {
 	changed chan struct{} // closed by the next Write; nil if nobody waits
 }
 
-func (b *Log) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	lines := strings.Split(b.partial+string(p), "\n")
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := strings.Split(l.partial+string(p), "\n")
 	last := len(lines) - 1
-	b.partial = lines[last]
-	b.lines = append(b.lines, lines[:last]...)
-	if b.changed != nil {
-		close(b.changed)
-		b.changed = nil
+	l.partial = lines[last]
+	l.lines = append(l.lines, lines[:last]...)
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
 	}
 	return len(p), nil
 }
 
 // since returns the lines from number n on, and a channel closed when there is more.
-func (b *Log) since(n int) ([]string, <-chan struct{}) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.changed == nil {
-		b.changed = make(chan struct{})
+func (l *Log) since(n int) ([]string, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.changed == nil {
+		l.changed = make(chan struct{})
 	}
-	return slices.Clone(b.lines[n:]), b.changed
+	return slices.Clone(l.lines[n:]), l.changed
 }
 
 // All returns every line, an unfinished one included.
-func (b *Log) All() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	lines := slices.Clone(b.lines)
-	if b.partial != "" {
-		lines = append(lines, b.partial)
+func (l *Log) All() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := slices.Clone(l.lines)
+	if l.partial != "" {
+		lines = append(lines, l.partial)
 	}
 	return lines
 }
 
-func (b *Log) String() string { return strings.Join(b.All(), "\n") }
+func (l *Log) String() string { return strings.Join(l.All(), "\n") }
 
 // Count returns how many lines so far contain all the parts.
-func (b *Log) Count(parts ...string) (n int) {
+func (l *Log) Count(parts ...string) (n int) {
 	matches := containsAll(parts)
-	for _, line := range b.All() {
+	for _, line := range l.All() {
 		if matches(line) {
 			n++
 		}
@@ -69,9 +69,9 @@ func (b *Log) Count(parts ...string) (n int) {
 }
 
 // WaitFor returns the first line that contains all the parts, written already or not.
-func (b *Log) WaitFor(t testing.TB, parts ...string) string {
+func (l *Log) WaitFor(t testing.TB, parts ...string) string {
 	t.Helper()
-	line, _, err := b.Wait(0, nil, containsAll(parts))
+	line, _, err := l.wait(Patience, 0, nil, containsAll(parts))
 	if err != nil {
 		t.Fatalf("%v that contains %q", err, parts)
 	}
@@ -85,32 +85,28 @@ func containsAll(parts []string) func(string) bool {
 	}
 }
 
-// Wait returns the first line from number n on that matches, and the number of the
+// wait returns the first line from number n on that matches, and the number of the
 // one after it; it gives up early when done is closed.
-func (b *Log) Wait(n int, done <-chan struct{}, match func(string) bool) (string, int, error) {
-	return b.wait(Patience, n, done, match)
-}
-
-func (b *Log) wait(
+func (l *Log) wait(
 	limit time.Duration, n int, done <-chan struct{}, match func(string) bool,
 ) (string, int, error) {
 	timeout := time.After(limit)
 	for ended := false; ; {
-		lines, more := b.since(n)
+		lines, more := l.since(n)
 		i := slices.IndexFunc(lines, match)
 		if i >= 0 {
 			return lines[i], n + i + 1, nil
 		}
 		n += len(lines)
 		if ended {
-			return "", n, fmt.Errorf("it ended, output:\n%s\nwithout a line", b)
+			return "", n, fmt.Errorf("it ended, output:\n%s\nwithout a line", l)
 		}
 		select {
 		case <-more:
 		case <-done:
 			ended = true // one more look: the last lines may have come with the end
 		case <-timeout:
-			return "", n, fmt.Errorf("after %v, output:\n%s\nno line", limit, b)
+			return "", n, fmt.Errorf("after %v, output:\n%s\nno line", limit, l)
 		}
 	}
 }
@@ -122,6 +118,7 @@ var usedEmails sync.Map
 // checkLog fails the test for what no log may hold: errors that the test has not allowed, lines
 // that are no JSON, secrets, codes, and addresses.
 func (s *Server) checkLog(t testing.TB) {
+	t.Helper()
 	if text := s.Stderr.String(); text != "" {
 		t.Errorf("on standard error, where a running server writes nothing: %s", text)
 	}
@@ -129,7 +126,8 @@ func (s *Server) checkLog(t testing.TB) {
 	codes := s.codes()
 	printsCodes := s.Env["APP_ENV"] == "local" && s.Mail == nil
 	for _, line := range s.Log.All() {
-		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix) // set off by blank lines
+		// A code is set off by blank lines.
+		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix)
 		if !printsCodes || !isCodeLine {
 			s.checkLine(t, line, secrets, codes)
 		}
@@ -166,6 +164,7 @@ func (s *Server) secrets() []string {
 }
 
 func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
+	t.Helper()
 	var entry struct{ Level string }
 	if err := json.Unmarshal([]byte(line), &entry); err != nil {
 		t.Errorf("log line that is no JSON: %s", line)

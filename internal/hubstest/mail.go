@@ -112,6 +112,7 @@ type MailServer struct {
 	open    map[net.Conn]bool
 }
 
+// A MailMode is how a mail server works or fails.
 type MailMode int
 
 const (
@@ -131,6 +132,7 @@ const (
 	MailFloodsLines               // answers EHLO with lines without end
 )
 
+// A Mail is one that has arrived.
 type Mail struct {
 	From string
 	To   []string
@@ -138,7 +140,7 @@ type Mail struct {
 	TLS  bool
 	User string // the user that had signed in, or ""
 	Helo string // the name that the client gave itself
-	read bool   // waitMail has returned it
+	read bool   // WaitMail has returned it
 }
 
 var mailServers sync.Map // URL → *MailServer
@@ -149,6 +151,7 @@ func mailServerOf(smtpURL string) *MailServer {
 	return server
 }
 
+// NewMailServer starts a mail server that ends with the test.
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	m := &MailServer{
@@ -222,8 +225,8 @@ func (m *MailServer) Env() map[string]string {
 	return map[string]string{"SMTP_URL": m.URL, "MAIL_FROM": "signin@example.com"}
 }
 
-// Fail sets how the server fails from now on. Sessions that hang do so until release, or until
-// a mode that closes them.
+// Fail sets how the server fails from now on. Sessions that hang go on once the mode is
+// another.
 func (m *MailServer) Fail(mode MailMode) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,7 +235,7 @@ func (m *MailServer) Fail(mode MailMode) {
 	m.changed = make(chan struct{})
 }
 
-// Release ends a failure. Sessions that hang go on.
+// Release ends a failure.
 func (m *MailServer) Release() { m.Fail(MailWorks) }
 
 // Slow delays every answer.
@@ -295,6 +298,7 @@ func (m *Mail) Code(t testing.TB) string {
 	return codes[0]
 }
 
+// Codes returns all numbers in the mail's text that have the form of a code.
 func (m *Mail) Codes() []string {
 	_, body, _ := strings.Cut(m.Data, "\r\n\r\n")
 	return regexp.MustCompile(`\b[0-9]{6}\b`).FindAllString(body, -1)

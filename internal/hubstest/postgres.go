@@ -172,6 +172,18 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 	return u.String()
 }
 
+// NewRole makes a role of PostgreSQL's without any right, and returns its name and databaseURL
+// with it.
+func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
+	const password = "secret-1"
+	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
+	Exec(t, databaseURL, "create role "+role+" login password '"+password+"'")
+	t.Cleanup(func() {
+		Exec(t, databaseURL, "drop owned by "+role+"; drop role "+role)
+	})
+	return role, WithUser(t, databaseURL, role, password)
+}
+
 // A Postgres is a private PostgreSQL that ./dev.sh starts.
 type Postgres struct {
 	t        testing.TB // nil: it is shared
@@ -230,6 +242,7 @@ func ExistingPostgres(t testing.TB, dir string) *Postgres {
 	return pg
 }
 
+// Start starts it, again on the same port with the same data.
 func (pg *Postgres) Start() {
 	if err := pg.start(); err != nil {
 		pg.t.Fatal(err)

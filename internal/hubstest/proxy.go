@@ -99,7 +99,7 @@ func (p *Proxy) DropReplies() { p.set(proxyDropsReplies) }
 func (p *Proxy) Resume() { p.set(proxyPasses) }
 
 // When calls do once, as soon as a client sends the text and before the text is passed on. With
-// cut, the statement is not done; with dropReplies, it is done and the client can't know.
+// Cut, the statement is not done; with DropReplies, it is done and the client can't know.
 func (p *Proxy) When(text string, do func()) { p.when(trigger{text: text}, do) }
 
 // WhenAnswered is When for what the server answers.
@@ -190,8 +190,8 @@ func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 		if err != nil {
 			return
 		}
-		p.look(chunk[:n], fromClient)
-		if !p.pass(pair, fromClient) {
+		p.runTriggers(chunk[:n], fromClient)
+		if !p.mayPass(pair, fromClient) {
 			continue
 		}
 		if _, err := to.Write(chunk[:n]); err != nil {
@@ -200,8 +200,8 @@ func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 	}
 }
 
-// pass waits while the proxy hangs, then reports whether data may pass in this direction.
-func (p *Proxy) pass(pair *proxyPair, fromClient bool) bool {
+// mayPass waits while the proxy hangs, then reports whether data may pass in this direction.
+func (p *Proxy) mayPass(pair *proxyPair, fromClient bool) bool {
 	for {
 		p.mu.Lock()
 		mode, changed := p.mode, p.changed
@@ -220,8 +220,8 @@ func (p *Proxy) pass(pair *proxyPair, fromClient bool) bool {
 	}
 }
 
-// look runs the triggers that a chunk sets off.
-func (p *Proxy) look(chunk []byte, fromClient bool) {
+// runTriggers runs the triggers that a chunk sets off.
+func (p *Proxy) runTriggers(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()
 	if fromClient && p.sent != nil {

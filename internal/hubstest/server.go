@@ -2,6 +2,7 @@ package hubstest
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os/exec"
 	"regexp"
@@ -72,11 +73,33 @@ func ProductionEnv(m *MailServer) map[string]string {
 // Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
 // its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
 func Start(t testing.TB, overrides ...map[string]string) *Server {
-	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
+	t.Helper()
+	return StartCommand(t, Serve(), overrides...)
 }
+
+// Serve is the command that starts the binary.
+func Serve() *exec.Cmd { return exec.Command(Binary(), "serve") }
 
 // StartCommand is Start for another way to start the binary.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
+	t.Helper()
+	s, err := TryStart(t, cmd, overrides...)
+	mustStart(t, err)
+	return s
+}
+
+// mustStart is no t.Helper: that there is no server is not what the test looks for.
+func mustStart(t testing.TB, err error) {
+	if err != nil {
+		t.Fatalf("no server: %v", err)
+	}
+}
+
+// TryStart is StartCommand for tests of the start itself. The error says why there is no server.
+func TryStart(
+	t testing.TB, cmd *exec.Cmd, overrides ...map[string]string,
+) (*Server, error) {
+	t.Helper()
 	env := ServerEnv(t, overrides...)
 	s := &Server{
 		Env:      env,
@@ -91,37 +114,60 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 	cmd.Stdout = s.Log
 	cmd.Stderr = s.Stderr
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	go func() {
 		cmd.Wait()
 		close(s.done)
 	}()
+	t.Cleanup(func() { cmd.Process.Kill() }) // an error means that it has ended
+	if err := s.waitListening(); err != nil {
+		return nil, err
+	}
 	t.Cleanup(func() {
+		t.Helper()
 		if code := s.Stop(t); code != 0 && !s.signaled {
 			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
 		}
-		cmd.Process.Kill() // an error means that it has ended
 		s.checkLog(t)
 	})
-	s.waitListening(t)
-	return s
+	return s, nil
 }
 
-func (s *Server) waitListening(t testing.TB) {
-	line, _, err := s.Log.Wait(0, s.done, containsAll([]string{`"msg":"listening"`}))
+func (s *Server) waitListening() error {
+	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
-		t.Fatalf("no server: %v that says listening\n%s", err, s.Stderr)
+		return fmt.Errorf("%w that says listening\n%s", err, s.Stderr)
 	}
 	var listening struct{ Addr string }
 	if err := json.Unmarshal([]byte(line), &listening); err != nil {
-		t.Fatalf("%s: %v", line, err)
+		return fmt.Errorf("%s: %w", line, err)
 	}
 	s.Addr = listening.Addr
 	s.Base = "http://" + listening.Addr
 	if domain := s.Env["COOKIE_DOMAIN"]; domain != "" {
 		s.Base = "https://api." + domain
 	}
+	return nil
+}
+
+// StartEnvironments starts a server for each of the settings, by their names. A name is the
+// server's environment, unless its settings say another.
+func StartEnvironments(
+	t testing.TB, settings map[string]map[string]string, common map[string]string,
+) map[string]*Server {
+	t.Helper()
+	mail := NewMailServer(t, MailOptions{})
+	servers := map[string]*Server{}
+	for name, values := range settings {
+		env := map[string]string{"APP_ENV": name}
+		maps.Copy(env, values)
+		if env["APP_ENV"] != "local" {
+			maps.Copy(env, mail.Env())
+		}
+		servers[name] = Start(t, common, env)
+	}
+	return servers
 }
 
 // Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
@@ -188,7 +234,7 @@ func (s *Server) printedCode(t testing.TB, email string) string {
 	s.mu.Lock()
 	from := s.codeLine[prefix]
 	s.mu.Unlock()
-	line, next, err := s.Log.Wait(from, s.done, func(line string) bool {
+	line, next, err := s.Log.wait(Patience, from, s.done, func(line string) bool {
 		return strings.HasPrefix(strings.ToLower(line), prefix)
 	})
 	if err != nil {

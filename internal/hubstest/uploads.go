@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// unfinished is the folder of working names in FILES_DIR.
-const unfinished = "unfinished"
+// Unfinished is the folder of working names in FILES_DIR.
+const Unfinished = "unfinished"
 
 // A HalfUpload is an upload of which the server has the beginning.
 type HalfUpload struct {
@@ -21,9 +21,10 @@ type HalfUpload struct {
 	unsent  []byte
 }
 
-// StartUpload sends the first 32 kB of a form with a file of 200 kB, which is less than some proxies
-// would hold back. It returns when the server has begun to write the file.
+// StartUpload sends the first 32 kB of a form with a file of 200 kB, which is less than some
+// proxies would hold back. It returns when the server has begun to write the file.
 func (c *Client) StartUpload(name string) *HalfUpload {
+	c.t.Helper()
 	before := len(c.srv.WorkingFiles(c.t))
 	u := c.BeginUpload(name)
 	WaitUntil(c.t, "a file that is being written", func() bool {
@@ -62,13 +63,13 @@ func (u *HalfUpload) Finish() *Response {
 
 // FilesIn lists FILES_DIR: the stored files, then the working names as unfinished/name.
 func (s *Server) FilesIn(t testing.TB) (names []string) {
-	for _, folder := range []string{"", unfinished} {
+	for _, folder := range []string{"", Unfinished} {
 		entries, err := os.ReadDir(filepath.Join(s.Env["FILES_DIR"], folder))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, entry := range entries {
-			if entry.Name() != unfinished {
+			if entry.Name() != Unfinished {
 				names = append(names, filepath.Join(folder, entry.Name()))
 			}
 		}
@@ -81,7 +82,7 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 	for _, name := range s.FilesIn(t) {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
 		info, err := os.Stat(path)
-		if err == nil && info.Size() > 0 && strings.HasPrefix(name, unfinished) {
+		if err == nil && info.Size() > 0 && strings.HasPrefix(name, Unfinished) {
 			paths = append(paths, path)
 		}
 	}

@@ -20,8 +20,7 @@ type call struct {
 }
 
 func (q call) send(c *hubstest.Client) *hubstest.Response {
-	method, path, _ := strings.Cut(q.request, " ")
-	return c.Do(method, path, q.body, q.headers...)
+	return c.Send(q.request, q.body, q.headers...)
 }
 
 // itemPath splits a path behind the last {…} into where such an item is made, and what follows.
@@ -47,18 +46,21 @@ func sample(
 	case path == "/files/{fileId}/{name}":
 		q.request = method + " " + upload(t, admin, "hello")
 	case item != nil:
-		made := sample(t, srv, admin, "POST "+item[1]).send(admin).Want(t, 201)
+		making := sample(t, srv, admin, "POST "+item[1])
+		made := making.send(admin).Want(t, 201)
 		q.request = method + " " + made.Header.Get("Location") + item[2]
 	}
 	operation := []string{"paths", path, strings.ToLower(method)}
-	if hubstest.Contract[map[string]any](t, operation...)["requestBody"] == nil {
+	described := hubstest.Contract[map[string]any](t, operation...)
+	if described["requestBody"] == nil {
 		return q
 	}
 	fields := hubstest.Contract[map[string]any](t, append(operation,
 		"requestBody", "content", "application/json", "schema", "properties")...)
 	body := map[string]any{}
 	for name, field := range fields {
-		body[name] = field.(map[string]any)["examples"].([]any)[0]
+		examples := field.(map[string]any)["examples"]
+		body[name] = examples.([]any)[0]
 	}
 	if body["code"] != nil {
 		_, body["email"], body["code"] = asked(t, srv)
@@ -217,7 +219,8 @@ func TestHeadIsGetWithoutBody(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	for _, r := range contractRoutes(t) {
-		path, isGet := strings.CutPrefix(sample(t, srv, admin, r.name).request, "GET ")
+		request := sample(t, srv, admin, r.name).request
+		path, isGet := strings.CutPrefix(request, "GET ")
 		if !isGet {
 			continue
 		}

@@ -2,7 +2,6 @@
 package api
 
 import (
-	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
@@ -42,18 +41,4 @@ func production(t testing.TB) map[string]string {
 	t.Helper()
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	return hubstest.ProductionEnv(mail)
-}
-
-// newRole makes a role of PostgreSQL's without any right, and returns its name and the URL of
-// the database with it.
-func newRole(t testing.TB, database string) (role, roleURL string) {
-	t.Helper()
-	const password = "secret-1"
-	role = "role_" + strings.ReplaceAll(hubstest.NewUUID(), "-", "")
-	hubstest.Exec(t, database,
-		"create role "+role+" login password '"+password+"'")
-	t.Cleanup(func() {
-		hubstest.Exec(t, database, "drop owned by "+role+"; drop role "+role)
-	})
-	return role, hubstest.WithUser(t, database, role, password)
 }

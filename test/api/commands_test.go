@@ -36,7 +36,7 @@ func run(
 type commandCase struct {
 	Name  string
 	Env   map[string]string
-	SQL   string
+	SQL   []string
 	Lines []struct {
 		Run      []string
 		Exit     int
@@ -54,7 +54,7 @@ func TestCommands(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
-			_, powerless := newRole(t, database)
+			_, powerless := hubstest.NewRole(t, database)
 			words := []string{
 				"<database>", database,
 				"<no database>", hubstest.WithDatabase(database, "none"),
@@ -67,7 +67,7 @@ func TestCommands(t *testing.T) {
 			for name, value := range env {
 				env[name] = hubstest.FillIn(value, words...)
 			}
-			hubstest.Exec(t, database, c.SQL)
+			hubstest.Exec(t, database, strings.Join(c.SQL, " "))
 			for _, line := range c.Lines {
 				said := run(t, env, line.Exit, line.Run...)
 				if !strings.HasPrefix(said, line.Begins) {

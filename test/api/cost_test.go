@@ -32,7 +32,8 @@ var hostilePlaces = []string{
 // hostileTexts are repeated until they are long enough. Each once met, or might meet, an
 // expression that looks for secrets, or a parser of lists.
 var hostileTexts = []string{
-	"key\u0080", "\xff", "a@a.", "code=", "://a:a@", "eyJa.", "0-0,", `"a",`, "127.0.0.1,", "a=a;", "a=a&",
+	"key\u0080", "\xff", "a@a.", "code=", "://a:a@", "eyJa.",
+	"0-0,", `"a",`, "127.0.0.1,", "a=a;", "a=a&",
 }
 
 // H4: a text of fifteen times the length costs some fifteen times as much, not two hundred times.
@@ -50,7 +51,8 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 			fill := strings.NewReplacer("{text}", long, "{file}", file)
 			request, header, _ := strings.Cut(place, "\n")
 			for range 3 {
-				io.WriteString(conn, client.Head(fill.Replace(request), fill.Replace(header))+"\r\n")
+				head := client.Head(fill.Replace(request), fill.Replace(header))
+				io.WriteString(conn, head+"\r\n")
 				_, closes, err := conn.Receive()
 				if err != nil {
 					t.Fatalf("%s: %v", place, err)

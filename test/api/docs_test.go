@@ -72,7 +72,8 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, named := range namedScript.FindAllStringSubmatch(content, -1) {
-			if !regexp.MustCompile(`(?m)^[a-z |-]*\b` + named[1] + `\b[a-z |-]*\)`).MatchString(script) {
+			command := regexp.MustCompile(`(?m)^[a-z |-]*\b` + named[1] + `\b[a-z |-]*\)`)
+			if !command.MatchString(script) {
 				t.Errorf("%s: there is no ./dev.sh %s", document, named[1])
 			}
 		}
@@ -96,7 +97,8 @@ func TestSecurityPage(t *testing.T) {
 	inComments := map[string]bool{} // rows and places: "O3 otp.go:redeem"
 	ids := map[string]string{}      // of rows in comments, with a place
 	for _, file := range files(t, "*.go") {
-		for _, found := range declaration.FindAllStringSubmatch(hubstest.ReadFile(t, file), -1) {
+		source := hubstest.ReadFile(t, file)
+		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
 			for _, id := range mark.FindAllStringSubmatch(found[1], -1) {
 				place := id[1] + " " + file + ":"
 				inComments[place+found[3]] = true
@@ -106,7 +108,8 @@ func TestSecurityPage(t *testing.T) {
 		}
 	}
 	seen := map[string]bool{}
-	for _, row := range securityRow.FindAllStringSubmatch(hubstest.ReadFile(t, "SECURITY.md"), -1) {
+	page := hubstest.ReadFile(t, "SECURITY.md")
+	for _, row := range securityRow.FindAllStringSubmatch(page, -1) {
 		id, file, function := row[1], row[2], row[3]
 		if seen[id] {
 			t.Errorf("SECURITY.md has two rows %s", id)

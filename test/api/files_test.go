@@ -9,8 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +17,11 @@ import (
 )
 
 const (
-	formType   = "multipart/form-data; boundary=edge"
-	partHeader = "Content-Disposition: form-data; name=\"file\"; filename=\"a.txt\""
-	// otherPart begins a form whose only part is no file.
-	otherPart = "--edge\r\nContent-Disposition: form-data; name=\"other\"; filename=\"a.txt\"\r\n\r\n"
+	uploadRoute = "POST /files/upload"
+	formType    = "multipart/form-data; boundary=edge"
+	partHeader  = `Content-Disposition: form-data; name="file"; filename="a.txt"`
+	formEnd     = "\r\n--edge--\r\n"
+	otherHeader = `Content-Disposition: form-data; name="other"; filename="a.txt"` // no file
 )
 
 // An uploadCase is a form, and what becomes of it. uploads.json says what the members mean.
@@ -34,20 +33,14 @@ type uploadCase struct {
 	Content     string
 	Form        *string
 	Type        *string
-	Encoding    string
-	Chunked     bool
+	Headers     []string
+	Stored      string
 	Disposition string
 }
 
-var hexByte = regexp.MustCompile(`\\x[0-9a-f]{2}`)
-
-// fill replaces \xff by the byte, and <x*3> by xxx.
-func fill(text string) string {
-	text = hexByte.ReplaceAllStringFunc(text, func(escape string) string {
-		value, _ := strconv.ParseUint(escape[2:], 16, 8)
-		return string([]byte{byte(value)})
-	})
-	return hubstest.FillIn(text)
+// form returns a form of one part.
+func form(header, content string) string {
+	return "--edge\r\n" + header + "\r\n\r\n" + content + formEnd
 }
 
 func (test uploadCase) body() string {
@@ -55,12 +48,12 @@ func (test uploadCase) body() string {
 		text := strings.ReplaceAll(*test.Form, "\n", "\r\n")
 		return hubstest.FillIn(text, "<file>", partHeader)
 	}
-	part := `form-data; name="file"; filename="` + fill(test.Filename) + `"`
+	part := `form-data; name="file"; filename="` + test.Filename + `"`
 	header := "Content-Disposition: " + cmp.Or(test.Part, part)
 	if test.PartType != "" {
 		header += "\r\nContent-Type: " + test.PartType
 	}
-	return "--edge\r\n" + header + "\r\n\r\n" + fill(test.Content) + "\r\n--edge--\r\n"
+	return hubstest.FillIn(form(header, test.Content))
 }
 
 func (test uploadCase) headers() []string {
@@ -68,41 +61,89 @@ func (test uploadCase) headers() []string {
 	if test.Type != nil {
 		kind = *test.Type
 	}
-	headers := []string{"Content-Type", kind}
-	if test.Encoding != "" {
-		headers = append(headers, "Content-Encoding", test.Encoding)
+	return append(test.Headers, "Content-Type", kind)
+}
+
+// bothWays returns a body as it is sent with its length, and in chunks without it.
+func bothWays(body string) map[string]io.Reader {
+	return map[string]io.Reader{
+		"with a length": strings.NewReader(body),
+		"in chunks":     struct{ io.Reader }{strings.NewReader(body)}, // hides the length
 	}
-	return headers
 }
 
 // What is stored comes back as it was sent, under its name, with the type that the server has
-// found. What is refused leaves nothing. The limits hold to the byte.
+// found. What is refused leaves nothing.
 func TestUploads(t *testing.T) {
 	t.Parallel()
-	corpus := hubstest.ReadCorpus[uploadCase](t, "uploads.json")
-	s, c := start(t,
-		"member", corpus.Settings["local"])
+	s, c := start(t, "member")
 	stored := 0
-	for _, test := range corpus.Cases {
+	for _, test := range hubstest.ReadCorpus[uploadCase](t, "uploads.json").Cases {
 		t.Run(test.Name, func(t *testing.T) {
-			var body io.Reader = strings.NewReader(test.body())
-			if test.Chunked {
-				body = struct{ io.Reader }{body} // hides the length
-			}
-			name, ok := test.Expect.Body["name"].(string)
-			if ok {
-				test.Expect.Body["name"] = fill(name)
-			}
-			r := c.Elsewhere().Do("POST", "/files/upload", body, test.headers()...)
-			test.Expect.Check(t, r)
-			if r.Status != 201 {
-				return
-			}
-			stored++
-			if test.Form == nil {
-				wantStoredFile(t, c, r.JSON(t), test)
+			for _, body := range bothWays(test.body()) {
+				r := c.Elsewhere().Send(uploadRoute, body, test.headers()...)
+				test.Expect.Check(t, r)
+				if r.Status == 201 {
+					stored++
+					wantStoredFile(t, c, r.JSON(t), test)
+				}
 			}
 		})
+	}
+	s.WantStored(t, stored)
+}
+
+// F3, H1: the limits of an upload hold to the byte, whether it says its length or not.
+func TestUploadLimits(t *testing.T) {
+	t.Parallel()
+	const maxFile = 100_000
+	const maxBefore = 4 << 10  // bytes of a form before the content of its file
+	const maxAround = 64 << 10 // bytes before and behind the content
+	s, c := start(t, "member",
+		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	x := func(length int) string {
+		return strings.Repeat("x", length)
+	}
+	empty := form(partHeader, "")
+	small := form(partHeader, "x")
+	largest := form(partHeader, x(maxFile))
+	around := maxAround - len(empty) // left for what follows the form
+	before := maxBefore - len(strings.TrimSuffix(empty, formEnd))
+	withHeader := func(length int) string {
+		const name = "\r\nX:"
+		return form(partHeader+name+x(length-len(name)), "x")
+	}
+	withPreamble := func(length int) string {
+		return x(length-len("\r\n")) + "\r\n" + small
+	}
+	stored := 0
+	for name, test := range map[string]struct {
+		body string
+		want int
+	}{
+		"the largest file":                 {largest, 201},
+		"a larger file":                    {form(partHeader, x(maxFile+1)), 413},
+		"the most around the largest file": {largest + x(around), 201},
+		"more around the largest file":     {largest + x(around+1), 413},
+		"the most around a small file":     {small + x(around), 201},
+		"more around a small file":         {small + x(around+1), 413},
+		"more around an empty file":        {empty + x(around+1), 413},
+		"the longest header":               {withHeader(before), 201},
+		// One byte more would cut a line break in two, which is malformed.
+		"a longer header":      {withHeader(before + 2), 413},
+		"the longest preamble": {withPreamble(before), 201},
+		"a longer preamble":    {withPreamble(before + 2), 413},
+		"no part at all":       {strings.Repeat(x(3000)+"\r\n", 3), 413},
+	} {
+		for way, body := range bothWays(test.body) {
+			r := c.Elsewhere().Send(uploadRoute, body, "Content-Type", formType)
+			if r.Status != test.want {
+				t.Errorf("%s, %s: got %v, want %d", name, way, r, test.want)
+			}
+			if test.want == 201 {
+				stored++
+			}
+		}
 	}
 	s.WantStored(t, stored)
 }
@@ -112,7 +153,11 @@ func wantStoredFile(
 	t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase,
 ) {
 	t.Helper()
-	content := fill(test.Content)
+	name := hubstest.FillIn(cmp.Or(test.Stored, test.Filename))
+	if file["name"] != name {
+		t.Errorf("name: got %q, want %q", file["name"], name)
+	}
+	content := hubstest.FillIn(test.Content)
 	got := file["size"]
 	if got != float64(len(content)) {
 		t.Errorf("size: got %v, want %d", got, len(content))
@@ -120,12 +165,13 @@ func wantStoredFile(
 	path := file["path"].(string)
 	c.WantFile(path, content)
 	want := map[string]any{
-		"Content-Length":          fmt.Sprint(len(content)),
-		"Content-Type":            file["contentType"],
-		"ETag":                    fmt.Sprintf("%q", file["fileId"]),
-		"Accept-Ranges":           "bytes",
-		"Cache-Control":           "private, no-cache",
-		"Content-Security-Policy": hubstest.StrictCSP + "; style-src 'unsafe-inline'; sandbox allow-downloads",
+		"Content-Length": fmt.Sprint(len(content)),
+		"Content-Type":   file["contentType"],
+		"ETag":           fmt.Sprintf("%q", file["fileId"]),
+		"Accept-Ranges":  "bytes",
+		"Cache-Control":  "private, no-cache",
+		"Content-Security-Policy": hubstest.StrictCSP +
+			"; style-src 'unsafe-inline'; sandbox allow-downloads",
 	}
 	for _, method := range []string{"GET", "HEAD"} {
 		r := c.Elsewhere().Do(method, path, nil).Want(t, 200)
@@ -203,9 +249,9 @@ func TestDownloads(t *testing.T) {
 			for _, header := range test.Headers {
 				headers = append(headers, hubstest.FillIn(header, words...))
 			}
-			test.Expect.Check(t, s.Wire(t, "HEAD", path, nil, headers...))
-			r := s.Wire(t,
-				"GET", path, nil, headers...)
+			head := s.Wire(t, "HEAD", path, nil, headers...)
+			test.Expect.Check(t, head)
+			r := s.Wire(t, "GET", path, nil, headers...)
 			test.Expect.Check(t, r)
 			got := string(r.Body)
 			if test.Content != nil && got != *test.Content {
@@ -259,23 +305,34 @@ func uploadHead(c *hubstest.Client, kind string, length int, more ...string) str
 	headers := append(more,
 		"Content-Type: "+kind,
 		fmt.Sprint("Content-Length: ", length))
-	return c.Head("POST /files/upload", headers...) + "\r\n"
+	return c.Head(uploadRoute, headers...) + "\r\n"
 }
 
 // A client that sends its whole upload before it reads gets its answer, whatever was wrong,
 // and can go on using the connection: the server reads the rest of a refused upload.
 func TestRefusedUploadIsAnswered(t *testing.T) {
 	t.Parallel()
-	corpus := hubstest.ReadCorpus[uploadCase](t, "refused-uploads.json")
-	s, c := start(t,
-		"member", corpus.Settings["local"])
-	for _, test := range corpus.Cases {
-		t.Run(test.Name, func(t *testing.T) {
-			body := test.body()
-			kind := test.headers()[1]
+	const maxFile = 4 << 20 // far more than what net/http reads of a refused body by itself
+	s, c := start(t, "member",
+		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	large := strings.Repeat("x", maxFile)
+	good := form(partHeader, large)
+	for name, test := range map[string]struct {
+		kind string
+		body string
+		want int
+	}{
+		"another type":           {"text/plain", good, 415},
+		"no boundary":            {"multipart/form-data", good, 400},
+		"another field":          {formType, form(otherHeader, large), 400},
+		"announced as too large": {formType, good + strings.Repeat("x", 64<<10), 413},
+		"found too large":        {formType, form(partHeader, large+"x"), 413},
+		"headers too long":       {formType, form(partHeader+large, ""), 413},
+	} {
+		t.Run(name, func(t *testing.T) {
 			conn := hubstest.Dial(t, s.Addr)
-			closes := conn.Exchange(t,
-				uploadHead(c, kind, len(body))+body, test.Expect.Status)
+			request := uploadHead(c, test.kind, len(test.body)) + test.body
+			closes := conn.Exchange(t, request, test.want)
 			if closes {
 				t.Error("the connection closes, want it open")
 			}
@@ -297,8 +354,9 @@ func TestRefusedUploadWithExpect(t *testing.T) {
 	hubstest.Dial(t, s.Addr).Exchange(t, large, 413)
 
 	conn := hubstest.Dial(t, s.Addr)
-	body := otherPart + strings.Repeat("c", 8<<20) + "\r\n--edge--\r\n"
-	conn.Exchange(t, uploadHead(c, formType, len(body), expect), 100)
+	body := form(otherHeader, strings.Repeat("c", 8<<20))
+	head := uploadHead(c, formType, len(body), expect)
+	conn.Exchange(t, head, 100)
 	conn.Exchange(t, body, 400)
 }
 
@@ -309,7 +367,8 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	s, c := start(t, "member")
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	conn.Exchange(t, uploadHead(c, formType, 200_000)+otherPart, 400)
+	head := uploadHead(c, formType, 200_000)
+	conn.Exchange(t, head+form(otherHeader, ""), 400)
 }
 
 // The server reads no more of a refused upload than an upload may have.

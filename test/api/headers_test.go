@@ -19,7 +19,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 		"MAX_UPLOAD_BYTES": "10",
 	})
 	srv.AllowErrors("unavailable")
-	preflight := admin.Do("OPTIONS", "/hubs", nil,
+	preflight := admin.Send("OPTIONS /hubs", nil,
 		"Origin", "http://localhost:3000",
 		"Access-Control-Request-Method", "PATCH")
 	preflight.Want(t, 204)
@@ -28,7 +28,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	etag := whole.Header.Get("ETag")
 	admin.Get(file, "Range", "bytes=1-2").Want(t, 206)
 	admin.Get(file, "If-None-Match", etag).Want(t, 304)
-	foreign := admin.Do("POST", "/hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site")
+	foreign := admin.Send("POST /hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site")
 	hubstest.WantProblem(t, foreign, 403, "cross_origin")
 	tooLarge := admin.Upload("a.txt", []byte("more than ten"))
 	hubstest.WantProblem(t, tooLarge, 413, "too_large")
@@ -45,14 +45,13 @@ func flood(
 ) *hubstest.Response {
 	t.Helper()
 	c := srv.Client(t)
-	method, path, _ := strings.Cut(request, " ")
 	for range limitOf(t, "GET /hubs").n {
-		answer := c.Do(method, path, nil, headers...)
+		answer := c.Send(request, nil, headers...)
 		if answer.Status == 429 {
 			t.Fatal("refused too early")
 		}
 	}
-	return c.Do(method, path, nil, headers...)
+	return c.Send(request, nil, headers...)
 }
 
 // The order of the steps. The limit comes before CORS and the routes, so that preflights,

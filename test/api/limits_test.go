@@ -53,8 +53,7 @@ type limited struct {
 func (l limited) send(c *hubstest.Client) *hubstest.Response {
 	client := *c
 	client.IP = l.IP
-	method, path, _ := strings.Cut(l.Request, " ")
-	return client.Do(method, path, l.Body)
+	return client.Send(l.Request, l.Body)
 }
 
 // A limitCase says whether two requests share a bucket. limits.json says what the members mean.

@@ -354,7 +354,7 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 		emails = append(emails, email)
 		s.Client(t).AskCode(email)
 	}
-	hubstest.WaitUntil(t, "32 conversations", func() bool {
+	hubstest.WaitUntil(t, fmt.Sprint(bound, " conversations"), func() bool {
 		return s.Mail.Connections() == bound
 	})
 	time.Sleep(time.Second) // more than the longest delay of a request: all have begun

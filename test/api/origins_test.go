@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -127,19 +128,20 @@ func TestCrossSiteWrites(t *testing.T) {
 // allow it. Other requests say nothing of it. Only the local environment shows the origin.
 func TestRefusedOriginNamesTheSetting(t *testing.T) {
 	t.Parallel()
-	local := []string{"http://127.0.0.1:5173", "ALLOWED_ORIGINS", foreignOrigin}
-	wantRefusedOrigins(t, hubstest.Start(t), local)
-	deployed := []string{"https://app.example.com", "ALLOWED_ORIGIN_DOMAIN", "(host of 21 characters)"}
-	wantRefusedOrigins(t,
-		hubstest.Start(t, production(t)), deployed)
+	wantRefusedOrigins(t, hubstest.Start(t),
+		"http://127.0.0.1:5173", "ALLOWED_ORIGINS", foreignOrigin)
+	length := len(strings.TrimPrefix(foreignOrigin, "https://"))
+	wantRefusedOrigins(t, hubstest.Start(t, production(t)),
+		"https://app.example.com", "ALLOWED_ORIGIN_DOMAIN",
+		fmt.Sprintf("(host of %d characters)", length))
 }
 
 const foreignOrigin = "https://front-end.example.org"
 
-// wantRefusedOrigins writes from an allowed origin and from a foreign one. want are the allowed
-// origin, the setting's name, and how the log shows the foreign origin.
+// wantRefusedOrigins writes from an allowed origin and from a foreign one. The log must name the
+// setting that would allow the foreign one, which is shown as it says.
 func wantRefusedOrigins(
-	t *testing.T, srv *hubstest.Server, want []string,
+	t *testing.T, srv *hubstest.Server, allowed, setting, shown string,
 ) {
 	t.Helper()
 	c := srv.Client(t)
@@ -153,11 +155,11 @@ func wantRefusedOrigins(
 	send("refused-preflight", "OPTIONS", foreignOrigin, preflight...)
 	send("read", "GET", foreignOrigin)
 	send("options", "OPTIONS", foreignOrigin)
-	send("write", "POST", want[0])
-	send("preflight", "OPTIONS", want[0], preflight...)
+	send("write", "POST", allowed)
+	send("preflight", "OPTIONS", allowed, preflight...)
 	srv.Stop(t)
 
-	refused := []string{"origin refused", want[1], `"origin":"` + want[2], `"requestId":"refused-`}
+	refused := []string{"origin refused", setting, `"origin":"` + shown, `"requestId":"refused-`}
 	got := srv.Log.Count(refused...)
 	if got != 3 {
 		t.Errorf("got %d lines that contain %q, want 3:\n%s", got, refused, srv.Log)

@@ -19,7 +19,7 @@ import (
 func emptyDatabase(t testing.TB) string {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	role, roleURL := newRole(t, database)
+	role, roleURL := hubstest.NewRole(t, database)
 	hubstest.Exec(t, database,
 		"drop schema public cascade; create schema public authorization "+role)
 	return roleURL
@@ -29,7 +29,8 @@ func emptyDatabase(t testing.TB) string {
 func tables(t testing.TB) (names []string) {
 	t.Helper()
 	table := regexp.MustCompile(`create table if not exists (\w+)`)
-	for _, match := range table.FindAllStringSubmatch(hubstest.ReadFile(t, "schema.sql"), -1) {
+	schema := hubstest.ReadFile(t, "schema.sql")
+	for _, match := range table.FindAllStringSubmatch(schema, -1) {
 		names = append(names, match[1])
 	}
 	return names
@@ -55,7 +56,8 @@ func schemaOf(t testing.TB, databaseURL string) string {
 func wantSchema(t testing.TB, database string) {
 	t.Helper()
 	got := strings.Split(schemaOf(t, database), "\n")
-	for line := range strings.SplitSeq(schemaOf(t, hubstest.NewDatabase(t)), "\n") {
+	want := schemaOf(t, hubstest.NewDatabase(t))
+	for line := range strings.SplitSeq(want, "\n") {
 		i := slices.Index(got, line)
 		if i < 0 {
 			t.Errorf("only a new database has this; schema.sql needs a guarded alter table: %s", line)
@@ -131,8 +133,7 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 // What the server relies on, the tables keep to whoever writes.
 func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
-	database := hubstest.NewDatabase(t)
-	db := hubstest.OpenDB(t, database)
+	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
 	for _, c := range hubstest.ReadCases[struct {
 		Name      string
 		Statement string
@@ -144,14 +145,28 @@ func TestSchemaConstraints(t *testing.T) {
 				c.Name, c.Statement, got, c.Refused)
 		}
 	}
-	acceptances := hubstest.Query[int](t, database, "select count(*) from terms_acceptances")
-	if acceptances != 0 {
-		t.Errorf("got %d acceptances of a user who is gone, want 0", acceptances)
+}
+
+// A user who is deleted takes their acceptances along, and leaves their files.
+func TestDeletedUserLeavesFiles(t *testing.T) {
+	t.Parallel()
+	database := hubstest.NewDatabase(t)
+	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "member")
+	for _, statement := range []string{
+		"insert into terms_acceptances (user_id, version) values ($1, 'v')",
+		"insert into files (name, content_type, size, user_id) values ('n', 't', 1, $1)",
+		"delete from users where user_id = $1",
+	} {
+		hubstest.Exec(t, database, statement, user)
 	}
-	files := hubstest.Query[int](t, database,
-		"select count(*) from files where name = 'kept' and user_id is null")
-	if files != 1 {
-		t.Errorf("got %d files of a user who is gone, want 1", files)
+	for statement, want := range map[string]int{
+		"select count(*) from terms_acceptances":           0,
+		"select count(*) from files where user_id is null": 1,
+	} {
+		got := hubstest.Query[int](t, database, statement)
+		if got != want {
+			t.Errorf("%s: got %d, want %d", statement, got, want)
+		}
 	}
 }
 

@@ -198,10 +198,30 @@ func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
 
 // A corpus is testdata/proxies.json.
 type corpus struct {
-	About   string // for people
+	About   []string            // for people
+	Words   map[string][]string // lines
 	Targets []string
-	Framing map[string]string
-	Logs    []struct{ Name, Request, Status string }
+	Framing []corpusRequest
+	Logs    []corpusRequest
+}
+
+type corpusRequest struct {
+	Name   string
+	Lines  []string
+	Status string
+}
+
+// text returns lines with their words and lengths filled in.
+func (c corpus) text(lines []string) string {
+	text := strings.Join(lines, "\r\n")
+	for word, value := range c.Words {
+		text = strings.ReplaceAll(text, word, strings.Join(value, "\r\n"))
+	}
+	_, body, _ := strings.Cut(text, "\r\n\r\n")
+	smuggled := strings.Join(c.Words["<smuggled>"], "\r\n")
+	return hubstest.FillIn(text,
+		"<length>", fmt.Sprint(len(body)),
+		"<chunk>", fmt.Sprintf("%x", len(smuggled)))
 }
 
 func readCorpus(t testing.TB) (c corpus) {

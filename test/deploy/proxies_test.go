@@ -65,20 +65,20 @@ func TestProxyFraming(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
 		backend := newRecorder(t, emptyAnswer)
 		p := startProxy(t, engine, backend.addr)
-		requests := readCorpus(t).Framing
-		for name, rest := range requests {
+		corpus := readCorpus(t)
+		for _, c := range corpus.Framing {
 			address := newAddress()
-			start := "POST /" + strings.ReplaceAll(name, " ", "-") + " HTTP/1.1\r\n"
-			answer := p.raw(t, address, start+"Host: api.example.com\r\n"+rest)
+			start := "POST /" + strings.ReplaceAll(c.Name, " ", "-") + " HTTP/1.1\r\n"
+			answer := p.raw(t, address, start+"Host: api.example.com\r\n"+corpus.text(c.Lines))
 			if !answered.MatchString(answer) {
-				t.Errorf("%s: answer %.100q", name, answer)
+				t.Errorf("%s: answer %.100q", c.Name, answer)
 			}
 			for _, head := range backend.seen(start) {
 				wantFramedOnce(t, strings.ToLower(head), address)
 			}
 		}
 		all := backend.seen("")
-		if len(backend.seen("POST /plain")) != 1 || len(all) > len(requests) {
+		if len(backend.seen("POST /plain")) != 1 || len(all) > len(corpus.Framing) {
 			t.Errorf("want each request once at most, got %q", all)
 		}
 	})
@@ -123,11 +123,10 @@ func TestProxyLogs(t *testing.T) {
 }
 
 func testLog(t *testing.T, p *proxy) {
-	for _, c := range readCorpus(t).Logs {
+	corpus := readCorpus(t)
+	for _, c := range corpus.Logs {
 		address := newAddress()
-		many := strings.Repeat("482913", 12000)
-		request := strings.ReplaceAll(c.Request, "<482913*12000>", many)
-		p.raw(t, address, request)
+		p.raw(t, address, corpus.text(c.Lines))
 		p.waitLine(t, address, c.Status)
 	}
 	// With HTTP/2 nginx makes a request line.

@@ -14,9 +14,6 @@ func TestMain(m *testing.M) {
 	hubstest.Main(m)
 }
 
-// poolSize is how many connections to the database a server has (store.go).
-const poolSize = 8
-
 // A service is a server with its database.
 type service struct {
 	*hubstest.Server

@@ -19,26 +19,26 @@ func TestMemoryIsBounded(t *testing.T) {
 	owner, _ := s.Member(t, "member")
 	large := strings.Repeat("0123456789abcdef", 1<<19) // 8 MiB
 	path := location(t, owner.Upload("large.txt", []byte(large)))
-	conns := make([]*hubstest.Conn, 0, 1024)
-	downloads := 0
-	for range 44 {
+	const members, each = 60, 6 // each has as many downloads and as many uploads
+	var conns []*hubstest.Conn
+	for range members {
 		member, _ := s.Member(t, "member")
-		for range 8 { // of the 16 transfers that a user may have
-			download := open(t, s, member.Head("GET "+path), "200")
-			upload := open(t, s, longUpload(member), "100")
+		for range each {
+			download := open(t, s, member.Head("GET "+path), 200)
+			upload := open(t, s, longUpload(member), 100)
 			io.WriteString(upload, longPart)
 			conns = append(conns, download, upload)
-			downloads++
 		}
 	}
-	for len(conns) < cap(conns) {
+	const connections = 1500 // more than the server takes: the last ones wait
+	for len(conns) < connections {
 		conn := hubstest.Dial(t, s.Addr)
 		io.WriteString(conn, unfinishedHead)
 		conns = append(conns, conn)
 	}
 	hubstest.WaitUntil(t, "all downloads to stand still", func() bool {
 		_, full := sendQueues(t, s.Addr)
-		return full >= downloads*9/10
+		return full >= members*each*9/10
 	})
 	queued, _ := sendQueues(t, s.Addr)
 	resident := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")

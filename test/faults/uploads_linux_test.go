@@ -53,7 +53,7 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
 	s.WantStored(t, 2)
 
-	s.kill(c)
+	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,8 @@ func TestUploadStepFails(t *testing.T) {
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
 	store(t, c, "first.txt") // the server has its connections to the database
 	stored := 1
-	for _, step := range hubstest.ReadCases[uploadStep](t, "test/faults/testdata/upload_steps.json") {
+	steps := hubstest.ReadCases[uploadStep](t, "test/faults/testdata/upload_steps.json")
+	for _, step := range steps {
 		t.Run(step.Name, func(t *testing.T) {
 			var args []string
 			var upload *hubstest.HalfUpload
@@ -239,7 +240,8 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			}
 		}
 	}
-	// The answer to the client has the id, too.
+	// Writes, fsync, link, fsync of the folder, the row, unlink, and the answer. The answer looks
+	// like the row: it has the id, too.
 	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps.String()) {
 		t.Errorf("got the steps %s", steps.String())
 	}
@@ -308,7 +310,7 @@ func TestFilesAreClosed(t *testing.T) {
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("during an upload: got %d open, want %d", got, idle+1)
 	}
-	wantNoAnswer(t, upload)
+	breakOff(t, upload)
 	wantClosed("an upload that broke off")
 	for _, headers := range [][]string{
 		nil,

@@ -65,7 +65,7 @@ func (c *client) Do(method, path string, body any, headers ...string) *hubstest.
 	switch {
 	case err != nil && wasStopped:
 		r.Status = 0
-		got = "none, the server restarts"
+		got = noServer
 	case err != nil:
 		r.Status = 0
 		got = "none"
@@ -165,7 +165,7 @@ func (c *client) signIn() {
 	code := s.mailedCode(email, 15*time.Second)
 	if code == "" {
 		s.mu.Lock()
-		s.answers["codes that did not come"]++
+		s.answers[noCode]++
 		s.mu.Unlock()
 		return
 	}
@@ -209,7 +209,7 @@ func (c *client) present(email, code string) (refused bool) {
 		"email": email,
 		"code":  code,
 	}
-	for range 4 { // within the limit of ten
+	for range 4 { // two attempts each, which the limit allows
 		var both sync.WaitGroup
 		var statuses [2]int
 		for i := range statuses {

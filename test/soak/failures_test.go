@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,83 +20,79 @@ const (
 
 // A failure is one way in which something fails that the servers stand on.
 type failure struct {
-	name  string
-	shows string // an answer that it must cause; "" if nobody may notice
-	run   func()
+	name   string
+	shows  string // an answer that it must cause; "" if nobody may notice
+	isLate bool   // it shows once a client has lost patience, perhaps after the failure
+	run    func()
 }
 
-// failures returns all kinds.
+// mailFailure is a mail server that fails for so long.
+func (s *soak) mailFailure(name string, mode hubstest.MailMode, d time.Duration) failure {
+	return failure{name: name, shows: noCode, isLate: true, run: func() {
+		s.mail.Fail(mode)
+		time.Sleep(d)
+		s.mail.Release()
+	}}
+}
+
+// failures returns all kinds that this machine can have.
 func (s *soak) failures() []failure {
 	const (
 		noDatabase = "503 unavailable"
-		noMail     = "codes that did not come"
-		noServer   = "the server restarts"
 		noDisk     = "507 insufficient_storage"
 	)
-	mailFails := func(mode hubstest.MailMode, d time.Duration) func() {
-		return func() {
-			s.mail.Fail(mode)
-			time.Sleep(d)
-			s.mail.Release()
-		}
-	}
 	first := s.servers[0]
-	return []failure{
-		{"PostgreSQL killed", noDatabase, func() {
+	list := []failure{
+		{name: "PostgreSQL killed", shows: noDatabase, run: func() {
 			s.pg.Crash(syscall.SIGKILL)
 			s.hold()
 			s.pg.Start()
 		}},
-		{"mail server hangs", noMail, mailFails(hubstest.MailHangs, 4*hold)},
-		{"PostgreSQL hung", noDatabase, func() {
+		s.mailFailure("mail server hangs", hubstest.MailHangs, 4*hold),
+		{name: "PostgreSQL hung", shows: noDatabase, run: func() {
 			s.pg.Pause()
 			s.hold()
 			s.pg.Resume()
 		}},
-		{"server restarted", noServer, func() {
+		{name: "server restarted", shows: noServer, run: func() {
 			s.restart(first)
 		}},
-		{"FILES_DIR gone", noDatabase, s.moveFiles},
-		{"PostgreSQL restarted", noDatabase, func() {
+		{name: "FILES_DIR gone", shows: noDatabase, run: s.moveFiles},
+		{name: "PostgreSQL restarted", shows: noDatabase, run: func() {
 			s.pg.Stop()
 			s.pg.Start()
 		}},
-		{"disk full", noDisk, s.fillDisk},
-		{"column type changed", "", s.changeColumn},
-		{"mail server greets for ever", noMail, mailFails(hubstest.MailFloods, 4*hold)},
-		{"server killed", noServer, func() {
+		{name: "column type changed", run: s.changeColumn},
+		s.mailFailure("mail server greets for ever", hubstest.MailFloods, 4*hold),
+		{name: "server killed", shows: noServer, run: func() {
 			first.end(s.t, syscall.SIGKILL)
 			first.start(s.t)
 		}},
-		{"uploads end on a slow disk", "", s.slowUploads},
-		{"mail server refuses", noMail, mailFails(hubstest.MailRefuses, hold)},
-		{"machine of PostgreSQL lost", noDatabase, func() {
+		s.mailFailure("mail server refuses", hubstest.MailRefuses, hold),
+		{name: "machine of PostgreSQL lost", shows: noDatabase, run: func() {
 			s.pg.Lose()
 			s.hold()
 			s.pg.Start()
 		}},
 	}
-}
-
-// possible leaves those that this machine can have.
-func (s *soak) possible(list []failure) []failure {
-	possible := map[string]bool{
-		"disk full":                  s.isSmall,
-		"uploads end on a slow disk": exec.Command("strace", "true").Run() == nil,
+	if s.isSmall {
+		list = append(list, failure{name: "disk full", shows: noDisk, run: s.fillDisk})
+	} else {
+		s.event("disk full: NOT TRIED, it needs root")
 	}
-	return slices.DeleteFunc(list, func(f failure) bool {
-		isPossible, isAsked := possible[f.name]
-		if isAsked && !isPossible {
-			s.event("%s: NOT TRIED, it needs root or strace", f.name)
-		}
-		return isAsked && !isPossible
-	})
+	if exec.Command("strace", "true").Run() == nil {
+		list = append(list, failure{name: "uploads end on a slow disk", run: s.slowUploads})
+	} else {
+		s.event("uploads end on a slow disk: NOT TRIED, it needs strace")
+	}
+	return list
 }
 
 // failAll runs one failure after the other until the time is over, each at least once.
 func (s *soak) failAll(until time.Time) {
+	all := s.failures()
 	for round := 0; round == 0 || time.Now().Before(until); round++ {
-		for _, f := range s.possible(s.failures()) {
+		for _, f := range all {
 			if round > 0 && time.Now().After(until) {
 				return
 			}
@@ -107,19 +101,18 @@ func (s *soak) failAll(until time.Time) {
 	}
 }
 
+// fail lets something fail, waits until all is well again, and checks that the failure showed.
 func (s *soak) fail(f failure) {
 	before := s.seen(f.shows)
 	f.run()
 	back := s.waitBack(f.name)
 	seen := s.seen(f.shows) - before
-	// That a code does not come shows only when its client has lost patience.
-	isLate := strings.HasPrefix(f.name, "mail")
 	if f.shows == "" {
 		s.event("%-28s back after %5.1f s", f.name, back.Seconds())
 	} else {
 		s.event("%-28s back after %5.1f s, %5d times: %s", f.name, back.Seconds(), seen, f.shows)
 	}
-	if f.shows != "" && seen == 0 && !isLate {
+	if f.shows != "" && seen == 0 && !f.isLate {
 		s.fault("a failure that did not show", f.name)
 	}
 	time.Sleep(rest)

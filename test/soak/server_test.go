@@ -107,7 +107,7 @@ func (v *server) size() size {
 	}
 }
 
-// checkSize: the server that ran all the time is about as small as at its start.
+// checkSize checks that the server that ran all the time is about as small as at its start.
 func (s *soak) checkSize(v *server, before size) {
 	const (
 		moreMB          = 64
@@ -159,7 +159,8 @@ var (
 	}
 )
 
-// checkLog: nothing secret, nothing that is no JSON, no error that the failures don't explain.
+// checkLog checks that a log has nothing secret, nothing that is no JSON, and no error that the
+// failures do not explain.
 func (s *soak) checkLog(v *server) {
 	text, err := os.ReadFile(v.log)
 	if err != nil {

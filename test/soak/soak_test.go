@@ -25,6 +25,12 @@ func TestMain(m *testing.M) {
 	hubstest.Main(m)
 }
 
+// What stands in the table for an answer that did not come.
+const (
+	noCode   = "codes that did not come"
+	noServer = "none, the server restarts"
+)
+
 // A soak is what all clients know.
 type soak struct {
 	t       *testing.T
@@ -41,7 +47,7 @@ type soak struct {
 	begun    time.Time
 
 	mu       sync.Mutex
-	answers  map[string]int // "POST /hubs: 201" and how many
+	answers  map[string]int // "POST /hubs: 201" or noCode, and how many
 	faults   map[string]int // what must not be, and how often
 	examples map[string]string
 	codes    map[string]bool // that were mailed
@@ -117,6 +123,7 @@ func (s *soak) fault(kind string, detail any) {
 	}
 }
 
+// event adds a row to the table.
 func (s *soak) event(format string, args ...any) {
 	s.events = append(s.events, fmt.Sprintf(format, args...))
 }
@@ -150,6 +157,7 @@ func (s *soak) waitBack(what string) time.Duration {
 	return time.Since(start)
 }
 
+// isBack reports whether a server is healthy and signs a user in.
 func (s *soak) isBack(server *server, email string) bool {
 	client := server.Client(s.t)
 	isGood := func(method, path string, body any) bool {
@@ -199,7 +207,7 @@ func (s *soak) checkStored() {
 
 // waitSwept waits until nothing is left of unfinished uploads.
 func (s *soak) waitSwept() {
-	unfinished := filepath.Join(s.dir, "unfinished", "*")
+	unfinished := filepath.Join(s.dir, hubstest.Unfinished, "*")
 	end := time.Now().Add(2*time.Minute + hubstest.Patience)
 	old := time.Now().Add(-time.Hour)
 	left, _ := filepath.Glob(unfinished)
