@@ -4,7 +4,7 @@
 //	go run ./tools/prove                all removals
 //	go run ./tools/prove O3 order       those of a row of SECURITY.md, and of a topic
 //	go run ./tools/prove -v O3          for readers: protection, removal, and what the tests said
-//	go run ./tools/prove -ci            those of changed files, and a tenth of the others
+//	go run ./tools/prove -ci            those of changed functions, and a tenth of the others
 //	go run ./tools/prove -lanes 3       three at a time
 //
 // At the end it names each removal that no test notices, and each that shows nothing. If there is
@@ -30,12 +30,11 @@ import (
 	"hubs/tools/removals"
 )
 
-// ciShare is how many removals of files that have not changed there are for each that -ci takes.
-const ciShare = 10
+const ciShare = 10 // -ci takes one of so many whose functions have not changed
 
 var (
 	verbose = flag.Bool("v", false, "show the code, the removal, and what the tests said")
-	ci      = flag.Bool("ci", false, "only removals of changed files, and a tenth of the others")
+	ci      = flag.Bool("ci", false, "only those of changed functions, and a tenth of the others")
 	lanes   = flag.Int("lanes", 4*runtime.NumCPU(), "how many removals at a time: most tests wait")
 )
 
@@ -93,17 +92,17 @@ func run(ctx context.Context, wanted []string) error {
 // turn orders the removals: at random, since neighbours that name the same test both wait for its
 // first run, and those that wait longest in the first half, so that none is left over at the end.
 func turn(r removals.Removal) uint64 {
-	isSlow := strings.HasPrefix(r.Tests[0], "faults/") || strings.HasPrefix(r.Tests[0], "deploy/")
+	isSlow := strings.HasPrefix(r.Tests[0], "faults/")
 	if isSlow {
-		return number(r) / 2
+		return number(r.Name) / 2
 	}
-	return number(r)
+	return number(r.Name)
 }
 
-// number looks random, and is always the same for a removal.
-func number(r removals.Removal) uint64 {
+// number looks random, and is always the same for a name.
+func number(name string) uint64 {
 	hash := fnv.New64a()
-	hash.Write([]byte(r.Name))
+	hash.Write([]byte(name))
 	return hash.Sum64()
 }
 
@@ -127,40 +126,43 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// chooseForCI returns the removals of files that the last commit changed, and a tenth of the
-// others. PROVE_BASE names an earlier commit to compare with.
+// chooseForCI returns the removals that the last commit has changed, or whose functions or files it
+// has changed, and a tenth of the others, not the same one with each commit. PROVE_BASE names an
+// earlier commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
-	changed, err := git("diff", "--name-only", base)
+	before, err := git("grep", "-I", "-h", "", base) // every line of every file
 	if err != nil {
 		return nil, err
 	}
+	head, err := git("rev-parse", "HEAD")
+	if err != nil {
+		return nil, err
+	}
+	share := number(head) % ciShare
 	var chosen []removals.Removal
 	for _, r := range all {
-		files, err := source.Apply(r)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.Name, err)
+		isTouched := !strings.Contains(before, r.Text)
+		for _, change := range r.Changes {
+			_, now := source.Lines(change.Scope)
+			isTouched = isTouched || !strings.Contains(before, now)
 		}
-		isTouched := slices.Contains(changed, r.File)
-		for file := range files {
-			isTouched = isTouched || slices.Contains(changed, file)
-		}
-		if isTouched || number(r)%ciShare == 0 {
+		if isTouched || number(r.Name)%ciShare == share {
 			chosen = append(chosen, r)
 		}
 	}
 	return chosen, nil
 }
 
-// git returns the lines that a command of git prints.
-func git(args ...string) ([]string, error) {
+// git returns what a command of git prints.
+func git(args ...string) (string, error) {
 	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("git %s: %w", args[0], err)
+		return "", fmt.Errorf("git %s: %w", args[0], err)
 	}
-	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
+	return string(out), nil
 }
 
 func (v verdict) print(source removals.Source, number string) {
@@ -180,8 +182,7 @@ func (v verdict) print(source removals.Source, number string) {
 	fmt.Printf("%s  %-8s  %-40s  %5.1f s build, %5.1f s tests\n",
 		number, v.outcome, v.Name, v.build.Seconds(), v.tests.Seconds())
 	if v.outcome == proven {
-		said, _, _ := strings.Cut(v.said, "\n")
-		fmt.Printf("         %.150s\n", said)
+		fmt.Printf("         %.150s\n", strings.Join(strings.Fields(v.said), " "))
 	} else {
 		fmt.Println(v.said)
 	}

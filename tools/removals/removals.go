@@ -17,7 +17,6 @@ type Removal struct {
 	Gains   string   // who gains what by it
 	Tests   []string // those that must fail, each with its folder below test/
 	Changes []Change
-	File    string // where it stands
 	Text    string // as it stands there
 }
 
@@ -43,7 +42,6 @@ func Read() ([]Removal, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", path, err)
 			}
-			r.File = path
 			all = append(all, r)
 		}
 	}
