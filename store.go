@@ -103,7 +103,8 @@ func openStore(databaseURL string) (*store, error) {
 // checkTables returns an error if a table can't be read: the database is unavailable, or a table,
 // a privilege or the search_path has changed.
 func (st *store) checkTables() error {
-	_, err := st.row(read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
+	_, err := st.row(
+		read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
 	return err
 }
 
