@@ -1,8 +1,8 @@
 package main
 
-// Sign-in, in the order in which the user lives it: ask for a code, present it, carry the
-// session token in a cookie, be authenticated by it, accept the terms, sign out. At the
-// end, the commands by which an operator changes accounts.
+// Sign-in, in the order of a user's session: request a code, exchange it for a session, keep
+// the session token in a cookie, authenticate each request, accept the terms, sign out. The
+// commands with which an operator manages accounts come last.
 
 import (
 	"database/sql"
@@ -22,12 +22,12 @@ import (
 )
 
 // TERMS_VERSION is the version of the terms of use and the privacy policy that a user must
-// have accepted. Raising it makes every user accept again. The specification gives it its name.
+// have accepted. Changing it makes every user accept again. The specification prescribes the name.
 const TERMS_VERSION = "2026-11-01"
 
 const (
-	sessionTTL = 60 * 24 * time.Hour // of the token and of the cookie
-	clockSkew  = time.Minute         // between this server's clock and the database's
+	sessionTTL = 60 * 24 * time.Hour // lifetime of a session token and of its cookie
+	clockSkew  = time.Minute         // maximum difference between our clock and the database's
 )
 
 const (
@@ -37,25 +37,25 @@ const (
 
 var allRoles = []string{roleMember, roleAdmin}
 
-// A user is an account as the database has it now.
+// A user is an account as just read from the database.
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
 	Permission string `json:"permission"` // the role, one of allRoles
 
 	suspended     bool
-	termsAccepted bool      // of TERMS_VERSION
-	signedOutAt   time.Time // session tokens issued before it are refused
+	termsAccepted bool      // whether the user has accepted TERMS_VERSION
+	signedOutAt   time.Time // session tokens issued before this time are rejected
 	now           time.Time // the database's clock when the row was read
 }
 
-// The conditions by which loadUser finds a user.
+// The conditions that loadUser accepts. $1 is the key.
 const (
 	whereID    = "u.user_id = $1"
-	whereEmail = "lower(u.email) = $1" // the address in lower case
+	whereEmail = "lower(u.email) = $1" // the key must be in lower case
 )
 
-// loadUser reads a user by one of these conditions. found is false if there is none.
+// loadUser reads the user that matches a condition. found is false if there is none.
 func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
 	u = &user{}
 	found, err = s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -66,8 +66,8 @@ func (s *server) loadUser(condition, key string) (u *user, found bool, err error
 	return u, found, err
 }
 
-// emailForm is the only form of an address that is accepted: a dot-atom (RFC 5322) and a
-// domain made of labels, ASCII only. schema.sql has the same.
+// emailForm matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
+// domain name, ASCII only. schema.sql has the same pattern.
 var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 
 var domainForm = regexp.MustCompile("^" + domainLabels + "$")
@@ -84,10 +84,10 @@ var emailRule = rule{
 	pattern: emailForm, inWords: "an e-mail address", required: true,
 }
 
-// parseEmail returns the address in lower case, by which addresses are compared.
+// parseEmail returns the address in lower case. All comparisons of addresses ignore case.
 //
-// ToLower would turn U+0130 and U+212A into ASCII letters, but emailForm refuses both (O9). It
-// lets no line break through either, so none reaches a mail (I4).
+// ToLower maps U+0130 and U+212A to ASCII letters, but emailForm rejects both, so that look-alike
+// addresses never match (O9). It also rejects line breaks, so that none reaches a mail (I4).
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -103,7 +103,7 @@ func (in codeRequest) limitKey(state *requestState) string {
 	return in.email + " " + clientKey(state.client)
 }
 
-// A codeAnswer is the same for every address.
+// A codeAnswer is the output of POST /auth/otp/request. It is the same for every address.
 type codeAnswer struct {
 	CodeLength       int `json:"codeLength"`
 	ExpiresInSeconds int `json:"expiresInSeconds"`
@@ -113,8 +113,8 @@ func (a codeAnswer) isValid() bool {
 	return a.ExpiresInSeconds > 0
 }
 
-// requestCode answers before the work on the request begins: startCode in otp.go. It does not
-// look up whether the address is known, so neither the answer nor its time can tell (O6).
+// requestCode schedules the work (startCode in otp.go) and answers without waiting for it. It does
+// not look up the account, so neither the answer nor its timing reveals whether one exists (O6).
 func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, error) {
 	if !s.startCode(in.email, state.log()) {
 		return codeAnswer{}, unavailable(errors.New("too many unfinished requests for a code"))
@@ -122,8 +122,7 @@ func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, e
 	return codeAnswer{codeLength, int(codeTTL.Seconds())}, nil
 }
 
-// A guess is the input of POST /auth/otp/validate: an address, and a code for it that may
-// be right or wrong.
+// A guess is the input of POST /auth/otp/validate: an address and a code that may be wrong.
 type guess struct{ email, code string }
 
 var codeRule = rule{
@@ -135,14 +134,14 @@ func parseGuess(f *fields) guess {
 	return guess{parseEmail(f), f.text(codeRule)}
 }
 
-// limitKey leaves the client's address out, so that many clients together have no more guesses
-// at one mailbox than one client has (O4). The price is that a stranger can lock an address for
-// 15 minutes (O8).
+// limitKey does not include the client's address, so that an attacker with many client addresses
+// gets no more guesses at one mailbox than with one (O4). The price is that a stranger can block
+// sign-in for an e-mail address for up to 15 minutes (O8).
 func (in guess) limitKey(*requestState) string {
 	return in.email
 }
 
-// A sessionView is what a page needs to know after sign-in or after a reload.
+// A sessionView tells a page about the current session, after sign-in or a reload.
 type sessionView struct {
 	User      *user     `json:"user"`
 	Terms     termsView `json:"terms"`
@@ -161,12 +160,12 @@ func (v sessionView) isValid() bool {
 		!v.ExpiresAt.IsZero()
 }
 
-// validateCode exchanges an address and its code for a session. An unknown address, a wrong
-// code and an expired one are refused in the same way, without asking the database.
+// validateCode exchanges an address and its code for a session. It rejects unknown addresses,
+// wrong codes and expired codes alike, without a query to the database.
 //
-// A right code is used up last: if the account can't be read, the user need not ask for another.
-// "Sign out everywhere" ends codes in flight, too: it is what an operator does if somebody else may
-// read the mailbox (S1).
+// It reads the account before it removes the code: if the database fails, the user can try the
+// same code again. "Sign out everywhere" also revokes codes that were sent before it, because an
+// operator may use it when somebody else can read the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code, ok := s.codes.find(in.email, in.code)
 	if !ok {
@@ -176,7 +175,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if err != nil {
 		return sessionView{}, err
 	}
-	if !found { // deleted, or given another address, since the code was sent
+	if !found { // the account was deleted, or its address changed, after the code was sent
 		return sessionView{}, errInvalidCode
 	}
 	if err := compareClocks(u.now); err != nil {
@@ -202,9 +201,9 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	return s.getSession(state, nothing{})
 }
 
-// compareClocks returns a 503 if the database's clock and this server's are more than clockSkew
-// apart (T9). If the database is ahead, verifyToken would refuse every token that is issued then;
-// if it is behind, sessions would end early.
+// compareClocks returns a 503 if the database's clock and this server's differ by more than
+// clockSkew (T9). If the database's clock is ahead, verifyToken would reject every new token. If
+// it is behind, sessions would end early.
 func compareClocks(database time.Time) error {
 	ahead := time.Until(database)
 	if ahead.Abs() <= clockSkew {
@@ -213,22 +212,22 @@ func compareClocks(database time.Time) error {
 	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's", ahead))
 }
 
-// A sessionToken is the payload of the JWT. It holds no role: that comes from the database. Its
-// times are by the database's clock, because they are compared with the time of a "sign out
-// everywhere".
+// A sessionToken is the payload of the JWT. It holds no role: each request reads the role from
+// the database. Its times come from the database's clock, because IssuedAt is compared with
+// signedOutAt, which the database sets.
 type sessionToken struct {
 	Email     string  `json:"email"`
 	UserID    string  `json:"userId"`
 	IssuedAt  seconds `json:"iat"`
 	ExpiresAt seconds `json:"exp"`
 
-	jwt.RegisteredClaims `json:"-"` // only for the methods that jwt.Claims asks for
+	jwt.RegisteredClaims `json:"-"` // only provides the methods of the interface jwt.Claims
 }
 
-// seconds since 1970, with six decimals, which is PostgreSQL's precision: with whole seconds, a
-// sign-out everywhere could not tell a session that began just before it from one that began
-// just after. A float64 has room for 53 bits. Such a time in microseconds needs 51, so rounding
-// gives back exactly what was written.
+// seconds is a Unix time with six decimals, the precision of PostgreSQL. Whole seconds could not
+// tell a session that began just before a "sign out everywhere" from one that began just after.
+// A float64 has 53 bits of precision, and the time in microseconds needs 51, so rounding to
+// microseconds restores the original value.
 type seconds float64
 
 func toSeconds(t time.Time) seconds { return seconds(t.UnixMicro()) / 1e6 }
@@ -240,26 +239,27 @@ func (s seconds) time() time.Time {
 // signToken signs the token with the first key.
 func (s *server) signToken(token sessionToken) string {
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
-	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // strings and numbers: can't fail
+	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these fields
 	return signed
 }
 
-// tokenParser checks the form, the algorithm and the signature. It checks no times: the library
-// would accept a token without iat, and its leeway for iat would lengthen exp, too.
+// tokenParser checks the form, the algorithm and the signature. verifyToken checks the times,
+// because the library would accept a token without iat and would apply its leeway to exp as well.
 var tokenParser = jwt.NewParser(
-	jwt.WithValidMethods([]string{"HS256"}), // not none, HS384 or HS512
-	jwt.WithStrictDecoding(),                // no other padding bits in the base64
+	jwt.WithValidMethods([]string{"HS256"}), // rejects none, HS384 and HS512
+	jwt.WithStrictDecoding(),                // rejects base64 with nonzero padding bits
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken reads a token. Its error is the 401, with the reason for the log: "forged" if none of
-// our keys signed the token or it is malformed, "expired", or "clock" if its times can't be ours by
-// this server's clock. checkSession checks the account.
+// verifyToken checks a token and returns its payload. It does not check the account: checkSession
+// does. Its error is a 401 with one of three reasons for the log: "forged" if the token is
+// malformed or none of our keys signed it, "expired", or "clock" if its times are ones that this
+// server would not issue.
 //
-// A token is HS256 with one of our keys and without a critical extension (T1), in strict base64
-// (T4). Its iat is at most clockSkew in the future, and its exp at most 60 days after it (T2). A
-// missing time counts as 1970: a token without exp has expired, and one without iat has more
-// than 60 days to its exp.
+// A valid token is signed with HS256 and one of our keys, has no critical extension (T1), and is
+// in strict base64 (T4). Its iat is at most clockSkew in the future, and its exp is at most
+// sessionTTL after iat (T2). A missing time reads as 1970, so a token without exp has expired,
+// and one without iat lives too long.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
@@ -268,7 +268,7 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	if err != nil {
 		return sessionToken{}, unauthenticated("forged")
 	}
-	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: an extension we don't know
+	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: we support no extension
 	if critical || !isUUID(token.UserID) {
 		return sessionToken{}, unauthenticated("forged")
 	}
@@ -287,8 +287,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// isUUID accepts the one form in which PostgreSQL writes a UUID, in lower case. It is not a
-// regular expression because a page of hubs checks a hundred ids.
+// isUUID reports whether text is a UUID in the form that PostgreSQL writes, in lower case. It uses
+// no regular expression, for speed: a page of hubs checks up to 100 ids.
 func isUUID(text string) bool {
 	if len(text) != 36 {
 		return false
@@ -305,9 +305,9 @@ func isUUID(text string) bool {
 	return true
 }
 
-// setSessionCookie sets the cookie or, with a negative age in seconds, clears it. Name,
-// path and domain must be the same when it is cleared, or the browser keeps the cookie.
-// It is HttpOnly and SameSite=Lax always, Secure except locally, and lives 60 days (T6).
+// setSessionCookie sets the session cookie for maxAge seconds, or clears it if maxAge is negative.
+// A browser clears a cookie only if name, path and domain are the same as when it was set. The
+// cookie is always HttpOnly and SameSite=Lax, and Secure except in the local environment (T6).
 func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
 	http.SetCookie(state, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -321,8 +321,8 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 	})
 }
 
-// authorize is the session check of every endpoint that needs a session. It refuses a request at
-// the first of these that fails: cookie, token, the account as it is now, terms, role.
+// authorize checks every request to an endpoint that needs a session. It checks, in this order, the
+// cookie, the token, the account, the terms and the role, and returns the first failure.
 func (s *server) authorize(state *requestState) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
 	if err != nil {
@@ -345,9 +345,10 @@ func (s *server) authorize(state *requestState) error {
 	return nil
 }
 
-// checkSession says whether the session of a token still lasts. If the user exists, it sets
-// state.user even if it refuses, so that the log can name the user. Each request reads the
-// account from the database, so a change shows at once (T5).
+// checkSession returns an error if the session of a token has ended or the user is suspended. It
+// reads the account from the database, so a change takes effect with the user's next request (T5).
+// If the user exists, it sets state.user even if it returns an error, so that the log has the
+// user's id.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
 	u, found, err := s.loadUser(whereID, token.UserID)
 	if err != nil {
@@ -369,7 +370,7 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	return nil
 }
 
-// getSession shows the session that the request came with, or has just begun.
+// getSession returns the session of the request, or the one that validateCode has just begun.
 func (s *server) getSession(state *requestState, _ nothing) (sessionView, error) {
 	return sessionView{
 		User:      state.user,
@@ -396,8 +397,8 @@ func (v acceptanceView) isValid() bool {
 	return v.Version != "" && !v.AcceptedAt.IsZero()
 }
 
-// acceptTerms records the acceptance. Accepting again keeps the first time: the update changes
-// nothing, but without it the statement would return no row.
+// acceptTerms records the acceptance. Accepting again keeps the time of the first acceptance: the
+// update changes no value, but without it the statement would return no row.
 func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
 	if in.version != TERMS_VERSION {
 		return acceptanceView{}, newProblem(409, "conflict",
@@ -415,8 +416,8 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 	return v, nil
 }
 
-// endedIfUserGone returns the 401 if a write failed because the user it refers to was deleted
-// while the request ran.
+// endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
+// while the request ran. It returns any other error unchanged.
 func endedIfUserGone(err error) error {
 	if sqlState(err) == "23503" { // foreign_key_violation
 		return unauthenticated("ended")
@@ -424,16 +425,16 @@ func endedIfUserGone(err error) error {
 	return err
 }
 
-// logout clears the cookie and does no more. A copied token lives on until it expires or the
-// user is signed out everywhere. The cookie that clears has the name, path and domain of the one
-// that was set, so that the browser removes it (T7).
+// logout clears the session cookie in the browser (T7). It does not revoke the token: a copy stays
+// valid until it expires or the user is signed out everywhere.
 func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
 	s.setSessionCookie(state, "", -1)
 	state.log().Info("signed out")
 	return nothing{}, nil
 }
 
-// userCommand runs "user …", such as: hubs user add -role admin ada@example.com.
+// userCommand runs a "user" command. line holds its arguments, such as
+// add -role admin ada@example.com.
 func userCommand(line []string) error {
 	if len(line) == 0 {
 		return usageError("user: name a command\n\n" + usage)
@@ -467,9 +468,9 @@ func userCommand(line []string) error {
 	return runUserCommand(name, write(command.text, args...))
 }
 
-// userCommands has the statement of each command, and how many arguments come after its flags. $1
-// is the address, $2 the role or the new address: the table checks both. Each row that a statement
-// returns is printed.
+// userCommands holds, for each command, the number of its arguments (flags not counted) and its
+// statement. $1 is the address of the user, $2 the role or the new address. The constraints of the
+// table users check what is stored. A statement returns lines of text, which are printed.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
@@ -484,7 +485,7 @@ var userCommands = map[string]struct {
 		"returning format('%s: active from the next request on', email)"},
 	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofUser +
 		"returning format('%s: signed out everywhere', email)"},
-	// Signed out as well, so that an address that is changed back revives no session.
+	// Sign the user out as well. Otherwise changing the address back would revive old sessions.
 	"email": {2, "update users set email = $2, signed_out_at = clock_timestamp()" + ofUser +
 		"returning format('%s: the new address; signed out everywhere', email)"},
 	"delete": {1, "delete from users" + ofUser +
@@ -498,7 +499,7 @@ var userCommands = map[string]struct {
 		from users` + ofUser},
 }
 
-// ofUser compares addresses in ASCII, whatever the locale of the database.
+// ofUser ignores the case of ASCII letters only, whatever the locale of the database.
 const ofUser = ` where lower(email) = lower($1 collate "C") `
 
 const userLine = `format('%s  %s  %s  added %s', email, permission,

@@ -1,15 +1,16 @@
 package main
 
-// Files: taken in a stream, served with Range and ETag. The bytes are in FILES_DIR under the
-// file's id; everything else about a file is in the table files.
+// Files: streamed to disk on upload, served with Range and ETag. The bytes are in FILES_DIR, under
+// the file's id. Everything else about a file is in the table files.
 //
-// An upload has two names on disk. Its working name, unfinished/<id>, exists while it runs,
+// An upload has two names on disk. Its working name, unfinished/<id>, exists while the upload runs,
 // and the upload holds a lock (flock) on that file. Its final name, <id>, is a second link to the
-// same bytes. The row in the table comes last and makes the file visible.
+// same bytes. The row in the table is written last and makes the file visible.
 //
-// A working name that is a minute old and whose lock is free belongs to no running upload. The
-// sweep looks at such names once a minute, in every server that uses the folder. If it has a row,
-// the upload is complete, and only the working name is removed; if not, the bytes are, too.
+// A working name that is a minute old and not locked belongs to no running upload. Every server
+// that uses the folder sweeps such names once a minute. If the table has a row with the id, the
+// upload is complete, and the sweep removes only the working name. Otherwise it also removes the
+// bytes.
 
 import (
 	"bytes"
@@ -34,21 +35,21 @@ import (
 )
 
 const (
-	maxPartHeaders = 4 << 10         // bytes of a form before the file in it begins
-	maxFormBytes   = 64 << 10        // bytes of a form besides the file in it
-	uploadStart    = time.Minute     // the least time that an upload has
-	uploadPace     = 16 << 10        // bytes that give an upload one more second
+	maxPartHeaders = 4 << 10         // bytes of a form before its file begins
+	maxFormBytes   = 64 << 10        // bytes of a form, its file not counted
+	uploadStart    = time.Minute     // time that every upload may take
+	uploadPace     = 16 << 10        // bytes that add one second to the time of an upload
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
-	sniffLength    = 512             // bytes that http.DetectContentType looks at
-	maxRanges      = 16              // of a Range header; one with more is ignored
+	sniffLength    = 512             // bytes that http.DetectContentType considers
+	maxRanges      = 16              // ranges in a Range header; a header with more is ignored
 
-	maxUserTransfers = 16 // uploads and downloads of a user at a time
+	maxUserTransfers = 16 // simultaneous uploads and downloads of one user
 
-	unfinished    = "unfinished" // the folder of the working names, in FILES_DIR
-	sweepInterval = time.Minute  // also the least age of what is swept
+	unfinished    = "unfinished" // folder of the working names, in FILES_DIR
+	sweepInterval = time.Minute  // also the minimum age of a working name that is swept
 )
 
-// A file is what the table knows about a file.
+// A file describes an uploaded file. All fields but Path are columns of the table files.
 type file struct {
 	FileID      string    `json:"fileId"`
 	Name        string    `json:"name"`
@@ -63,11 +64,11 @@ func (f file) isValid() bool {
 		!f.CreatedAt.IsZero()
 }
 
-// unsafeInName has what could lead out of a folder, and the characters that set the direction of
-// text: with one of these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
+// unsafeInName holds the path separators and the characters that change the direction of text:
+// with one of these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const unsafeInName = `/\` + "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
-// isFileName refuses names that are unsafe in a path, in a header or on a screen.
+// isFileName reports whether name is safe in a path, in a header and on a screen.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
@@ -75,11 +76,10 @@ func isFileName(name string) bool {
 	return !strings.ContainsAny(name, unsafeInName) && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
-// openFiles opens FILES_DIR. Only the local environment makes that folder. Elsewhere a missing
-// folder may be a missing mount, which would later hide what was uploaded meanwhile.
+// openFiles opens FILES_DIR. It creates the folder only in the local environment. Elsewhere, a
+// missing folder may be a missing mount, which would hide files uploaded before it is mounted.
 //
-// Nothing that is reached through s.files lies outside the folder, whatever the name: it is an
-// os.Root (F1).
+// s.files is an os.Root, so no name can lead outside the folder (F1).
 func (s *server) openFiles() error {
 	dir := s.cfg.filesDir
 	if s.cfg.env == envLocal {
@@ -97,15 +97,15 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// checkFiles fails if FILES_DIR is gone, or if the mount that held it is: the empty folder below
-// the mount does not have the folder of the working names.
+// checkFiles returns an error if FILES_DIR is missing or no longer mounted: an empty mount point
+// has no folder of working names.
 func (s *server) checkFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
 }
 
-// sweepUploads looks at every working name at once, then every sweepInterval until the server
-// stops. One that can't be swept does not keep the others.
+// sweepUploads checks all working names now, and again every sweepInterval until the server stops.
+// If one can't be swept, it goes on with the others.
 func (s *server) sweepUploads() {
 	for !s.stopping.Load() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
@@ -119,8 +119,8 @@ func (s *server) sweepUploads() {
 	}
 }
 
-// sweepUpload cleans up after one upload, unless it still runs. Of an upload that was cut off,
-// killed or refused, nothing is kept (F3).
+// sweepUpload cleans up after one upload, unless it is still running. So no part is kept of an
+// upload that was cut off or refused, or whose server was killed (F3).
 func (s *server) sweepUpload(id string) error {
 	if !isUUID(id) {
 		return nil
@@ -128,7 +128,7 @@ func (s *server) sweepUpload(id string) error {
 	workingName := path.Join(unfinished, id)
 	working, err := s.files.OpenFile(workingName, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // its upload, or another server's sweep, was first
+		return nil // the upload itself or another server's sweep has removed it
 	}
 	if err != nil {
 		return err
@@ -138,8 +138,8 @@ func (s *server) sweepUpload(id string) error {
 	if err != nil {
 		return err
 	}
-	// The age comes first: an upload that has just made its file is about to lock it. The lock
-	// comes before the look-up: a running upload may still write its row.
+	// Check the age before taking the lock: an upload that has just created its file is about to
+	// lock it. Take the lock before looking for the row: a running upload may still write it.
 	isYoung := time.Since(info.ModTime()) < sweepInterval
 	if isYoung || lockFile(working) != nil {
 		return nil
@@ -155,15 +155,15 @@ func (s *server) sweepUpload(id string) error {
 	return s.removeUpload(id)
 }
 
-// lockFile takes the lock on a working file, or fails if an upload holds it. The kernel
-// frees the lock when the file is closed, however its process ends.
+// lockFile takes the lock on a working file. It does not wait: it returns an error if the lock is
+// held. The kernel releases the lock when the file is closed, even if the process is killed.
 func lockFile(working *os.File) error {
 	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 }
 
-// removeUpload removes the bytes, then the working name: without it no sweep would find what is
-// left. The bytes are removed whether or not the upload got as far as the link, because a call
-// may fail after it has done its work.
+// removeUpload removes the final name and then the working name. The working name goes last,
+// because the sweep finds leftovers by it. The final name is removed even if Link has failed,
+// because a call may return an error after it has done its work.
 func (s *server) removeUpload(id string) error {
 	if err := s.files.RemoveAll(id); err != nil {
 		return err
@@ -172,14 +172,14 @@ func (s *server) removeUpload(id string) error {
 }
 
 // transfers counts the running uploads and downloads of each user. Each holds a connection and
-// a file.
+// an open file.
 type transfers struct {
 	mu     sync.Mutex
 	byUser map[string]int
 }
 
-// begin counts a transfer, or returns the 429. The caller calls end when it is over. So one user
-// can't take all connections (H5).
+// begin counts a transfer, or returns a 429 if the user has maxUserTransfers already, so that one
+// user can't take all connections (H5). The caller must call end when the transfer is over.
 func (t *transfers) begin(userID string) (end func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,10 +198,10 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 	}, nil
 }
 
-// upload takes a file.
+// upload receives and stores one file. It is the handler of POST /files/upload.
 func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
-	defer func() { // runs after end: a refused upload no longer counts
+	defer func() { // runs after end, because a refused upload does not count as a transfer
 		if err != nil {
 			form.drain()
 		}
@@ -210,7 +210,7 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	if err != nil {
 		return file{}, err
 	}
-	defer end() // whatever happens below
+	defer end()
 	if err := form.readHead(); err != nil {
 		return file{}, err
 	}
@@ -222,16 +222,16 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 	return f, nil
 }
 
-// storeUpload receives a file and stores it. It returns when the bytes are on disk under their
-// final name and the row is written. If it fails, nothing of the upload is left, or the
-// sweep removes the rest. Only if the database fails while it writes the row may the file be there
-// all the same.
+// storeUpload receives a file and stores it. When it returns without an error, the bytes are on
+// disk under their final name and the row is written. If it fails, it removes what it has stored,
+// and the sweep removes what it could not. Only if the database fails while the row is written may
+// the file stay: the row may have been committed.
 //
-// The order is: working name, bytes, fsync, link, fsync of the folder, then the row (F4). The
-// working name's own folder is not synced: a power cut may cost that name, and then leave bytes
-// that no row names and no sweep finds.
+// The order is: working name, bytes, fsync, link, fsync of the folder, row (F4). The folder of
+// the working names is not synced: after a power cut, the working name may be missing, and bytes
+// may remain that no row names and no sweep finds.
 func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err error) {
-	var id string // asked of the database, which also shows early that it is away
+	var id string // made by the database, so that an upload fails early if it is unavailable
 	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
 		return file{}, err
 	}
@@ -240,10 +240,10 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err != nil {
 		return file{}, err
 	}
-	defer working.Close() // deferred first, so it runs last: it frees the lock
+	defer working.Close() // releases the lock; deferred first, so that it runs last
 	rowMayExist := false
 	defer func() {
-		if err != nil && !rowMayExist { // else the sweep asks the database
+		if err != nil && !rowMayExist { // otherwise the sweep looks for the row later
 			s.removeUpload(id) // if this fails, the sweep does it
 		}
 	}()
@@ -268,7 +268,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 		Size:        size,
 		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
 	}
-	rowMayExist = true // from here on, also if the statement fails
+	rowMayExist = true // a write that returns an error may have been committed
 	_, err = s.store.row(write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
@@ -279,8 +279,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	return f, nil
 }
 
-// makeDurable gives the bytes of an upload their final name. Bytes and name then survive a power
-// cut.
+// makeDurable links the bytes of an upload to their final name. When it returns without an error,
+// bytes and name survive a power cut.
 func (s *server) makeDurable(working *os.File, id string) error {
 	if err := working.Sync(); err != nil {
 		return err
@@ -296,22 +296,22 @@ func (s *server) makeDurable(working *os.File, id string) error {
 	return folder.Sync()
 }
 
-// An uploadForm reads the multipart form that a file comes in. It bounds the bytes and the time:
-// stallTimeout without progress, uploadTimeout in all.
+// An uploadForm reads a multipart form that contains one file. It bounds the size of the form and
+// the time: stallTimeout without progress, uploadTimeout for the whole upload.
 type uploadForm struct {
 	state   *requestState
-	maxFile int64     // bytes of the file
-	started time.Time // the pace counts from here
+	maxFile int64     // maximum size of the file in bytes
+	started time.Time // when the upload began; uploadTimeout counts from here
 
-	body     io.Reader // the request's body, with a bound
-	received int64     // bytes of the body so far
+	body     io.Reader // the request's body, limited in size
+	received int64     // body bytes received so far
 	parts    *multipart.Reader
 	part     *multipart.Part // the file; nil until its headers are read
-	name     string          // the file's name
+	name     string          // name of the file, as sent by the client without folders
 }
 
-// readHead checks the headers of an upload before it reads a byte of it, then reads the form up
-// to the beginning of the file.
+// readHead reads the form up to the beginning of the file. It checks the request's headers before
+// it reads any of the body.
 func (form *uploadForm) readHead() error {
 	r := form.state.request
 	kind, params := mediaType(r.Header)
@@ -329,7 +329,7 @@ func (form *uploadForm) readHead() error {
 		return bodyProblem(err)
 	}
 	form.part = part
-	form.name = part.FileName() // drops folders with /; the next line drops those with \
+	form.name = part.FileName() // removes folders before "/"; the next line, those before "\"
 	form.name = form.name[strings.LastIndex(form.name, `\`)+1:]
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file", "must be the only part, its file name 1 to 255 bytes of " +
@@ -338,11 +338,11 @@ func (form *uploadForm) readHead() error {
 	return nil
 }
 
-// Read is how the multipart reader reads the body.
+// Read reads the body for the multipart reader.
 //
-// An upload that is slower than uploadPace is cut off after its first minute (H1), one that does
-// not move after stallTimeout (H5). What comes before the file has maxPartHeaders; package
-// multipart alone would keep 10 MB of headers.
+// It cuts off an upload that takes longer than uploadTimeout (H1) or that makes no progress for
+// stallTimeout (H5). It allows maxPartHeaders bytes before the file begins, because package
+// multipart alone would keep up to 10 MB of headers in memory.
 func (form *uploadForm) Read(p []byte) (int, error) {
 	if form.part == nil {
 		left := maxPartHeaders - form.received
@@ -361,15 +361,15 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// uploadTimeout returns how long an upload of so many bytes may take.
+// uploadTimeout returns how long an upload may take that has received this many bytes.
 func uploadTimeout(received int64) time.Duration {
 	return uploadStart + time.Duration(received/uploadPace)*time.Second
 }
 
-// readFile writes the file to out and finds its type and size. Nothing may follow the file in
-// the form; bytes after the end of the form count as bytes of the form.
+// readFile writes the file to out and returns its content type and size. The form must have no
+// other part. Bytes after the end of the form count as bytes of the form.
 func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err error) {
-	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // 1: to see an excess
+	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
 	if err != nil {
 		return "", 0, err
 	}
@@ -380,7 +380,7 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
-	if err != io.EOF { // a body that breaks off gives another error
+	if err != io.EOF { // io.EOF: the form is complete
 		return "", 0, err
 	}
 	if _, err := io.Copy(io.Discard, form); err != nil {
@@ -396,10 +396,10 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	return contentType(head), size, nil
 }
 
-// drain reads the rest of a refused upload, within bounds. If the connection were closed while
-// the client still sends, the client would lose the answer: a browser shows a network error in
-// place of the 413. A client that sent "Expect: 100-continue" sends nothing until we read. So if
-// we have not read, there is nothing to drain.
+// drain reads the rest of a refused upload, for at most refusedTimeout and maxFile bytes. If the
+// connection were closed while the client is still sending, the client would lose the answer: a
+// browser would show a network error instead of the 413. A client that sent "Expect: 100-continue"
+// sends nothing until we read, so if nothing was read, there is nothing to drain.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
@@ -408,15 +408,15 @@ func (form *uploadForm) drain() {
 	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 
-// contentType finds the type of a file from its first bytes, whatever the client said. Text
-// with a "<" could be SVG or HTML, which Go does not always recognize, so it does not count
-// as text. In a head of full length, the last character may be cut off.
+// contentType detects the type of a file from its first bytes. It ignores the type that the client
+// sent. Text with a "<" could be SVG or HTML, which Go does not always recognize, so it does not
+// count as text. If head has sniffLength bytes, its last character may be incomplete.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {
 		return found
 	}
-	// What is broken at the end of head; all of head if something else is broken.
+	// broken is the incomplete end of head, or all of head if it has invalid bytes before its end.
 	broken := bytes.TrimPrefix(head, bytes.ToValidUTF8(head, nil))
 	isCutOff := len(head) == sniffLength && len(broken) < utf8.UTFMax
 	isUTF8 := len(broken) == 0 || isCutOff
@@ -426,28 +426,29 @@ func contentType(head []byte) string {
 	return found
 }
 
-// fileContent is a file on its way to the client.
+// A fileContent is the output of GET /files/{fileId}/{name}: a file with its bytes.
 type fileContent struct {
 	file
 	content *os.File
-	end     func() // of the transfer
+	end     func() // ends the transfer
 }
 
-// isValid compares the size on disk with the row.
+// isValid reports whether the row is valid and the file on disk has the row's size.
 func (c fileContent) isValid() bool {
 	info, err := c.content.Stat()
 	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.isValid()
 }
 
-// Close is called by serveRoute when the answer has been sent, or refused. The transfer ends last,
-// when it holds nothing any more.
+// Close is called by serveRoute when the answer has been sent or has failed. It ends the transfer
+// last, after it has closed the file.
 func (c fileContent) Close() error {
 	defer c.end()
 	return c.content.Close()
 }
 
-// getFile finds a file by its id and name. Any signed-in user may read a file whose path
-// they know; ids can't be guessed. No path leads anywhere but to a file with a row (F1).
+// getFile opens a file by its id and name. Any signed-in user may read a file whose path they
+// know. The id is random, so a path can't be guessed. A path without a row is a 404, whatever is
+// on disk (F1).
 func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	var c fileContent
 	name := state.request.PathValue("name")
@@ -472,23 +473,23 @@ func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
 	return c, nil
 }
 
-// inlineTypes may be shown in place by a browser. All others are offered for saving. nosniff
-// and a sandbox hold in either case.
+// inlineTypes are the types that a browser may display. It offers files of all other types for
+// download. nosniff and a sandbox apply to both.
 var inlineTypes = []string{
 	"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain; charset=utf-8",
 }
 
-// filePolicy is contentPolicy with what browsers need to show a picture in a tab (the inline
-// style of their viewer) and to start a download from such a tab. Scripts stay forbidden.
+// filePolicy is contentPolicy plus what a browser needs to show a picture in a tab (the inline
+// style of its viewer) and to start a download from that tab. Scripts stay forbidden.
 const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
 
-// send serves the bytes with Range and conditional requests (RFC 9110, as far as
-// http.ServeContent keeps it, which chooses the status). A file never changes, so its id is its
-// ETag.
+// send serves the bytes. http.ServeContent chooses the status, and handles Range and conditional
+// requests (RFC 9110). A file never changes, so its id is its ETag.
 //
-// The answer is private, because a shared cache may store answers to requests with cookies (C4).
-// What a browser could run is an attachment, and sandboxed (F2). A Range header with many ranges
-// is ignored, as RFC 9110 14.2 permits; each would cost a part of its own (H7).
+// The answer is private, because a shared cache may otherwise store an answer to a request with a
+// cookie (C4). A file that a browser could run is sent as an attachment and sandboxed (F2). send
+// ignores a Range header with more than maxRanges ranges, as RFC 9110 14.2 permits, because each
+// range would add a part to the answer (H7).
 func (c fileContent) send(state *requestState) {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, c.ContentType) {

@@ -1,7 +1,7 @@
 package main
 
-// Hubs, the domain resource: its types with their checks, then the handlers. Another
-// resource would have a file of this shape. Its table and its indexes are in schema.sql.
+// Hubs, the domain resource: the types with their validation, then the handlers. Use this file as
+// the model for another resource. The table and its indexes are in schema.sql.
 
 import (
 	"database/sql"
@@ -11,18 +11,18 @@ import (
 	"unicode/utf8"
 )
 
-// The limits of hubs and of their list. The table in schema.sql has those of the columns too.
+// The limits of a hub and of the list. schema.sql also enforces those of the columns.
 const (
-	maxHubName        = 100  // characters; a filter's text has the same limit
+	maxHubName        = 100  // characters, of a name and of the filter by name
 	maxHubDescription = 2000 // characters
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 
-	// A page that begins after plainOffset finds its ids in an index first: see listStatement.
+	// plainOffset is the largest offset for which listStatement uses the plain statement.
 	plainOffset = 100
 )
 
-// A hub, as it is stored and sent.
+// A hub is a row of the table hubs, and its JSON representation.
 type hub struct {
 	HubID       string    `json:"hubId"`
 	Name        string    `json:"name"`
@@ -36,7 +36,7 @@ const hubColumns = "hub_id, name, description, status, created_at, updated_at"
 
 var hubStatuses = []string{"active", "archived"}
 
-// scanTargets returns where hubColumns are scanned to.
+// scanTargets returns the destinations for hubColumns, in the same order.
 func (h *hub) scanTargets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt, &h.UpdatedAt}
 }
@@ -86,7 +86,7 @@ func parseHubChange(f *fields) hubChange {
 type hubQuery struct {
 	limit, offset           int
 	orderBy, orderDirection string
-	name, status            *string // filters; nil: none
+	name, status            *string // filters; nil means no filter
 }
 
 var (
@@ -113,16 +113,16 @@ func parseHubQuery(f *fields) hubQuery {
 	}
 }
 
-// hubOrders has the columns that a list can be ordered by. A column can't be a parameter of a
-// statement: only what stands here gets into the text of one.
+// hubOrders is the allow-list of the columns that a list can be ordered by. A column name can't be
+// a parameter of a statement, so one of these becomes part of the text.
 var hubOrders = map[string]string{
 	"name":      "name",
 	"createdAt": "created_at",
 	"updatedAt": "updated_at",
 }
 
-// A hubPage is one page of a list. It has no total: counting costs more as the table grows.
-// HasMore costs one row.
+// A hubPage is one page of the list. It has no total, because counting takes longer as the table
+// grows. HasMore costs only one more row.
 type hubPage struct {
 	Items   []hub `json:"items"`
 	Limit   int   `json:"limit"`
@@ -157,27 +157,27 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	return list, nil
 }
 
-// listStatement returns the statement of the list. Each order and each set of filters has a text
-// of its own, so that it is prepared once and planned for the index that serves it. The rule of
-// the indexes is in schema.sql.
+// listStatement returns the statement for a page of the list. Each order and each set of filters
+// has its own text, so that each is prepared once and planned for its own index (see the rule in
+// schema.sql).
 //
-// A page near the start, without a filter by name, reads its rows in the list's order:
+// A page at a small offset, without a filter by name, reads its rows in the order of an index:
 //
 //	select … from hubs where true and status = $3
 //	order by created_at desc, hub_id desc limit $1 offset $2
 //
-// Any other page may pass many hubs before it is full. It finds its ids in the index alone, without
-// the rows that it passes, and then reads the rows of the page:
+// Any other page may skip many hubs before it is full. It first finds the ids of the page in the
+// index, without reading the rows of skipped hubs, and then reads the rows of the page:
 //
 //	select … from hubs where hub_id = any (array(select hub_id
 //		from hubs where true and strpos(name_lower, (select hub_name_key($3))) > 0
 //		order by name asc, hub_id asc limit $1 offset $2))
 //	order by name asc, hub_id asc
 //
-// Nothing that a client sends gets into the text: the order is one of ours, and all values are
-// parameters (I1). A statement that may pass many hubs counts as expensive (H6).
+// Nothing that a client sends becomes part of the text: the order comes from an allow-list, and all
+// values are parameters (I1). A statement that may skip many hubs is marked expensive (H6).
 func (q hubQuery) listStatement() statement {
-	args := []any{q.limit + 1, q.offset} // one row more than the page has, for HasMore
+	args := []any{q.limit + 1, q.offset} // one row more than the page, for HasMore
 	where := "true"
 	if q.status != nil {
 		args = append(args, *q.status)
@@ -185,7 +185,7 @@ func (q hubQuery) listStatement() statement {
 	}
 	if q.name != nil {
 		args = append(args, *q.name)
-		// The inner select is run once, and not for each hub.
+		// The inner select makes PostgreSQL compute the key once, not for each hub.
 		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
 	}
 	direction := "asc"
@@ -213,7 +213,7 @@ func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	return orNotFound(h, found, err)
 }
 
-// orNotFound returns what a statement read, or the 404 if it found no row.
+// orNotFound returns value, or a 404 if a statement found no row.
 func orNotFound[T any](value T, found bool, err error) (T, error) {
 	var none T
 	if err != nil {
@@ -239,9 +239,8 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	return h, nil
 }
 
-// changeHub sets what the input has. A nil is sent as null, and coalesce keeps the old value.
-// updated_at never goes back: the database's clock may, and of two changes at once the one that
-// began first may be written last.
+// changeHub updates the fields that the input has. A nil becomes null, and coalesce keeps the old
+// value. updated_at never goes back, even if the database's clock does.
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
 	found, err := s.store.row(

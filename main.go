@@ -1,27 +1,28 @@
-// Hubs is a passwordless data API server. A user proves who they are with a one-time code
-// sent by e-mail, a signed token in a cookie keeps them signed in, and every request with a
-// session reads their account afresh from PostgreSQL.
+// Hubs is a passwordless data API server. A user signs in with a one-time code sent by e-mail
+// and stays signed in with a signed token in a cookie. Every request with a session reads the
+// account from PostgreSQL again.
 //
-// The rules that this program keeps:
+// The program follows these rules:
 //
-//   - Every endpoint has a contract, and one function (serveRoute in middleware.go) runs all of
-//     them, its checks in one order. The server does not start if a route lacks its access
-//     rule, or if a route whose input is counted lacks its limit.
-//   - An input with an unknown field is refused. So is a request that needs the database while
-//     that is out of reach. An output that breaks its contract is not sent; what a write has
-//     done by then stays done.
-//   - Errors have one format, and one function writes them, except those of net/http itself,
-//     which come before any handler. What fails inside is logged once, under the request's
-//     id, and never shown.
-//   - No secret, code, token or whole e-mail address gets into a log or a URL. In the local
-//     environment without a mail server, codes are printed on standard output.
+//   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
+//     contracts and makes their checks in the same order. The server does not start if a route
+//     has no access rule, or if a route has a counted input but no limit.
+//   - An input with an unknown field is rejected. So is a request that needs the database while
+//     the database is unreachable. An output that breaks its contract is not sent, but a write
+//     that came before it is not undone.
+//   - All errors have one format and are written by one function, except those that net/http
+//     writes before it calls a handler. An internal error is logged once, with the request id,
+//     and is never shown to the client.
+//   - No secret, code, token or whole e-mail address appears in a log or a URL, unless a client
+//     puts one of its own into its request id. In the local environment without a mail server,
+//     codes are printed on standard output.
 //
-// An id in brackets, such as (O3), names the row of SECURITY.md whose promise a function keeps.
+// An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
 // Read the files in this order: main.go (routes, start and stop, commands, configuration),
 // middleware.go (the six steps, the contract, strict input, the answer, the log), auth.go
-// (sign-in as the user lives it), otp.go (codes and mail), ratelimit.go, store.go and
-// schema.sql, hubs.go (the model of a resource), files.go.
+// (sign-in, in the order the user experiences it), otp.go (codes and mail), ratelimit.go,
+// store.go and schema.sql, hubs.go (an example of a resource), files.go.
 package main
 
 import (
@@ -55,12 +56,12 @@ import (
 
 func main() {
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // from then on, a signal ends the process at once
+	context.AfterFunc(ctx, release) // a second signal ends the process at once
 	err := run(ctx, os.Args[1:])
 	if err == nil {
 		return
 	}
-	if _, ok := errors.AsType[usageError](err); ok { // shown as it is
+	if _, ok := errors.AsType[usageError](err); ok { // holds no secret, so it is not masked
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
@@ -75,47 +76,49 @@ const (
 	envProduction = "production"
 )
 
-// config is the environment after its checks. The lifetimes and the rate limits are not
-// settings but constants in the code. Only APP_ENV=local relaxes anything. It drops what needs
-// HTTPS or a mail server, the line of each request, and the warning about the database role; it
-// adds the page, makes FILES_DIR, and prints codes and refused origins whole.
+// config holds the validated settings. Lifetimes and rate limits are constants, not settings.
+//
+// APP_ENV=local needs neither HTTPS nor a mail server. It turns off the request log and the
+// warning about the database role. It serves the page, creates FILES_DIR, prints codes if there
+// is no mail server, and logs refused origins in full. Staging differs from production only in
+// its origins: they are a list, which may contain http origins.
 type config struct {
 	env            string
 	addr           string
 	databaseURL    string
 	filesDir       string
-	sessionKeys    jwt.VerificationKeySet // the first one signs, all verify
+	sessionKeys    jwt.VerificationKeySet // the first key signs, all keys verify
 	cookieName     string
-	cookieDomain   string         // "" locally: a host-only cookie
-	allowedOrigins []string       // local and staging
-	originDomain   string         // production
-	trustedProxies []netip.Prefix // whose X-Forwarded-For counts
+	cookieDomain   string         // "" in the local environment: a host-only cookie
+	allowedOrigins []string       // local and staging: the exact origins
+	originDomain   string         // production: the domain whose subdomains are allowed
+	trustedProxies []netip.Prefix // proxies whose X-Forwarded-For is believed
 	mail           mailer
 	maxUploadBytes int64
 }
 
-// A usageError is the operator's mistake, in a setting or on the command line. It never quotes
-// a setting that may hold a secret.
+// A usageError reports an operator's mistake in a setting or on the command line. It is printed
+// unmasked, so it never quotes a setting that may hold a secret.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// server is what the handlers share. Its configuration does not change once it serves.
+// server holds what the handlers share. Its configuration does not change after the start.
 type server struct {
 	cfg        config
-	log        *slog.Logger // events; maskAttr masks their texts
+	log        *slog.Logger // events, masked by maskAttr
 	requestLog *slog.Logger // one line for each request
-	out        io.Writer    // standard output: the logs, and locally the codes
+	out        io.Writer    // standard output: both logs, and codes if there is no mail server
 	store      *store
-	stopping   atomic.Bool // set by stop: from then on each answer closes its connection
+	stopping   atomic.Bool // set by stop: later requests are answered with Connection: close
 
 	files *os.Root // FILES_DIR
 
 	codes     oneTimeCodes
-	codeSlots chan struct{} // one for each unfinished request for a code
-	mailSlots chan struct{} // one for each conversation with the mail server
+	codeSlots chan struct{} // one slot for each unfinished request for a code
+	mailSlots chan struct{} // one slot for each conversation with the mail server
 
-	// The limits of the specification. They are kept in this process alone.
+	// Limits of the specification. Their counters exist only in this process.
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -142,14 +145,14 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	}
 }
 
-// routes returns every endpoint. {…} is a part of the path.
+// routes returns the route table. The paths are patterns of http.ServeMux.
 func (s *server) routes() []route {
-	// The contract, with the name of the cookie that this server sets.
+	// The cookie's name depends on the settings.
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	apiFile := document{"application/json", contentPolicy, apiText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, indexPage}
 	return []route{
-		// method, path, access, status of success, contract
+		// method, path, access rule, status of a success, contract
 		{"POST", "/auth/otp/request", public, 200, limitedEndpoint(s.codeRequestLimit, parseCodeRequest, s.requestCode)},
 		{"POST", "/auth/otp/validate", public, 200, limitedEndpoint(s.guessLimit, parseGuess, s.validateCode)},
 		{"POST", "/auth/logout", sessionOnly, 204, endpoint(nil, s.logout)},
@@ -174,11 +177,12 @@ var openAPI string
 //go:embed web/index.html
 var indexPage string
 
-// pagePolicy is one half of the page's policy. The other half is a meta element in index.html:
-// the page may load its own script and style, by their hashes, and answers of this server.
+// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
+// in a meta element, so it stands here. A meta element in index.html has the rest of the policy:
+// the page may load its own script and style, by their hashes, and send requests to this server.
 const pagePolicy = "frame-ancestors 'none'"
 
-// A document is a fixed text with a Content-Security-Policy of its own.
+// A document is a fixed text with its own Content-Security-Policy.
 type document struct{ contentType, policy, text string }
 
 func (d document) get(*requestState, nothing) (document, error) { return d, nil }
@@ -197,8 +201,8 @@ type health struct {
 
 func (h health) isValid() bool { return h.Status == "ok" }
 
-// getHealth says whether the server can work: whether it can read the tables, and FILES_DIR
-// is there. If not, the answer is a 503 (E1).
+// getHealth reports whether the server can read its tables and whether FILES_DIR exists. If not,
+// it returns a 503 (E1).
 func (s *server) getHealth(*requestState, nothing) (health, error) {
 	if err := errors.Join(s.store.checkTables(), s.checkFiles()); err != nil {
 		return health{}, unavailable(err)
@@ -206,34 +210,34 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 	return health{"ok"}, nil
 }
 
-// The time limits of a request. Each begins anew with every request of a connection.
+// Time limits of a request. Each starts again for every request on a connection.
 //
-//	header  until the head is read. net/http sets it when the first byte arrives, and for a
-//	        new connection when it is accepted.
-//	body    until head and body are read. net/http sets it with the limit for the head.
-//	        uploadForm.Read in files.go moves it on while an upload makes progress. For the rest
-//	        of a refused body, fail in middleware.go sets a second, and uploadForm.drain five.
-//	answer  until the answer is written. net/http sets it when the head has been read.
-//	        uploadForm.Read moves it on with the body, and requestState.ReadFrom in middleware.go with
-//	        each piece of a download that was taken.
-//	idle    between two requests. net/http sets it when an answer is complete.
+//	header  Time to read the request header. Starts when its first bytes arrive, or on a new
+//	        connection when it is accepted.
+//	body    Time to read header and body. Starts with the header limit. uploadForm.Read in
+//	        files.go extends it while an upload makes progress. To read the rest of a rejected
+//	        body, fail in middleware.go allows one second, and uploadForm.drain five.
+//	answer  Time to write the answer. Starts when the header has been read. uploadForm.Read
+//	        extends it with the body limit; requestState.ReadFrom in middleware.go extends it
+//	        before each piece of a download.
+//	idle    Time between two requests. Starts when an answer is complete.
 //
-// A statement of the database has a limit of its own (dbTimeout in store.go), so a handler
-// that waits for one ends in time.
+// Database statements have their own limits (dbTimeout in store.go), so a handler that waits for
+// the database also ends in time.
 const (
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 15 * time.Second
 	answerTimeout = 30 * time.Second
 	idleTimeout   = time.Minute
 
-	stallTimeout  = 30 * time.Second // an upload or download without progress ends
-	transferPiece = 64 << 10         // bytes: what counts as progress of a download
+	stallTimeout  = 30 * time.Second // longest time that a transfer may make no progress
+	transferPiece = 64 << 10         // bytes of a download that count as progress
 )
 
 const (
-	arrivalTime  = 500 * time.Millisecond // at a stop, for requests that are just arriving
-	stopTimeout  = 12 * time.Second       // at a stop, for requests, then again for mail under way
-	memoryTarget = 192 << 20              // bytes, in place of GOMEMLIMIT
+	arrivalTime  = 500 * time.Millisecond // time that stop gives to requests that are arriving
+	stopTimeout  = 12 * time.Second       // time that stop gives to requests, then again to mail
+	memoryTarget = 192 << 20              // soft memory limit in bytes; overrides GOMEMLIMIT
 )
 
 // serve runs the server until ctx ends, then stops it.
@@ -264,14 +268,14 @@ func serve(ctx context.Context) error {
 	stopped := make(chan error, 1)
 	context.AfterFunc(ctx, func() { stopped <- s.stop(web, listener) })
 	err = web.Serve(listener)
-	if ctx.Err() == nil { // else we are stopping, and Serve has returned because of that
+	if ctx.Err() == nil { // Serve failed; stop has not been called
 		return err
 	}
 	return <-stopped
 }
 
-// newHTTPServer returns the server with its time limits, by which a client that sends or reads
-// too slowly is cut off (H1). OPTIONS * goes through the pipeline, too (H2).
+// newHTTPServer returns the HTTP server. Its time limits cut off clients that send or read too
+// slowly (H1). OPTIONS * goes through the same steps as every other request (H2).
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s.handler(s.routes()),
@@ -279,19 +283,19 @@ func (s *server) newHTTPServer() *http.Server {
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               12 << 10, // net/http adds 4 kB: 16 kB
+		MaxHeaderBytes:               12 << 10, // 16 kB in effect: net/http adds 4 kB
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
 
-// listen opens ADDR, or takes the socket that systemd hands over (socket activation; of several,
-// the first). With such a socket, no connection is refused while the server restarts.
+// listen listens on ADDR, or on the first socket passed by systemd (socket activation). With
+// socket activation, no connection is refused while the server restarts.
 func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
-		// Sockets begin at descriptor 3 (sd_listen_fds(3)).
+		// The first socket is descriptor 3; see sd_listen_fds(3).
 		listener, err = net.FileListener(os.NewFile(3, "LISTEN_FDS"))
 	} else {
 		listener, err = net.Listen("tcp", addr)
@@ -303,33 +307,33 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	if !ok {
 		return nil, usageError("LISTEN_FDS: the socket must be a TCP socket that listens")
 	}
-	// Three quarters of the descriptors are left to files and to the database: a transfer holds
-	// a connection and a file.
+	// Leave three quarters of the file descriptors to files and the database: each transfer
+	// holds a connection and a file.
 	var limit syscall.Rlimit
 	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
 	slots := make(chan struct{}, min(maxConnections, max(limit.Cur/4, 1)))
 	return &boundedListener{TCPListener: tcp, slots: slots, stop: stop}, nil
 }
 
-// The most expensive connection holds less than 250 kB, most of it the kernel's buffer for
-// what the client does not read. All together stay below 256 MB.
+// A connection uses less than 250 kB, most of it the kernel's buffer of data that the client has
+// not read. So all connections together use less than 256 MB.
 const (
 	maxConnections = 1024
-	sendBuffer     = 96 << 10 // bytes; Linux makes it twice as large
+	sendBuffer     = 96 << 10 // bytes; Linux doubles it
 )
 
 // A boundedListener bounds the number of open connections: each holds a slot until it is closed.
-// Slow and idle clients are cut off by the time limits of a request. The proxy keeps one address
-// from taking all slots.
+// The time limits above free the slots of slow and idle clients. Nothing here stops one client
+// from taking all slots; that is the proxy's part.
 type boundedListener struct {
 	*net.TCPListener
 	slots chan struct{}
 	stop  <-chan struct{} // closed when the server stops
 }
 
-// Accept takes a slot, then a connection. While all slots are taken, further connections wait in
-// the kernel (H8). When the server stops, it must not go on waiting for a slot:
-// http.Server.Shutdown waits for it.
+// Accept takes a slot, then accepts a connection. While no slot is free, new connections wait in
+// the kernel (H8). When the server stops, Accept must not keep waiting for a slot, because
+// http.Server.Shutdown waits for Accept to return.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	select {
 	case l.slots <- struct{}{}:
@@ -345,8 +349,8 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	return &boundedConnection{TCPConn: conn, release: sync.OnceFunc(func() { <-l.slots })}, nil
 }
 
-// A boundedConnection gives its slot back when it is closed. The *net.TCPConn in it has the
-// ReadFrom by which net/http sends files (sendfile); embedding a net.Conn would hide it.
+// A boundedConnection frees its slot when it is closed. It embeds *net.TCPConn, not net.Conn,
+// because net/http needs the ReadFrom method of *net.TCPConn to send files with sendfile.
 type boundedConnection struct {
 	*net.TCPConn
 	release func()
@@ -354,13 +358,14 @@ type boundedConnection struct {
 
 func (c *boundedConnection) Close() error {
 	err := c.TCPConn.Close()
-	c.release() // after the close, so that the bound is never exceeded
+	c.release() // only after Close, so that the bound is never exceeded
 	return err
 }
 
-// warnOfDatabase logs a warning if the database role could change accounts: then an SQL
-// injection could make an administrator. deploy/roles.sql makes a role that can't. It also
-// warns if the clocks are too far apart for anybody to sign in (T9).
+// warnOfDatabase logs a warning if the database role may change accounts, because an SQL
+// injection could then create an administrator. deploy/roles.sql creates a role that may not.
+// It also warns if the clocks are so far apart that nobody can sign in (T9), or if the query
+// fails.
 func (s *server) warnOfDatabase() {
 	var mayWrite bool
 	var now time.Time
@@ -377,22 +382,23 @@ func (s *server) warnOfDatabase() {
 	}
 }
 
-// stop waits for the requests and the mail that end in time. http.Server.Shutdown drops connections
-// that were just accepted, and idle ones on which a request is arriving. So for arrivalTime
-// before it, requests are still served, and the answer to each closes its connection.
+// stop shuts the server down gracefully. Every request that ends within stopTimeout is answered.
+// Mail under way then gets another stopTimeout (H3). A request that takes longer continues during
+// that time and ends with the process.
 //
-// Every request that ends within stopTimeout is answered. After that, mail under way has another
-// stopTimeout (H3). A request that still runs goes on meanwhile, and ends with the process.
+// http.Server.Shutdown drops connections that were just accepted, and idle connections on which
+// a request is arriving. So stop first serves requests for another arrivalTime. Each request that
+// begins in that time is answered with Connection: close.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	shutdownErr := web.Shutdown(ctx) // nil: every request has ended
-	// Mail is waited for after Shutdown, because a request under way may still ask for a code.
+	shutdownErr := web.Shutdown(ctx) // nil if every request has ended
+	// Wait for mail only after Shutdown: until then, a request may still ask for a code.
 	giveUp := time.After(stopTimeout)
-	for range maxCodeRequests { // once every slot is ours, no request for a code is left
+	for range maxCodeRequests { // holding every slot means that no request for a code is left
 		select {
 		case s.codeSlots <- struct{}{}:
 		case <-giveUp:
@@ -428,7 +434,7 @@ Settings are environment variables; docs/deploy.md lists them. The commands migr
 user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 `
 
-// run runs a command.
+// run executes the command line.
 func run(ctx context.Context, args []string) error {
 	isHelp := func(arg string) bool {
 		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
@@ -458,7 +464,7 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// mailTest sends a mail as the server would.
+// mailTest sends a test mail in the same way as the server sends codes.
 func mailTest(line []string) error {
 	if len(line) != 1 {
 		return usageError("mail-test: takes one address\n\n" + usage)
@@ -476,7 +482,7 @@ func mailTest(line []string) error {
 	return nil
 }
 
-// printRoutes prints the route table. The README has the same.
+// printRoutes prints the route table. A test compares it with the README.
 func printRoutes() {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
@@ -492,34 +498,34 @@ func printRoutes() {
 	table.Flush()
 }
 
-// printVersion prints what the Go toolchain has recorded about this build.
+// printVersion prints the version that the Go toolchain recorded in this build.
 func printVersion() {
-	info, _ := debug.ReadBuildInfo() // a build from a module has it
+	info, _ := debug.ReadBuildInfo() // always present in a build from a module
 	fmt.Println("hubs", info.Main.Version, info.GoVersion)
 }
 
-// A configReader reads the environment and collects everything that is wrong with it.
+// A configReader reads the settings from the environment and collects all errors in them.
 type configReader struct {
 	env    string // APP_ENV
 	errors []error
 }
 
-// check notes the complaint unless ok. The caller goes on.
+// check records the complaint unless ok is true. It does not stop the caller.
 func (r *configReader) check(ok bool, complaint string) {
 	if !ok {
 		r.errors = append(r.errors, usageError(complaint))
 	}
 }
 
-// list returns the elements of a setting, which commas or spaces separate.
+// list returns the elements of a setting, separated by commas or spaces.
 func (r *configReader) list(name, fallback string) []string {
 	value := cmp.Or(os.Getenv(name), fallback)
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
-// loadConfig reads the environment once. Its error lists everything that is wrong, and prints no
-// secret (K1). Settings that would work but are dangerous are wrong, too (K3). The functions
-// below say which.
+// loadConfig reads and validates the settings. Its error lists every mistake and contains no
+// secret (K1). It also rejects settings that would work but are dangerous (K3); the methods below
+// say which.
 func loadConfig() (config, error) {
 	r := &configReader{env: os.Getenv("APP_ENV")}
 	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
@@ -559,11 +565,11 @@ func (r *configReader) maxUploadBytes() int64 {
 	return size
 }
 
-// placeholderKey is the key in the examples of deploy/.
+// placeholderKey is the session key in the examples in deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// sessionKeys asks for keys that are at least as long as the hash (RFC 7518 3.2). A key that a
-// person has typed often has fewer than 10 different bytes (T3).
+// sessionKeys requires keys at least as long as the hash, 32 bytes (RFC 7518 3.2), with at least
+// 10 different bytes, because a key typed by hand often has fewer (T3).
 func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	var keys jwt.VerificationKeySet
 	for key := range strings.SplitSeq(os.Getenv("SESSION_SECRET"), ",") {
@@ -572,7 +578,8 @@ func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different")
 		r.check(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
-		// A space after a comma would be part of the key: another key, and everyone is signed out.
+		// A space after a comma would become part of the key, and tokens signed with the key
+		// meant would be rejected.
 		r.check(strings.TrimSpace(key) == key,
 			"SESSION_SECRET: no spaces around a key")
 		keys.Keys = append(keys.Keys, []byte(key))
@@ -582,8 +589,8 @@ func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// cookieName returns a name that bears the environment (T8). Browsers know __Host- and __Secure-
-// whatever their letter case, and drop a cookie that does not keep the rules of its prefix.
+// cookieName returns a name that contains the environment (T8). Browsers match __Host- and
+// __Secure- case-insensitively, and reject a cookie that breaks the rules of its prefix.
 func (r *configReader) cookieName() string {
 	prefix := "__Secure-hubs"
 	if r.env == envLocal {
@@ -600,8 +607,9 @@ func (r *configReader) cookieName() string {
 	return prefix + "_auth_" + r.env
 }
 
-// isSharedDomain reports whether cookies and origins may be scoped to a domain: it has two
-// labels or more, and is not an IP address. One label would be a whole top-level domain.
+// isSharedDomain reports whether cookies and origins may be scoped to domain. It must have at
+// least two labels, because a single one would be a whole top-level domain, and must not be an IP
+// address. Public suffixes such as co.uk are not detected.
 func isSharedDomain(domain string) bool {
 	_, err := netip.ParseAddr(domain)
 	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
@@ -618,7 +626,7 @@ func (r *configReader) cookieDomain() string {
 	return domain
 }
 
-// localOrigins are where front ends are served in development.
+// localOrigins are the usual origins of front ends in development.
 const localOrigins = "http://localhost:3000,http://localhost:4200,http://localhost:5173,http://localhost:8081," +
 	"http://127.0.0.1:3000,http://127.0.0.1:4200,http://127.0.0.1:5173,http://127.0.0.1:8081"
 
@@ -660,7 +668,7 @@ func (r *configReader) originDomain() string {
 	}
 	r.check(isSharedDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
-	// If the two are unrelated, one is mistyped: no allowed page would ever send the cookie.
+	// If the domains are unrelated, one is mistyped: no allowed page would ever send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
 	r.check(related,
@@ -672,8 +680,8 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	var proxies []netip.Prefix
 	for _, text := range r.list("TRUSTED_PROXIES", "") {
 		prefix, err := netip.ParsePrefix(text)
-		// parseAddress unmaps addresses, so that a prefix such as ::ffff:10.0.0.0/104 would
-		// match none. A /0 would match every client.
+		// A prefix such as ::ffff:10.0.0.0/104 would match nothing, because parseAddress unmaps
+		// addresses. A /0 would trust every client.
 		valid := err == nil && !prefix.Addr().Is4In6() && prefix.Bits() > 0
 		r.check(valid, "TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		proxies = append(proxies, prefix)
@@ -681,7 +689,7 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	return proxies
 }
 
-// smtpForm refuses a path and a query: they would be ignored.
+// smtpForm rejects a path or a query, because either would be ignored.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
 func (r *configReader) mailer() mailer {

@@ -1,13 +1,13 @@
 package main
 
-// This file carries a request from net/http to its handler, and the answer back.
+// This file contains everything between net/http and the handlers:
 //
-//  1. The six steps of the pipeline, in the order of the specification.
-//  2. The contract: what every endpoint declares, and serveRoute, which runs it.
+//  1. The six steps that every request takes, in the order of the specification.
+//  2. The contract: what each endpoint declares, and serveRoute, which runs it.
 //  3. Strict input: JSON bodies and query strings.
-//  4. The answer: answer writes a success, and fail every error.
-//  5. Problems: the errors that a client is told about.
-//  6. The log: what it takes from a request, and what it masks.
+//  4. The answer: answer writes every success, fail writes every error.
+//  5. Problems: the errors that are sent to clients.
+//  6. The log: what is logged of a request, and what is masked.
 
 import (
 	"bytes"
@@ -37,42 +37,42 @@ import (
 	"unicode/utf8"
 )
 
-// handler returns the six steps that every request takes. Each is wrapped around those above it,
-// so the last line runs first.
+// handler returns the handler of all requests. It chains six steps, each wrapped around the
+// steps above it, so the last line runs first.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
-	h = s.checkOrigin(h)        // 5. preflights, cross-site writes
-	h = s.limitByClient(h)      // 4. the limits by client address
+	h = s.checkOrigin(h)        // 5. preflights, cross-origin writes
+	h = s.limitByClient(h)      // 4. limits by client address
 	h = s.setRequestContext(h)  // 3. request id, client address
-	h = s.setSecurityHeaders(h) // 2. with the CORS headers
-	h = s.logRequests(h)        // 1. begins first and ends last
+	h = s.setSecurityHeaders(h) // 2. security and CORS headers
+	h = s.logRequests(h)        // 1. log line, recovery from panics
 	return h
 }
 
-// A requestState is one request and its answer: what the six steps share. It is also the
-// http.ResponseWriter that the router and http.ServeContent write to: see part 4. Only the request's
-// own goroutine uses it.
+// A requestState holds what the six steps share about one request and its answer. It is also the
+// http.ResponseWriter of the router and of http.ServeContent (see part 4). It is used only by the
+// goroutine that serves the request.
 type requestState struct {
-	http.ResponseWriter // net/http's own
+	http.ResponseWriter // the ResponseWriter of net/http
 	request             *http.Request
 	serverLog           *slog.Logger
 
-	originAllowed bool         // step 2: the Origin header names an allowed origin
-	id            string       // step 3: the request id, in the log and in every error
-	client        netip.Addr   // step 3: the client's address
-	route         route        // step 6: the zero route if none takes the request
-	user          *user        // step 6: the account, if the route needs or begins a session
-	session       sessionToken // step 6: the token of that session
-	loggedInput   string       // step 6: what the log may show of the input
+	originAllowed bool         // set by step 2: the Origin header names an allowed origin
+	id            string       // set by step 3: the request id, sent with every answer
+	client        netip.Addr   // set by step 3: the client's address
+	route         route        // set by step 6; the zero route if no route matches
+	user          *user        // set by step 6: the account, if the route needs or begins a session
+	session       sessionToken // set by step 6: the token of that session
+	loggedInput   string       // set by step 6: the parts of the input that may be logged
 
-	status int   // the status that was sent; 0: nothing has been sent
-	bytes  int64 // length of the body as written; net/http sends none of it for a HEAD
+	status int   // status sent to the client; 0 if none has been sent
+	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
 }
 
-// stateOf returns the state that logRequests has put around the http.ResponseWriter.
+// stateOf returns the state of the request. logRequests passes it on as the ResponseWriter.
 func stateOf(w http.ResponseWriter) *requestState { return w.(*requestState) }
 
-// log returns the logger for events of this request.
+// log returns a logger that adds the request id, the client and the user to each event.
 func (state *requestState) log() *slog.Logger {
 	log := state.serverLog.With("requestId", state.id, "client", state.client.String())
 	if state.user != nil {
@@ -81,9 +81,9 @@ func (state *requestState) log() *slog.Logger {
 	return log
 }
 
-// logRequests is step 1. It runs around the other steps: it makes the request's state, and
-// writes the log line when they are done. A panic ends here, as a 500. The local
-// environment writes no line for a request: there, people watch the log for codes.
+// logRequests is step 1. It creates the request's state and, when the other steps are done,
+// writes the log line. It turns a panic into a 500. The local environment logs no requests,
+// because developers watch the same output for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
@@ -91,17 +91,17 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 		if s.stopping.Load() {
 			w.Header().Set("Connection", "close")
 		}
-		// Deferred before the recovery below, so it runs after it and logs the 500.
+		// Deferred before the recovery below, so that it runs after it and logs the 500.
 		if s.cfg.env != envLocal {
 			defer func() { s.writeLogLine(state, time.Since(started)) }()
 		}
 		defer func() {
 			fault := recover()
-			if fault == http.ErrAbortHandler { // net/http's way to cut a connection
+			if fault == http.ErrAbortHandler { // tells net/http to close the connection
 				panic(fault)
 			}
 			if fault != nil {
-				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // from it on
+				_, stack, _ := strings.Cut(string(debug.Stack()), "panic(") // from the panic on
 				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
 			}
 		}()
@@ -109,10 +109,12 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 	})
 }
 
-// contentPolicy forbids a browser to do anything with an answer but read it.
+// contentPolicy prevents a browser from loading or running anything in an answer, and from
+// framing it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
-// securityHeaders stand on every answer. A file has another policy for content and caches.
+// securityHeaders are set on every answer. Files replace Content-Security-Policy and
+// Cache-Control; documents replace Content-Security-Policy.
 var securityHeaders = map[string]string{
 	"Strict-Transport-Security":    "max-age=63072000; includeSubDomains",
 	"X-Content-Type-Options":       "nosniff",
@@ -124,9 +126,9 @@ var securityHeaders = map[string]string{
 	"Vary":                         "Origin",
 }
 
-// setSecurityHeaders is step 2: every answer has these headers (C3). It also sets the CORS headers
-// for an allowed origin, and for no other (C1), so that a page can read every answer, the 429 of
-// step 4 included.
+// setSecurityHeaders is step 2. It sets the security headers on every answer (C3), and the CORS
+// headers only if the origin is allowed (C1). It comes before the limits of step 4 so that a page
+// can read a 429, too.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -145,14 +147,13 @@ func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	})
 }
 
-// maxOrigin is a little more than the length of the longest origin: "https://", a domain of 253
-// characters, a port.
+// maxOrigin is the longest origin that is compared, in bytes. A valid one has at most 267:
+// "https://", a domain of 253 and a port.
 const maxOrigin = 270
 
-// allowsOrigin reports whether origin is in the allow-list. In production that is the https
-// subdomains of one domain on the default port. domainForm lets no port, user name or path through.
-//
-// Exactly these origins pass, and never null; in production neither http nor the bare domain (C1).
+// allowsOrigin reports whether origin is allowed: exactly the origins in the allow-list or, in
+// production, the https subdomains of one domain on the default port. It never allows "null" or,
+// in production, http or the bare domain (C1). domainForm rejects ports, user names and paths.
 func (c *config) allowsOrigin(origin string) bool {
 	if origin == "" || len(origin) > maxOrigin {
 		return false
@@ -164,8 +165,8 @@ func (c *config) allowsOrigin(origin string) bool {
 	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
 }
 
-// setRequestContext is step 3: the request id and the client's address. The client's own id is
-// kept if it has the right form, else replaced (G1).
+// setRequestContext is step 3. It sets the request id and the client's address. A request id sent
+// by the client is kept if it matches requestIDForm; otherwise a new one is generated (G1).
 func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
@@ -181,10 +182,10 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 
 var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// clientAddress returns the address that limits and the log go by. X-Forwarded-For is read
-// from the right: each element was written by the hop to its right, and counts only if that
-// hop is trusted; the client may have written anything further left (L2). Reading ends at the
-// first element that is not an address.
+// clientAddress returns the address used for limits and the log. It reads X-Forwarded-For from
+// the right, because each proxy appends the address of its own client. An element is used only if
+// the proxy that appended it is trusted; a client can forge everything to the left of that (L2).
+// Reading stops at the first element that is not an address.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
@@ -201,8 +202,8 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	return client
 }
 
-// parseAddress reads 1.2.3.4, 1.2.3.4:80, 2001:db8::1 and [2001:db8::1]:80. The result is not
-// valid if text is none of these.
+// parseAddress parses 1.2.3.4, 1.2.3.4:80, 2001:db8::1 and [2001:db8::1]:80. It returns the zero
+// Addr for any other form.
 func parseAddress(text string) netip.Addr {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
@@ -212,14 +213,14 @@ func parseAddress(text string) netip.Addr {
 	return addr.Unmap().WithZone("")
 }
 
-// clientKey returns an IPv4 address as its /32, and an IPv6 address as its /64, since one
-// customer usually has all the addresses of a /64.
+// clientKey returns the key by which a client is limited: an IPv4 address, or the /64 network of
+// an IPv6 address, because one customer usually has all addresses of a /64.
 func clientKey(client netip.Addr) string {
 	network, _ := client.Prefix(min(client.BitLen(), 64))
 	return network.String()
 }
 
-// limitByClient is step 4: the limit by client address.
+// limitByClient is step 4. It applies the limit by client address.
 func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(w)
@@ -232,8 +233,8 @@ func (s *server) limitByClient(next http.Handler) http.Handler {
 	})
 }
 
-// clientLimit returns the limit of step 4 that counts a request. Reading files has a
-// bucket of its own instead of requestLimit, which would let only 100 in 10 s pass.
+// clientLimit returns the limiter that step 4 applies to a request. Downloads are counted by
+// fileLimit instead of requestLimit, whose 100 requests in 10 s are too few for them.
 func (s *server) clientLimit(method, path string) *limiter {
 	if isRead(method) && strings.HasPrefix(path, "/files/") {
 		return s.fileLimit
@@ -241,11 +242,12 @@ func (s *server) clientLimit(method, path string) *limiter {
 	return s.requestLimit
 }
 
-// checkOrigin is step 5. It answers the preflights of allowed origins and refuses writes
-// by pages of all others. SameSite=Lax alone would let pages of the same site write (C2).
+// checkOrigin is step 5. It answers preflights from allowed origins, and rejects writes from any
+// other origin except the server's own. SameSite=Lax alone would allow writes from sibling
+// subdomains (C2).
 //
-// A request with neither Sec-Fetch-Site nor Origin passes: browsers send at least one of them
-// with every write, so it comes from no page.
+// A request with neither Sec-Fetch-Site nor Origin is let through. It does not come from a page:
+// browsers send at least one of them with every write.
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -261,7 +263,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 		}
 		isForeignWrite := protection.Check(r) != nil
 		if (isForeignWrite || isPreflight) && !state.originAllowed {
-			// The browser hides the reason from the page. A developer finds it here.
+			// The browser hides the reason from the page, so log it for the developer.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 				"origin", s.originForLog(state))
@@ -270,12 +272,12 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			state.fail(errCrossOrigin)
 			return
 		}
-		next.ServeHTTP(w, r) // the router answers a refused preflight with its 405 or 404
+		next.ServeHTTP(w, r) // a refused preflight goes on to the router, which answers 405 or 404
 	})
 }
 
-// serveRoutes is step 6: it finds the route, and serveRoute runs its contract. The router's own
-// 404, 405 and redirects pass through requestState.WriteHeader.
+// serveRoutes is step 6. It returns a router whose routes run serveRoute. The router's own 404,
+// 405 and redirects are replaced by requestState.WriteHeader.
 func (s *server) serveRoutes(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
@@ -294,30 +296,30 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 	return mux
 }
 
-// access says who may call an endpoint. The zero value is no rule: the server does not
-// start with a route that has none.
+// access is the rule for who may call an endpoint. The zero value is not a valid rule, so that a
+// route without one prevents the start.
 type access string
 
 const (
 	public          access = "-"                     // everyone
-	local           access = "local"                 // everyone; only the local environment has the route
-	sessionOnly     access = "session"               // a session whose account is not suspended
-	sessionAndTerms access = "session, terms"        // the same, with the current terms accepted
-	adminOnly       access = "session, terms, admin" // the same, of a user with that role
+	local           access = "local"                 // everyone, in the local environment only
+	sessionOnly     access = "session"               // signed-in users who are not suspended
+	sessionAndTerms access = "session, terms"        // users who have accepted the current terms
+	adminOnly       access = "session, terms, admin" // admins who have accepted the current terms
 )
 
 func (a access) needsSession() bool { return a != public && a != local }
 
-// A route is one endpoint: a row of the table in main.go.
+// A route is one endpoint: a row of the route table in main.go.
 type route struct {
 	method, path string
 	access       access
-	status       int // of success
+	status       int // HTTP status of a successful answer
 	contract     contract
 }
 
-// validate panics if a route is not safe to serve: every route states its access rule, and every
-// counted input has a limit (Z1). The server then does not start.
+// validate panics, so that the server does not start, if a route has no access rule, or if it has
+// a counted input but no limit (Z1).
 func (r route) validate() {
 	name := r.method + " " + r.path
 	known := []access{public, local, sessionOnly, sessionAndTerms, adminOnly}
@@ -329,34 +331,34 @@ func (r route) validate() {
 	}
 }
 
-// A contract is what an endpoint takes, does and gives. endpoint and limitedEndpoint make it, and
-// serveRoute runs it.
+// A contract describes an endpoint: its input, its output, its own limit and its handler.
+// endpoint and limitedEndpoint create contracts, and serveRoute runs them.
 type contract struct {
-	input, output any               // zero values; the test that writes openapi.json reads their types
-	parse         func(*fields) any // makes the input; nil: body and query are ignored
-	limit         *limiter          // its own, besides the limit by client address of step 4
+	input, output any               // zero values; a test makes openapi.json from their types
+	parse         func(*fields) any // makes the input; nil if body and query are ignored
+	limit         *limiter          // the endpoint's own limit, besides that of step 4; may be nil
 	handle        func(state *requestState, input any) (output, error)
 }
 
-// An output checks itself against its contract before it is sent.
+// An output reports whether it satisfies its contract. It is checked before it is sent.
 type output interface{ isValid() bool }
 
-// A limitKeyer is an input that is counted: it gives the key by which its own limit counts it.
+// A limitKeyer is an input that is counted. limitKey returns the key for the endpoint's own limit.
 type limitKeyer interface{ limitKey(*requestState) string }
 
-// A sender is an output that writes itself, because it is not JSON.
+// A sender is an output that writes itself instead of being sent as JSON.
 type sender interface{ send(*requestState) }
 
-// nothing is an empty input or output. As an input it means that body and query are ignored, or
-// that the handler reads the body itself, as upload does. As an output it is an empty answer.
+// nothing is an empty input or output. As an input, it means that body and query are ignored, or
+// that the handler reads the body itself, as upload does. As an output, it means an empty body.
 type nothing struct{}
 
 func (nothing) isValid() bool { return true }
 
 func (nothing) send(state *requestState) { state.WriteHeader(state.route.status) }
 
-// endpoint makes the contract of a handler. parse makes the input from the fields that were sent,
-// and checks it; nil means that body and query are ignored.
+// endpoint returns the contract of a handler. parse validates the fields of the request and makes
+// the input from them; if parse is nil, body and query are ignored.
 func endpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
@@ -373,7 +375,7 @@ func endpoint[In any, Out output](
 	return c
 }
 
-// limitedEndpoint is endpoint for an input that is counted.
+// limitedEndpoint returns the contract of a handler whose input is counted by limit.
 func limitedEndpoint[In limitKeyer, Out output](
 	limit *limiter,
 	parse func(*fields) In,
@@ -384,15 +386,16 @@ func limitedEndpoint[In limitKeyer, Out output](
 	return c
 }
 
-// serveRoute runs the contract of the request's route. The order of the checks is the order of refusals:
-// session, suspended, terms, role (all by authorize), input, If-Match, the route's own limit.
+// serveRoute runs the contract of the request's route. A request that fails several checks is
+// refused by the first of them in this order: session, suspension, terms, role (all in
+// authorize), input, If-Match, the route's own limit.
 //
-// The body must be read before authorize reads the account, although its faults are reported
-// after it. Otherwise a client could withhold the rest of a body until it has lost its rights,
-// and still write (W1).
+// serveRoute reads the body before authorize reads the account, but reports an invalid body only
+// after authorize. Otherwise a client could withhold the end of a body until after it has lost
+// its rights, and still write (W1).
 //
-// The limit comes after the input, so that a malformed attempt is not counted. Attempts at a code
-// are counted here, apart from the codes, so a new code resets nothing (O5).
+// The route's own limit comes after the input, so that it does not count malformed requests. It
+// is separate from the stored codes, so a new code does not reset the count of guesses (O5).
 func (s *server) serveRoute(state *requestState) error {
 	c := state.route.contract
 	var sent *fields
@@ -434,8 +437,9 @@ func (s *server) serveRoute(state *requestState) error {
 	return state.answer(out)
 }
 
-// checkIfMatch refuses a write with If-Match (RFC 9110 13.1.1): no resource that can be written
-// here has an ETag, so the condition never holds. "*" asks only that there is a target.
+// checkIfMatch rejects a write with If-Match (RFC 9110 13.1.1). No resource that can be written
+// here has an ETag, so the condition is always false. "*" is accepted, because it requires only
+// that the target exists.
 func checkIfMatch(r *http.Request) error {
 	condition := r.Header.Get("If-Match")
 	if isRead(r.Method) || condition == "" || condition == "*" {
@@ -444,46 +448,47 @@ func checkIfMatch(r *http.Request) error {
 	return errPrecondition
 }
 
-// pathID returns the identifier in a path. What is not a UUID becomes NULL, which equals no id:
-// 404.
+// pathID returns an id from the path. If it is not a UUID, pathID returns NULL, which matches no
+// row, so the answer is a 404.
 func (state *requestState) pathID(name string) sql.Null[string] {
 	id := state.request.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
 }
 
-// fields hands out the members of a JSON object, or the parameters of a query, by name.
-// Each is checked against its rule. What is left over at the end is unknown, and refused.
+// fields holds the members of a JSON object, or the parameters of a query. A parse function takes
+// each known field by name, which validates it. Fields that no one takes are unknown, and finish
+// rejects them.
 type fields struct {
-	values url.Values
-	taken  []rule   // what was asked for, in that order; openapi.json is made from it, by a test
-	forLog []string // what the log may show of the fields that were sent
+	values url.Values // fields that have not been taken yet
+	taken  []rule     // rules of the taken fields, in order; a test makes openapi.json from them
+	forLog []string   // loggable forms of the fields that were sent, such as "limit=20"
 	errors []fieldError
 }
 
-// A rule is what a field must satisfy. Every value of this API is sent as a string.
+// A rule describes the valid values of a field. Every value of this API is sent as a string.
 type rule struct {
 	name     string
-	min, max int            // bounds of a number, or of a text's length; max 0: any length
-	number   bool           // a whole number in decimal digits
-	trim     bool           // spaces around the text don't count
-	controls string         // the control characters that are allowed
-	pattern  *regexp.Regexp // of a text; checked after max
-	inWords  string         // the pattern in words
-	oneOf    []string
-	fallback string // the value of a field that is not sent
+	min, max int            // bounds of a number, or of a text's characters (max 0: no bounds)
+	number   bool           // the value is a whole number in decimal digits
+	trim     bool           // spaces around the value are removed
+	controls string         // control characters that a text may contain
+	pattern  *regexp.Regexp // form of a text, checked after the length and the characters
+	inWords  string         // description of pattern for the client
+	oneOf    []string       // allow-list of values; nil if there is none
+	fallback string         // value if the field is not sent
 	required bool
 }
 
 const (
-	maxJSONBody    = 16 << 10 // bytes
-	maxMembers     = 64       // of a JSON object; no input has more than a few
-	maxErrors      = 20       // in one answer
-	maxContentType = 256      // bytes of a Content-Type that we look at
+	maxJSONBody    = 16 << 10 // bytes in a JSON body
+	maxMembers     = 64       // members of a JSON object that are read; no input has so many
+	maxErrors      = 20       // field errors in one answer
+	maxContentType = 256      // bytes in a Content-Type header
 )
 
-// readFields reads the input of a request: the query string of a GET or HEAD, else a JSON
-// body. A query with a bad escape or ";" is refused here, one with repeated or wrong
-// parameters by take, and one with unknown parameters by finish (I2).
+// readFields reads the input of a request: the query string of a GET or HEAD, or else a JSON
+// body. It rejects a query with a bad escape or a semicolon. Repeated and invalid parameters are
+// rejected by take, and unknown ones by finish (I2).
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if isRead(r.Method) {
@@ -506,9 +511,9 @@ func readFields(state *requestState) (*fields, error) {
 
 func isRead(method string) bool { return method == http.MethodGet || method == http.MethodHead }
 
-// readJSON parses one flat JSON object of strings. encoding/json alone accepts duplicate
-// members, names in another case, null, and data after the object.
-// None of these is accepted here (I3).
+// readJSON parses one flat JSON object of strings. Unlike encoding/json alone, it does not accept
+// duplicate members, names in another letter case, null, or data after the object (I3). It keeps
+// duplicates and unknown names; take and finish reject them.
 func readJSON(body []byte) (*fields, error) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	start, _ := decoder.Token()
@@ -516,9 +521,9 @@ func readJSON(body []byte) (*fields, error) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	// The body is valid JSON, so Token can't fail. Decode fails only for a number that is out of
-	// range; value is then nil, which is no string. An object of maxMembers is refused in any case,
-	// so the rest of it is not read.
+	// The body is valid JSON, so Token can't fail. Decode fails only for a number out of range and
+	// leaves value nil, which is not a string. Reading stops after maxMembers members: no input has
+	// so many fields, so such an object is rejected in any case.
 	for members := 0; decoder.More() && members < maxMembers; members++ {
 		token, _ := decoder.Token()
 		name := token.(string)
@@ -533,9 +538,9 @@ func readJSON(body []byte) (*fields, error) {
 	return f, nil
 }
 
-// mediaType parses Content-Type and returns its parameters without the charset. It
-// returns "" if the header is missing, repeated, too long or malformed, if the charset is
-// not UTF-8, or if the body is encoded.
+// mediaType parses Content-Type and returns the media type and its parameters without the
+// charset. It returns "" if the header is missing, repeated, too long or malformed, if the charset
+// is not UTF-8, or if the request has a Content-Encoding.
 func mediaType(header http.Header) (kind string, params map[string]string) {
 	lines := header["Content-Type"]
 	if len(lines) != 1 || len(lines[0]) > maxContentType || header["Content-Encoding"] != nil {
@@ -549,9 +554,9 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// refuse notes what is wrong with a field, once. An empty name is reported as "input". A name
-// longer than any of ours is cut, and at most maxErrors are noted, so that a small request can't
-// cause a large answer.
+// refuse records the first error of a field. An empty name is reported as "input". Long names are
+// cut and at most maxErrors errors are recorded, so that a small request can't cause a large
+// answer.
 func (f *fields) refuse(name, detail string) {
 	name = cmp.Or(name[:min(len(name), 64)], "input")
 	isNoted := slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
@@ -560,7 +565,7 @@ func (f *fields) refuse(name, detail string) {
 	}
 }
 
-// text returns the value of a field, or its fallback if it is not sent.
+// text returns the value of a field, or the rule's fallback if the field is not sent.
 func (f *fields) text(r rule) string {
 	value, sent := f.take(r)
 	if !sent && r.required {
@@ -569,14 +574,14 @@ func (f *fields) text(r rule) string {
 	return value
 }
 
-// number returns the value of a field that holds a whole number.
+// number returns the value of a field as a whole number.
 func (f *fields) number(r rule) int {
-	n, _ := strconv.Atoi(f.text(r)) // what is no number has been refused
+	n, _ := strconv.Atoi(f.text(r)) // a value that is not a number has been rejected
 	return n
 }
 
-// optional returns the value of a field, or nil if it is not sent. It ignores required and
-// fallback, because PATCH uses the rules of POST.
+// optional returns the value of a field, or nil if the field is not sent. It ignores required and
+// fallback, so that PATCH can use the rules of POST.
 func (f *fields) optional(r rule) *string {
 	value, sent := f.take(r)
 	if !sent {
@@ -585,8 +590,8 @@ func (f *fields) optional(r rule) *string {
 	return &value
 }
 
-// take removes a field from the input and validates it. The log may show numbers and choices, and
-// of a text only its length.
+// take removes a field from the input and validates it. For the log, it records numbers and
+// values with an allow-list as they are, and only the length of any other text.
 func (f *fields) take(r rule) (value string, sent bool) {
 	f.taken = append(f.taken, r)
 	values := f.values[r.name]
@@ -613,11 +618,11 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	return value, true
 }
 
-// validate returns what is wrong with a value; "" means nothing. encoding/json has replaced a
-// lone surrogate by U+FFFD (utf8.RuneError).
+// validate returns a description of the error in a value, or "" if the value is valid. It rejects
+// U+FFFD (utf8.RuneError), with which encoding/json replaces lone surrogates and invalid UTF-8.
 func (r rule) validate(value string) string {
 	switch {
-	case strings.ContainsRune(value, utf8.RuneError): // true of invalid UTF-8 as well
+	case strings.ContainsRune(value, utf8.RuneError): // also true for invalid UTF-8 in a query
 		return "must be whole Unicode text"
 	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
 		return "must be one of: " + strings.Join(r.oneOf, ", ")
@@ -628,7 +633,7 @@ func (r rule) validate(value string) string {
 	}
 }
 
-// validateNumber takes no sign, no space and no leading zeros.
+// validateNumber accepts a number within its bounds, without plus sign, spaces or leading zeros.
 func (r rule) validateNumber(value string) string {
 	n, err := strconv.Atoi(value)
 	if err != nil || strconv.Itoa(n) != value || n < r.min || n > r.max {
@@ -653,8 +658,9 @@ func (r rule) validateText(value string) string {
 	return ""
 }
 
-// finish returns the 400 that names the wrong fields, or nil. What is left over is unknown, and
-// wrong: a member that no one asked for, such as role or userId, is refused by name (Z3).
+// finish returns a 400 that lists the invalid fields, or nil if there are none. Fields that were
+// not taken are unknown and rejected by name, so a client can't set a field such as role or
+// userId that the endpoint does not offer (Z3).
 func (f *fields) finish() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
 		f.refuse(name, "is not known here")
@@ -665,8 +671,8 @@ func (f *fields) finish() error {
 	return nil
 }
 
-// answer checks an output and writes it. An output that breaks its contract is a 500, and
-// nothing of it is sent (I5).
+// answer writes a valid output to the client. If the output breaks its contract, answer sends
+// nothing and returns an error, which becomes a 500 (I5).
 func (state *requestState) answer(out output) error {
 	if !out.isValid() {
 		return errors.New("the output breaks its contract")
@@ -682,7 +688,7 @@ func (state *requestState) answer(out output) error {
 	state.Header().Set("Content-Type", "application/json")
 	state.Header().Set("Content-Length", strconv.Itoa(len(text)))
 	state.WriteHeader(state.route.status)
-	state.Write(text) // a client that has gone is no error of ours
+	state.Write(text) // an error means that the client has gone, so it is ignored
 	return nil
 }
 
@@ -691,12 +697,11 @@ var headersOfSuccess = []string{
 	"Content-Length",
 }
 
-// fail answers the request with err. It is the only function that writes an error. It
-// removes what a handler has prepared for a success, such as a cookie or caching headers.
-// Once a status has been sent, all that is left is to cut the connection.
+// fail answers the request with err. It is the only function that writes errors, so they all have
+// one format with the request id (G3). It logs every 401, 403, 429 and 5xx (G4).
 //
-// Every error has the request id (G3), and each 401, 403, 429 and failure inside a line in the
-// log (G4).
+// It first removes the headers that a handler has set for a success, such as a cookie. If a
+// status has already been sent, fail can only close the connection.
 func (state *requestState) fail(err error) {
 	p := toProblem(err)
 	state.logProblem(p)
@@ -710,8 +715,8 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// net/http reads the rest of the body, up to 256 kB, before it sends the answer. A client that
-	// withholds the rest gets a second for it.
+	// net/http reads up to 256 kB of the remaining body before it sends the answer. The deadline
+	// keeps a client that withholds its body from delaying this for longer than a second.
 	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
@@ -738,16 +743,16 @@ func (state *requestState) logProblem(p problem) {
 	}
 }
 
-// What follows makes a requestState the http.ResponseWriter of the router and of http.ServeContent.
-// They report an error as WriteHeader(405), then Write(text). WriteHeader answers it by fail, and
-// Write drops the text.
+// The methods below make a requestState the http.ResponseWriter of the router and of
+// http.ServeContent. Both report an error by calling, for example, WriteHeader(405) and then
+// Write(text). WriteHeader calls fail instead, and Write discards the text.
 
-// Unwrap lets http.ResponseController reach net/http's writer, which has the deadlines.
+// Unwrap lets http.ResponseController set deadlines on the ResponseWriter of net/http.
 func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
 
-// WriteHeader sends a status, once. It replaces the errors that net/http writes by itself with ours:
-// the router's 404, 405 and redirects to a cleaned path (404 here), and 412 and 416 of
-// http.ServeContent. So these answers have the one error format, too (G3).
+// WriteHeader sends a status, once. If the status is an error or a redirect from the router or
+// http.ServeContent, it calls fail, so that these answers also have the error format of this API
+// (G3). A redirect to a cleaned path becomes a 404.
 func (state *requestState) WriteHeader(status int) {
 	if status >= 300 && status != http.StatusNotModified {
 		err, isListed := netHTTPErrors[status]
@@ -763,7 +768,7 @@ func (state *requestState) WriteHeader(status int) {
 	}
 }
 
-// netHTTPErrors has the errors that net/http's own code answers with.
+// netHTTPErrors maps statuses that net/http sends to our errors.
 var netHTTPErrors = map[int]error{
 	http.StatusMethodNotAllowed:             errMethod,
 	http.StatusPreconditionFailed:           errPrecondition,
@@ -772,7 +777,7 @@ var netHTTPErrors = map[int]error{
 }
 
 func (state *requestState) Write(b []byte) (int, error) {
-	if state.status >= 400 { // fail has answered
+	if state.status >= 400 { // fail has written the answer
 		return len(b), nil
 	}
 	state.WriteHeader(http.StatusOK)
@@ -781,12 +786,13 @@ func (state *requestState) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom sends a file in pieces. Only http.ServeContent calls it, with an *io.LimitedReader.
-// io.CopyN puts another one around the same reader: if that is an *os.File, as for all but several
-// ranges at once, net/http uses sendfile.
+// ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
+// download is not limited, but each piece must be sent within stallTimeout. So a client that
+// stops reading is cut off (H5).
 //
-// A download may take as long as it likes, if each piece of it is taken within stallTimeout. A
-// client that reads nothing is cut off (H5).
+// Only http.ServeContent calls ReadFrom, with an *io.LimitedReader. io.CopyN wraps the reader in
+// it, limited.R, in a new one: net/http uses sendfile only for an *os.File directly inside one
+// io.LimitedReader. An answer with several ranges has no such file and does without sendfile.
 func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
 	state.WriteHeader(http.StatusOK)
 	limited := src.(*io.LimitedReader)
@@ -805,28 +811,28 @@ func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
 	return sent, nil
 }
 
-// A problem is an error that the client is told about, in the format of RFC 9457. It is a
-// value, so that nobody can change one of the shared ones below.
+// A problem is an error that is sent to the client, in the format of RFC 9457. It is passed by
+// value: fail fills in a copy, and the shared problems below stay unchanged.
 type problem struct {
 	Title     string       `json:"title"`
 	Status    int          `json:"status"`
-	Detail    string       `json:"detail"` // a sentence for people
-	Code      string       `json:"code"`   // a stable word for programs
+	Detail    string       `json:"detail"` // sentence for people
+	Code      string       `json:"code"`   // stable identifier for programs
 	RequestID string       `json:"requestId"`
 	Errors    []fieldError `json:"errors,omitempty"`
 
-	retryAfter time.Duration // sent as Retry-After, rounded up to whole seconds; 0: not sent
-	cause      error         // for the log only
-	reason     string        // why a session was refused, in one word; for the log only
+	retryAfter time.Duration // sent as Retry-After in seconds, rounded up; not sent if 0
+	cause      error         // internal error; only logged
+	reason     string        // why a session was refused, in one word; only logged
 }
 
-// A fieldError says what is wrong with one field of the input.
+// A fieldError describes an error in one field of the input.
 type fieldError struct {
 	Field  string `json:"field"`
 	Detail string `json:"detail"`
 }
 
-// Error is for the log, which masks it.
+// Error returns a text for the log, which masks it. It is never sent to the client.
 func (p problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
 
 func (p problem) Unwrap() error { return p.cause }
@@ -835,7 +841,7 @@ func newProblem(status int, code, detail string) problem {
 	return problem{Status: status, Code: code, Detail: detail}
 }
 
-// The problems that are the same for every request. The others are made where they arise.
+// Problems that are the same for every request. Other problems are made where they occur.
 var (
 	errInvalidCode = newProblem(401, "invalid_code",
 		"The code is wrong, used or expired.")
@@ -859,8 +865,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns the 401 of a session. The answer to the client is the
-// same for every reason: missing, forged, expired or ended.
+// unauthenticated returns the 401 for a missing or invalid session. The reason is only logged:
+// the client gets the same answer for all of them.
 func unauthenticated(reason string) problem {
 	return problem{
 		Status: 401, Code: "unauthenticated", reason: reason,
@@ -868,8 +874,7 @@ func unauthenticated(reason string) problem {
 	}
 }
 
-// unavailable returns the 503 of what the server can't do now, and may soon be able to: mostly
-// because the database is out of reach.
+// unavailable returns a 503 for a failure that may soon pass, such as an unreachable database.
 func unavailable(cause error) problem {
 	return problem{
 		Status: 503, Code: "unavailable", Detail: "Try again soon.",
@@ -877,7 +882,7 @@ func unavailable(cause error) problem {
 	}
 }
 
-// rateLimited returns the 429 of a limit; wait is the time until a request can pass again.
+// rateLimited returns a 429. limit describes the limit; wait is the time until a request can pass.
 func rateLimited(limit string, wait time.Duration) problem {
 	return problem{
 		Status: 429, Code: "rate_limited", Detail: "The limit is " + limit + ".",
@@ -885,13 +890,13 @@ func rateLimited(limit string, wait time.Duration) problem {
 	}
 }
 
-// wrongMediaType returns the 415 that names the type to send.
+// wrongMediaType returns a 415 that names the media type to send.
 func wrongMediaType(want string) problem {
 	return newProblem(415, "unsupported_media_type",
 		"Send Content-Type: "+want+", in UTF-8, without Content-Encoding.")
 }
 
-// invalid returns the 400 that names the wrong fields.
+// invalid returns a 400 that lists the invalid fields.
 func invalid(errs ...fieldError) problem {
 	return problem{
 		Status: 400, Code: "invalid_request", Detail: "The input is not valid.",
@@ -899,8 +904,8 @@ func invalid(errs ...fieldError) problem {
 	}
 }
 
-// toProblem returns the problem that answers err. An error that it does not know is a bug or a
-// broken disk: 500.
+// toProblem returns the problem to send for err. An unexpected error, such as a bug or a broken
+// disk, becomes a 500.
 func toProblem(err error) problem {
 	if p, ok := errors.AsType[problem](err); ok {
 		return p
@@ -920,9 +925,9 @@ func toProblem(err error) problem {
 	}
 }
 
-// bodyProblem returns the problem of a body that could not be read or stored. A
-// refusal, such as a 413, stays as it is. An error of the disk is the server's fault. All else is
-// a body that is incomplete or malformed.
+// bodyProblem returns the problem for a body that could not be read or stored. A 4xx, such as
+// 413, is returned as it is. A disk error is a 500 or 507. Any other error means that the body is
+// incomplete or malformed, which is a 400.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
 	_, isDiskError := errors.AsType[*fs.PathError](err)
@@ -932,9 +937,10 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// writeLogLine writes the line of one request. Every value is the server's own, an allowed
-// origin or a checked identifier, so no secret can get in. (The request id may be the client's
-// own: see SECURITY.md.) A line has at most 2 kB, whatever the request (H4).
+// writeLogLine writes the log line of one request. It logs no free text from the client, so that
+// no secret gets into the log: every value comes from the server or an allow-list, or has a
+// checked form. Only the request id may be chosen by the client (see SECURITY.md). A line has at
+// most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	attrs := make([]any, 0, 32)
@@ -972,11 +978,12 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	s.requestLog.Info("request", attrs...)
 }
 
-// knownMethods are the methods that the log names. Any other is a text that a client wrote.
+// knownMethods is the allow-list of methods to log. Any other is free text from the client.
 var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT", "TRACE"}
 
-// originForLog returns an allowed origin, and of any other only how long its host is. Locally,
-// where a developer looks for the origin to allow, it returns every origin.
+// originForLog returns an allowed origin as it is, and only the length of the host of any other.
+// In the local environment it returns every origin, because a developer needs it for
+// ALLOWED_ORIGINS.
 func (s *server) originForLog(state *requestState) string {
 	origin := state.request.Header.Get("Origin")
 	if origin == "" || state.originAllowed || s.cfg.env == envLocal {
@@ -986,13 +993,13 @@ func (s *server) originForLog(state *requestState) string {
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
-// maxLoggedError bounds the text of an error in the log, in bytes. A line of two such texts has less
-// than 2 kB (H4).
+// maxLoggedError is the longest text of an error in the log, in bytes. A log line with two such
+// texts has less than 2 kB (H4).
 const maxLoggedError = 460
 
-// maskAttr is the slog.HandlerOptions.ReplaceAttr of the events' logger. It masks every text,
-// the message included, except in four attributes, whose values are ids and IP addresses. So no
-// code, token, cookie, password or whole address gets into a log (G2).
+// maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
+// the message, so that no code, token, cookie, password or whole e-mail address gets into the
+// log (G2). It leaves four attributes as they are, because they hold only ids and IP addresses.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a
@@ -1000,44 +1007,46 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
 		text := a.Value.String()
 		if text == "" {
-			return slog.Attr{} // left out
+			return slog.Attr{} // slog omits a zero Attr
 		}
 		a.Value = slog.StringValue(maskText(text))
 	}
 	return a
 }
 
-// maskRules are applied to a text one after the other, in this order. The comment says what a
-// rule leaves of an example.
+// maskRules are applied in this order. Each comment says what its rule matches and, after the
+// arrow, what remains.
 var maskRules = []struct {
 	pattern     *regexp.Regexp
 	replacement string
 }{
-	// Blanks and line breaks in a row: one blank.
+	// A run of white space, including line breaks → one space.
 	{regexp.MustCompile(`\s+`), " "},
-	// Invisible, direction and control characters, which could hide what they stand in: nothing.
+	// Control, invisible, direction and replacement characters, which could hide a secret from the
+	// rules below → nothing.
 	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`), ""},
-	// jane.roe@example.com, in letters of any script, its @ perhaps written as %40 or \u0040:
-	// j***@example.com
+	// An e-mail address in any script, also with its @ written as %40 or \u0040:
+	// jane.roe@example.com → j***@example.com
 	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*(@|%(?:25)*40|\\u0040)`), "$1***$2"},
-	// smtps://user:password@mail.example.com, after the rule above: smtps://***@mail.example.com
+	// User and password in a URL: smtps://user:password@mail.example.com →
+	// smtps://***@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
-	// password=hunter2 and everything after it: ***. The same for an escape, in which another
-	// could hide.
+	// A secret by its name, with everything after it: password=hunter2 → ***. Also everything
+	// from a percent escape on, because it could encode such a name.
 	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*` +
 		`|%[0-9A-F]{2}.*`), "***"},
-	// A secret by its form: a token, even if it is broken by blanks; a key or a piece of a token,
-	// which has more letters and digits in a row than an id; a one-time code, as 482913, 482-913
-	// or 4 8 2 9 1 3: ***
+	// A secret by its form → ***. The three alternatives are: a token, even if broken by spaces; a
+	// key or a piece of a token, which is longer than any id (36 characters); a one-time code,
+	// also written as 482-913 or 4 8 2 9 1 3.
 	{regexp.MustCompile(`eyJ[\w.%=-]*(\s+[\w.%=-]{16,})*` +
 		`|[\w+/=-]{40,}` +
 		`|[0-9]([-_ ]?[0-9]){5,}`), "***"},
 }
 
-// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The first cut only
-// bounds the work: what it breaks in two lies far behind the second one.
+// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The order matters: a
+// cut could split a secret so that no rule matches its first half. The work grows no faster than
+// the text. Of the texts that come from outside, a mail server's words have maxMailReply at most.
 func maskText(text string) string {
-	text = text[:min(len(text), 8*maxLoggedError)]
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}

@@ -229,7 +229,7 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 	}
 }
 
-// G2: what the log shows of an error's text. H4: only what it looks at costs time.
+// G2: what the log shows of an error's text.
 func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
 	type maskCase struct{ Text, Logged string }

@@ -1,8 +1,8 @@
 package main
 
-// One-time codes: the mutex-guarded map that holds them, the work on a request for one,
-// and the mail that carries it. A code leaves this process by mail only; without a mail
-// server, which only the local environment permits, it is printed on standard output.
+// One-time codes: the map that holds them, the work on a request for a code, and the mail that
+// carries it. A code leaves this process only by mail. Without a mail server, which only the
+// local environment permits, the code is printed on standard output instead.
 
 import (
 	"cmp"
@@ -26,37 +26,37 @@ import (
 const (
 	codeLength = 6
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // a code younger than this is not replaced: no one can flood a mailbox
+	codeResend = time.Minute // minimum age of a code before a new one replaces it
 
-	maxCodeRequests  = 1000                   // unfinished ones
-	codeDelay        = 500 * time.Millisecond // before the work on one begins; random, up to this
-	codeMaxWait      = time.Minute            // for a conversation; then the request is dropped
-	maxConversations = 32                     // with the mail server, at a time
-	mailTimeout      = 10 * time.Second       // of one conversation
-	maxMailReply     = 64 << 10               // bytes that the mail server may say in one
+	maxCodeRequests  = 1000                   // unfinished requests for a code
+	codeDelay        = 500 * time.Millisecond // maximum random delay before work on a request
+	codeMaxWait      = time.Minute            // maximum wait for a mail slot before giving up
+	maxConversations = 32                     // simultaneous conversations with the mail server
+	mailTimeout      = 10 * time.Second       // for one whole conversation with the mail server
+	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
 )
 
-// A oneTimeCode is good once, for codeTTL.
+// A oneTimeCode works once, within codeTTL of issuedAt.
 type oneTimeCode struct {
 	code     string
-	issuedAt time.Time // with monotonic time
+	issuedAt time.Time // includes monotonic time, so a step of the clock changes no age
 	// userReadAt is when the account was read, by the database's clock. If the user was
-	// signed out everywhere after it, the code is refused.
+	// signed out everywhere after that, the code is rejected.
 	userReadAt time.Time
 }
 
-// oneTimeCodes holds the codes by e-mail address in lower case. Only addresses of active users
-// get in, so there are never more codes than users. A restart forgets all codes.
+// oneTimeCodes holds the current code of each e-mail address, in lower case. Strangers can't fill
+// it, because sendCode issues codes only to active users. A restart forgets all codes.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]oneTimeCode
 }
 
-// issue makes a code. ok is false if the last one is younger than codeResend: then the last
-// one stays valid.
+// issue makes a code for an address. If the current code is younger than codeResend, issue keeps
+// it and ok is false.
 //
-// All of 000000 to 999999 are equally likely (O1). A mailbox gets at most one mail a minute,
-// however many clients ask; sooner only if the last code was used or its mail failed (O7).
+// All codes from 000000 to 999999 are equally likely (O1). However many clients ask, a mailbox gets
+// at most one mail per codeResend, unless the code was used or its mail failed (O7).
 func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,7 +64,7 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 	if time.Since(c.byEmail[email].issuedAt) < codeResend {
 		return oneTimeCode{}, false
 	}
-	// crypto/rand never returns an error here: it ends the process.
+	// rand.Reader never returns an error: if the system has no random numbers, the process crashes.
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	issued = oneTimeCode{
 		code:       fmt.Sprintf("%0*d", codeLength, n),
@@ -72,13 +72,14 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 		userReadAt: userReadAt,
 	}
 	c.byEmail[email] = issued
-	// Only to free memory: find checks the age.
+	// This only frees memory. find checks the age itself.
 	time.AfterFunc(codeTTL, func() { c.remove(email, issued) })
 	return issued, true
 }
 
-// find returns a right code. ok is false if the code is wrong, expired or was never issued. The age
-// is checked here, whether or not anything was swept (O2).
+// find returns the issued code if the given one matches. ok is false if the code is wrong, expired
+// or was never issued. find compares in constant time, and checks the age itself, so an expired
+// code fails even if its timer has not removed it yet (O2).
 func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,9 +92,9 @@ func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 	return issued, true
 }
 
-// remove ends the life of a code: it is used, its mail failed, or it is old. removed is false if it
-// was removed before, or replaced by a newer one. So of a hundred requests that have found the right
-// code, one removes it and succeeds (O3).
+// remove deletes a code that was used or has expired, or whose mail failed. removed is false if the
+// code was already removed or replaced by a newer one. So if many requests find the same code at
+// once, only one of them removes it and succeeds (O3).
 func (c *oneTimeCodes) remove(email string, code oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,33 +105,33 @@ func (c *oneTimeCodes) remove(email string, code oneTimeCode) (removed bool) {
 	return true
 }
 
-// startCode begins the work on a request for a code, after a random delay and in a goroutine of
-// its own. ok is false if maxCodeRequests are unfinished.
+// startCode schedules sendCode in a new goroutine, after a random delay. ok is false if
+// maxCodeRequests requests are unfinished.
 //
-// Without the delay, the work for a known address would slow the client's next request, which
-// could be measured (O10).
+// Without the delay, the work for a known address would measurably slow the client's next request,
+// and so reveal that the address is known (O10).
 func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
 	default:
 		return false
 	}
-	log = log.With("email", email) // maskAttr masks it
+	log = log.With("email", email) // masked by maskAttr
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.sendCode(email, log)
-		<-s.codeSlots // after the work: a stop waits for the slots
+		<-s.codeSlots // released after the work, because stop waits for all slots
 	})
 	return true
 }
 
-// sendCode mails a code if the address is an active user's, and logs what became of the
-// request. The client has had its answer. The mail goes to the address as it is stored, never
-// to the text that a client sent.
+// sendCode mails a code if the address belongs to an active user, and logs the result. It mails to
+// the address as stored in the database, never to the text that a client sent.
 //
-// Nothing that the mail server does changes an answer, until maxCodeRequests wait for it (D3).
-// A mail waits for another one only while maxConversations are under way, so that mail to one
-// address does not show in the time of mail to another (M2).
+// The client's answer does not wait for sendCode, so a slow or failing mail server does not affect
+// it until maxCodeRequests requests are unfinished (D3). A mail waits for others only while
+// maxConversations are under way. A shared queue would let a client learn from the delay of its
+// own mail whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, found, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -161,7 +162,7 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	log.Info("code sent")
 }
 
-// mailCode sends a code by mail, or prints it if there is no mail server.
+// mailCode mails a code, or prints it if no mail server is configured.
 func (s *server) mailCode(to, code string) error {
 	if s.cfg.mail.server == nil {
 		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code)
@@ -176,17 +177,17 @@ If you did not ask for it, ignore this mail.
 
 // A mailer sends mail through one server.
 type mailer struct {
-	server *url.URL // nil, in the local environment only: codes are printed
+	server *url.URL // nil only in the local environment: codes are printed
 	from   *mail.Address
 }
 
-// smtpPorts has the default port of each scheme. smtp begins in plain text and then does
-// STARTTLS; smtps is TLS from the first byte on.
+// smtpPorts holds the default port of each scheme. smtp starts in plain text and upgrades with
+// STARTTLS. smtps uses TLS from the first byte.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// send delivers a mail. net/smtp bounds neither time nor memory, so the connection does:
-// everything ends within mailTimeout, and the server may say maxMailReply bytes, before TLS
-// too (M1).
+// send delivers a mail. net/smtp bounds neither time nor memory, so send bounds the connection: the
+// whole conversation ends within mailTimeout, and send reads at most maxMailReply bytes from the
+// server, before and after TLS begins (M1).
 func (m mailer) send(to, subject, text string) error {
 	host := m.server.Hostname()
 	port := cmp.Or(m.server.Port(), smtpPorts[m.server.Scheme])
@@ -208,7 +209,7 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, subject, text)
 }
 
-// A boundedReply is a connection that reads as if it ended after its bound.
+// A boundedReply is a connection whose Read reports io.EOF once the limit of reply is reached.
 type boundedReply struct {
 	net.Conn
 	reply io.Reader
@@ -240,7 +241,7 @@ func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
 	if err := body.Close(); err != nil {
 		return err
 	}
-	client.Text.Cmd("QUIT") // the mail is accepted, so nobody waits for the answer
+	client.Text.Cmd("QUIT") // the mail is already accepted, so don't wait for the reply
 	return nil
 }
 
@@ -248,11 +249,11 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// secure encrypts the conversation and signs in.
+// secure encrypts the conversation with STARTTLS, unless smtps has done so, and signs in.
 //
-// Every host except loopback must do STARTTLS. If the server does not offer it, an attacker
-// on the way may have removed the offer. Then neither mail nor password is sent (D4). What loopback
-// offers is used, too, and its certificate is checked.
+// It requires STARTTLS even if the server does not offer it, because an attacker on the network may
+// have removed the offer. If STARTTLS fails, neither mail nor password is sent (D4). Only a server
+// on loopback may lack STARTTLS. If it offers it, secure uses it and verifies the certificate.
 func (m mailer) secure(client *smtp.Client) error {
 	host := m.server.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
@@ -270,8 +271,8 @@ func (m mailer) secure(client *smtp.Client) error {
 	return client.Auth(smtp.PlainAuth("", m.server.User.Username(), password, host))
 }
 
-// message is a mail in the form of RFC 5322. No line break gets into it by an address: m.from has
-// passed a check, and client.Rcpt refuses a to that has one.
+// message returns a mail in the format of RFC 5322. No address can inject a header line: m.from was
+// validated with the settings, and client.Rcpt has already rejected a to that has a line break.
 func (m mailer) message(domain, to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

@@ -1,7 +1,7 @@
 package main
 
-// The token bucket: its keys, and its bound on memory. main.go makes the limits, middleware.go
-// (limitByClient and serveRoute) takes from them.
+// The rate limiter: a token bucket for each key, in bounded memory. newServer in main.go creates
+// the limiters; limitByClient and serveRoute in middleware.go take tokens from them.
 
 import (
 	"fmt"
@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	maxKeys    = 65_536 // keys that one limiter keeps
-	sampleSize = 64     // keys that makeRoom looks at
+	maxKeys    = 65_536 // most keys that one limiter keeps
+	sampleSize = 64     // keys that makeRoom compares
 )
 
-// A limiter is a token bucket for each key. A bucket holds burst tokens, and each token
-// comes back one period after it was spent. A key without a token is being refused.
+// A limiter keeps a token bucket for each key. A bucket holds burst tokens, and each token
+// comes back one period after it was spent. While a key has no tokens left, it is refused.
 //
-// Such a bucket equals a sliding window: at most burst requests pass in any stretch of time as
-// long as a period. A bucket that refills continuously would let up to twice as many
-// pass. The price is memory: up to 16 bytes for each token of a bucket, besides about 90 bytes for
-// each key.
+// This is equivalent to a sliding-window log: at most burst requests pass in any interval of one
+// period. A bucket that refills continuously would let up to twice as many pass. The cost is
+// memory: about 90 bytes for each key, and up to 16 bytes for each token it has spent.
 //
-// Only the hash of a key is kept. Two keys whose hashes collide (2^-64) share a bucket.
+// A limiter stores only the hash of a key. Two keys whose hashes collide (probability 2^-64)
+// share a bucket.
 type limiter struct {
 	burst  int
 	period time.Duration
-	by     string // what the key is, in words
+	by     string // description of the key, such as "client address"
 	seed   maphash.Seed
-	start  time.Time // times are kept as monotonic time since then
+	start  time.Time // origin of all times below, which are monotonic durations since start
 
 	mu sync.Mutex
-	// spent has, for the hash of each key, when its tokens were spent. Invariants: the
-	// oldest is first; there is at least one, at most burst.
+	// spent maps the hash of a key to the times at which its tokens were spent, oldest first.
+	// Each key has at least one time and at most burst.
 	spent   map[uint64][]time.Duration
 	sweptAt time.Duration
 }
@@ -50,17 +50,16 @@ func newLimiter(burst int, period time.Duration, by string) *limiter {
 	}
 }
 
-// String is the limit in words: "5 per 15m by e-mail and client address".
+// String describes the limit: "5 per 15m by e-mail and client address".
 func (l *limiter) String() string {
 	period := strings.Replace(l.period.String(), "m0s", "m", 1)
 	return fmt.Sprintf("%d per %s by %s", l.burst, period, l.by)
 }
 
-// take spends a token of the key. If the key has none, the error is the 429 that says when
-// the next one comes back.
+// take spends one token of the key. If the key has none left, take returns a 429.
 //
-// The count is exact under parallel requests, wherever the period begins (L1). Retry-After is
-// true: by then a token is back (L4).
+// The limit is exact for parallel requests and for any interval of one period (L1), unless
+// makeRoom discards the key. Retry-After is the exact time until the next token comes back (L4).
 func (l *limiter) take(key string) error {
 	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
@@ -81,8 +80,8 @@ func (l *limiter) take(key string) error {
 	return nil
 }
 
-// sweep forgets, once a period, the keys whose tokens are all back. For a full limiter this
-// is a pause of some milliseconds.
+// sweep discards the keys whose tokens have all come back, at most once per period. It holds the
+// lock, which blocks a full limiter for some milliseconds.
 func (l *limiter) sweep(now time.Duration) {
 	if now-l.sweptAt < l.period {
 		return
@@ -95,7 +94,7 @@ func (l *limiter) sweep(now time.Duration) {
 	l.sweptAt = now
 }
 
-// stillSpent returns the part of spent that has not come back.
+// stillSpent returns the times in spent whose tokens have not come back yet.
 func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Duration {
 	for len(spent) > 0 && now-spent[0] >= l.period {
 		spent = spent[1:]
@@ -103,12 +102,13 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 	return spent
 }
 
-// makeRoom forgets one key: of sampleSize keys from a random place in the map, the one that
-// has spent least. So memory is bounded, and nobody is refused because of other people's keys.
+// makeRoom discards one key, so that memory stays bounded and no client is refused because of
+// other clients' keys. It samples sampleSize keys from a random position in the map and discards
+// the one with the fewest spent tokens.
 //
-// A key that is being refused gives way only if the whole sample is being refused. A flood of
-// new keys with one request each frees none (L3). What a flood of refused keys gains stands in
-// SECURITY.md (L5).
+// A refused key is discarded only if every key in the sample is refused, so a flood of new keys
+// with one request each does not free it (L3). SECURITY.md states what a flood of refused keys
+// gains (L5).
 func (l *limiter) makeRoom(now time.Duration) {
 	var victim uint64
 	fewest := l.burst + 1

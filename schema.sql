@@ -1,31 +1,31 @@
--- The whole schema. `migrate` runs it, and may run it again and again; two
--- servers may do so at once: create … if not exists races with itself, so the
--- transaction begins with a lock that the second one waits for.
+-- The whole schema. `hubs migrate` runs all of it, any number of times. Two runs at
+-- once are safe: "create … if not exists" races with itself, so the transaction takes
+-- an advisory lock first, and the second run waits.
 begin;
 select pg_advisory_xact_lock(7239104561);
 
--- Who may sign in. A row is read afresh by every request, so that a change here
--- holds from the user's next request on.
+-- The accounts that may sign in. Every request with a session reads its row, so a
+-- change takes effect with the user's next request.
 create table if not exists users (
     user_id       uuid primary key default gen_random_uuid(),
-    -- One ASCII address, the form that emailForm in auth.go takes: mail goes to this
-    -- text, and operators write it at the psql prompt.
+    -- One ASCII address, by the same pattern as emailForm in auth.go. It is checked here
+    -- too, because mail goes to this text and operators may write it with psql.
     email         text collate "C" not null check (length(email) <= 254 and email ~
                   '^[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+)*'
                   '@[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?'
                   '(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$'),
     permission    text not null default 'member' check (permission in ('member', 'admin')),
     suspended     boolean not null default false,
-    -- "Sign out everywhere": session tokens issued before this time are refused.
+    -- "Sign out everywhere": session tokens issued before this time are rejected.
     signed_out_at timestamptz check (isfinite(signed_out_at)),
     created_at    timestamptz not null default now() check (isfinite(created_at))
 );
 
--- One account for each address, whatever its case; serves the look-up at sign-in.
--- Collation C, here and above: other locales give some letters another lower case.
+-- One account for each address, ignoring case. The look-up at sign-in uses this index.
+-- Collation C (of email, above) makes lower() the same in every locale.
 create unique index if not exists users_email on users (lower(email));
 
--- Who accepted which version of the terms, and when first.
+-- The acceptances of each version of the terms, with the time of the first one.
 create table if not exists terms_acceptances (
     user_id     uuid not null references users on delete cascade,
     version     text not null,
@@ -33,18 +33,19 @@ create table if not exists terms_acceptances (
     primary key (user_id, version)
 );
 
--- The form in which names are compared by filters[name]: lower case in all scripts, and a
--- final sigma is a sigma. ICU does it, since lower() in collation C knows ASCII only.
+-- hub_name_key returns the form of a name that filters[name] compares: lower case in all
+-- scripts, with a final sigma as a sigma. It uses ICU, because lower() in collation C
+-- converts ASCII only.
 create or replace function hub_name_key(name text) returns text
     language sql immutable strict parallel safe
     return translate(lower(name collate "und-x-icu"), 'ς', 'σ') collate "C";
 
--- The domain resource. Names compare by bytes (collation C), so that the order of
--- a list is the same on every machine.
+-- The domain resource. Names are compared byte by byte (collation C), so that the order
+-- of a list is the same on every machine.
 create table if not exists hubs (
     hub_id      uuid primary key default gen_random_uuid(),
     name        text collate "C" not null check (char_length(name) between 1 and 100),
-    -- Stored, because to compute it takes 4 us a name, and a search looks at many names.
+    -- Stored, because computing it takes 4 us a name, and a search reads many names.
     name_lower  text collate "C" not null generated always as (hub_name_key(name)) stored,
     description text not null default '' check (char_length(description) <= 2000),
     status      text not null default 'active' check (status in ('active', 'archived')),
@@ -54,12 +55,14 @@ create table if not exists hubs (
 
 -- The indexes of GET /hubs. Their rule:
 --
---   * Each order of the list needs an index, else each page would sort the whole table. It is
---     read forwards for asc and backwards for desc. hub_id makes the order total.
---   * A filter that compares for equality (status) needs an index for each order too, with the
---     filter's column in front, else a page of few matches would read the whole index.
---   * Any other filter (name) needs none of its own. But each index includes its column, so
---     that a list finds its ids in the index alone: to look at each row takes ten times as long.
+--   * Each order of the list needs an index. Otherwise each page would sort the whole table.
+--     PostgreSQL reads the index forwards for asc and backwards for desc. hub_id comes last, so
+--     that hubs with equal values have a fixed order.
+--   * An equality filter (status) needs another index for each order, with the column of the
+--     filter first. Otherwise a page with few matches would read the whole index.
+--   * Any other filter (name) needs no index of its own. But each index includes its column, so
+--     that a search finds its ids in the index alone. Reading each row would take ten times as
+--     long.
 create index if not exists hubs_by_name       on hubs (name, hub_id) include (name_lower);
 create index if not exists hubs_by_created_at on hubs (created_at, hub_id) include (name_lower);
 create index if not exists hubs_by_updated_at on hubs (updated_at, hub_id) include (name_lower);
@@ -70,8 +73,8 @@ create index if not exists hubs_by_status_created_at
 create index if not exists hubs_by_status_updated_at
     on hubs (status, updated_at, hub_id) include (name_lower);
 
--- What was uploaded; the bytes are in FILES_DIR under file_id. A row is written
--- last, once the file is whole and on disk: no row, no file.
+-- The uploaded files. Their bytes are in FILES_DIR, under the name file_id. The row is
+-- written last, when the whole file is on disk. Without a row, a file can't be read.
 create table if not exists files (
     file_id      uuid primary key default gen_random_uuid(),
     user_id      uuid references users on delete set null,
@@ -81,7 +84,7 @@ create table if not exists files (
     created_at   timestamptz not null default now() check (isfinite(created_at))
 );
 
--- Serves the deletion of a user, which sets user_id to null.
+-- Used when a user is deleted, which sets user_id to null.
 create index if not exists files_by_user on files (user_id);
 
 commit;

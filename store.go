@@ -1,14 +1,13 @@
 package main
 
-// The store: PostgreSQL through database/sql. The statements stand beside the handlers that
-// use them. Here is what they share: the pool, prepared statements, and what happens when
-// the database fails:
+// The store: PostgreSQL through database/sql. Each statement is next to the handler that uses
+// it. This file has what they share: the pool, prepared statements, and the handling of failures:
 //
-//	all connections are taken      the wait is bounded, then a 503     takeSlot
-//	a statement runs too long      PostgreSQL ends it: a 503           statementTimeout
-//	PostgreSQL does not answer     the socket gives up: a 503          deadlineConn
-//	a connection has died          a read is tried once more           store.rows
-//	any error                      is it an outage (503) or a bug?     classifyDBError
+//	all connections are in use     wait at most dbTimeout, then 503    takeSlot
+//	a statement runs too long      PostgreSQL cancels it: 503          statementTimeout
+//	PostgreSQL does not answer     the socket times out: 503           deadlineConn
+//	a connection has died          retry a read once                   store.rows
+//	any other error                503 for an outage, 500 for a bug    classifyDBError
 
 import (
 	"cmp"
@@ -33,51 +32,52 @@ import (
 var schema string
 
 const (
-	poolSize      = 8               // connections, all kept open
-	expensiveSize = poolSize / 2    // of these, for expensive statements at a time
-	dbTimeout     = 2 * time.Second // for one wait, one read or write on a socket
+	poolSize      = 8               // maximum number of connections, all kept open
+	expensiveSize = poolSize / 2    // maximum number of expensive statements at a time
+	dbTimeout     = 2 * time.Second // for each wait for a slot, dial, socket read or socket write
 
-	// PostgreSQL ends a statement before the read of its answer gives up: after a read that gave
-	// up, classifyDBError drops every idle connection.
+	// statementTimeout is shorter than dbTimeout, so that PostgreSQL cancels a slow statement before
+	// the read of its answer times out. After such a read, classifyDBError drops every idle
+	// connection.
 	statementTimeout = dbTimeout - 200*time.Millisecond
 )
 
 // A store runs statements. Its methods take no context: dbTimeout bounds each step of a
-// statement, whether or not the client waits. With a context, lib/pq would start a goroutine for
-// each statement, and dial a connection to cancel it each time a client goes away.
+// statement, even after the client has gone. With a context, lib/pq would start a goroutine for
+// each statement, and would dial another connection to cancel it whenever a client disconnects.
 type store struct {
 	db             *sql.DB
-	slots          chan struct{} // one for each connection; bounds the wait
-	expensiveSlots chan struct{} // one for each expensive statement
+	slots          chan struct{} // holds one element for each running statement
+	expensiveSlots chan struct{} // holds one element for each running expensive statement
 	statements     sync.Map      // text → *sql.Stmt, prepared at first use and kept
-	dropping       sync.Mutex    // held by dropIdle
+	dropping       sync.Mutex    // held while dropIdle runs
 }
 
-// A statement is what the store runs.
+// A statement is an SQL statement with its arguments.
 type statement struct {
 	text      string
 	args      []any
-	writes    bool // so never sent a second time
+	writes    bool // never retried
 	expensive bool // at most expensiveSize of these run at a time
 }
 
-// read and write make statements. store.row and store.rows run them.
+// read returns a statement that changes nothing. write returns one that may change something.
 func read(text string, args ...any) statement { return statement{text: text, args: args} }
 
 func write(text string, args ...any) statement {
 	return statement{text: text, args: args, writes: true}
 }
 
-// openStore connects and checks that the tables are there.
+// openStore connects to the database and checks that the tables can be read.
 func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, map[string]string{
 		"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
 		"timezone":          "UTC",
-		// One plan for all calls of a statement. Otherwise PostgreSQL would plan a list anew at
-		// each call, because of its limit and offset (79 µs against 54).
+		// Plan each statement once. Otherwise PostgreSQL would plan a list again at each call,
+		// because of its limit and offset (79 µs a call instead of 54).
 		"plan_cache_mode": "force_generic_plan",
-		// Each statement has an index that serves it, and is too short to gain from a compiler
-		// or from parallel workers.
+		// Every statement has a suitable index, and is too short to gain from compilation or
+		// parallel workers.
 		"enable_seqscan":                  "off",
 		"jit":                             "off",
 		"max_parallel_workers_per_gather": "0",
@@ -91,7 +91,7 @@ func openStore(databaseURL string) (*store, error) {
 		slots:          make(chan struct{}, poolSize),
 		expensiveSlots: make(chan struct{}, expensiveSize),
 	}
-	// The default of 2 would open and close connections all the time.
+	// With the default of 2, connections would be opened and closed all the time.
 	st.db.SetMaxIdleConns(poolSize)
 	if err := st.checkTables(); err != nil {
 		st.db.Close()
@@ -100,15 +100,16 @@ func openStore(databaseURL string) (*store, error) {
 	return st, nil
 }
 
-// checkTables fails if a table can't be read: because the database is away, or because a
-// table, a right or the search_path has changed.
+// checkTables returns an error if a table can't be read: the database is unavailable, or a table,
+// a privilege or the search_path has changed.
 func (st *store) checkTables() error {
-	_, err := st.row(read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
+	_, err := st.row(
+		read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
 	return err
 }
 
-// explainDBError says in words what an operator can do about the usual mistakes of a set-up or of a
-// command (PostgreSQL manual, appendix A).
+// explainDBError adds to an error what an operator can do about it, for the usual mistakes in a
+// setup or a command. The keys are SQLSTATE codes (PostgreSQL manual, appendix A).
 func explainDBError(err error) error {
 	advice := map[string]string{
 		"28P01": "DATABASE_URL: the database refuses this user or password",
@@ -122,8 +123,8 @@ func explainDBError(err error) error {
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 
-// newConnector checks the connection string. settings override the string's own. The error
-// says no more than that it is wrong: lib/pq's own error may quote the password.
+// newConnector parses the connection string. settings override the string's own settings. The
+// error has no details, because lib/pq's error may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
 	cfg, err := pq.NewConfig(databaseURL)
 	if err != nil || databaseURL == "" {
@@ -131,19 +132,19 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			"characters in the password percent-encoded; several hosts as " +
 			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
-	// A role may change the defaults of its own connections. A thief of its password could
-	// make the server write to other tables, or acknowledge what is not on disk. These two are
-	// PostgreSQL's own defaults; DATABASE_URL may have others.
+	// A role may change the default settings of its own connections. With its password, an attacker
+	// could make the server write to other tables, or acknowledge writes that are not on disk. So
+	// send PostgreSQL's own defaults of these two. DATABASE_URL may override them.
 	runtime := map[string]string{"search_path": `"$user", public`, "synchronous_commit": "on"}
 	for name, value := range cfg.Runtime {
-		runtime[strings.ToLower(name)] = value // PostgreSQL ignores the letter case
+		runtime[strings.ToLower(name)] = value // PostgreSQL ignores case in names of settings
 	}
 	maps.Copy(runtime, settings)
 	cfg.Runtime = runtime
 	return pq.NewConnectorConfig(cfg)
 }
 
-// migrate applies schema.sql, however long its indexes take.
+// migrate applies schema.sql. It sets no time limit, because building an index can take long.
 func migrate(ctx context.Context) error {
 	connector, err := newConnector(os.Getenv("DATABASE_URL"), nil)
 	if err != nil {
@@ -158,8 +159,8 @@ func migrate(ctx context.Context) error {
 	return nil
 }
 
-// row runs a statement and scans its row. found is false if there is none; then dest is
-// unchanged.
+// row runs a statement and scans its row into dest. found is false if there is no row. Then dest
+// is unchanged.
 func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	err = st.rows(q, func(rows *sql.Rows) error {
 		found = true
@@ -168,15 +169,16 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	return found && err == nil, err
 }
 
-// rows runs a statement and calls scan for each row. If a write returns an error, it may have
-// been done all the same: the connection may have broken after the statement. So we never send a
-// write again (D1; for what the driver does, see SECURITY.md, Deviations).
+// rows runs a statement and calls scan for each row. It never retries a write: one that returns an
+// error may still have been committed, if the connection broke after it (D1; the driver may retry
+// in rare cases: see SECURITY.md, Deviations).
 //
-// A read whose connection turns out to be dead is tried once more on a new one, unless scan has
-// had a row already. So once the database is back after a crash, no read fails (D5).
+// It retries a read once, on a new connection, if the connection turns out to be dead and scan has
+// not been called. So once the database is back after a crash, stale connections in the pool do
+// not cause a read to fail (D5).
 //
-// Expensive statements never take all connections (H6). They take their own slot first, so that
-// one that waits holds no connection.
+// Expensive statements never take all connections (H6). They take an expensive slot first, so that
+// a waiting one holds no connection.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
 		if err := takeSlot(st.expensiveSlots); err != nil {
@@ -196,7 +198,7 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	return st.classifyDBError(err)
 }
 
-// takeSlot takes a slot, or gives up after dbTimeout: the wait is bounded, then comes a 503 (D2).
+// takeSlot takes a slot. If none becomes free within dbTimeout, it returns a 503 (D2).
 func takeSlot(slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
@@ -206,10 +208,11 @@ func takeSlot(slots chan struct{}) error {
 	}
 }
 
-// errScan marks a row that the code could not take: a bug, and no outage.
+// errScan marks an error of a scan function: a bug in this program, not an outage.
 var errScan = errors.New("scan")
 
-// run runs a statement once. It is prepared at its first use, and kept.
+// run runs a statement without a retry. It prepares each text at its first use and keeps the
+// prepared statement. scanned reports whether scan was called.
 func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err error) {
 	prepared, ok := st.statements.Load(q.text)
 	if !ok {
@@ -217,7 +220,7 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 		if err != nil {
 			return false, err
 		}
-		// If another request was first, fresh is not used again.
+		// If another request has stored its own meanwhile, use that one.
 		prepared, _ = st.statements.LoadOrStore(q.text, fresh)
 	}
 	rows, err := prepared.(*sql.Stmt).Query(q.args...)
@@ -234,11 +237,12 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 	return scanned, rows.Err()
 }
 
-// dropIdle closes the idle connections: when one is dead, the others are too, mostly. database/sql
-// has no call for it, but closes them when there may be none.
+// dropIdle closes the idle connections, because if one is dead, the others most likely are too.
+// database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// Only one call at a time: SetMaxIdleConns closes a list that shares its array with the pool's.
-// If another call let the pool grow meanwhile, it would close a connection that is in use.
+// Two calls must not overlap. SetMaxIdleConns closes connections from a slice that shares its array
+// with the pool's free list. If another call raised the maximum meanwhile, connections would be
+// put into that array, and some in use might be closed.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return
@@ -248,48 +252,48 @@ func (st *store) dropIdle() {
 	st.db.SetMaxIdleConns(poolSize)
 }
 
-// isConnectionGone reports whether a connection was closed or reset under a statement. Timeouts
-// and refused new connections do not count.
+// isConnectionGone reports whether the connection was closed or reset while a statement used it. It
+// returns false for timeouts and for failures to connect.
 func isConnectionGone(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err)
 	return ok && broken.Op != "dial" && !broken.Timeout()
 }
 
-// outageClasses are the errors of PostgreSQL (manual, appendix A) that mean that it can't
-// serve now. Other errors come from a bug, or from a wrong set-up.
+// outageClasses are the SQLSTATE classes (PostgreSQL manual, appendix A) of errors that mean that
+// PostgreSQL can't serve now. Errors of other classes come from a bug or a wrong setup.
 var outageClasses = []string{
-	"08", // connections
-	"53", // resources
-	"57", // intervention by an operator, or by statement_timeout
-	"58", // the system
+	"08", // connection failure
+	"53", // insufficient resources
+	"57", // intervention by an operator or by statement_timeout
+	"58", // system error, such as a failed disk
 }
 
-// staleClasses are those of a connection that can't be used any more.
+// staleClasses are the SQLSTATE classes of errors that mean that a connection is no longer usable.
 var staleClasses = []string{
-	"0A", // a prepared statement, since a column has another type now
-	"25", // transactions: we are connected to a standby, which takes no writes
+	"0A", // feature not supported: a column of a prepared statement has changed its type
+	"25", // transaction state: this is a standby now, which rejects writes
 }
 
-// classifyDBError turns the errors of a database that is out of reach into a 503:
+// classifyDBError turns the errors of an unavailable database into a 503:
 //
-//   - every error that is not PostgreSQL's own,
-//   - every error that ends or refuses the connection (FATAL),
-//   - the classes above.
+//   - every error that does not come from PostgreSQL itself,
+//   - every error that ends or rejects the connection (FATAL),
+//   - errors of the classes above.
 //
-// So a database that is away gives nobody a session, and takes none away (Z2).
+// So while the database is unavailable, nobody gets a session and nobody loses one (Z2).
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
 	}
 	dbErr, isDBError := errors.AsType[*pq.Error](err)
 	if !isDBError {
-		// Not waited for: if the database hangs, closing takes dbTimeout for each connection.
+		// Don't wait: if the database hangs, closing takes up to dbTimeout for each connection.
 		go st.dropIdle()
 		return unavailable(err)
 	}
 	class := string(dbErr.Code.Class())
 	if slices.Contains(staleClasses, class) {
-		st.dropIdle() // this connection, too: it is idle again
+		st.dropIdle() // closes this connection as well, because it is idle again
 		return unavailable(err)
 	}
 	if dbErr.Fatal() || slices.Contains(outageClasses, class) {
@@ -298,7 +302,7 @@ func (st *store) classifyDBError(err error) error {
 	return err
 }
 
-// sqlState returns the SQLSTATE of PostgreSQL's error, or "" if err is none.
+// sqlState returns the SQLSTATE of err, or "" if err does not come from PostgreSQL.
 func sqlState(err error) string {
 	dbErr, ok := errors.AsType[*pq.Error](err)
 	if !ok {
@@ -307,15 +311,15 @@ func sqlState(err error) string {
 	return string(dbErr.Code)
 }
 
-// deadlineDialer makes connections whose every read and write ends in time. Without it
-// lib/pq waits for a hung PostgreSQL for ever, whatever a context says.
+// deadlineDialer dials connections on which every read and write times out. Without it, lib/pq
+// would wait forever for a hung PostgreSQL, even with a context.
 type deadlineDialer struct{}
 
 func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialTimeout(network, address, dbTimeout)
 }
 
-// DialTimeout is what lib/pq calls if DATABASE_URL has a connect_timeout.
+// DialTimeout is called by lib/pq if DATABASE_URL has a connect_timeout.
 func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) (net.Conn, error) {
 	conn, err := net.DialTimeout(network, address, min(limit, dbTimeout))
 	if err != nil {
@@ -326,16 +330,16 @@ func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) 
 
 type deadlineConn struct{ net.Conn }
 
-// Read sees to it that no write is done twice, and gives up a hung PostgreSQL after dbTimeout
-// (D1).
+// Read times out after dbTimeout, so a hung PostgreSQL can't block a request. It also prevents two
+// unsafe behaviors of the driver (D1):
 //
-// It never returns io.EOF. For io.EOF, lib/pq reports a bad connection, and database/sql then
+// Read never returns io.EOF. For io.EOF, lib/pq reports a bad connection, and database/sql then
 // sends the statement again, even a write. (With TLS, crypto/tls reports an orderly close as
-// io.EOF itself. But before it closes, PostgreSQL sends a FATAL error.)
+// io.EOF itself, but PostgreSQL sends a FATAL error before it closes.)
 //
-// It closes a connection whose read failed. If an answer broke off after an error, lib/pq would
-// use the connection again, and take the late rest of that answer for the answer to the next
-// statement.
+// Read closes the connection after any error. Otherwise, if an answer broke off after an error
+// message, lib/pq would reuse the connection, and read the late rest of that answer as the answer
+// to the next statement.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
