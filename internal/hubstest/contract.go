@@ -59,25 +59,36 @@ func resolve(value any) any {
 	return within(document(), strings.Split(path, "/")[1:]...)
 }
 
-// contractFault says what the contract does not know of an answer: its status, the code of a
-// problem, a member. An answer to a path or a method that is not in the contract passes, but a
-// problem must be one.
+// contractFault says what the contract does not know of an answer: its status, its content type,
+// the code of a problem, a member. An answer to a path or a method that is not in the contract
+// passes, but a problem must be one.
 func (r *Response) contractFault() error {
 	operation := within(document(), "paths", contractPath(r.Path), strings.ToLower(r.Method))
-	kind := r.Header.Get("Content-Type")
-	schema := within(document(), "components", "schemas", "Problem")
-	if operation != nil {
-		response := r.response(operation)
-		if response == nil {
-			return errors.New("the contract does not have this status here")
+	if operation == nil {
+		if r.Status < 400 || r.Method == "HEAD" {
+			return nil
 		}
-		schema = within(response, "content", kind, "schema")
-	} else if r.Status < 400 {
+		return r.bodyFault(within(document(), "components", "schemas", "Problem"))
+	}
+	response := r.response(operation)
+	if response == nil {
+		return errors.New("the contract does not have this status here")
+	}
+	contents, _ := within(response, "content").(map[string]any)
+	_, isFile := contents["*/*"]
+	isEmpty := len(contents) == 0 && len(r.Body) == 0
+	if isFile || isEmpty {
 		return nil
 	}
-	if r.Method == "HEAD" || !r.isJSON() {
-		return nil
+	kind := r.Header.Get("Content-Type")
+	schema := within(contents, kind, "schema")
+	if schema == nil {
+		return fmt.Errorf("the contract has no schema for the content type %q here", kind)
 	}
+	return r.bodyFault(schema)
+}
+
+func (r *Response) bodyFault(schema any) error {
 	var body any
 	if err := json.Unmarshal(r.Body, &body); err != nil {
 		return err
