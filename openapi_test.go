@@ -208,15 +208,25 @@ func (g *generator) document() object {
 		}
 		g.used[name] = true
 		needs := strings.Replace(string(r.access), "-", "nothing", 1)
-		limit := s.clientLimit(r.method, r.path).String()
+		limits := []*limiter{s.clientLimit(r.method, r.path)}
 		if r.contract.limit != nil {
-			limit += "; " + r.contract.limit.String()
+			limits = append(limits, r.contract.limit)
 		}
-		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limit + "."
+		var limitTexts []string
+		var limitMembers []object
+		for _, l := range limits {
+			limitTexts = append(limitTexts, l.String())
+			limitMembers = append(limitMembers, object{
+				"requests", l.burst,
+				"seconds", l.period.Seconds(),
+				"by", l.by,
+			})
+		}
+		words.Text += "\n\nNeeds: " + needs + ". Limit: " + strings.Join(limitTexts, "; ") + "."
 		if paths[r.path] == nil {
 			paths[r.path] = g.pathParameters(r.path)
 		}
-		operation := g.operation(r, words)
+		operation := append(g.operation(r, words), "x-limits", limitMembers)
 		paths[r.path] = append(paths[r.path], strings.ToLower(r.method), operation)
 		if r.method == "GET" {
 			paths[r.path] = append(paths[r.path], "head", headOperation(operation, words))

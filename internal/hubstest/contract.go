@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // document is web/openapi.json. Every answer that Client.Do gets is compared with it.
@@ -37,6 +38,27 @@ func Contract[T any](t testing.TB, names ...string) T {
 		t.Fatalf("web/openapi.json: %q is %v", names, value)
 	}
 	return found
+}
+
+// A Limit is how many requests the server answers in a period.
+type Limit struct {
+	Requests int
+	Period   time.Duration
+	By       string // what is counted for itself, such as "client address"
+}
+
+// LimitOf returns the limit of a route such as "GET /hubs": its own, or if it has none, that by
+// client address.
+func LimitOf(t testing.TB, route string) Limit {
+	method, path, _ := strings.Cut(route, " ")
+	limits := Contract[[]any](t, "paths", path, strings.ToLower(method), "x-limits")
+	last := limits[len(limits)-1].(map[string]any)
+	seconds := last["seconds"].(float64)
+	return Limit{
+		Requests: int(last["requests"].(float64)),
+		Period:   time.Duration(seconds) * time.Second,
+		By:       last["by"].(string),
+	}
 }
 
 // within follows names into objects, and references on the way. It returns nil where there is

@@ -108,7 +108,7 @@ func TestContractProxy(t *testing.T) {
 	admin.SetToken("forged")
 	p.want(401, "GET /hubs", nil)
 	ask := map[string]string{"email": email}
-	for range limitOf(t, askRoute).n - 1 {
+	for range hubstest.LimitOf(t, askRoute).Requests - 1 {
 		p.want(200, askRoute, ask)
 	}
 	p.want(429, askRoute, ask)

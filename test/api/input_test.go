@@ -225,12 +225,12 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 		"code":  12345,
 	}
 	wantCounted := func(route string, right map[string]string, status int) {
-		limit := limitOf(t, route)
-		for range limit.n + 1 {
+		limit := hubstest.LimitOf(t, route)
+		for range limit.Requests + 1 {
 			hubstest.WantProblem(t,
 				c.Send(route, wrong), 400, "invalid_request", "code")
 		}
-		for range limit.n {
+		for range limit.Requests {
 			c.Send(route, right).Want(t, status)
 		}
 		hubstest.WantProblem(t, c.Send(route, right), 429, "rate_limited")
