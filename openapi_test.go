@@ -676,3 +676,20 @@ func TestEachTableIsGrantedAndChecked(t *testing.T) {
 		}
 	}
 }
+
+// N1: there are threads for all connections, each of which may wait for the disk.
+// H3: a stop takes as long as the server needs, for the requests and then for the mail.
+func TestUnitLeavesTheServerRoom(t *testing.T) {
+	t.Parallel()
+	for name, least := range map[string]int{
+		"TasksMax":       maxConnections + 100,
+		"LimitNOFILE":    4 * maxConnections,
+		"TimeoutStopSec": 2 + int(2*stopTimeout/time.Second),
+	} {
+		set := matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
+		got, err := strconv.Atoi(strings.Join(set, " "))
+		if err != nil || got < least {
+			t.Errorf("deploy/hubs.service: %s is %q, want at least %d", name, set, least)
+		}
+	}
+}

@@ -50,7 +50,7 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	t.Helper()
 	prism := os.Getenv("PRISM")
 	if prism == "" {
-		t.Skip("PRISM must be the path of the program; .ci/run fetches it and runs this test")
+		hubstest.Skip(t, "PRISM must be the path of the program; .ci/run fetches it and runs this test")
 	}
 	addr = hubstest.FreeAddr(t)
 	_, port, _ := strings.Cut(addr, ":")

@@ -39,7 +39,7 @@ var hostileTexts = []string{
 // H4: a text of fifteen times the length costs some fifteen times as much, not two hundred times.
 func TestHostileTextsCostByTheirLength(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("this test reads /proc")
+		hubstest.Skip(t, "this test reads /proc: run it on Linux")
 	}
 	srv, client := start(t, "member", staging(t))
 	file := upload(t, client, "some text")

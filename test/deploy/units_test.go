@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -139,31 +138,4 @@ func setting(units, name string) (values string) {
 		values += found[1]
 	}
 	return values
-}
-
-// N1: there are threads for all connections, each of which may wait for the disk.
-// H3: a stop takes as long as the server needs, for the requests and then for the mail.
-func TestUnitLeavesTheServerRoom(t *testing.T) {
-	t.Parallel()
-	unit := shipped(t, "hubs.service")
-	source := hubstest.ReadFile(t, "main.go")
-	constant := func(name string) int {
-		definition := regexp.MustCompile(`\b` + name + ` += ([0-9]+)`)
-		found := definition.FindStringSubmatch(source)
-		if found == nil {
-			t.Fatalf("main.go has no %s", name)
-		}
-		n, _ := strconv.Atoi(found[1])
-		return n
-	}
-	for name, least := range map[string]int{
-		"TasksMax":       constant("maxConnections") + 100,
-		"LimitNOFILE":    4 * constant("maxConnections"),
-		"TimeoutStopSec": 2*constant("stopTimeout") + 2,
-	} {
-		got, err := strconv.Atoi(setting(unit, name))
-		if err != nil || got < least {
-			t.Errorf("%s is %d, want at least %d", name, got, least)
-		}
-	}
 }
