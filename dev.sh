@@ -365,7 +365,8 @@ test_all() {
 	go test -race -covermode=atomic -coverprofile="$tmp/units" .
 	HUBS_BINARY=$tmp/hubs GOCOVERDIR=$tmp/coverage \
 		HUBS_TEST_POSTGRES="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable" \
-		go test -count=1 -timeout=20m ./internal/... ./tools/... ./test/{api,faults,deploy,browser}
+		go test -count=1 -timeout=20m -skip='^TestContractProxy$' \
+		./internal/... ./tools/... ./test/{api,faults,deploy,browser} # .ci/run fetches Prism for that one
 	go tool covdata textfmt -i="$tmp/coverage" -o "$tmp/binary"
 	{ cat "$tmp/units"; grep -v '^mode:' "$tmp/binary"; } >"$profile"
 	total=$(go tool cover -func="$profile" | sed -n 's/^total:.*[^0-9.]\([0-9.]*\)%$/\1/p')
