@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -120,8 +119,7 @@ func TestBodyLimits(t *testing.T) {
 	c := hubstest.Start(t).Client(t)
 	ask := func(body io.Reader, kind string, want int) {
 		t.Helper()
-		answer := c.Elsewhere().Send(askRoute, body, "Content-Type", kind)
-		answer.Want(t, want)
+		c.Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
 	}
 	for size, want := range map[int]int{
 		maxBody:     200,
@@ -253,8 +251,7 @@ func TestLargeHeaders(t *testing.T) {
 		17 << 10: 431,
 	} {
 		padding := strings.Repeat("x", size)
-		answer := srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding)
-		answer.Want(t, status)
+		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
 	}
 }
 
@@ -305,7 +302,7 @@ func TestSlowRequestsEnd(t *testing.T) {
 			slow.Exchange(t, test.rest, 200)
 			srv.Client(t).Get("/openapi.json").Want(t, 200)
 			answer, err := io.ReadAll(conn) // until the server closes
-			if errors.Is(err, os.ErrDeadlineExceeded) {
+			if os.IsTimeout(err) {
 				t.Errorf("still open %v after its limit of %v", 4*time.Second, test.limit)
 			}
 			line, _, _ := strings.Cut(string(answer), "\r\n")

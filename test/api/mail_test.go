@@ -265,25 +265,23 @@ func TestHungMailServer(t *testing.T) {
 // as long: a conversation that hangs, and began while it was not yet connected, ends later.
 func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	t.Parallel()
-	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Close(socket)
-	local := &syscall.SockaddrInet4{
-		Addr: [4]byte{127, 0, 0, 1},
-	}
-	if err := syscall.Bind(socket, local); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Listen(socket, 0); err != nil {
-		t.Fatal(err)
-	}
-	name, err := syscall.Getsockname(socket)
+	defer listener.Close()
+	socket, err := listener.(*net.TCPListener).File()
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	defer socket.Close()
+	setQueue := func(length int) {
+		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setQueue(0)
+	addr := listener.Addr().String()
 	for { // nobody accepts, so the queue soon is full
 		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
 		if err != nil {
@@ -300,9 +298,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	hung := startHung(t)
 	time.Sleep(2 * time.Second)
 	// Now there is room, and TCP's next attempt connects. Nobody ever says a word.
-	if err := syscall.Listen(socket, 8); err != nil {
-		t.Fatal(err)
-	}
+	setQueue(8)
 	waitNotSent(t, s, email)
 	if hung.Mail.Connections() == 0 {
 		t.Error("the time to connect did not count: a conversation that began later has ended")
@@ -345,11 +341,11 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	}
 	open := 0
 	hubstest.WaitUntil(t, "the end of a conversation", func() bool {
-		hasEnded := s.Log.Count("code not sent") > 0
-		if !hasEnded {
-			open = max(open, s.Mail.Connections())
+		if s.Log.Count("code not sent") > 0 {
+			return true
 		}
-		return hasEnded
+		open = max(open, s.Mail.Connections())
+		return false
 	})
 	if open != bound {
 		t.Errorf("got %d conversations at a time, want %d", open, bound)
