@@ -208,25 +208,12 @@ func (g *generator) document() object {
 		}
 		g.used[name] = true
 		needs := strings.Replace(string(r.access), "-", "nothing", 1)
-		limits := []*limiter{s.clientLimit(r.method, r.path)}
-		if r.contract.limit != nil {
-			limits = append(limits, r.contract.limit)
-		}
-		var limitTexts []string
-		var limitMembers []object
-		for _, l := range limits {
-			limitTexts = append(limitTexts, l.String())
-			limitMembers = append(limitMembers, object{
-				"requests", l.burst,
-				"seconds", l.period.Seconds(),
-				"by", l.by,
-			})
-		}
-		words.Text += "\n\nNeeds: " + needs + ". Limit: " + strings.Join(limitTexts, "; ") + "."
+		limits, limitText := limitsOf(s, r)
+		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limitText + "."
 		if paths[r.path] == nil {
 			paths[r.path] = g.pathParameters(r.path)
 		}
-		operation := append(g.operation(r, words), "x-limits", limitMembers)
+		operation := append(g.operation(r, words), "x-limits", limits)
 		paths[r.path] = append(paths[r.path], strings.ToLower(r.method), operation)
 		if r.method == "GET" {
 			paths[r.path] = append(paths[r.path], "head", headOperation(operation, words))
@@ -257,6 +244,24 @@ func (g *generator) document() object {
 			"schemas", g.schemas,
 		},
 	}
+}
+
+// limitsOf returns the limits of a route, as members and in words.
+func limitsOf(s *server, r route) (members []object, text string) {
+	limits := []*limiter{s.clientLimit(r.method, r.path)}
+	if r.contract.limit != nil {
+		limits = append(limits, r.contract.limit)
+	}
+	var texts []string
+	for _, l := range limits {
+		texts = append(texts, l.String())
+		members = append(members, object{
+			"requests", l.burst,
+			"seconds", l.period.Seconds(),
+			"by", l.by,
+		})
+	}
+	return members, strings.Join(texts, "; ")
 }
 
 // field returns the words for a field of a type.
