@@ -124,18 +124,13 @@ func TestUnitsFitTheServer(t *testing.T) {
 		// Each refusal writes a line; an attack must not drop the lines of others.
 		"LogRateLimitIntervalSec": "0",
 	} {
-		got := setting(units, name)
+		line := regexp.MustCompile(`(?m)^` + name + `=(.*)$`)
+		got := ""
+		for _, found := range line.FindAllStringSubmatch(units, -1) {
+			got += found[1]
+		}
 		if got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
-}
-
-// setting returns the values of a unit's lines of that name, without separators.
-func setting(units, name string) (values string) {
-	line := regexp.MustCompile(`(?m)^` + name + `=(.*)$`)
-	for _, found := range line.FindAllStringSubmatch(units, -1) {
-		values += found[1]
-	}
-	return values
 }
