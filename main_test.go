@@ -44,24 +44,47 @@ func deployedEnv(name string) map[string]string {
 	return env
 }
 
-// settings returns the names of the variables that loadConfig reads.
+// otherWords are texts of the product in capitals that are no settings: words of protocols, and
+// systemd's variables.
+var otherWords = strings.Fields(`GET HEAD POST PUT PATCH DELETE OPTIONS TRACE DENY
+	QUIT STARTTLS UTC C LISTEN_PID LISTEN_FDS`)
+
+// settings returns the names of all settings: each text of the product that is a word in capitals,
+// whatever reads it.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := matches(t, "main.go", `(?:os\.Getenv|r\.list)\("([A-Z_]+)"`)
+	var names []string
+	files, _ := filepath.Glob("*.go") // the pattern is well formed
+	for _, file := range files {
+		if !strings.HasSuffix(file, "_test.go") {
+			names = append(names, matches(t, file, `"([A-Z]+(?:_[A-Z]+)*)"`)...)
+		}
+	}
 	names = slices.DeleteFunc(names, func(name string) bool {
-		return strings.HasPrefix(name, "LISTEN_") // systemd's, read later
+		return slices.Contains(otherWords, name)
 	})
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// docs/deploy.md explains each setting, and no other one.
+// docs/deploy.md explains each setting, and no other one. settings.json has values of each that are
+// taken, or refused.
 func TestSettingsAreExplained(t *testing.T) {
 	t.Parallel()
 	explained := matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
-	slices.Sort(explained)
-	if read := settings(t); !slices.Equal(explained, read) {
-		t.Errorf("the table of docs/deploy.md has %q, loadConfig reads %q", explained, read)
+	var tried []string
+	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
+		tried = append(tried, c.Variable)
+	}
+	for place, names := range map[string][]string{
+		"the table of docs/deploy.md": explained,
+		"testdata/settings.json":      tried,
+	} {
+		slices.Sort(names)
+		names = slices.Compact(names)
+		if read := settings(t); !slices.Equal(names, read) {
+			t.Errorf("%s has %q, the server reads %q", place, names, read)
+		}
 	}
 }
 
