@@ -143,7 +143,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 	})
 }
 
-// A flood of keys that have spent one or two gives back nothing to one that has a single guess left.
+// A flood of keys that have spent one or two gives nothing back to a key with a single guess left.
 func TestFloodFreesNoTokens(t *testing.T) {
 	t.Parallel()
 	for spent := 1; spent <= 2; spent++ {

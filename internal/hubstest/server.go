@@ -33,15 +33,15 @@ type Server struct {
 	signaled bool          // the test has sent a signal, and looks at the exit status itself
 
 	mu           sync.Mutex
-	allowed      []*allowance
+	allowed      []allowance
 	wantedStderr string         // see WantStderr
 	codeLine     map[string]int // by address: the first line of the log that Code has not read
 }
 
-// An allowance is logged errors that a test accepts.
+// An allowance is logged errors that a test accepts: those with the part, before the line until.
 type allowance struct {
-	parts []string // each of them has one
-	until int      // the number of the first line of the log that is none of them
+	part  string
+	until *int
 }
 
 // ServerEnv returns a working local configuration, overridden by each of the maps. An empty
@@ -216,11 +216,13 @@ func (s *Server) Done() <-chan struct{} { return s.done }
 // AllowErrors makes the test accept logged errors that contain one of the parts, until end is
 // called, if it is.
 func (s *Server) AllowErrors(parts ...string) (end func()) {
-	a := &allowance{parts: parts, until: math.MaxInt}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.allowed = append(s.allowed, a)
-	return func() { a.until = len(s.Log.All()) }
+	until := math.MaxInt
+	for _, part := range parts {
+		s.allowed = append(s.allowed, allowance{part, &until})
+	}
+	return func() { until = len(s.Log.All()) }
 }
 
 // WantStderr waits for a line on standard error that contains the part: the server ends with an

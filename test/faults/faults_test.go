@@ -33,8 +33,8 @@ func startOn(t *testing.T, databaseURL string) (*service, *hubstest.Client) {
 	return start(t, map[string]string{"DATABASE_URL": databaseURL})
 }
 
-// startBehindProxy is start with a proxy that can take the database away from the server. The test's
-// own statements go past it.
+// startBehindProxy is start with a proxy that can take the database away from the server. The
+// test's own statements go past it.
 func startBehindProxy(t *testing.T) (*service, *hubstest.Client) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
