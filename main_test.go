@@ -44,24 +44,44 @@ func deployedEnv(name string) map[string]string {
 	return env
 }
 
-// settings returns the names of the variables that loadConfig reads.
+// otherWords are texts of the product in capitals that are no settings: words of protocols, and
+// systemd's variables.
+var otherWords = strings.Fields(`GET HEAD POST PUT PATCH DELETE OPTIONS TRACE DENY
+	QUIT STARTTLS UTC C LISTEN_PID LISTEN_FDS`)
+
+// settings returns the names of all settings: each text of the product that is a word in capitals,
+// whatever reads it.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := matches(t, "main.go", `(?:os\.Getenv|r\.list)\("([A-Z_]+)"`)
-	names = slices.DeleteFunc(names, func(name string) bool {
-		return strings.HasPrefix(name, "LISTEN_") // systemd's, read later
+	var names []string
+	files, _ := filepath.Glob("*.go") // the pattern is well formed
+	for _, file := range files {
+		if !strings.HasSuffix(file, "_test.go") {
+			names = append(names, matches(t, file, `"([A-Z]+(?:_[A-Z]+)*)"`)...)
+		}
+	}
+	return slices.DeleteFunc(names, func(name string) bool {
+		return slices.Contains(otherWords, name)
 	})
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
-// docs/deploy.md explains each setting, and no other one.
+// docs/deploy.md explains each setting, and no other one. settings.json has values of each that are
+// taken, or refused.
 func TestSettingsAreExplained(t *testing.T) {
 	t.Parallel()
+	read := settings(t)
 	explained := matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
-	slices.Sort(explained)
-	if read := settings(t); !slices.Equal(explained, read) {
-		t.Errorf("the table of docs/deploy.md has %q, loadConfig reads %q", explained, read)
+	tried := matches(t, "testdata/settings.json", `"variable": "(\w+)"`)
+	for _, name := range slices.Concat(read, explained, tried) {
+		for place, names := range map[string][]string{
+			"the server":             read,
+			"docs/deploy.md":         explained,
+			"testdata/settings.json": tried,
+		} {
+			if !slices.Contains(names, name) {
+				t.Errorf("%s does not have %s", place, name)
+			}
+		}
 	}
 }
 

@@ -186,8 +186,9 @@ func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {
 	}
 }
 
-// A body that could not be stored is the server's fault, and no malformed one.
-func TestBodyProblem(t *testing.T) {
+// A body that could not be stored is the server's fault. One that is too large, or that broke off,
+// is the client's.
+func TestBodyFaultsAreToldApart(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		err    error

@@ -219,7 +219,7 @@ func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 // NewUser adds a user with a new address.
 func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
 	email = NewEmail()
-	return email, AddUser(t, s.Env["DATABASE_URL"], email, role)
+	return email, AddUser(t, s.Database, email, role)
 }
 
 // CookieName is the name that the session cookie must have.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -24,13 +25,23 @@ type Server struct {
 	Stderr *Log
 	Cmd    *exec.Cmd
 	Mail   *MailServer // where the codes go; nil: to the log
+	// Database is the URL that the test's own statements go to: the server's own. A test sets
+	// another one if the server's leads through a proxy, or to several hosts.
+	Database string
 
 	done     chan struct{} // closed when the process has ended
 	signaled bool          // the test has sent a signal, and looks at the exit status itself
 
-	mu       sync.Mutex
-	allowed  []string       // see AllowErrors
-	codeLine map[string]int // by address: the first line of the log that Code has not read
+	mu           sync.Mutex
+	allowed      []allowance
+	wantedStderr string         // see WantStderr
+	codeLine     map[string]int // by address: the first line of the log that Code has not read
+}
+
+// An allowance is logged errors that a test accepts: those with the part, before the line until.
+type allowance struct {
+	part  string
+	until *int
 }
 
 // ServerEnv returns a working local configuration, overridden by each of the maps. An empty
@@ -107,6 +118,7 @@ func TryStart(
 		Stderr:   &Log{},
 		Cmd:      cmd,
 		Mail:     mailServerOf(env["SMTP_URL"]),
+		Database: env["DATABASE_URL"],
 		done:     make(chan struct{}),
 		codeLine: map[string]int{},
 	}
@@ -201,11 +213,24 @@ func (s *Server) Wait(t testing.TB) int {
 // Done is closed when the process has ended.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// AllowErrors makes the test accept logged errors that contain one of the parts.
-func (s *Server) AllowErrors(parts ...string) {
+// AllowErrors makes the test accept logged errors that contain one of the parts, until end is
+// called, if it is.
+func (s *Server) AllowErrors(parts ...string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.allowed = append(s.allowed, parts...)
+	until := math.MaxInt
+	for _, part := range parts {
+		s.allowed = append(s.allowed, allowance{part, &until})
+	}
+	return func() { until = len(s.Log.All()) }
+}
+
+// WantStderr waits for a line on standard error that contains the part: the server ends with an
+// error. Any other line there fails the test.
+func (s *Server) WantStderr(t testing.TB, part string) {
+	t.Helper()
+	s.Stderr.WaitFor(t, part)
+	s.wantedStderr = part
 }
 
 // codeLinePrefix begins the one line that is no JSON: the code, if there is no mail server.

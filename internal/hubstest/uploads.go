@@ -103,7 +103,7 @@ func (s *Server) AgeUnfinished(t testing.TB) {
 // without a row, no row without bytes.
 func (s *Server) WantStored(t testing.TB, n int) {
 	t.Helper()
-	rows := Query[string](t, s.Env["DATABASE_URL"], `select coalesce(
+	rows := Query[string](t, s.Database, `select coalesce(
 		string_agg(file_id::text, ' ' order by file_id::text collate "C"), '') from files`)
 	names := s.FilesIn(t)
 	if len(names) != n || strings.Join(names, " ") != rows {

@@ -178,7 +178,7 @@ func TestRefusals(t *testing.T) {
 	routes := contractRoutes(t)
 	stored := func() (rows string) {
 		for _, table := range tables(t) {
-			rows += hubstest.Query[string](t, srv.Env["DATABASE_URL"],
+			rows += hubstest.Query[string](t, srv.Database,
 				"select concat(string_agg(t::text, ' ' order by t::text)) from "+table+" t")
 		}
 		return rows

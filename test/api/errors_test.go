@@ -82,7 +82,7 @@ func TestBrokenRows(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	srv.AllowErrors("breaks its contract")
-	db := srv.Env["DATABASE_URL"]
+	db := srv.Database
 	file := upload(t, admin, "hello")
 	made := admin.Send("POST /hubs", `{"name":"a"}`).Want(t, 201)
 	hub := made.Header.Get("Location")

@@ -92,7 +92,7 @@ func TestOrderOfSteps(t *testing.T) {
 func TestAnswersTellTheirLength(t *testing.T) {
 	t.Parallel()
 	srv, c := start(t, "member")
-	hubstest.Exec(t, srv.Env["DATABASE_URL"],
+	hubstest.Exec(t, srv.Database,
 		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
 	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
 		answer := c.Get(path)

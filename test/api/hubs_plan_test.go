@@ -96,7 +96,7 @@ func TestHubListReadsLittle(t *testing.T) {
 	t.Parallel()
 	const hubs = 20_000
 	srv := hubstest.Start(t)
-	database := srv.Env["DATABASE_URL"]
+	database := srv.Database
 	member, _ := srv.Member(t, "member")
 	hubstest.Exec(t, database, `
 		insert into hubs (name, status, created_at, updated_at)

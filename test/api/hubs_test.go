@@ -81,7 +81,7 @@ func newHubReader(t testing.TB, namePieces string) *hubReader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hubstest.Exec(t, srv.Env["DATABASE_URL"], `
+	hubstest.Exec(t, srv.Database, `
 		insert into hubs (hub_id, name, description, status, created_at, updated_at)
 		select * from json_to_recordset($1) as hub ("hubId" uuid, name text, description text,
 			status text, "createdAt" timestamptz, "updatedAt" timestamptz)`, string(encoded))
@@ -277,8 +277,7 @@ func (a hubAdmin) wantNone(path string) {
 func TestHubLife(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
-	database := admin.srv.Env["DATABASE_URL"]
-	begin := hubstest.Query[time.Time](t, database, "select now()")
+	begin := hubstest.Query[time.Time](t, admin.srv.Database, "select now()")
 	answer := admin.Send("POST /hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
@@ -371,8 +370,7 @@ func TestHubTimesNeverGoBack(t *testing.T) {
 	admin := newHubAdmin(t)
 	id := admin.create(`{"name":"North"}`).HubID
 	later := time.Now().UTC().Add(time.Hour).Truncate(time.Second)
-	hubstest.Exec(t,
-		admin.srv.Env["DATABASE_URL"], "update hubs set updated_at = $1", later)
+	hubstest.Exec(t, admin.srv.Database, "update hubs set updated_at = $1", later)
 	got := admin.change(id, `{"name":"South"}`).UpdatedAt
 	if got != later {
 		t.Errorf("updatedAt: got %v, want %v, as it was", got, later)

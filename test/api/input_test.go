@@ -82,7 +82,7 @@ func TestStrictJSON(t *testing.T) {
 		}
 	}
 	got := hubstest.Query[int](t,
-		srv.Env["DATABASE_URL"], "select count(*) from hubs")
+		srv.Database, "select count(*) from hubs")
 	if got != created {
 		t.Errorf("got %d hubs, want %d: one for each 201", got, created)
 	}

@@ -34,7 +34,7 @@ func TestForgedTokens(t *testing.T) {
 	}
 	life := sessionLife(t, s.Client(t).SignIn(emails["active"]))
 	s.User(t, "suspend", emails["suspended"])
-	hubstest.Exec(t, s.Env["DATABASE_URL"], `update users
+	hubstest.Exec(t, s.Database, `update users
 		set signed_out_at = now() - interval '100 s' where user_id = $1`, ids["signedOut"])
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestSignOutIsExact(t *testing.T) {
 			0:  200,
 			1:  401,
 		} {
-			hubstest.Exec(t, s.Env["DATABASE_URL"], `update users set signed_out_at =
+			hubstest.Exec(t, s.Database, `update users set signed_out_at =
 				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
 			got := c.Get("/auth/session").Status
 			if got != want {
@@ -382,35 +382,56 @@ func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 	}
 }
 
-// The terms: the gate before, the first time kept, and no other version counts.
-func TestTerms(t *testing.T) {
+// newcomer returns a client of an admin who has accepted no terms, and the current version.
+func newcomer(t *testing.T, s *hubstest.Server) (c *hubstest.Client, userID, current string) {
+	t.Helper()
+	email, userID := s.NewUser(t, "admin")
+	c = s.Client(t)
+	view := c.SignIn(email)
+	return c, userID, view.Field(t, "terms", "version").(string)
+}
+
+func accept(c *hubstest.Client, version string) *hubstest.Response {
+	return c.Send("POST /terms/acceptance",
+		map[string]string{"version": version})
+}
+
+// Only the current version of the terms opens the gate: not one that was never current, nor one
+// that another release has recorded, older or newer.
+func TestOnlyTheCurrentTermsCount(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	email, userID := s.NewUser(t, "admin")
-	c := s.Client(t)
-	view := c.SignIn(email)
-	current := view.Field(t, "terms", "version").(string)
-	accept := func(version string) *hubstest.Response {
-		return c.Send("POST /terms/acceptance",
-			map[string]string{"version": version})
-	}
+	c, userID, current := newcomer(t, s)
 	for _, version := range []string{"2026-10-31", current + " ", "9999-01-01", "x"} {
-		hubstest.WantProblem(t, accept(version), 409, "conflict")
-		// One that another release has recorded does not count either.
-		hubstest.Exec(t, s.Env["DATABASE_URL"],
+		hubstest.WantProblem(t, accept(c, version), 409, "conflict")
+		hubstest.Exec(t, s.Database,
 			"insert into terms_acceptances (user_id, version) values ($1, $2)", userID, version)
 		wantTerms(t, c, false)
 	}
+	c.AcceptTerms()
+	wantTerms(t, c, true)
+	// To raise the version turns what was accepted into another version.
+	hubstest.Exec(t, s.Database,
+		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
+	wantTerms(t, c, false)
+	c.AcceptTerms()
+	wantTerms(t, c, true)
+}
 
-	answers := make(chan string, 2) // two at once: one time
+// Who accepts the terms again, at once or later, gets the time of the first acceptance.
+func TestFirstAcceptanceIsKept(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	c, _, current := newcomer(t, s)
+	answers := make(chan string, 2)
 	for range 2 {
 		go func() {
-			answers <- string(accept(current).Body)
+			answers <- string(accept(c, current).Body)
 		}()
 	}
 	first := <-answers
 	second := <-answers
-	later := accept(current).Want(t, 200)
+	later := accept(c, current).Want(t, 200)
 	if second != first || string(later.Body) != first {
 		t.Errorf("accepted again: got %s and %s, want %s", second, later.Body, first)
 	}
@@ -419,13 +440,6 @@ func TestTerms(t *testing.T) {
 	if !strings.HasPrefix(first, begin) {
 		t.Errorf("got %s, want %s…", first, begin)
 	}
-	wantTerms(t, c, true)
-	// To raise the version turns what was accepted into another version.
-	hubstest.Exec(t, s.Env["DATABASE_URL"],
-		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
-	wantTerms(t, c, false)
-	accept(current).Want(t, 200)
-	wantTerms(t, c, true)
 }
 
 // wantTerms checks what an admin may do with the terms accepted, or without.

@@ -14,8 +14,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// The whole way in and out, locally, where the code is printed.
-func TestSignIn(t *testing.T) {
+// A code opens a session for its address, written in any case. The answers say the code's length
+// and life, then whose session it is, as a reload of the page does.
+func TestCodeOpensASession(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "member")
@@ -23,14 +24,13 @@ func TestSignIn(t *testing.T) {
 	c := s.Client(t)
 	hubstest.WantProblem(t, c.Get("/auth/session"), 401, "unauthenticated")
 
-	c.AskCode(upper)
-	code := s.Code(t, email)
-	wrong := hubstest.OtherCode(code, 1)
-	wantNoSession(t, c.PresentCode(email, wrong), 401, "invalid_code")
-	wantNoSession(t, c.PresentCode(hubstest.NewEmail(), code), 401, "invalid_code")
-	view := c.PresentCode(" "+upper, code).Want(t, 200)
-	wantNoSession(t, s.Client(t).PresentCode(email, code), 401, "invalid_code")
-
+	answer := c.Send(askRoute, map[string]string{"email": upper}).Want(t, 200)
+	example := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
+		"responses", "200", "content", "application/json", "example")
+	if !maps.Equal(answer.JSON(t), example) {
+		t.Errorf("got %s, want %v", answer.Body, example)
+	}
+	view := c.PresentCode(" "+upper, s.Code(t, email)).Want(t, 200)
 	want := map[string]any{
 		"userId":     userID,
 		"email":      email,
@@ -44,13 +44,30 @@ func TestSignIn(t *testing.T) {
 	if !bytes.Equal(view.Body, reloaded.Body) {
 		t.Errorf("got %s after a reload, want %s", reloaded.Body, view.Body)
 	}
+}
 
+// O3: a wrong guess, a code at another address, and a used code open no session. The first two
+// leave the code good.
+func TestWrongGuessSpoilsNoCode(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	c, email, code := asked(t, s)
+	wrong := hubstest.OtherCode(code, 1)
+	wantNoSession(t, c.PresentCode(email, wrong), 401, "invalid_code")
+	wantNoSession(t, c.PresentCode(hubstest.NewEmail(), code), 401, "invalid_code")
+	c.PresentCode(email, code).Want(t, 200)
+	wantNoSession(t, s.Client(t).PresentCode(email, code), 401, "invalid_code")
+}
+
+// T7: sign-out clears the cookie and no more, as the README says: a copy of the token stays good.
+func TestSignOutClearsTheCookie(t *testing.T) {
+	t.Parallel()
+	s, c := start(t, "member")
 	token := c.Token()
 	c.Send("POST /auth/logout", nil).Want(t, 204)
 	hubstest.WantProblem(t, c.Get("/auth/session"), 401, "unauthenticated")
 	again := c.Send("POST /auth/logout", nil)
 	hubstest.WantProblem(t, again, 401, "unauthenticated")
-	// Sign-out clears the cookie and no more, as the README says.
 	s.With(t, token).Get("/auth/session").Want(t, 200)
 }
 
@@ -273,8 +290,7 @@ func TestEmailForms(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			email := hubstest.FillIn(c.Email)
 			if c.Stored != "" {
-				hubstest.AddUser(t,
-					s.Env["DATABASE_URL"], c.Stored, "member")
+				hubstest.AddUser(t, s.Database, c.Stored, "member")
 			}
 			r := onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP())
 			c.Expect.Check(t, r)

@@ -314,7 +314,7 @@ func TestAllocationsOfARequest(t *testing.T) {
 	}
 	s := hubstest.Start(t, map[string]string{"GOGC": "off"})
 	client, _ := s.Member(t, "member")
-	hubstest.Exec(t, s.Env["DATABASE_URL"], `insert into hubs (name, description)
+	hubstest.Exec(t, s.Database, `insert into hubs (name, description)
 		select 'Harbour Station ' || n, 'Trains and trams, a bakery and a reading room, ' || n
 		from generate_series(1, 100) n`)
 	send := func(path string, requests int) {

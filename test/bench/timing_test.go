@@ -71,7 +71,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	s := hubstest.Start(t, m.Env())
 	s.AllowErrors("too many unfinished requests")      // see timer.send
 	const addresses = 5 * timingRounds * timingSamples // of each kind: none is used twice
-	hubstest.Exec(t, s.Env["DATABASE_URL"], `insert into users (email, suspended)
+	hubstest.Exec(t, s.Database, `insert into users (email, suspended)
 		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all
 		select 's' || n || '@time.example', true from generate_series(1, $1) n`, addresses)
 	timer := timer{t: t, base: s.Base}

@@ -73,7 +73,7 @@ func TestExampleInBrowser(t *testing.T) {
 		byNumber := exampleSite(t, &e.api)
 		byName := withLocalhost(byNumber)
 		e.srv = hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
-		hubstest.Exec(t, e.srv.Env["DATABASE_URL"],
+		hubstest.Exec(t, e.srv.Database,
 			"insert into hubs (name) select 'Hub ' || to_char(n, 'FM00') from generate_series(1, 12) n")
 
 		e.api = withLocalhost(e.srv.Base)

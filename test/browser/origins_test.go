@@ -151,7 +151,7 @@ func jsonInit(method, body string) string {
 // (C2), on pages of three origins.
 func testOrigins(t *testing.T, b *browser, srv *hubstest.Server, at origins) {
 	o := originTest{browser: b, srv: srv, at: at}
-	database := srv.Env["DATABASE_URL"]
+	database := srv.Database
 	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
 	hub := "/hubs/" + hubstest.Query[string](t, database, "select hub_id from hubs")
 	o.useAll(t, hub)

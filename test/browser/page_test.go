@@ -28,7 +28,7 @@ func newLearner(t *testing.T, b *browser) *learner {
 		browser:  b,
 		srv:      srv,
 		email:    email,
-		database: srv.Env["DATABASE_URL"],
+		database: srv.Database,
 	}
 	hubstest.Exec(t, l.database, `insert into hubs (name, status, description)
 		select 'Hub ' || to_char(n, 'FM00') || case when n = 12 then ' <b>no markup</b>' else '' end,

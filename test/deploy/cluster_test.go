@@ -260,7 +260,7 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	rollOut(t, c, l)
 	killActive(t, c, l)
 	l.end()
-	l.ledger.CheckFiles(t, l, c.servers[0].Env["DATABASE_URL"])
+	l.ledger.CheckFiles(t, l, c.servers[0].Database)
 	l.Client.Do("GET", "/auth/session", nil).Want(t, 200)
 }
 

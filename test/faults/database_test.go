@@ -64,19 +64,19 @@ const endConnections = `select pg_terminate_backend(pid) from pg_stat_activity
 // operate is an operator who is connected to another database.
 func (s *service) operate(statements string) {
 	s.t.Helper()
-	database, err := url.Parse(s.database)
+	database, err := url.Parse(s.Database)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	statements = hubstest.FillIn(statements, "<name>", database.Path[1:])
-	operator := hubstest.WithDatabase(s.database, "postgres")
+	operator := hubstest.WithDatabase(s.Database, "postgres")
 	hubstest.Exec(s.t, operator, statements)
 }
 
 // lock takes tables from every reader and writer until the end of the transaction.
 func (s *service) lock(tables string) *sql.Tx {
 	s.t.Helper()
-	tx, err := hubstest.OpenDB(s.t, s.database).Begin()
+	tx, err := hubstest.OpenDB(s.t, s.Database).Begin()
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestDatabaseAway(t *testing.T) {
 		t.Run(outage.name, func(t *testing.T) {
 			t.Parallel()
 			s, admin := startBehindProxy(t)
-			s.AllowErrors("code not sent")
+			outageEnds := s.AllowErrors("unavailable", "code not sent")
 			hub, file, requests := fillService(t, admin)
 			guest := newGuest(t, s)
 			presented := 0
@@ -150,6 +150,7 @@ func TestDatabaseAway(t *testing.T) {
 			hubstest.WaitUntil(t, "service again", func() bool {
 				return get(admin, "/healthz").Status == 200
 			})
+			outageEnds()
 			name := get(admin, hub).Want(t, 200).Field(t, "name")
 			if name != "North" {
 				t.Errorf("a hub after refused changes: got %q, want %q", name, "North")
@@ -211,7 +212,7 @@ func wantOneSession(t *testing.T, guest guest, before int) {
 func TestHealthReadsTheTables(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
-	role, through := hubstest.NewRole(t, s.database)
+	role, through := hubstest.NewRole(t, s.Database)
 	s.exec("grant select on all tables in schema public to " + role)
 	reader := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
 	reader.AllowErrors("unavailable")
@@ -236,6 +237,7 @@ func TestHealthReadsTheTables(t *testing.T) {
 func TestChangedColumnType(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t)
+	s.AllowErrors("unavailable") // the one that fails
 	for _, change := range []string{
 		"alter table users alter column permission type varchar(10)",
 		"alter table hubs alter column description type varchar(2000)",
@@ -261,7 +263,7 @@ const several = 6
 // table until that many connections have one of them. All are idle afterwards.
 func (s *service) openSeveral(table string, c *hubstest.Client, path string) {
 	s.t.Helper()
-	s.AllowErrors("unavailable") // one that waits for too long
+	defer s.AllowErrors("unavailable")() // one that waits for too long
 	tx := s.lock(table)
 	var areOpen atomic.Bool
 	var all sync.WaitGroup
@@ -283,7 +285,7 @@ func (s *service) openSeveral(table string, c *hubstest.Client, path string) {
 // again and again. The database's own words reach no client.
 func (s *service) crowd(c *hubstest.Client, path string, do func()) (most int) {
 	s.t.Helper()
-	s.AllowErrors(`"error":"unavailable`)
+	defer s.AllowErrors(`"error":"unavailable`)()
 	tx := s.lock("hubs")
 	defer tx.Rollback()
 	const requests = 32
@@ -384,6 +386,7 @@ func TestBrokenRowsAreNoOutage(t *testing.T) {
 func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
+	s.AllowErrors("unavailable")
 	s.exec(`insert into hubs (name, description)
 		select 'hub ' || to_char(n, 'FM000'), repeat('ü', 2000) from generate_series(1, 100) n`)
 	s.proxy.WhenAnswered("hub 090", s.proxy.Drop)
@@ -403,6 +406,7 @@ func (s *service) loseAnswerTo(text string) {
 func TestWriteIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	s, admin := startBehindProxy(t)
+	s.AllowErrors("unavailable")
 	first := location(t, createHub(admin, "first"))
 	id := strings.TrimPrefix(first, "/hubs/")
 	store(t, admin, "first.txt")

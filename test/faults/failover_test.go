@@ -88,7 +88,7 @@ func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Clien
 	u.Host = u.Hostname() + "," + other.Hostname()
 	server := hubstest.Start(p.t, map[string]string{"DATABASE_URL": u.String()})
 	server.AllowErrors(`"error":"unavailable`)
-	server.Env["DATABASE_URL"] = p.primary.URL // for new users: the form above is lib/pq's alone
+	server.Database = p.primary.URL // the form above is lib/pq's alone
 	return newService(p.t, server)
 }
 
@@ -299,7 +299,7 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 			if failed == several {
 				t.Errorf("got %d failed writes, one for each connection", failed)
 			}
-			s.database = pair.standby.URL
+			s.Database = pair.standby.URL
 			s.wantRows(2*several, "hubs where name = 'North'")
 		})
 	}

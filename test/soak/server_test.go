@@ -41,9 +41,10 @@ func (s *soak) newServer() *server {
 	})
 	server := &server{
 		Server: &hubstest.Server{
-			Env:  env,
-			Addr: env["ADDR"],
-			Base: "https://api." + env["COOKIE_DOMAIN"],
+			Env:      env,
+			Addr:     env["ADDR"],
+			Base:     "https://api." + env["COOKIE_DOMAIN"],
+			Database: s.pg.URL,
 		},
 		log: filepath.Join(s.t.TempDir(), "log"),
 	}
