@@ -198,7 +198,7 @@ func TestRemovalsFit(t *testing.T) {
 	}
 	known := matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
 	known = append(known, removalTopics...)
-	isNamed := testNames(t)
+	isNamed := map[string]bool{}
 	for _, r := range all {
 		if slices.Contains(known, r.Name) {
 			t.Errorf("%s: there are two of this name", r.Name)
@@ -208,38 +208,38 @@ func TestRemovalsFit(t *testing.T) {
 			t.Errorf("%s: %s is no topic and no row of SECURITY.md, or not in the name", r.Name, r.Row)
 		}
 		for _, name := range r.Tests {
-			folder, test := removals.SplitTest(name)
-			function, _, _ := strings.Cut(test, "/")
-			function = filepath.Join(folder, function)
-			if _, exists := isNamed[function]; !exists {
+			function := removals.TestFunction(name)
+			if _, exists := source[function]; !exists {
 				t.Errorf("%s: there is no test %s", r.Name, name)
 			}
 			isNamed[function] = true
 		}
-		if _, err := source.Apply(r); err != nil {
+		if _, err := source.Apply(r.Changes); err != nil {
 			t.Errorf("%s no longer fits: %v", r.Name, err)
 		}
 	}
-	for name, named := range isNamed {
-		if !named && testing.Verbose() {
+	for name := range source {
+		isTest := strings.HasPrefix(filepath.Base(name), "Test")
+		if isTest && !isNamed[name] && testing.Verbose() {
 			t.Logf("no removal names %s", name)
 		}
 	}
 }
 
-// testNames returns all tests, each with its folder. The values are false.
-func testNames(t *testing.T) map[string]bool {
-	t.Helper()
-	names := map[string]bool{}
-	for _, pattern := range []string{"*_test.go", "test/*/*_test.go"} {
-		paths, _ := filepath.Glob(pattern) // it is well formed
-		for _, path := range paths {
-			for _, name := range matches(t, path, `(?m)^func ((?:Test|Fuzz)\w*)\(\w+ \*testing\.[TF]\)`) {
-				names[filepath.Join(filepath.Dir(path), name)] = false
-			}
+// The example of a removal that people copy is one as it stands.
+func TestRemovalExamples(t *testing.T) {
+	t.Parallel()
+	all, err := removals.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{"docs/CONTRIBUTING.md", "testdata/removals/README.md"} {
+		examples := matches(t, page, "(?s)```\n== (.+?)\n```")
+		isShown := func(r removals.Removal) bool { return slices.Contains(examples, r.Text) }
+		if len(examples) != 1 || !slices.ContainsFunc(all, isShown) {
+			t.Errorf("%s: got the examples %q, want one removal as it stands", page, examples)
 		}
 	}
-	return names
 }
 
 // matches returns what the group of an expression matches in a file.

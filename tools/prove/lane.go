@@ -211,7 +211,7 @@ func (l *lane) build(command, binary, folder string) error {
 // prove takes a removal out of the lane's copy, runs its tests, and puts the files back.
 func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 	v := verdict{Removal: r, outcome: broken}
-	changed, err := source.Apply(r)
+	changed, err := source.Apply(r.Changes)
 	before, writeErr := l.swap(changed)
 	err = cmp.Or(err, writeErr)
 	started := time.Now()
@@ -315,8 +315,9 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 	return first.(func() (time.Duration, string))()
 }
 
-// assertion is a line of a test's own. A line of internal/hubstest alone says that no server
-// starts, say, or that the harness itself fails: that would prove every removal that breaks much.
+// assertion is a line of a test's own. A wait in vain stands there too, and so does what the server
+// has logged (t.Helper). A line of internal/hubstest alone says that no server starts, say, or that
+// the harness itself fails: that would prove every removal that breaks much.
 var assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
 
 // runTest runs a test on the lane's server. The removal is proven if it fails by an assertion; said

@@ -4,7 +4,7 @@
 //	go run ./tools/prove                all removals
 //	go run ./tools/prove O3 order       those of a row of SECURITY.md, and of a topic
 //	go run ./tools/prove -v O3          for readers: protection, removal, and what the tests said
-//	go run ./tools/prove -ci            those of changed functions, and a tenth of the others
+//	go run ./tools/prove -ci            those of changed code and tests, and a tenth of the others
 //	go run ./tools/prove -lanes 3       three at a time
 //
 // At the end it names each removal that no test notices, and each that shows nothing. If there is
@@ -34,7 +34,7 @@ const ciShare = 10 // -ci takes one of so many whose functions have not changed
 
 var (
 	verbose = flag.Bool("v", false, "show the code, the removal, and what the tests said")
-	ci      = flag.Bool("ci", false, "only those of changed functions, and a tenth of the others")
+	ci      = flag.Bool("ci", false, "only those of changed code and tests, and a tenth of the others")
 	lanes   = flag.Int("lanes", 4*runtime.NumCPU(), "how many removals at a time: most tests wait")
 )
 
@@ -126,9 +126,9 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// chooseForCI returns the removals that the last commit has changed, or whose functions or files it
-// has changed, and a tenth of the others, not the same one with each commit. PROVE_BASE names an
-// earlier commit to compare with.
+// chooseForCI returns the removals that the last commit has changed, or whose functions, files or
+// tests it has changed, and a tenth of the others, not the same one with each commit. PROVE_BASE
+// names an earlier commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
@@ -143,8 +143,8 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	var chosen []removals.Removal
 	for _, r := range all {
 		isTouched := !strings.Contains(before, r.Text)
-		for _, change := range r.Changes {
-			_, now := source.Lines(change.Scope)
+		for _, name := range r.Scopes() {
+			_, now := source.Lines(name)
 			isTouched = isTouched || !strings.Contains(before, now)
 		}
 		if isTouched || number(r.Name)%ciShare == share {
