@@ -1,7 +1,6 @@
 package api
 
 import (
-	"maps"
 	"regexp"
 	"strings"
 	"testing"
@@ -31,58 +30,83 @@ func run(
 	return said
 }
 
-// A commandCase is what an operator types, line by line. commands.json says what the members
-// mean.
-type commandCase struct {
-	Name  string
-	Env   map[string]string
-	SQL   []string
-	Lines []struct {
-		Run      []string
-		Exit     int
-		Begins   string
-		Says     string
-		Contains []string
+// readCases returns the cases of a text file by their names. "== NAME" begins one.
+func readCases(t *testing.T, file string) map[string]string {
+	t.Helper()
+	cases := map[string]string{}
+	for _, part := range strings.Split(hubstest.ReadFile(t, file), "\n== ")[1:] {
+		name, text, _ := strings.Cut(part, "\n")
+		if cases[name] != "" {
+			t.Errorf("%s has two cases of the name %s", file, name)
+		}
+		cases[name] = text
 	}
+	if len(cases) == 0 {
+		t.Errorf("%s has no cases", file)
+	}
+	return cases
 }
 
 // What the commands do, say, and refuse. What a change of a user means to their sessions is in
 // TestSessionFollowsAccount.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	for _, c := range hubstest.ReadCases[commandCase](t, "testdata/commands.json") {
-		t.Run(c.Name, func(t *testing.T) {
+	for name, script := range readCases(t, "testdata/commands.txt") {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
 			_, powerless := hubstest.NewRole(t, database)
-			words := []string{
-				"<database>", database,
+			script := hubstest.FillIn(script,
 				"<no database>", hubstest.WithDatabase(database, "none"),
 				"<wrong password>", hubstest.WithUser(t, database, "postgres", "secret-1"),
 				"<powerless>", powerless,
-				"<folder>", t.TempDir(),
-			}
+				"<folder>", t.TempDir())
 			env := map[string]string{"DATABASE_URL": database}
-			maps.Copy(env, c.Env)
-			for name, value := range env {
-				env[name] = hubstest.FillIn(value, words...)
-			}
-			hubstest.Exec(t, database, strings.Join(c.SQL, " "))
-			for _, line := range c.Lines {
-				said := run(t, env, line.Exit, line.Run...)
-				if !strings.HasPrefix(said, line.Begins) {
-					t.Errorf("%q: got %q, want it to begin with %q", line.Run, said, line.Begins)
-				}
-				if line.Says != "" && said != line.Says {
-					t.Errorf("%q: got %q, want %q", line.Run, said, line.Says)
-				}
-				for _, part := range line.Contains {
-					if !strings.Contains(said, part) {
-						t.Errorf("%q: no word of %q in\n%s", line.Run, part, said)
-					}
-				}
+			for step := range strings.SplitSeq(strings.TrimSpace(script), "\n\n") {
+				runStep(t, env, step)
 			}
 		})
+	}
+}
+
+// argument is a word of a command line, in single quotes if it is empty or has spaces.
+var argument = regexp.MustCompile(`'[^']*'|\S+`)
+
+// runStep runs the lines of commands.txt up to an empty one.
+func runStep(t *testing.T, env map[string]string, step string) {
+	t.Helper()
+	var commands []string
+	want := ""
+	status := 0
+	for line := range strings.Lines(step + "\n") {
+		kind, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch kind {
+		case "sql":
+			hubstest.Exec(t, env["DATABASE_URL"], rest)
+		case "env":
+			name, value, _ := strings.Cut(rest, "=")
+			env[name] = value
+		case "$":
+			commands = append(commands, strings.TrimPrefix(rest, "hubs "))
+		case "[1]", "[2]":
+			status = int(kind[1] - '0')
+		default:
+			want += line
+		}
+	}
+	if len(commands) == 0 && want != "" {
+		t.Fatalf("nothing prints this: %q", want)
+	}
+	form := strings.ReplaceAll(regexp.QuoteMeta(want), `\.\.\.`, "(?s:.*)")
+	for _, command := range commands {
+		args := argument.FindAllString(command, -1)
+		for i, arg := range args {
+			args[i] = strings.Trim(arg, "'")
+		}
+		said := run(t, env, status, args...)
+		if !regexp.MustCompile("^" + form + "$").MatchString(said) {
+			t.Errorf("hubs %s: got\n%s\nwant\n%s", command, said, want)
+		}
 	}
 }
 
