@@ -140,12 +140,18 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 		return nil, err
 	}
 	share := number(head) % ciShare
+	isChanged := func(scope string) bool {
+		_, now := source.Lines(scope)
+		return !strings.Contains(before, now)
+	}
 	var chosen []removals.Removal
 	for _, r := range all {
 		isTouched := !strings.Contains(before, r.Text)
-		for _, name := range r.Scopes() {
-			_, now := source.Lines(name)
-			isTouched = isTouched || !strings.Contains(before, now)
+		for _, change := range r.Changes {
+			isTouched = isTouched || isChanged(change.Scope)
+		}
+		for _, test := range r.Tests {
+			isTouched = isTouched || isChanged(removals.TestFunction(test))
 		}
 		if isTouched || number(r.Name)%ciShare == share {
 			chosen = append(chosen, r)
@@ -179,8 +185,7 @@ func (v verdict) print(source removals.Source, number string) {
 		}
 		fmt.Printf("\n-------- The removal\n\n%s\n\n-------- The tests\n\n%s\n", v.Text, v.said)
 	}
-	fmt.Printf("%s  %-8s  %-40s  %5.1f s build, %5.1f s tests\n",
-		number, v.outcome, v.Name, v.build.Seconds(), v.tests.Seconds())
+	fmt.Printf("%s  %-8s  %-40s  %5.1f s\n", number, v.outcome, v.Name, v.took.Seconds())
 	if v.outcome == proven {
 		fmt.Printf("         %.150s\n", strings.Join(strings.Fields(v.said), " "))
 	} else {

@@ -21,17 +21,6 @@ type Removal struct {
 	Text    string // as it stands there
 }
 
-// Scopes returns what a removal changes, and the tests that must then fail, as a Source names them.
-func (r Removal) Scopes() (names []string) {
-	for _, change := range r.Changes {
-		names = append(names, change.Scope)
-	}
-	for _, test := range r.Tests {
-		names = append(names, TestFunction(test))
-	}
-	return names
-}
-
 // A Change replaces lines of one scope.
 type Change struct {
 	Scope string // a declaration, by its name in a Source, or a file
