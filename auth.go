@@ -181,7 +181,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if err := compareClocks(u.now); err != nil {
 		return sessionView{}, err
 	}
-	state.user = u
+	state.user = u // for the log; the session begins below
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
 	if !s.codes.remove(in.email, code) || signedOutEverywhere {
 		return sessionView{}, errInvalidCode
@@ -287,23 +287,10 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// isUUID reports whether text is a UUID in the form that PostgreSQL writes, in lower case. It uses
-// no regular expression, for speed: a page of hubs checks up to 100 ids.
-func isUUID(text string) bool {
-	if len(text) != 36 {
-		return false
-	}
-	for i, c := range []byte(text) {
-		allowed := "0123456789abcdef"
-		if i == 8 || i == 13 || i == 18 || i == 23 {
-			allowed = "-"
-		}
-		if strings.IndexByte(allowed, c) < 0 {
-			return false
-		}
-	}
-	return true
-}
+// uuidForm is the one form in which PostgreSQL writes a UUID.
+var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+func isUUID(text string) bool { return uuidForm.MatchString(text) }
 
 // setSessionCookie sets the session cookie for maxAge seconds, or clears it if maxAge is negative.
 // A browser clears a cookie only if name, path and domain are the same as when it was set. The
@@ -321,7 +308,7 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 	})
 }
 
-// authorize checks every request to an endpoint that needs a session. It checks, in this order, the
+// authorize checks a request to an endpoint that needs a session. It checks, in this order, the
 // cookie, the token, the account, the terms and the role, and returns the first failure.
 func (s *server) authorize(state *requestState) error {
 	cookie, err := state.request.Cookie(s.cfg.cookieName)
@@ -471,36 +458,42 @@ func userCommand(line []string) error {
 // userCommands holds, for each command, the number of its arguments (flags not counted) and its
 // statement. $1 is the address of the user, $2 the role or the new address. The constraints of the
 // table users check what is stored. A statement returns lines of text, which are printed.
+//
+// Addresses are compared without regard to the case of ASCII letters, whatever the locale of the
+// database.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
 }{
 	"add": {1, `insert into users (email, permission) values ($1, $2)
 		returning format('%s: added', email)`},
-	"role": {2, "update users set permission = $2" + ofUser +
-		"returning format('%s: has the new role from the next request on', email)"},
-	"suspend": {1, "update users set suspended = true" + ofUser +
-		"returning format('%s: suspended from the next request on', email)"},
-	"activate": {1, "update users set suspended = false" + ofUser +
-		"returning format('%s: active from the next request on', email)"},
-	"signout": {1, "update users set signed_out_at = clock_timestamp()" + ofUser +
-		"returning format('%s: signed out everywhere', email)"},
+	"role": {2, `update users set permission = $2
+		where lower(email) = lower($1 collate "C")
+		returning format('%s: has the new role from the next request on', email)`},
+	"suspend": {1, `update users set suspended = true
+		where lower(email) = lower($1 collate "C")
+		returning format('%s: suspended from the next request on', email)`},
+	"activate": {1, `update users set suspended = false
+		where lower(email) = lower($1 collate "C")
+		returning format('%s: active from the next request on', email)`},
+	"signout": {1, `update users set signed_out_at = clock_timestamp()
+		where lower(email) = lower($1 collate "C")
+		returning format('%s: signed out everywhere', email)`},
 	// Sign the user out as well. Otherwise changing the address back would revive old sessions.
-	"email": {2, "update users set email = $2, signed_out_at = clock_timestamp()" + ofUser +
-		"returning format('%s: the new address; signed out everywhere', email)"},
-	"delete": {1, "delete from users" + ofUser +
-		"returning format('%s: deleted; uploaded files stay', email)"},
+	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()
+		where lower(email) = lower($1 collate "C")
+		returning format('%s: the new address; signed out everywhere', email)`},
+	"delete": {1, `delete from users
+		where lower(email) = lower($1 collate "C")
+		returning format('%s: deleted; uploaded files stay', email)`},
 	"list": {0, "select " + userLine + " from users order by lower(email)"},
 	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
-		'  signed out everywhere ' || signed_out_at,
-		(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
-			order by accepted_at)
-			from terms_acceptances t where t.user_id = users.user_id))
-		from users` + ofUser},
+			'  signed out everywhere ' || signed_out_at,
+			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
+				order by accepted_at)
+				from terms_acceptances t where t.user_id = users.user_id))
+		from users where lower(email) = lower($1 collate "C")`},
 }
-
-// ofUser ignores the case of ASCII letters only, whatever the locale of the database.
-const ofUser = ` where lower(email) = lower($1 collate "C") `
 
 const userLine = `format('%s  %s  %s  added %s', email, permission,
 	case when suspended then 'suspended' else 'active' end, created_at)`

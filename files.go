@@ -14,7 +14,6 @@ package main
 
 import (
 	"bytes"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -97,8 +96,9 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// checkFiles returns an error if FILES_DIR is missing or no longer mounted: an empty mount point
-// has no folder of working names.
+// checkFiles returns an error if FILES_DIR is missing. This includes a missing mount if FILES_DIR
+// is a folder inside it, as docs/deploy.md asks. If FILES_DIR were the mount point itself, a start
+// without the mount would make the folder of working names in it.
 func (s *server) checkFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -192,30 +192,15 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.byUser[userID]--
-		if t.byUser[userID] == 0 {
-			delete(t.byUser, userID)
-		}
 	}, nil
 }
 
 // upload receives and stores one file. It is the handler of POST /files/upload.
-func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
+func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
-	defer func() { // runs after end, because a refused upload does not count as a transfer
-		if err != nil {
-			form.drain()
-		}
-	}()
-	end, err := s.transfers.begin(state.user.UserID)
+	f, err := s.storeUpload(state, form)
 	if err != nil {
-		return file{}, err
-	}
-	defer end()
-	if err := form.readHead(); err != nil {
-		return file{}, err
-	}
-	f, err = s.storeUpload(state, form)
-	if err != nil {
+		form.drain() // no longer counted as a transfer
 		return file{}, err
 	}
 	state.Header().Set("Location", f.Path)
@@ -224,14 +209,22 @@ func (s *server) upload(state *requestState, _ nothing) (f file, err error) {
 
 // storeUpload receives a file and stores it. When it returns without an error, the bytes are on
 // disk under their final name and the row is written. If it fails, it removes what it has stored,
-// and the sweep removes what it could not. Only if the database fails while the row is written may
-// the file stay: the row may have been committed.
+// and the sweep removes what it could not. Once the insert of the row has begun, a failure leaves
+// everything to the sweep, because the row may have been committed.
 //
 // The order is: working name, bytes, fsync, link, fsync of the folder, row (F4). The folder of
 // the working names is not synced: after a power cut, the working name may be missing, and bytes
 // may remain that no row names and no sweep finds.
-func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err error) {
-	var id string // made by the database, so that an upload fails early if it is unavailable
+func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error) {
+	end, err := s.transfers.begin(state.user.UserID)
+	if err != nil {
+		return file{}, err
+	}
+	defer end()
+	if err := form.readHead(); err != nil {
+		return file{}, err
+	}
+	var id string // made by PostgreSQL, because Go's library has no UUIDs
 	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
 		return file{}, err
 	}
@@ -240,13 +233,27 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err != nil {
 		return file{}, err
 	}
-	defer working.Close() // releases the lock; deferred first, so that it runs last
-	rowMayExist := false
-	defer func() {
-		if err != nil && !rowMayExist { // otherwise the sweep looks for the row later
-			s.removeUpload(id) // if this fails, the sweep does it
-		}
-	}()
+	defer working.Close() // releases the lock
+	f, err := s.receiveUpload(state, form, working, id)
+	if err != nil {
+		s.removeUpload(id) // if this fails, the sweep does it
+		return file{}, err
+	}
+	_, err = s.store.row(write(`insert into files (file_id, user_id, name, content_type, size)
+		values ($1, $2, $3, $4, $5) returning created_at`,
+		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
+	if err != nil {
+		return file{}, endedIfUserGone(err)
+	}
+	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
+	return f, nil
+}
+
+// receiveUpload writes the file to disk under its final name, then checks the account again. What
+// it returns lacks only the row.
+func (s *server) receiveUpload(
+	state *requestState, form *uploadForm, working *os.File, id string,
+) (file, error) {
 	if err := lockFile(working); err != nil {
 		return file{}, err
 	}
@@ -261,22 +268,13 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (f file, err
 	if err := s.authorize(state); err != nil {
 		return file{}, err
 	}
-	f = file{
+	return file{
 		FileID:      id,
 		Name:        form.name,
 		ContentType: kind,
 		Size:        size,
 		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
-	}
-	rowMayExist = true // a write that returns an error may have been committed
-	_, err = s.store.row(write(`insert into files (file_id, user_id, name, content_type, size)
-		values ($1, $2, $3, $4, $5) returning created_at`,
-		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
-	if err != nil {
-		return file{}, endedIfUserGone(err)
-	}
-	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
-	return f, nil
+	}, nil
 }
 
 // makeDurable links the bytes of an upload to their final name. When it returns without an error,
@@ -450,12 +448,15 @@ func (c fileContent) Close() error {
 // know. The id is random, so a path can't be guessed. A path without a row is a 404, whatever is
 // on disk (F1).
 func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
-	var c fileContent
 	name := state.request.PathValue("name")
+	if !isFileName(name) {
+		return fileContent{}, errNotFound
+	}
+	var c fileContent
 	found, err := s.store.row(
 		read(`select file_id, name, content_type, size, created_at
 			from files where file_id = $1 and name = $2`,
-			state.pathID("fileId"), sql.Null[string]{V: name, Valid: isFileName(name)}),
+			state.pathID("fileId"), name),
 		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
 	c, err = orNotFound(c, found, err)
 	if err != nil {
@@ -505,5 +506,5 @@ func (c fileContent) send(state *requestState) {
 	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
 		state.request.Header.Del("Range")
 	}
-	http.ServeContent(state, state.request, "", c.CreatedAt, c.content)
+	http.ServeContent(netHTTPWriter{state}, state.request, "", c.CreatedAt, c.content)
 }

@@ -113,8 +113,8 @@ func parseHubQuery(f *fields) hubQuery {
 	}
 }
 
-// hubOrders is the allow-list of the columns that a list can be ordered by. A column name can't be
-// a parameter of a statement, so one of these becomes part of the text.
+// hubOrders has the column for each value of orderByRule. A column name can't be a parameter of a
+// statement, so one of these becomes part of the text.
 var hubOrders = map[string]string{
 	"name":      "name",
 	"createdAt": "created_at",

@@ -7,9 +7,9 @@
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
 //     contracts and makes their checks in the same order. The server does not start if a route
 //     has no access rule, or if a route has a counted input but no limit.
-//   - An input with an unknown field is rejected. So is a request that needs the database while
-//     the database is unreachable. An output that breaks its contract is not sent, but a write
-//     that came before it is not undone.
+//   - An endpoint that takes input rejects unknown fields. A request that needs the database is
+//     refused while the database is unreachable. An output that breaks its contract is not sent,
+//     but a write that came before it is not undone.
 //   - All errors have one format and are written by one function, except those that net/http
 //     writes before it calls a handler. An internal error is logged once, with the request id,
 //     and is never shown to the client.
@@ -218,7 +218,7 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. uploadForm.Read
-//	        extends it with the body limit; requestState.ReadFrom in middleware.go extends it
+//	        extends it with the body limit; netHTTPWriter.ReadFrom in middleware.go extends it
 //	        before each piece of a download.
 //	idle    Time between two requests. Starts when an answer is complete.
 //

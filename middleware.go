@@ -49,9 +49,8 @@ func (s *server) handler(routes []route) http.Handler {
 	return h
 }
 
-// A requestState holds what the six steps share about one request and its answer. It is also the
-// http.ResponseWriter of the router and of http.ServeContent (see part 4). It is used only by the
-// goroutine that serves the request.
+// A requestState holds what the six steps share about one request, and writes its answer (see part
+// 4). It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter // the ResponseWriter of net/http
 	request             *http.Request
@@ -276,8 +275,8 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// serveRoutes is step 6. It returns a router whose routes run serveRoute. The router's own 404,
-// 405 and redirects are replaced by requestState.WriteHeader.
+// serveRoutes is step 6. It returns a router whose routes run serveRoute. A netHTTPWriter replaces
+// the router's own 404, 405 and redirects.
 func (s *server) serveRoutes(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
@@ -286,14 +285,16 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 			continue
 		}
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := stateOf(w)
+			state := w.(netHTTPWriter).requestState
 			state.route = row
 			if err := s.serveRoute(state); err != nil {
 				state.fail(err)
 			}
 		})
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.ServeHTTP(netHTTPWriter{stateOf(w)}, r)
+	})
 }
 
 // access is the rule for who may call an endpoint. The zero value is not a valid rule, so that a
@@ -340,7 +341,8 @@ type contract struct {
 	handle        func(state *requestState, input any) (output, error)
 }
 
-// An output reports whether it satisfies its contract. It is checked before it is sent.
+// An output reports whether it satisfies its contract. It is checked before it is sent. An output
+// that is an io.Closer, as fileContent is, is closed when the answer has been sent.
 type output interface{ isValid() bool }
 
 // A limitKeyer is an input that is counted. limitKey returns the key for the endpoint's own limit.
@@ -398,26 +400,14 @@ func limitedEndpoint[In limitKeyer, Out output](
 // is separate from the stored codes, so a new code does not reset the count of guesses (O5).
 func (s *server) serveRoute(state *requestState) error {
 	c := state.route.contract
-	var sent *fields
-	var readErr error
-	if c.parse != nil {
-		sent, readErr = readFields(state)
-	}
+	input, inputErr := c.readInput(state)
 	if state.route.access.needsSession() {
 		if err := s.authorize(state); err != nil {
 			return err
 		}
 	}
-	if readErr != nil {
-		return readErr
-	}
-	input := c.input
-	if c.parse != nil {
-		input = c.parse(sent)
-		if err := sent.finish(); err != nil {
-			return err
-		}
-		state.loggedInput = strings.Join(sent.forLog, "&")
+	if inputErr != nil {
+		return inputErr
 	}
 	if err := checkIfMatch(state.request); err != nil {
 		return err
@@ -435,6 +425,23 @@ func (s *server) serveRoute(state *requestState) error {
 		defer closer.Close()
 	}
 	return state.answer(out)
+}
+
+// readInput reads the fields of a request and makes the input of them.
+func (c contract) readInput(state *requestState) (any, error) {
+	if c.parse == nil {
+		return c.input, nil
+	}
+	sent, err := readFields(state)
+	if err != nil {
+		return nil, err
+	}
+	input := c.parse(sent)
+	if err := sent.finish(); err != nil {
+		return nil, err
+	}
+	state.loggedInput = strings.Join(sent.forLog, "&")
+	return input, nil
 }
 
 // checkIfMatch rejects a write with If-Match (RFC 9110 13.1.1). No resource that can be written
@@ -675,7 +682,7 @@ func (f *fields) finish() error {
 // nothing and returns an error, which becomes a 500 (I5).
 func (state *requestState) answer(out output) error {
 	if !out.isValid() {
-		return errors.New("the output breaks its contract")
+		return fmt.Errorf("%T breaks its contract", out)
 	}
 	if custom, ok := out.(sender); ok {
 		custom.send(state)
@@ -727,10 +734,8 @@ func (state *requestState) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = state.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	state.status = p.Status
-	state.bytes = int64(len(body))
-	state.ResponseWriter.WriteHeader(p.Status)
-	state.ResponseWriter.Write(body)
+	state.WriteHeader(p.Status)
+	state.Write(body)
 }
 
 func (state *requestState) logProblem(p problem) {
@@ -743,32 +748,33 @@ func (state *requestState) logProblem(p problem) {
 	}
 }
 
-// The methods below make a requestState the http.ResponseWriter of the router and of
-// http.ServeContent. Both report an error by calling, for example, WriteHeader(405) and then
-// Write(text). WriteHeader calls fail instead, and Write discards the text.
-
-// Unwrap lets http.ResponseController set deadlines on the ResponseWriter of net/http.
-func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
-
-// WriteHeader sends a status, once. If the status is an error or a redirect from the router or
-// http.ServeContent, it calls fail, so that these answers also have the error format of this API
-// (G3). A redirect to a cleaned path becomes a 404.
+// WriteHeader sends a status, once.
 func (state *requestState) WriteHeader(status int) {
-	if status >= 300 && status != http.StatusNotModified {
-		err, isListed := netHTTPErrors[status]
-		if !isListed { // a 404, a redirect, or the 400 of OPTIONS *
-			err = errNotFound
-		}
-		state.fail(err)
-		return
-	}
 	if state.status == 0 {
 		state.status = status
 		state.ResponseWriter.WriteHeader(status)
 	}
 }
 
-// netHTTPErrors maps statuses that net/http sends to our errors.
+// Write sends a part of the body, after a 200 if no status has been sent.
+func (state *requestState) Write(b []byte) (int, error) {
+	state.WriteHeader(http.StatusOK)
+	n, err := state.ResponseWriter.Write(b)
+	state.bytes += int64(n)
+	return n, err
+}
+
+// Unwrap lets http.ResponseController set deadlines on the ResponseWriter of net/http.
+func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
+
+// A netHTTPWriter is the http.ResponseWriter of the router and of http.ServeContent, and of nothing
+// else. They report an error by calling, for example, WriteHeader(405) and then Write(text). It
+// calls fail instead and discards the text, so these answers also have the error format of this
+// API (G3).
+type netHTTPWriter struct{ *requestState }
+
+// netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
+// to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
 var netHTTPErrors = map[int]error{
 	http.StatusMethodNotAllowed:             errMethod,
 	http.StatusPreconditionFailed:           errPrecondition,
@@ -776,14 +782,23 @@ var netHTTPErrors = map[int]error{
 	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
 }
 
-func (state *requestState) Write(b []byte) (int, error) {
-	if state.status >= 400 { // fail has written the answer
+func (w netHTTPWriter) WriteHeader(status int) {
+	if status < 300 || status == http.StatusNotModified {
+		w.requestState.WriteHeader(status)
+		return
+	}
+	err, isListed := netHTTPErrors[status]
+	if !isListed {
+		err = errNotFound
+	}
+	w.fail(err)
+}
+
+func (w netHTTPWriter) Write(b []byte) (int, error) {
+	if w.status >= 400 { // fail has written the answer
 		return len(b), nil
 	}
-	state.WriteHeader(http.StatusOK)
-	n, err := state.ResponseWriter.Write(b)
-	state.bytes += int64(n)
-	return n, err
+	return w.requestState.Write(b)
 }
 
 // ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
@@ -793,18 +808,17 @@ func (state *requestState) Write(b []byte) (int, error) {
 // Only http.ServeContent calls ReadFrom, with an *io.LimitedReader. io.CopyN wraps the reader in
 // it, limited.R, in a new one: net/http uses sendfile only for an *os.File directly inside one
 // io.LimitedReader. An answer with several ranges has no such file and does without sendfile.
-func (state *requestState) ReadFrom(src io.Reader) (int64, error) {
-	state.WriteHeader(http.StatusOK)
+func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
-	deadlines := http.NewResponseController(state.ResponseWriter)
-	sent := int64(0)
+	var sent int64
 	for limited.N > 0 {
-		deadlines.SetWriteDeadline(time.Now().Add(stallTimeout))
-		n, err := io.CopyN(state.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
 		sent += n
-		state.bytes += n
+		w.bytes += n
 		limited.N -= n
-		if err != nil {
+		if err != nil { // of the client's connection, or of the disk
+			w.log().Info("download cut off", "error", err)
 			return sent, err
 		}
 	}
@@ -943,7 +957,7 @@ func bodyProblem(err error) problem {
 // most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
-	attrs := make([]any, 0, 32)
+	var attrs []any
 	add := func(name string, value any) {
 		if value != "" {
 			attrs = append(attrs, name, value)
@@ -1044,8 +1058,7 @@ var maskRules = []struct {
 }
 
 // maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The order matters: a
-// cut could split a secret so that no rule matches its first half. The work grows no faster than
-// the text. Of the texts that come from outside, a mail server's words have maxMailReply at most.
+// cut could split a secret so that no rule matches its first half.
 func maskText(text string) string {
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)

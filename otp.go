@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	codeLength = 6
+	codeLength = 6 // digits; issue and codeRule have the same length
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum age of a code before a new one replaces it
 
@@ -67,7 +67,7 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 	// rand.Reader never returns an error: if the system has no random numbers, the process crashes.
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	issued = oneTimeCode{
-		code:       fmt.Sprintf("%0*d", codeLength, n),
+		code:       fmt.Sprintf("%06d", n),
 		issuedAt:   time.Now(),
 		userReadAt: userReadAt,
 	}

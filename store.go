@@ -7,7 +7,8 @@ package main
 //	a statement runs too long      PostgreSQL cancels it: 503          statementTimeout
 //	PostgreSQL does not answer     the socket times out: 503           deadlineConn
 //	a connection has died          retry a read once                   store.rows
-//	any other error                503 for an outage, 500 for a bug    classifyDBError
+//	any other error                500 if PostgreSQL reports it, unless
+//	                               it is an outage; otherwise 503      classifyDBError
 
 import (
 	"cmp"
@@ -101,7 +102,7 @@ func openStore(databaseURL string) (*store, error) {
 }
 
 // checkTables returns an error if a table can't be read: the database is unavailable, or a table,
-// a privilege or the search_path has changed.
+// the right to read it, or the search_path has changed.
 func (st *store) checkTables() error {
 	_, err := st.row(
 		read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
@@ -119,7 +120,7 @@ func explainDBError(err error) error {
 		"23505": "there is a user with this address already; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
 	}
-	sentence := cmp.Or(advice[sqlState(err)], "the database does not answer, or with an error")
+	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 
