@@ -67,7 +67,7 @@ func runStep(t *testing.T, env map[string]string, step string) {
 			name, value, _ := strings.Cut(rest, "=")
 			env[name] = value
 		case "$":
-			commands = append(commands, strings.TrimPrefix(rest, "hubs "))
+			commands = append(commands, rest)
 		default:
 			want += line
 		}
@@ -81,9 +81,9 @@ func runStep(t *testing.T, env map[string]string, step string) {
 		for i, arg := range args {
 			args[i] = strings.Trim(arg, "'")
 		}
-		got := run(t, env, args...)
+		got := run(t, env, args[1:]...)
 		if !regexp.MustCompile("^" + form + "$").MatchString(got) {
-			t.Errorf("hubs %s: got\n%s\nwant\n%s", command, got, want)
+			t.Errorf("%s: got\n%s\nwant\n%s", command, got, want)
 		}
 	}
 }
