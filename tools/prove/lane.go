@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +38,7 @@ type verdict struct {
 	took    time.Duration
 }
 
-// proveAll proves removals in several lanes, which share a PostgreSQL.
+// proveAll proves removals in several lanes.
 func proveAll(
 	ctx context.Context, source removals.Source, chosen []removals.Removal,
 ) ([]verdict, error) {
@@ -49,15 +47,7 @@ func proveAll(
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	os.Chmod(dir, 0o755) // PostgreSQL runs as a user of its own
-	url, stop, err := startPostgres(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	os.Setenv("HUBS_TEST_POSTGRES", url)
-	os.Setenv("HUBS_TEST_REQUIRE", "all")
-	os.Setenv("GOFLAGS", "-buildvcs=false")
+	os.Chmod(dir, 0o755) // a test's own PostgreSQL runs as another user
 	os.Setenv("TMPDIR", dir)
 
 	asIs := &lane{ctx: ctx, dir: dir + "/as-is"}
@@ -100,28 +90,6 @@ func proveAll(
 	return all, ctx.Err()
 }
 
-// startPostgres starts a PostgreSQL that ends when its standard input does.
-func startPostgres(dir string) (url string, stop func(), err error) {
-	cmd := exec.Command("./dev.sh", "postgres", dir+"/postgres")
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must not end it first
-	var stdin io.Closer
-	cmd.Stdin, stdin = io.Pipe()
-	stdout, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return "", nil, err
-	}
-	stop = func() {
-		stdin.Close()
-		cmd.Wait()
-	}
-	url, err = bufio.NewReader(stdout).ReadString('\n')
-	return strings.TrimSpace(url), stop, err
-}
-
 // A lane proves one removal at a time in a copy of the tree.
 type lane struct {
 	ctx  context.Context
@@ -160,10 +128,9 @@ func (l *lane) prepare(chosen []removals.Removal) error {
 
 // copyTree copies what git knows, and what it would add. ls leaves out what was deleted.
 func (l *lane) copyTree() error {
-	const script = `git -c 'safe.directory=*' ls-files -coz --exclude-standard |
+	const script = `mkdir -p "$0" && git -c 'safe.directory=*' ls-files -coz --exclude-standard |
 		xargs -0 ls -d 2>/dev/null | tar -T - -cf - | tar -xf - -C "$0"`
 	tree := l.dir + "/tree"
-	os.MkdirAll(tree, 0o755)
 	output, err := exec.CommandContext(l.ctx, "bash", "-c", script, tree).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("the tree can't be copied: %w\n%s", err, output)

@@ -1,11 +1,11 @@
 // Prove takes each protection of testdata/removals out of a copy of the server, and shows that the
-// tests which the removal names fail. Run it in the folder of the project:
+// tests which the removal names fail. dev.sh gives it a PostgreSQL and its settings:
 //
-//	go run ./tools/prove                all removals
-//	go run ./tools/prove O3 order       those of a row of SECURITY.md, and of a topic
-//	go run ./tools/prove -v O3          for readers: protection, removal, and what the tests said
-//	go run ./tools/prove -ci            those of changed code and tests, and a tenth of the others
-//	go run ./tools/prove -lanes 3       three at a time
+//	./dev.sh prove                all removals
+//	./dev.sh prove O3 order       those of a row of SECURITY.md, and of a topic
+//	./dev.sh prove -v O3          for readers: protection, removal, and what the tests said
+//	./dev.sh prove -ci            those of changed code and tests, and a tenth of the others
+//	./dev.sh prove -lanes 3       three at a time
 //
 // At the end it names each removal that no test notices, and each that shows nothing. If there is
 // one, the exit status is 1.

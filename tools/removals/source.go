@@ -160,21 +160,16 @@ func (s scope) fit(change Change) ([]int, error) {
 	}
 	if len(found) != 1 {
 		start := s.start
-		if s.end-start > shown {
-			start = numbers[nearest(code, old[0])]
+		if s.end-start > shown { // from a line on that begins with the same word
+			word, _, _ := strings.Cut(old[0], " ")
+			begins := func(line string) bool { return strings.HasPrefix(line, word) }
+			start = numbers[max(0, slices.IndexFunc(code, begins))]
 		}
 		now := s.lines[start:min(s.end, start+shown)]
 		return nil, fmt.Errorf("in %s (%s) these lines stand %d times, not once:\n%s\nThere is now:\n%s",
 			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), strings.Join(now, "\n"))
 	}
 	return found[0], nil
-}
-
-// nearest returns the number of the first line that begins with the same word as another line, or 0.
-func nearest(lines []string, another string) int {
-	word, _, _ := strings.Cut(another, " ")
-	begins := func(line string) bool { return strings.HasPrefix(line, word) }
-	return max(0, slices.IndexFunc(lines, begins))
 }
 
 // code returns lines without comments, indentation and empty lines, which make no difference, and
