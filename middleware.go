@@ -741,7 +741,7 @@ func (state *requestState) fail(err error) {
 func (state *requestState) logProblem(p problem) {
 	switch {
 	case p.Status >= 500:
-		state.log().Error("failed", "error", p.Error())
+		state.log().Error("failed", "error", p.Error(), "route", state.route.path)
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		state.log().Info("refused", "code", p.Code, "reason", p.reason,
 			"route", state.route.path)
