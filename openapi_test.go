@@ -208,15 +208,12 @@ func (g *generator) document() object {
 		}
 		g.used[name] = true
 		needs := strings.Replace(string(r.access), "-", "nothing", 1)
-		limit := s.clientLimit(r.method, r.path).String()
-		if r.contract.limit != nil {
-			limit += "; " + r.contract.limit.String()
-		}
-		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limit + "."
+		limits, limitText := limitsOf(s, r)
+		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limitText + "."
 		if paths[r.path] == nil {
 			paths[r.path] = g.pathParameters(r.path)
 		}
-		operation := g.operation(r, words)
+		operation := append(g.operation(r, words), "x-limits", limits)
 		paths[r.path] = append(paths[r.path], strings.ToLower(r.method), operation)
 		if r.method == "GET" {
 			paths[r.path] = append(paths[r.path], "head", headOperation(operation, words))
@@ -247,6 +244,24 @@ func (g *generator) document() object {
 			"schemas", g.schemas,
 		},
 	}
+}
+
+// limitsOf returns the limits of a route, as members and in words.
+func limitsOf(s *server, r route) (members []object, text string) {
+	limits := []*limiter{s.clientLimit(r.method, r.path)}
+	if r.contract.limit != nil {
+		limits = append(limits, r.contract.limit)
+	}
+	var texts []string
+	for _, l := range limits {
+		texts = append(texts, l.String())
+		members = append(members, object{
+			"requests", l.burst,
+			"seconds", l.period.Seconds(),
+			"by", l.by,
+		})
+	}
+	return members, strings.Join(texts, "; ")
 }
 
 // field returns the words for a field of a type.
@@ -663,6 +678,23 @@ func TestEachTableIsGrantedAndChecked(t *testing.T) {
 		}
 		if !slices.Contains(strings.Split(checked, ", "), table) {
 			t.Errorf("store.go: checkTables must read the table %s", table)
+		}
+	}
+}
+
+// N1: there are threads for all connections, each of which may wait for the disk.
+// H3: a stop takes as long as the server needs, for the requests and then for the mail.
+func TestUnitLeavesTheServerRoom(t *testing.T) {
+	t.Parallel()
+	for name, least := range map[string]int{
+		"TasksMax":       maxConnections + 100,
+		"LimitNOFILE":    4 * maxConnections,
+		"TimeoutStopSec": 2 + int(2*stopTimeout/time.Second),
+	} {
+		set := matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
+		got, err := strconv.Atoi(strings.Join(set, " "))
+		if err != nil || got < least {
+			t.Errorf("deploy/hubs.service: %s is %q, want at least %d", name, set, least)
 		}
 	}
 }

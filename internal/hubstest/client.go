@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/http/cookiejar"
@@ -307,7 +306,7 @@ func (r *Response) member(name string) string {
 func (r *Response) Code() string { return r.member("code") }
 
 func (r *Response) isJSON() bool {
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	kind := r.Header.Get("Content-Type")
 	return kind == "application/json" || kind == "application/problem+json"
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // document is web/openapi.json. Every answer that Client.Do gets is compared with it.
@@ -39,6 +40,26 @@ func Contract[T any](t testing.TB, names ...string) T {
 	return found
 }
 
+// A Limit is how many requests the server answers in a period.
+type Limit struct {
+	Requests int
+	Period   time.Duration
+	By       string // what is counted for itself, such as "client address"
+}
+
+// LimitOf returns the limit of a route such as "GET /hubs": its own, or if it has none, that by
+// client address.
+func LimitOf(t testing.TB, route string) Limit {
+	method, path, _ := strings.Cut(route, " ")
+	limits := Contract[[]any](t, "paths", path, strings.ToLower(method), "x-limits")
+	last := limits[len(limits)-1].(map[string]any)
+	return Limit{
+		Requests: int(last["requests"].(float64)),
+		Period:   time.Duration(last["seconds"].(float64)) * time.Second,
+		By:       last["by"].(string),
+	}
+}
+
 // within follows names into objects, and references on the way. It returns nil where there is
 // no such member.
 func within(value any, names ...string) any {
@@ -59,23 +80,29 @@ func resolve(value any) any {
 	return within(document(), strings.Split(path, "/")[1:]...)
 }
 
-// contractFault says what the contract does not know of an answer: its status, the code of a
-// problem, a member. An answer to a path or a method that is not in the contract passes, but a
-// problem must be one.
+// contractFault says what the contract does not know of an answer: its status, its content type,
+// the code of a problem, a member. An answer to a path or a method that is not in the contract
+// passes, but a problem must be one.
 func (r *Response) contractFault() error {
 	operation := within(document(), "paths", contractPath(r.Path), strings.ToLower(r.Method))
-	kind := r.Header.Get("Content-Type")
 	schema := within(document(), "components", "schemas", "Problem")
 	if operation != nil {
 		response := r.response(operation)
 		if response == nil {
 			return errors.New("the contract does not have this status here")
 		}
-		schema = within(response, "content", kind, "schema")
-	} else if r.Status < 400 {
-		return nil
-	}
-	if r.Method == "HEAD" || !r.isJSON() {
+		contents, _ := within(response, "content").(map[string]any)
+		isFile := contents["*/*"] != nil
+		isEmpty := contents == nil && len(r.Body) == 0
+		if isFile || isEmpty {
+			return nil
+		}
+		kind := r.Header.Get("Content-Type")
+		schema = within(contents, kind, "schema")
+		if schema == nil {
+			return fmt.Errorf("the contract has no schema for the content type %q here", kind)
+		}
+	} else if r.Status < 400 || r.Method == "HEAD" {
 		return nil
 	}
 	var body any

@@ -26,10 +26,6 @@ func TestDocumentsServed(t *testing.T) {
 		s := hubstest.Start(t, env)
 		c := s.Client(t)
 		answer := c.Get("/openapi.json").Want(t, 200)
-		kind := answer.Header.Get("Content-Type")
-		if kind != "application/json" {
-			t.Errorf("got the content type %q", kind)
-		}
 		want := strings.Replace(contract, `"name": "hubs_auth_local"`, `"name": "`+name+`"`, 1)
 		if string(answer.Body) != want || !strings.Contains(want, name) {
 			t.Errorf("got another document than web/openapi.json with the cookie %s", name)
@@ -50,7 +46,7 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	t.Helper()
 	prism := os.Getenv("PRISM")
 	if prism == "" {
-		t.Skip("PRISM must be the path of the program; .ci/run fetches it and runs this test")
+		hubstest.Skip(t, "PRISM must be the path of the program; .ci/run fetches it and runs this test")
 	}
 	addr = hubstest.FreeAddr(t)
 	_, port, _ := strings.Cut(addr, ":")
@@ -108,7 +104,7 @@ func TestContractProxy(t *testing.T) {
 	admin.SetToken("forged")
 	p.want(401, "GET /hubs", nil)
 	ask := map[string]string{"email": email}
-	for range limitOf(t, askRoute).n - 1 {
+	for range hubstest.LimitOf(t, askRoute).Requests - 1 {
 		p.want(200, askRoute, ask)
 	}
 	p.want(429, askRoute, ask)

@@ -45,7 +45,7 @@ func flood(
 ) *hubstest.Response {
 	t.Helper()
 	c := srv.Client(t)
-	for range limitOf(t, "GET /hubs").n {
+	for range hubstest.LimitOf(t, "GET /hubs").Requests {
 		answer := c.Send(request, nil, headers...)
 		if answer.Status == 429 {
 			t.Fatal("refused too early")

@@ -77,7 +77,7 @@ func TestAddressesLookAlike(t *testing.T) {
 	c := s.Client(t)
 	send := func(what, route, code string, status int) {
 		t.Helper()
-		period := limitOf(t, route).period
+		period := hubstest.LimitOf(t, route).Period
 		answers := map[string]bool{}
 		for _, email := range []string{known, suspended, unknown} {
 			body := map[string]string{"email": email}
@@ -93,11 +93,11 @@ func TestAddressesLookAlike(t *testing.T) {
 	}
 	send("first request", askRoute, "", 200)
 	code := hubstest.OtherCode(s.Code(t, known), 1)
-	for range limitOf(t, askRoute).n - 1 { // while one of them has a code
+	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // while one of them has a code
 		send("request", askRoute, "", 200)
 	}
 	send("a request too many", askRoute, "", 429)
-	for range limitOf(t, guessRoute).n {
+	for range hubstest.LimitOf(t, guessRoute).Requests {
 		send("wrong code", guessRoute, code, 401)
 	}
 	send("a code too many", guessRoute, code, 429)
@@ -166,7 +166,7 @@ func asked(
 func TestGuessesAreCounted(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	guesses := limitOf(t, guessRoute).n
+	guesses := hubstest.LimitOf(t, guessRoute).Requests
 	const many = 100
 
 	// A right code works once, and every attempt counts.
@@ -206,7 +206,7 @@ func TestGuessesAreCounted(t *testing.T) {
 
 	// To ask too often costs no guess.
 	c, email, code = asked(t, s)
-	for range limitOf(t, askRoute).n - 1 {
+	for range hubstest.LimitOf(t, askRoute).Requests - 1 {
 		c.AskCode(email)
 	}
 	refused := c.Send(askRoute, map[string]string{"email": email})
@@ -306,13 +306,13 @@ func TestClientAddress(t *testing.T) {
 		DiffersFrom []string
 	}](t, "forwarded.json")
 	servers := hubstest.StartEnvironments(t, file.Settings, nil)
-	limit := limitOf(t, askRoute)
+	limit := hubstest.LimitOf(t, askRoute)
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			s := servers[c.Server]
 			email := hubstest.NewEmail()
-			for range limit.n {
+			for range limit.Requests {
 				r := onTheWire(t, s, email, c.Headers...)
 				c.Expect.Check(t, r)
 				line := wantLogged(t, s, r, `"msg":"request"`)

@@ -112,27 +112,26 @@ func testLimits(t *testing.T, c *cluster) {
 	network.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
 	paths := []string{"/auth/session", "/hubs"}
 	alone := c.client(s, newAddress())
-	wantLimit(t, 100, alone, paths, nil)
-	wantLimit(t, 100, network, paths, nil)
+	wantLimit(t, "GET /hubs", alone, paths, nil)
+	wantLimit(t, "GET /hubs", network, paths, nil)
 
 	body := map[string]string{"email": hubstest.NewEmail()}
 	paths = []string{"/auth/otp/request", "/auth/%6Ftp/request"}
 	elsewhere := c.client(s, c.addressElsewhere(t))
-	wantLimit(t, 5, elsewhere, paths, body)
+	wantLimit(t, "POST /auth/otp/request", elsewhere, paths, body)
 	body["code"] = "000000"
 	paths = []string{"/auth/otp/validate", "/auth/otp/%76alidate"}
 	everywhere := c.client(s, "")
-	wantLimit(t, 10, everywhere, paths, body)
+	wantLimit(t, "POST /auth/otp/validate", everywhere, paths, body)
 }
 
-// wantLimit requires that so many requests to the paths in turn are counted, and then none.
+// wantLimit requires that of the requests to the paths in turn as many are counted as the limit
+// of the route says, and then none.
 func wantLimit(
-	t *testing.T, limit int, c *hubstest.Client, paths []string, body map[string]string,
+	t *testing.T, route string, c *hubstest.Client, paths []string, body any,
 ) {
-	method := "GET"
-	if body != nil {
-		method = "POST"
-	}
+	limit := hubstest.LimitOf(t, route).Requests
+	method, _, _ := strings.Cut(route, " ")
 	for i := range limit + 8 {
 		r := c.Do(method, paths[i%2], body)
 		refused := r.Status == 429

@@ -4,7 +4,6 @@ import (
 	"database/sql"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/url"
 	"regexp"
@@ -186,10 +185,7 @@ func wantOutage(t *testing.T, c *hubstest.Client, requests []request, needs stri
 // of them. All attempts count, those that ended in a 503 too: an outage gives nobody more (O4).
 func wantOneSession(t *testing.T, guest guest, before int) {
 	t.Helper()
-	limits := hubstest.Contract[string](t, "paths", "/auth/otp/validate", "post", "description")
-	_, byEmail, _ := strings.Cut(limits, "by client address; ")
-	limit := 0
-	fmt.Sscan(byEmail, &limit)
+	limit := hubstest.LimitOf(t, "POST /auth/otp/validate").Requests
 	statuses := map[int]int{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
