@@ -373,6 +373,15 @@ test_all() {
 	[ "${total%.*}" -ge 90 ] || die "coverage is below 90 %"
 }
 
+cmd_prove() {
+	need_go
+	make_tmp
+	start_postgres "$tmp/postgres" fsync=off max_connections=200
+	export HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false
+	HUBS_TEST_POSTGRES="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable" \
+		go run ./tools/prove "$@"
+}
+
 cmd_soak() {
 	local minutes=${1:-10}
 	case $minutes in '' | *[!0-9]* | 0) wrong ;; esac
@@ -443,7 +452,7 @@ case $command in
 run) [ $# = 0 ] || wrong; cmd_run ;;
 postgres | tour | soak | bench) [ $# -le 1 ] || wrong; "cmd_$command" "$@" ;;
 user | test) "cmd_$command" "$@" ;;
-prove) need_go; need_postgres; go run ./tools/prove "$@" ;;
+prove) cmd_prove "$@" ;;
 release) need_go; ./tools/release.sh "$@" ;;
 help | -h | --help) usage ;;
 *) die "there is no command $command; ./dev.sh help lists the commands" ;;

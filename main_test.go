@@ -205,7 +205,8 @@ var removalTopics = strings.Fields(`durability limits order start stop configura
 	session mail log files hubs store answers deploy`)
 
 // Each removal is of a row or topic, names tests that exist, and fits the code as it is.
-// tools/prove shows that the tests notice. With -v: the tests that no removal names.
+// tools/prove shows that the tests notice. The example in each of two pages is a removal as it
+// stands: people copy it. With -v: the tests that no removal names.
 func TestRemovalsFit(t *testing.T) {
 	t.Parallel()
 	all, err := removals.Read()
@@ -218,8 +219,12 @@ func TestRemovalsFit(t *testing.T) {
 	}
 	known := matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
 	known = append(known, removalTopics...)
-	isNamed := testNames(t)
+	pages := hubstest.ReadFile(t, "docs/CONTRIBUTING.md") +
+		hubstest.ReadFile(t, "testdata/removals/README.md")
+	examples := 0
+	isNamed := map[string]bool{}
 	for _, r := range all {
+		examples += strings.Count(pages, "\n== "+r.Text+"\n```")
 		if slices.Contains(known, r.Name) {
 			t.Errorf("%s: there are two of this name", r.Name)
 		}
@@ -228,38 +233,26 @@ func TestRemovalsFit(t *testing.T) {
 			t.Errorf("%s: %s is no topic and no row of SECURITY.md, or not in the name", r.Name, r.Row)
 		}
 		for _, name := range r.Tests {
-			folder, test := removals.SplitTest(name)
-			function, _, _ := strings.Cut(test, "/")
-			function = filepath.Join(folder, function)
-			if _, exists := isNamed[function]; !exists {
+			function := removals.TestFunction(name)
+			if _, exists := source[function]; !exists {
 				t.Errorf("%s: there is no test %s", r.Name, name)
 			}
 			isNamed[function] = true
 		}
-		if _, err := source.Apply(r); err != nil {
+		if _, err := source.Apply(r.Changes); err != nil {
 			t.Errorf("%s no longer fits: %v", r.Name, err)
 		}
 	}
-	for name, named := range isNamed {
-		if !named && testing.Verbose() {
+	if examples != 2 {
+		t.Errorf("got %d examples that are a removal, want one in CONTRIBUTING.md and one in README.md"+
+			" of testdata/removals", examples)
+	}
+	for name := range source {
+		isTest := strings.HasPrefix(filepath.Base(name), "Test")
+		if isTest && !isNamed[name] && testing.Verbose() {
 			t.Logf("no removal names %s", name)
 		}
 	}
-}
-
-// testNames returns all tests, each with its folder. The values are false.
-func testNames(t *testing.T) map[string]bool {
-	t.Helper()
-	names := map[string]bool{}
-	for _, pattern := range []string{"*_test.go", "test/*/*_test.go"} {
-		paths, _ := filepath.Glob(pattern) // it is well formed
-		for _, path := range paths {
-			for _, name := range matches(t, path, `(?m)^func ((?:Test|Fuzz)\w*)\(\w+ \*testing\.[TF]\)`) {
-				names[filepath.Join(filepath.Dir(path), name)] = false
-			}
-		}
-	}
-	return names
 }
 
 // matches returns what the group of an expression matches in a file.

@@ -18,16 +18,12 @@ import (
 
 // A Token is a session token to be made by hand, so that it can be as wrong as a test wants:
 // the library that the server verifies with has no part in it. The zero value is a good token.
-// testdata/tokens.json says what the fields mean.
 type Token struct {
-	Header      string
-	Payload     *string
-	Algorithm   string
-	SentPayload string
-	PaddingBits string
-	Bits        int
-	Sent        *string
-	Cut         int
+	Header      string  // its JSON; "" is that of a good token
+	Payload     *string // its JSON; nil is that of a good token
+	Algorithm   string  // of the signature: HS256 if "", and none for an empty signature
+	SentPayload string  // is sent in the place of the payload that was signed
+	Sent        *string // what is sent; nil is <header>.<payload>.<signature>
 }
 
 const (
@@ -49,55 +45,59 @@ func Forge(key, payload string) string {
 	return Token{Payload: &payload}.Sign(key)
 }
 
-// Sign returns the token. words are as in FillIn; <now+60> is a minute from now.
+// Sign returns the token. words are as in FillIn; <now+60> is a minute from now. For what may
+// stand at the end of the texts, see alter.
 func (tok Token) Sign(key string, words ...string) string {
-	header := tok.encode("header", cmp.Or(tok.Header, goodHeader), words)
+	header := encodePart(cmp.Or(tok.Header, goodHeader), words)
 	claims := goodPayload
 	if tok.Payload != nil {
 		claims = *tok.Payload
 	}
-	payload := tok.encode("payload", claims, words)
+	payload := encodePart(claims, words)
 	signature := ""
 	if tok.Algorithm != "none" {
 		mac := hmac.New(tokenHashes[tok.Algorithm], []byte(key))
 		mac.Write([]byte(header + "." + payload))
 		signature = base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 	}
-	if tok.PaddingBits == "signature" {
-		signature = tok.alterPadding(signature)
-	}
 	if tok.SentPayload != "" {
-		payload = tok.encode("", tok.SentPayload, words)
+		payload = encodePart(tok.SentPayload, words)
 	}
 	sent := "<header>.<payload>.<signature>"
 	if tok.Sent != nil {
 		sent = *tok.Sent
 	}
 	words = append(words, "<header>", header, "<payload>", payload, "<signature>", signature)
-	sent = FillIn(sent, words...)
-	return sent[:len(sent)-tok.Cut]
+	end := alteration.FindString(sent)
+	return alter(FillIn(strings.TrimSuffix(sent, end), words...), end)
 }
 
-func (tok Token) encode(part, text string, words []string) string {
+func encodePart(text string, words []string) string {
 	now := time.Now().Unix()
-	text = tokenNow.ReplaceAllStringFunc(FillIn(text, words...), func(word string) string {
+	end := alteration.FindString(text)
+	text = FillIn(strings.TrimSuffix(text, end), words...)
+	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // without a number, the offset is 0
 	})
-	if part == "" || part != tok.PaddingBits {
-		return base64.RawURLEncoding.EncodeToString([]byte(text))
+	for end != "" && len(text)%3 == 0 {
+		text += " " // until the last digit has bits that decode to nothing
 	}
-	for len(text)%3 == 0 {
-		text += " "
-	}
-	return tok.alterPadding(base64.RawURLEncoding.EncodeToString([]byte(text)))
+	return alter(base64.RawURLEncoding.EncodeToString([]byte(text)), end)
 }
 
-// alterPadding adds to the last digit, whose lowest bits decode to nothing.
-func (tok Token) alterPadding(encoded string) string {
+var alteration = regexp.MustCompile(`<[+-]\d>$`)
+
+// alter takes characters off the end (<-4>: four), or adds to the value of the last digit of base64,
+// in the bits that decode to nothing (<+1>: one).
+func alter(encoded, end string) string {
+	n, _ := strconv.Atoi(strings.Trim(end, "<>")) // without an end, n is 0
+	if n <= 0 {
+		return encoded[:len(encoded)+n]
+	}
 	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	last := len(encoded) - 1
-	digit := strings.IndexByte(digits, encoded[last]) + cmp.Or(tok.Bits, 1)
+	digit := strings.IndexByte(digits, encoded[last]) + n
 	return encoded[:last] + digits[digit:digit+1]
 }
 

@@ -2,15 +2,16 @@
 package guide
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
+	"hubs/tools/removals"
 )
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
@@ -21,11 +22,12 @@ var step = regexp.MustCompile("(?ms)^```(diff|new|sh) ?(\\S*)\n(.*?)^```$")
 // Each step fits what the steps before it have left, and then the first two tiers pass.
 func TestGuide(t *testing.T) {
 	hubstest.NewDatabase(t) // PostgreSQL is there: ./dev.sh test would install it
-	dir := t.TempDir()
-	run(t, hubstest.Root(), `git -c safe.directory='*' ls-files -co --exclude-standard -z |
-		tar --null -T - -cf - | tar -xf - -C `+dir)
-	run(t, dir, "git init -q . && git add .") // the steps use git ls-files and git mv
 	document := hubstest.ReadFile(t, "docs/yours.md")
+	dir := t.TempDir()
+	run(t, `cd ../..; git -c safe.directory='*' ls-files -co --exclude-standard -z |
+		tar --null -T - -cf - | tar -xf - -C `+dir)
+	t.Chdir(dir)
+	run(t, "git init -q . && git add .") // the steps use git ls-files and git mv
 	steps := step.FindAllStringSubmatchIndex(document, -1)
 	if fences := strings.Count(document, "\n```"); fences != 2*len(steps) {
 		t.Fatalf("got %d steps, want %d: a fence is none of diff, new and sh", len(steps), fences/2)
@@ -40,36 +42,32 @@ func TestGuide(t *testing.T) {
 			if kind != "sh" && !strings.Contains(above, "`"+file+"`") {
 				t.Errorf("the text above does not name %s: a reader does not see the fence", file)
 			}
-			follow(t, dir, kind, file, body)
+			follow(t, kind, file, body)
 		})
 		if !fits {
 			t.FailNow()
 		}
 	}
-	run(t, dir, "go vet ./...")
-	run(t, dir, "./dev.sh test")
+	run(t, "go vet ./...")
+	run(t, "./dev.sh test")
 }
 
-// follow takes one step in a copy of the tree.
-func follow(t *testing.T, dir, kind, file, body string) {
+// follow takes one step in the copy of the tree.
+func follow(t *testing.T, kind, file, body string) {
 	t.Helper()
-	path := filepath.Join(dir, file)
 	switch kind {
 	case "sh":
-		run(t, dir, body)
+		run(t, body)
 	case "new":
-		write(t, path, body)
+		write(t, file, body)
 	case "diff":
-		for hunk := range strings.SplitSeq(body, "@@\n") {
-			patch(t, path, hunk)
-		}
+		change(t, file, body)
 	}
 }
 
-func run(t *testing.T, dir, command string) {
+func run(t *testing.T, command string) {
 	t.Helper()
 	cmd := exec.Command("bash", "-eu", "-o", "pipefail", "-c", command)
-	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false") // the copy has no commit
 	output, err := cmd.CombinedOutput()
 	if err != nil {
@@ -77,58 +75,37 @@ func run(t *testing.T, dir, command string) {
 	}
 }
 
-func write(t *testing.T, path, text string) {
+func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// patch replaces the lines that begin with "-" or " " by those that begin with "+" or " ". The
-// former must stand in the file once, together.
-func patch(t *testing.T, path, hunk string) {
+// change changes a file as a removal would. "@@ readJSON" begins a change within that function,
+// "@@" one within the whole file.
+func change(t *testing.T, file, diff string) {
 	t.Helper()
-	content, err := os.ReadFile(path)
+	source, err := removals.ReadSource()
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := "\n" + string(content)
-	before, after := "\n", "\n"
-	for line := range strings.Lines(hunk) {
-		if line == "\n" {
-			line = " \n" // editors take blanks at the end of a line away
+	var changes []removals.Change
+	for part := range strings.SplitSeq(strings.TrimPrefix("\n"+diff, "\n@@"), "\n@@") {
+		scope, lines, _ := strings.Cut(part, "\n")
+		scope = cmp.Or(strings.TrimSpace(scope), file)
+		if now, _ := source.Lines(scope); now != file {
+			t.Errorf("%s is in %s, not in %s", scope, now, file)
 		}
-		mark, rest := line[0], line[1:]
-		if mark != '+' {
-			before += rest
+		change, err := removals.ReadChange(scope, lines)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if mark != '-' {
-			after += rest
-		}
+		changes = append(changes, change)
 	}
-	if n := strings.Count(text, before); n != 1 {
-		t.Fatalf("%s: this stands there %d times, not once:%s%s", path, n, before, nearest(text, before))
+	files, err := source.Apply(changes)
+	if err != nil {
+		t.Fatal(err)
 	}
-	write(t, path, strings.Replace(text, before, after, 1)[1:])
-}
-
-// nearest says which line of a run is not in a text, and what stands there: what follows the line
-// before it, or the lines that begin with the same word.
-func nearest(text, run string) string {
-	there := ""
-	for line := range strings.Lines(run[1:]) {
-		_, rest, found := strings.Cut(text, "\n"+line)
-		if found {
-			there = rest
-			continue
-		}
-		word, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-		for other := range strings.Lines(text) {
-			if there == "" && strings.HasPrefix(strings.TrimSpace(other), word) {
-				there = other
-			}
-		}
-		return fmt.Sprintf("There is no line\n%sbut there is\n%.300s", line, there)
-	}
-	return "Each line is there, but not together."
+	write(t, file, files[file])
 }

@@ -1,11 +1,11 @@
 // Prove takes each protection of testdata/removals out of a copy of the server, and shows that the
-// tests which the removal names fail. Run it in the folder of the project:
+// tests which the removal names fail. dev.sh gives it a PostgreSQL and its settings:
 //
-//	go run ./tools/prove                all removals
-//	go run ./tools/prove O3 order       those of a row of SECURITY.md, and of a topic
-//	go run ./tools/prove -v O3          for readers: protection, removal, and what the tests said
-//	go run ./tools/prove -ci            those of changed functions, and a tenth of the others
-//	go run ./tools/prove -lanes 3       three at a time
+//	./dev.sh prove                all removals
+//	./dev.sh prove O3 order       those of a row of SECURITY.md, and of a topic
+//	./dev.sh prove -v O3          for readers: protection, removal, and what the tests said
+//	./dev.sh prove -ci            those of changed code and tests, and a tenth of the others
+//	./dev.sh prove -lanes 3       three at a time
 //
 // At the end it names each removal that no test notices, and each that shows nothing. If there is
 // one, the exit status is 1.
@@ -34,7 +34,7 @@ const ciShare = 10 // -ci takes one of so many whose functions have not changed
 
 var (
 	verbose = flag.Bool("v", false, "show the code, the removal, and what the tests said")
-	ci      = flag.Bool("ci", false, "only those of changed functions, and a tenth of the others")
+	ci      = flag.Bool("ci", false, "only those of changed code and tests, and a tenth of the others")
 	lanes   = flag.Int("lanes", 4*runtime.NumCPU(), "how many removals at a time: most tests wait")
 )
 
@@ -126,9 +126,9 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// chooseForCI returns the removals that the last commit has changed, or whose functions or files it
-// has changed, and a tenth of the others, not the same one with each commit. PROVE_BASE names an
-// earlier commit to compare with.
+// chooseForCI returns the removals that the last commit has changed, or whose functions, files or
+// tests it has changed, and a tenth of the others, not the same one with each commit. PROVE_BASE
+// names an earlier commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
@@ -140,12 +140,18 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 		return nil, err
 	}
 	share := number(head) % ciShare
+	isChanged := func(scope string) bool {
+		_, now := source.Lines(scope)
+		return !strings.Contains(before, now)
+	}
 	var chosen []removals.Removal
 	for _, r := range all {
 		isTouched := !strings.Contains(before, r.Text)
 		for _, change := range r.Changes {
-			_, now := source.Lines(change.Scope)
-			isTouched = isTouched || !strings.Contains(before, now)
+			isTouched = isTouched || isChanged(change.Scope)
+		}
+		for _, test := range r.Tests {
+			isTouched = isTouched || isChanged(removals.TestFunction(test))
 		}
 		if isTouched || number(r.Name)%ciShare == share {
 			chosen = append(chosen, r)
@@ -179,8 +185,7 @@ func (v verdict) print(source removals.Source, number string) {
 		}
 		fmt.Printf("\n-------- The removal\n\n%s\n\n-------- The tests\n\n%s\n", v.Text, v.said)
 	}
-	fmt.Printf("%s  %-8s  %-40s  %5.1f s build, %5.1f s tests\n",
-		number, v.outcome, v.Name, v.build.Seconds(), v.tests.Seconds())
+	fmt.Printf("%s  %-8s  %-40s  %5.1f s\n", number, v.outcome, v.Name, v.took.Seconds())
 	if v.outcome == proven {
 		fmt.Printf("         %.150s\n", strings.Join(strings.Fields(v.said), " "))
 	} else {

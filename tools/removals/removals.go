@@ -1,5 +1,6 @@
 // Package removals reads testdata/removals, and takes what a removal names out of the source. The
-// form of a removal stands in testdata/removals/README.md.
+// form of a removal stands in testdata/removals/README.md. The changes of docs/yours.md have the
+// form of its changes, and are made by this package too.
 package removals
 
 import (
@@ -22,7 +23,7 @@ type Removal struct {
 
 // A Change replaces lines of one scope.
 type Change struct {
-	Scope string // a declaration of package main, or a file
+	Scope string // a declaration, by its name in a Source, or a file
 	Old   []string
 	New   []string
 }
@@ -65,23 +66,33 @@ func parse(text string) (Removal, error) {
 		Text:  text,
 	}
 	for block := range strings.SplitSeq(parts[5][1:], "\nIn:") {
-		lines := strings.Split(strings.TrimPrefix(block, "In:"), "\n")
-		change := Change{Scope: strings.TrimSpace(lines[0])}
-		for _, line := range lines[1:] {
-			old, isOld := strings.CutPrefix(line, "-")
-			added, isNew := strings.CutPrefix(line, "+")
-			switch {
-			case isOld:
-				change.Old = append(change.Old, old)
-			case isNew:
-				change.New = append(change.New, added)
-			default:
-				return r, fmt.Errorf("%s: a line of a change begins with - or +, not as %q", r.Name, line)
-			}
+		scope, lines, _ := strings.Cut(strings.TrimPrefix(block, "In:"), "\n")
+		change, err := ReadChange(strings.TrimSpace(scope), lines)
+		if err != nil {
+			return r, fmt.Errorf("%s: %w", r.Name, err)
 		}
 		r.Changes = append(r.Changes, change)
 	}
 	return r, nil
+}
+
+// ReadChange reads the lines of a change. Those that begin with - are replaced by those that begin
+// with +. Those that begin with a space stay: they say where.
+func ReadChange(scope, lines string) (Change, error) {
+	change := Change{Scope: scope}
+	for line := range strings.Lines(lines) {
+		sign, text := line[0], strings.TrimRight(line[1:], "\n")
+		if !strings.ContainsRune("-+ \n", rune(sign)) {
+			return change, fmt.Errorf("a line of a change begins with -, + or a space, not as %q", line)
+		}
+		if sign != '+' {
+			change.Old = append(change.Old, text)
+		}
+		if sign != '-' {
+			change.New = append(change.New, text)
+		}
+	}
+	return change, nil
 }
 
 // SplitTest splits the name of a test into the folder of its source, such as test/api, and what
@@ -92,4 +103,11 @@ func SplitTest(name string) (folder, test string) {
 		return ".", name
 	}
 	return "test/" + folder, test
+}
+
+// TestFunction returns the name in a Source of a test, or of the test that a subtest is part of.
+func TestFunction(name string) string {
+	folder, test := SplitTest(name)
+	function, _, _ := strings.Cut(test, "/")
+	return filepath.Join(folder, function)
 }

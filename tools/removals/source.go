@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// A Source is what removals change: the declarations of package main by name, and files by path.
+// A Source is what changes are made in: declarations by name, and files by path. The name of a
+// declaration in test/api, say, has the folder before it.
 type Source map[string]scope
 
 // A scope is the lines of a file from number start to number end, without the latter.
@@ -23,14 +24,12 @@ type scope struct {
 	end   int
 }
 
-// ReadSource finds the declarations of package main.
+// ReadSource finds the declarations of package main and of the tests.
 func ReadSource() (Source, error) {
 	source := Source{}
-	paths, _ := filepath.Glob("*.go") // the pattern is well formed
-	for _, path := range paths {
-		if strings.HasSuffix(path, "_test.go") {
-			continue
-		}
+	paths, _ := filepath.Glob("*.go") // the patterns are well formed
+	tests, _ := filepath.Glob("test/*/*_test.go")
+	for _, path := range append(paths, tests...) {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
 		if err != nil {
@@ -45,7 +44,7 @@ func ReadSource() (Source, error) {
 				part := whole
 				part.start = set.Position(node.Pos()).Line - 1
 				part.end = set.Position(node.End()).Line
-				source[name] = part
+				source[filepath.Join(filepath.Dir(path), name)] = part
 			}
 		}
 	}
@@ -113,10 +112,10 @@ func (source Source) Lines(name string) (file, text string) {
 // their numbers.
 const gone = "\x00"
 
-// Apply returns the files that a removal changes, as they are afterwards. It writes none.
-func (source Source) Apply(r Removal) (map[string]string, error) {
+// Apply returns the files that some changes change, as they are afterwards. It writes none.
+func (source Source) Apply(changes []Change) (map[string]string, error) {
 	changed := map[string][]string{}
-	for _, change := range r.Changes {
+	for _, change := range changes {
 		s, err := source.find(change.Scope)
 		if err != nil {
 			return nil, err
@@ -143,24 +142,16 @@ func (source Source) Apply(r Removal) (map[string]string, error) {
 	return files, nil
 }
 
+// shown is how many lines of a scope an error shows.
+const shown = 40
+
 // fit returns the numbers of the lines that a change replaces. They must stand in the scope once.
 func (s scope) fit(change Change) ([]int, error) {
-	if len(change.Old) == 0 {
-		return nil, fmt.Errorf("%s: no line after In: begins with -", change.Scope)
+	old, _ := s.code(change.Old)
+	if len(old) == 0 {
+		return nil, fmt.Errorf("%s: no line of code says where the change is made", change.Scope)
 	}
-	var old []string
-	for _, line := range change.Old {
-		old = append(old, s.code(line))
-	}
-	var code []string
-	var numbers []int
-	for i, line := range s.lines[s.start:s.end] {
-		text := s.code(line)
-		if text != "" {
-			code = append(code, text)
-			numbers = append(numbers, s.start+i)
-		}
-	}
+	code, numbers := s.code(s.lines[s.start:s.end])
 	var found [][]int
 	for i := 0; i+len(old) <= len(code); i++ {
 		if slices.Equal(code[i:i+len(old)], old) {
@@ -168,15 +159,22 @@ func (s scope) fit(change Change) ([]int, error) {
 		}
 	}
 	if len(found) != 1 {
-		now := s.lines[s.start:min(s.end, s.start+60)]
+		start := s.start
+		if s.end-start > shown { // from a line on that begins with the same word
+			word, _, _ := strings.Cut(old[0], " ")
+			begins := func(line string) bool { return strings.HasPrefix(line, word) }
+			start = numbers[max(0, slices.IndexFunc(code, begins))]
+		}
+		now := s.lines[start:min(s.end, start+shown)]
 		return nil, fmt.Errorf("in %s (%s) these lines stand %d times, not once:\n%s\nThere is now:\n%s",
 			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), strings.Join(now, "\n"))
 	}
 	return found[0], nil
 }
 
-// code returns a line without its comment and its indentation, which make no difference.
-func (s scope) code(line string) string {
+// code returns lines without comments, indentation and empty lines, which make no difference, and
+// the number in the file of each line of code.
+func (s scope) code(lines []string) (code []string, numbers []int) {
 	mark := " # "
 	switch filepath.Ext(s.file) {
 	case ".go":
@@ -184,7 +182,13 @@ func (s scope) code(line string) string {
 	case ".sql":
 		mark = " -- "
 	}
-	line = " " + strings.Join(strings.Fields(line), " ") + " "
-	line, _, _ = strings.Cut(line, mark)
-	return strings.TrimSpace(line)
+	for i, line := range lines {
+		line, _, _ = strings.Cut(" "+strings.Join(strings.Fields(line), " ")+" ", mark)
+		line = strings.TrimSpace(line)
+		if line != "" {
+			code = append(code, line)
+			numbers = append(numbers, s.start+i)
+		}
+	}
+	return code, numbers
 }
