@@ -5,7 +5,6 @@ package main
 // commands with which an operator manages accounts come last.
 
 import (
-	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
@@ -183,7 +182,8 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	}
 	state.user = u // for the log; the session begins below
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
-	if !s.codes.remove(in.email, code) || signedOutEverywhere {
+	removed := s.codes.remove(in.email, code)
+	if !removed || signedOutEverywhere {
 		return sessionView{}, errInvalidCode
 	}
 	if u.suspended {
@@ -209,7 +209,7 @@ func compareClocks(database time.Time) error {
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
-	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's", ahead))
+	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's", ahead.Round(time.Second)))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from
@@ -452,12 +452,12 @@ func userCommand(line []string) error {
 	if name == "add" {
 		args = append(args, role)
 	}
-	return runUserCommand(name, write(command.text, args...))
+	return runUserCommand(write(command.text, args...))
 }
 
 // userCommands holds, for each command, the number of its arguments (flags not counted) and its
 // statement. $1 is the address of the user, $2 the role or the new address. The constraints of the
-// table users check what is stored. A statement returns lines of text, which are printed.
+// table users check what is stored. A statement returns one text, which is printed.
 //
 // Addresses are compared without regard to the case of ASCII letters, whatever the locale of the
 // database.
@@ -486,7 +486,8 @@ var userCommands = map[string]struct {
 	"delete": {1, `delete from users
 		where lower(email) = lower($1 collate "C")
 		returning format('%s: deleted; uploaded files stay', email)`},
-	"list": {0, "select " + userLine + " from users order by lower(email)"},
+	"list": {0, "select coalesce(string_agg(" + userLine + `, E'\n' order by lower(email)),
+		'there are no users') from users`},
 	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
 			'  signed out everywhere ' || signed_out_at,
 			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
@@ -498,27 +499,20 @@ var userCommands = map[string]struct {
 const userLine = `format('%s  %s  %s  added %s', email, permission,
 	case when suspended then 'suspended' else 'active' end, created_at)`
 
-func runUserCommand(name string, command statement) error {
+func runUserCommand(command statement) error {
 	st, err := openStore(os.Getenv("DATABASE_URL"))
 	if err != nil {
 		return err
 	}
 	defer st.db.Close()
-	found := false
-	err = st.rows(command, func(rows *sql.Rows) error {
-		found = true
-		var line string
-		if err := rows.Scan(&line); err != nil {
-			return err
-		}
-		fmt.Println(line)
-		return nil
-	})
+	var text string
+	found, err := st.row(command, &text)
 	if err != nil {
 		return explainDBError(err)
 	}
-	if !found && name != "list" {
+	if !found {
 		return errors.New("there is no user with this address; \"user list\" shows all")
 	}
+	fmt.Println(text)
 	return nil
 }

@@ -109,11 +109,13 @@ func (s *server) checkFiles() error {
 func (s *server) sweepUploads() {
 	for !s.stopping.Load() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
-		for _, entry := range entries {
-			err = errors.Join(err, s.sweepUpload(entry.Name()))
-		}
 		if err != nil {
 			s.log.Error("the sweep of unfinished uploads failed", "error", err)
+		}
+		for _, entry := range entries {
+			if err := s.sweepUpload(entry.Name()); err != nil {
+				s.log.Error("the sweep of unfinished uploads failed", "fileId", entry.Name(), "error", err)
+			}
 		}
 		time.Sleep(sweepInterval)
 	}
@@ -192,6 +194,9 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.byUser[userID]--
+		if t.byUser[userID] == 0 {
+			delete(t.byUser, userID)
+		}
 	}, nil
 }
 
@@ -301,8 +306,8 @@ type uploadForm struct {
 	maxFile int64     // maximum size of the file in bytes
 	started time.Time // when the upload began; uploadTimeout counts from here
 
-	body     io.Reader // the request's body, limited in size
-	received int64     // body bytes received so far
+	body     io.ReadCloser // the request's body, limited in size
+	received int64         // body bytes received so far
 	parts    *multipart.Reader
 	part     *multipart.Part // the file; nil until its headers are read
 	name     string          // name of the file, as sent by the client without folders
@@ -374,6 +379,8 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
+	// Package multipart alone would keep 10 MB of the headers of a second part (H1).
+	form.body = http.MaxBytesReader(nil, form.body, size+maxFormBytes-form.received)
 	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
@@ -383,9 +390,6 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	}
 	if _, err := io.Copy(io.Discard, form); err != nil {
 		return "", 0, err
-	}
-	if form.received > size+maxFormBytes {
-		return "", 0, errTooLarge
 	}
 	head := make([]byte, min(size, sniffLength))
 	if _, err := out.ReadAt(head, 0); err != nil {

@@ -63,7 +63,7 @@ func TestUploadDeadlines(t *testing.T) {
 				started:  time.Now().Add(-test.started),
 				received: test.received,
 				part:     &multipart.Part{},
-				body:     strings.NewReader("x"),
+				body:     io.NopCloser(strings.NewReader("x")),
 			}
 			form.Read(make([]byte, 1))
 			want := time.Now().Add(test.want)

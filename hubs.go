@@ -140,7 +140,7 @@ func (p hubPage) isValid() bool {
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
-	list := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
+	list := hubPage{Items: []hub{}, Limit: q.limit, Offset: q.offset}
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
 		var h hub
 		if err := rows.Scan(h.scanTargets()...); err != nil {
@@ -195,14 +195,12 @@ func (q hubQuery) listStatement() statement {
 	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
 	fromWhereOrder := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
 	if q.name == nil && q.offset <= plainOffset {
-		return statement{text: "select " + hubColumns + " " + fromWhereOrder, args: args}
+		return read("select "+hubColumns+" "+fromWhereOrder, args...)
 	}
-	return statement{
-		text: "select " + hubColumns +
-			" from hubs where hub_id = any (array(select hub_id " + fromWhereOrder + ")) order by " + order,
-		args:      args,
-		expensive: true,
-	}
+	found := "hub_id = any (array(select hub_id " + fromWhereOrder + "))"
+	list := read("select "+hubColumns+" from hubs where "+found+" order by "+order, args...)
+	list.expensive = true
+	return list
 }
 
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {

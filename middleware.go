@@ -73,7 +73,7 @@ func stateOf(w http.ResponseWriter) *requestState { return w.(*requestState) }
 
 // log returns a logger that adds the request id, the client and the user to each event.
 func (state *requestState) log() *slog.Logger {
-	log := state.serverLog.With("requestId", state.id, "client", state.client.String())
+	log := state.serverLog.With("requestId", state.id, "client", state.client)
 	if state.user != nil {
 		log = log.With("userId", state.user.UserID)
 	}
@@ -964,7 +964,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 		}
 	}
 	add("requestId", state.id)
-	add("client", state.client.String())
+	add("client", state.client)
 	if slices.Contains(knownMethods, r.Method) {
 		add("method", r.Method)
 	}

@@ -58,16 +58,17 @@ type store struct {
 type statement struct {
 	text      string
 	args      []any
-	writes    bool // never retried
+	retry     bool // changes nothing, so it may be sent twice
 	expensive bool // at most expensiveSize of these run at a time
 }
 
-// read returns a statement that changes nothing. write returns one that may change something.
-func read(text string, args ...any) statement { return statement{text: text, args: args} }
-
-func write(text string, args ...any) statement {
-	return statement{text: text, args: args, writes: true}
+// read returns a statement that changes nothing.
+func read(text string, args ...any) statement {
+	return statement{text: text, args: args, retry: true}
 }
+
+// write returns a statement that may change something.
+func write(text string, args ...any) statement { return statement{text: text, args: args} }
 
 // openStore connects to the database and checks that the tables can be read.
 func openStore(databaseURL string) (*store, error) {
@@ -192,7 +193,7 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	}
 	defer func() { <-st.slots }()
 	scanned, err := st.run(q, scan)
-	if isConnectionGone(err) && !scanned && !q.writes {
+	if isConnectionGone(err) && !scanned && q.retry {
 		st.dropIdle()
 		_, err = st.run(q, scan)
 	}

@@ -128,6 +128,7 @@ func TestUploadLimits(t *testing.T) {
 		"the most around a small file":     {small + x(around), 201},
 		"more around a small file":         {small + x(around+1), 413},
 		"more around an empty file":        {empty + x(around+1), 413},
+		"a second part with a long header": {form(partHeader, "x\r\n--edge\r\nX: "+x(around)), 413},
 		"the longest header":               {withHeader(before), 201},
 		// One byte more would cut a line break in two, which is malformed.
 		"a longer header":      {withHeader(before + 2), 413},
