@@ -209,7 +209,8 @@ func compareClocks(database time.Time) error {
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
-	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's", ahead.Round(time.Second)))
+	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's",
+		ahead.Round(time.Second)))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from

@@ -80,8 +80,8 @@ const (
 //
 // APP_ENV=local needs neither HTTPS nor a mail server. It turns off the request log and the
 // warning about the database role. It serves the page, creates FILES_DIR, prints codes if there
-// is no mail server, and logs refused origins in full. Staging differs from production only in
-// its origins: they are a list, which may contain http origins.
+// is no mail server, and logs refused origins in full. Staging differs from production in its
+// origins, a list which may contain http origins, and in the name of its cookie.
 type config struct {
 	env            string
 	addr           string

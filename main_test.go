@@ -174,17 +174,6 @@ func TestFailedAcceptTakesNoSlot(t *testing.T) {
 	}
 }
 
-// An address that can't be listened on is the operator's mistake.
-func TestListenRefusesBadAddresses(t *testing.T) {
-	t.Parallel()
-	for _, addr := range []string{"8080", "localhost", "::1", "127.0.0.1:65536", "127.0.0.1:x"} {
-		_, err := listen(addr, nil)
-		if _, ok := errors.AsType[usageError](err); !ok {
-			t.Errorf("%s: got %v, want a usage error", addr, err)
-		}
-	}
-}
-
 // H3: a server whose connections are all taken can stop: Accept waits for no slot then.
 func TestStopWithAllConnectionsTaken(t *testing.T) {
 	t.Parallel()

@@ -37,6 +37,8 @@ import (
 	"unicode/utf8"
 )
 
+// Part 1: the steps.
+
 // handler returns the handler of all requests. It chains six steps, each wrapped around the
 // steps above it, so the last line runs first.
 func (s *server) handler(routes []route) http.Handler {
@@ -52,8 +54,8 @@ func (s *server) handler(routes []route) http.Handler {
 // A requestState holds what the six steps share about one request, and writes its answer (see part
 // 4). It is used only by the goroutine that serves the request.
 type requestState struct {
-	http.ResponseWriter // the ResponseWriter of net/http
-	request             *http.Request
+	http.ResponseWriter               // the ResponseWriter of net/http
+	request             *http.Request // no step may copy it: the router stores path values in it
 	serverLog           *slog.Logger
 
 	originAllowed bool         // set by step 2: the Origin header names an allowed origin
@@ -68,7 +70,8 @@ type requestState struct {
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
 }
 
-// stateOf returns the state of the request. logRequests passes it on as the ResponseWriter.
+// stateOf returns the state of the request. logRequests passes it on as the ResponseWriter of the
+// other steps.
 func stateOf(w http.ResponseWriter) *requestState { return w.(*requestState) }
 
 // log returns a logger that adds the request id, the client and the user to each event.
@@ -146,8 +149,8 @@ func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	})
 }
 
-// maxOrigin is the longest origin that is compared, in bytes. A valid one has at most 267:
-// "https://", a domain of 253 and a port.
+// maxOrigin is the longest origin that may be allowed, in bytes, because an allowed origin is sent
+// back and logged. A valid one has at most 267: "https://", a domain of 253 and a port.
 const maxOrigin = 270
 
 // allowsOrigin reports whether origin is allowed: exactly the origins in the allow-list or, in
@@ -297,6 +300,8 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 	})
 }
 
+// Part 2: the contract.
+
 // access is the rule for who may call an endpoint. The zero value is not a valid rule, so that a
 // route without one prevents the start.
 type access string
@@ -392,9 +397,9 @@ func limitedEndpoint[In limitKeyer, Out output](
 // refused by the first of them in this order: session, suspension, terms, role (all in
 // authorize), input, If-Match, the route's own limit.
 //
-// serveRoute reads the body before authorize reads the account, but reports an invalid body only
-// after authorize. Otherwise a client could withhold the end of a body until after it has lost
-// its rights, and still write (W1).
+// serveRoute reads the body before authorize reads the account. In the other order, a client could
+// withhold the end of a body until it has lost its rights, and still write (W1). An invalid input
+// is reported only after authorize, to keep the order above.
 //
 // The route's own limit comes after the input, so that it does not count malformed requests. It
 // is separate from the stored codes, so a new code does not reset the count of guesses (O5).
@@ -461,6 +466,8 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 	id := state.request.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
 }
+
+// Part 3: strict input.
 
 // fields holds the members of a JSON object, or the parameters of a query. A parse function takes
 // each known field by name, which validates it. Fields that no one takes are unknown, and finish
@@ -678,6 +685,8 @@ func (f *fields) finish() error {
 	return nil
 }
 
+// Part 4: the answer.
+
 // answer writes a valid output to the client. If the output breaks its contract, answer sends
 // nothing and returns an error, which becomes a 500 (I5).
 func (state *requestState) answer(out output) error {
@@ -736,16 +745,6 @@ func (state *requestState) fail(err error) {
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
 	state.WriteHeader(p.Status)
 	state.Write(body)
-}
-
-func (state *requestState) logProblem(p problem) {
-	switch {
-	case p.Status >= 500:
-		state.log().Error("failed", "error", p.Error(), "route", state.route.path)
-	case p.Status == 401 || p.Status == 403 || p.Status == 429:
-		state.log().Info("refused", "code", p.Code, "reason", p.reason,
-			"route", state.route.path)
-	}
 }
 
 // WriteHeader sends a status, once.
@@ -824,6 +823,8 @@ func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	}
 	return sent, nil
 }
+
+// Part 5: problems.
 
 // A problem is an error that is sent to the client, in the format of RFC 9457. It is passed by
 // value: fail fills in a copy, and the shared problems below stay unchanged.
@@ -951,6 +952,8 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
+// Part 6: the log.
+
 // writeLogLine writes the log line of one request. It logs no free text from the client, so that
 // no secret gets into the log: every value comes from the server or an allow-list, or has a
 // checked form. Only the request id may be chosen by the client (see SECURITY.md). A line has at
@@ -1007,13 +1010,25 @@ func (s *server) originForLog(state *requestState) string {
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
-// maxLoggedError is the longest text of an error in the log, in bytes. A log line with two such
-// texts has less than 2 kB (H4).
+func (state *requestState) logProblem(p problem) {
+	switch {
+	case p.Status >= 500:
+		state.log().Error("failed", "error", p.Error(), "route", state.route.path)
+	case p.Status == 401 || p.Status == 403 || p.Status == 429:
+		state.log().Info("refused", "code", p.Code, "reason", p.reason,
+			"route", state.route.path)
+	}
+}
+
+// maxLoggedError is the longest text of an error in the log, in bytes, before JSON escapes its
+// quotes. No event has two texts of this length, so a line has less than 2 kB (H4).
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
 // the message, so that no code, token, cookie, password or whole e-mail address gets into the
-// log (G2). It leaves four attributes as they are, because they hold only ids and IP addresses.
+// log (G2). It leaves four attributes as they are, because they hold only ids and IP addresses; the
+// request id may be the client's own. An id inside a text may be masked, so events have it as an
+// attribute.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a

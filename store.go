@@ -3,7 +3,8 @@ package main
 // The store: PostgreSQL through database/sql. Each statement is next to the handler that uses
 // it. This file has what they share: the pool, prepared statements, and the handling of failures:
 //
-//	all connections are in use     wait at most dbTimeout, then 503    takeSlot
+//	all connections are in use     wait dbTimeout at most (an          takeSlot
+//	                               expensive statement twice), 503
 //	a statement runs too long      PostgreSQL cancels it: 503          statementTimeout
 //	PostgreSQL does not answer     the socket times out: 503           deadlineConn
 //	a connection has died          retry a read once                   store.rows
@@ -242,9 +243,10 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 // dropIdle closes the idle connections, because if one is dead, the others most likely are too.
 // database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// Two calls must not overlap. SetMaxIdleConns closes connections from a slice that shares its array
+// Two calls must not overlap: SetMaxIdleConns closes connections from a slice that shares its array
 // with the pool's free list. If another call raised the maximum meanwhile, connections would be
-// put into that array, and some in use might be closed.
+// put into that array, and some in use might be closed. A call during another one returns at once,
+// so in rare cases the retry of its read meets another dead connection.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return
@@ -278,7 +280,8 @@ var staleClasses = []string{
 
 // classifyDBError turns the errors of an unavailable database into a 503:
 //
-//   - every error that does not come from PostgreSQL itself,
+//   - every error that does not come from PostgreSQL itself or from a scan, even a bug such as a
+//     wrong number of arguments,
 //   - every error that ends or rejects the connection (FATAL),
 //   - errors of the classes above.
 //
@@ -336,8 +339,8 @@ type deadlineConn struct{ net.Conn }
 // unsafe behaviors of the driver (D1):
 //
 // Read never returns io.EOF. For io.EOF, lib/pq reports a bad connection, and database/sql then
-// sends the statement again, even a write. (With TLS, crypto/tls reports an orderly close as
-// io.EOF itself, but PostgreSQL sends a FATAL error before it closes.)
+// sends the statement again, even a write. A FATAL error, which PostgreSQL sends before it closes,
+// has the same effect, and this can't prevent it: see SECURITY.md, Deviations.
 //
 // Read closes the connection after any error. Otherwise, if an answer broke off after an error
 // message, lib/pq would reuse the connection, and read the late rest of that answer as the answer

@@ -346,24 +346,6 @@ func TestHubChange(t *testing.T) {
 	}
 }
 
-// Two who change different fields at once don't undo each other's change.
-func TestHubChangesAtOnce(t *testing.T) {
-	t.Parallel()
-	admin := newHubAdmin(t)
-	id := admin.create(`{"name":"North"}`).HubID
-	var changes sync.WaitGroup
-	for _, body := range []string{`{"name":"both"}`, `{"description":"both"}`} {
-		changes.Go(func() {
-			admin.Send("PATCH /hubs/"+id, body)
-		})
-	}
-	changes.Wait()
-	got := admin.read(id)
-	if got.Name != "both" || got.Description != "both" {
-		t.Errorf("got %v, want both changes", got)
-	}
-}
-
 // updatedAt never goes back, also when the database's clock does.
 func TestHubTimesNeverGoBack(t *testing.T) {
 	t.Parallel()
