@@ -209,8 +209,8 @@ func compareClocks(database time.Time) error {
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
-	return unavailable(fmt.Errorf("the database's clock is %v ahead of this server's",
-		ahead.Round(time.Second)))
+	return unavailable(
+		fmt.Errorf("the database's clock is %.0f s ahead of this server's", ahead.Seconds()))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from
@@ -438,8 +438,7 @@ func userCommand(line []string) error {
 	if name == "add" {
 		flags.StringVar(&role, "role", roleMember, "")
 	}
-	err := flags.Parse(line[1:])
-	if err != nil {
+	if err := flags.Parse(line[1:]); err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
 	}
 	if flags.NArg() != command.arguments {

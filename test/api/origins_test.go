@@ -25,6 +25,9 @@ func TestCORS(t *testing.T) {
 	for name, srv := range hubstest.StartEnvironments(t, file.Settings, nil) {
 		for _, c := range file.Cases {
 			if c.Server != "" && c.Server != name {
+				if file.Settings[c.Server] == nil {
+					t.Fatalf("%s: there is no server %q", c.Name, c.Server)
+				}
 				continue
 			}
 			t.Run(name+"/"+c.Name, func(t *testing.T) {

@@ -224,11 +224,12 @@ func TestHealthReadsTheTables(t *testing.T) {
 		"alter table files rename to lost":      "alter table lost rename to files",
 		"alter schema public rename to another": "alter schema another rename to public",
 	} {
-		t.Log(begin)
-		s.exec(begin)
-		wantUnavailable(t, get(c, "/healthz"))
-		s.exec(end)
-		get(c, "/healthz").Want(t, 200)
+		t.Run(begin, func(t *testing.T) {
+			s.exec(begin)
+			wantUnavailable(t, get(c, "/healthz"))
+			s.exec(end)
+			get(c, "/healthz").Want(t, 200)
+		})
 	}
 }
 
@@ -474,6 +475,10 @@ func TestSettingsOfConnections(t *testing.T) {
 		"statement_timeout": "[1-9][0-9]*",
 		"timezone":          "UTC",
 		"plan_cache_mode":   "force_generic_plan",
+		"enable_seqscan":    "off",
+		"jit":               "off",
+
+		"max_parallel_workers_per_gather": "0",
 	}
 	for query, want := range map[string]map[string]string{
 		"statement_timeout=0&TIMEZONE=Asia/Tokyo&plan_cache_mode=auto": {
