@@ -186,8 +186,8 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byUser[userID] >= maxUserTransfers {
-		limit := fmt.Sprintf("%d transfers at a time by user", maxUserTransfers)
-		return nil, rateLimited(limit, time.Second)
+		return nil, rateLimited(
+			fmt.Sprintf("%d transfers at a time by user", maxUserTransfers), time.Second)
 	}
 	t.byUser[userID]++
 	return func() {

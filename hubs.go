@@ -140,7 +140,7 @@ func (p hubPage) isValid() bool {
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
-	list := hubPage{Items: []hub{}, Limit: q.limit, Offset: q.offset}
+	list := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	var row hub // every row is scanned into it, then copied
 	targets := row.scanTargets()
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
@@ -198,8 +198,8 @@ func (q hubQuery) listStatement() statement {
 	if q.name == nil && q.offset <= plainOffset {
 		return read("select "+hubColumns+" "+fromWhereOrder, args...)
 	}
-	found := "hub_id = any (array(select hub_id " + fromWhereOrder + "))"
-	list := read("select "+hubColumns+" from hubs where "+found+" order by "+order, args...)
+	list := read("select "+hubColumns+" from hubs where hub_id = any (array(select hub_id "+
+		fromWhereOrder+")) order by "+order, args...)
 	list.expensive = true
 	return list
 }

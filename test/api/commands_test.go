@@ -57,7 +57,7 @@ var argument = regexp.MustCompile(`'[^']*'|\S+`)
 func runStep(t *testing.T, env map[string]string, step string) {
 	t.Helper()
 	var commands []string
-	want := ""
+	var want strings.Builder
 	for line := range strings.Lines(step + "\n") {
 		kind, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch kind {
@@ -69,13 +69,13 @@ func runStep(t *testing.T, env map[string]string, step string) {
 		case "$":
 			commands = append(commands, rest)
 		default:
-			want += line
+			want.WriteString(line)
 		}
 	}
-	if len(commands) == 0 && want != "" {
-		t.Errorf("no command prints this: %q", want)
+	if len(commands) == 0 && want.String() != "" {
+		t.Errorf("no command prints this: %q", want.String())
 	}
-	form := strings.ReplaceAll(regexp.QuoteMeta(want), `\.\.\.`, "(?s:.*)")
+	form := strings.ReplaceAll(regexp.QuoteMeta(want.String()), `\.\.\.`, "(?s:.*)")
 	for _, command := range commands {
 		args := argument.FindAllString(command, -1)
 		for i, arg := range args {
@@ -83,7 +83,7 @@ func runStep(t *testing.T, env map[string]string, step string) {
 		}
 		got := run(t, env, args[1:]...)
 		if !regexp.MustCompile("^" + form + "$").MatchString(got) {
-			t.Errorf("%s: got\n%s\nwant\n%s", command, got, want)
+			t.Errorf("%s: got\n%s\nwant\n%s", command, got, want.String())
 		}
 	}
 }

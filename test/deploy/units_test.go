@@ -125,12 +125,12 @@ func TestUnitsFitTheServer(t *testing.T) {
 		"LogRateLimitIntervalSec": "0",
 	} {
 		line := regexp.MustCompile(`(?m)^` + name + `=(.*)$`)
-		got := ""
+		var got strings.Builder
 		for _, found := range line.FindAllStringSubmatch(units, -1) {
-			got += found[1]
+			got.WriteString(found[1])
 		}
-		if got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
+		if got.String() != want {
+			t.Errorf("%s is %q, want %q", name, got.String(), want)
 		}
 	}
 }
