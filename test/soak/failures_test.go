@@ -170,8 +170,11 @@ func (s *soak) changeColumn() {
 // slowUploads delays every fsync of one server while a hundred uploads end together. Each is
 // answered, and so is everybody else.
 func (s *soak) slowUploads() {
-	const users, each = 10, 10
 	server := s.servers[1]
+	var members []*client // signed in first: to attach strace may stop the server for seconds
+	for range 10 {
+		members = append(members, s.member(server, "member"))
+	}
 	slow := exec.Command(
 		"strace", "-f", "-qq",
 		"-o", "/dev/null",
@@ -184,9 +187,8 @@ func (s *soak) slowUploads() {
 		return
 	}
 	var uploads sync.WaitGroup
-	for range users {
-		member := s.member(server, "member")
-		for range each {
+	for _, member := range members {
+		for range 10 { // uploads at once
 			uploads.Go(func() {
 				s.ledger.Upload(member.expecting("201"))
 			})
