@@ -150,19 +150,21 @@ func (b *browser) visible(selector string) bool {
 	return script[bool](b, "return "+isVisible, selector)
 }
 
-// waitFor waits until an expression is true in the page.
+// waitFor waits until an expression is true in the page. While the page is being replaced by
+// another, a driver may fail instead of answering; that counts as not yet.
 func (b *browser) waitFor(expression string, args ...any) {
 	b.t.Helper()
-	hubstest.WaitUntil(b.t, expression, func() bool {
-		return script[bool](b, "return "+expression, args...)
+	call := params{"script": "return " + expression, "args": append([]any{}, args...)}
+	hubstest.WaitUntil(b.t, fmt.Sprint(expression, args), func() bool {
+		answer, err := b.driver.command("POST", "/execute/sync", call)
+		return err == nil && string(answer) == "true"
 	})
 }
 
 func (b *browser) waitText(selector, part string) {
 	b.t.Helper()
-	hubstest.WaitUntil(b.t, fmt.Sprintf("%s with %q", selector, part), func() bool {
-		return strings.Contains(b.text(selector), part)
-	})
+	b.waitFor("document.querySelector(arguments[0])?.textContent.includes(arguments[1])",
+		selector, part)
 }
 
 // inNewTab clicks a link that opens a tab, looks at that tab, and closes it.

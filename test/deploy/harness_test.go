@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -72,6 +73,9 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 		}
 	})
 	for _, socket := range sockets {
+		// To hand a socket on makes it block. A worker of nginx would then wait in accept for a
+		// connection that another worker took, with its own connections at a standstill.
+		syscall.SetNonblock(int(socket.Fd()), true)
 		socket.Close()
 	}
 	return p
