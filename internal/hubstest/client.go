@@ -20,7 +20,7 @@ import (
 
 // A Client is one browser: a cookie jar and a source address of its own.
 type Client struct {
-	t    testing.TB
+	t    testing.TB // what its failures fail; a subtest uses the client that In returns
 	srv  *Server
 	HTTP *http.Client
 	// IP is sent as X-Forwarded-For; empty: not sent. It is an address of the client's own.
@@ -51,6 +51,13 @@ func (s *Server) Client(t testing.TB) *Client {
 func NewIP() string {
 	n := serial.Add(1)
 	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
+}
+
+// In returns the client for a subtest: its failures fail t.
+func (c *Client) In(t testing.TB) *Client {
+	inner := *c
+	inner.t = t
+	return &inner
 }
 
 // Elsewhere returns the client at another address, with the same cookies.
