@@ -94,7 +94,7 @@ func (r *Response) String() string {
 	return fmt.Sprintf("%s %s: %d %v\n%s", r.Method, r.Path, r.Status, r.Header, r.Body)
 }
 
-// Do sends a request. A body that is a string or bytes is sent as it is, as JSON; an
+// Do sends a request. A body that is a string is sent as it is, as JSON; an
 // io.Reader too, but without a content type; anything else is encoded. headers are
 // names and values in turn. Every answer is checked for what all of them must have
 // (Fault). Safe in any goroutine: a failure marks the test and yields status 0.
@@ -145,14 +145,10 @@ func (c *Client) Try(method, path string, body any, headers ...string) (*Respons
 }
 
 func encode(body any) ([]byte, error) {
-	switch body := body.(type) {
-	case string:
-		return []byte(body), nil
-	case []byte:
-		return body, nil
-	default:
-		return json.Marshal(body)
+	if text, isText := body.(string); isText {
+		return []byte(text), nil
 	}
+	return json.Marshal(body)
 }
 
 // read takes what net/http has received, and the rest of the body.
@@ -175,10 +171,10 @@ func noteEmail(body []byte) {
 }
 
 // Upload sends one file as a form would.
-func (c *Client) Upload(name string, content []byte, headers ...string) *Response {
+func (c *Client) Upload(name string, content []byte) *Response {
 	c.t.Helper()
 	form, contentType := Form(name, content)
-	return c.Do("POST", "/files/upload", form, append(headers, "Content-Type", contentType)...)
+	return c.Do("POST", "/files/upload", form, "Content-Type", contentType)
 }
 
 // Form returns a form with one file, and its content type.
@@ -391,13 +387,13 @@ func (r *Response) problem() (p problem) {
 	return p
 }
 
-// fields returns the fields that the errors name, sorted.
+// fields returns the fields that the errors name, each once, sorted.
 func (p problem) fields() (names []string) {
 	for _, e := range p.Errors {
 		names = append(names, e.Field)
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
 }
 
 // problemFault says what is wrong with an error, in the one format that all errors have.

@@ -16,15 +16,14 @@ import (
 func TestLimitByClientAddress(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
-	limit := hubstest.LimitOf(t, "GET /hubs")
 	for _, test := range []struct{ address, same, other string }{
 		{"192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2"},
 		{"2001:db8:0:1::1", "2001:db8:0:1::9", "2001:db8:0:2::1"},
 	} {
 		c.IP = test.address
-		spend(t, c, limit, "GET /hubs", nil)
+		flood(t, c, "GET /hubs")
 		c.IP = test.same
-		wantLimited(t, c.Get("/hubs"), limit)
+		hubstest.WantProblem(t, c.Get("/hubs"), 429, "rate_limited")
 		c.IP = test.other
 		c.Get("/hubs").Want(t, 401)
 	}
@@ -34,7 +33,6 @@ func TestLimitByClientAddress(t *testing.T) {
 func TestRequestsShareALimit(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	limit := hubstest.LimitOf(t, "GET /hubs")
 	for _, request := range []string{
 		"GET /nowhere",
 		"OPTIONS /hubs",
@@ -42,8 +40,8 @@ func TestRequestsShareALimit(t *testing.T) {
 		"GET /filesystem", // only begins like a file
 	} {
 		c := s.Client(t)
-		spend(t, c, limit, request, nil)
-		wantLimited(t, c.Get("/hubs"), limit)
+		flood(t, c, request)
+		hubstest.WantProblem(t, c.Get("/hubs"), 429, "rate_limited")
 	}
 }
 
@@ -51,7 +49,7 @@ func TestRequestsShareALimit(t *testing.T) {
 func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
-	spend(t, c, hubstest.LimitOf(t, "GET /hubs"), "GET /hubs", nil)
+	flood(t, c, "GET /hubs")
 	c.Send("GET /files/a/b", nil).Want(t, 401)
 	c.Send("HEAD /files/a/b", nil).Want(t, 401)
 }
@@ -77,15 +75,26 @@ func TestLimitOfCodes(t *testing.T) {
 	c.PresentCode(email, s.Code(t, email)).Want(t, 200)
 }
 
-// spend sends a request many times at once. Exactly as many must pass as the limit says.
-func spend(t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any) {
+// flood spends the limit by client address, and returns a refusal.
+func flood(
+	t *testing.T, c *hubstest.Client, request string, headers ...string,
+) *hubstest.Response {
+	t.Helper()
+	return spend(t, c, hubstest.LimitOf(t, "GET /hubs"), request, nil, headers...)
+}
+
+// spend sends a request many times at once, and returns a refusal. Exactly as many must pass as
+// the limit says.
+func spend(
+	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
+) *hubstest.Response {
 	t.Helper()
 	var passed atomic.Int64
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
 			for range limit.Requests/8 + 4 {
-				if c.Send(request, body).Status != 429 {
+				if c.Send(request, body, headers...).Status != 429 {
 					passed.Add(1)
 				}
 			}
@@ -95,7 +104,9 @@ func spend(t *testing.T, c *hubstest.Client, limit hubstest.Limit, request strin
 	if got := int(passed.Load()); got != limit.Requests {
 		t.Errorf("%s: %d passed, want %d", request, got, limit.Requests)
 	}
-	wantLimited(t, c.Send(request, body), limit)
+	refusal := c.Send(request, body, headers...)
+	wantLimited(t, refusal, limit)
+	return refusal
 }
 
 // wantLimited checks a refusal. It names the limit and says how long to wait. (That this is true
