@@ -86,13 +86,12 @@ func contractRoutes(t *testing.T) []route {
 	paths := hubstest.Contract[map[string]any](t, "paths")
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
 		for _, method := range []string{"get", "post", "patch", "delete"} {
-			if paths[path].(map[string]any)[method] == nil {
+			operation, exists := paths[path].(map[string]any)[method].(map[string]any)
+			if !exists {
 				continue
 			}
-			text := hubstest.Contract[string](t,
-				"paths", path, method, "description")
-			answers := hubstest.Contract[map[string]any](t,
-				"paths", path, method, "responses")
+			text := operation["description"].(string)
+			answers := operation["responses"].(map[string]any)
 			lowest := slices.Min(slices.Collect(maps.Keys(answers)))
 			success, err := strconv.Atoi(lowest)
 			if err != nil {

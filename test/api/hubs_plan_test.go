@@ -58,36 +58,10 @@ func explain(t testing.TB, db *sql.DB, text, literals string) plan {
 	return plans[0].Plan
 }
 
-// A listShape is one kind of list, and what it may read: entries of an index alone, and rows.
-type listShape struct {
-	offset        int
-	name          string // a filter; "": none
-	entries, rows int
-}
-
 const (
 	offsetOfRows  = 100   // so near that the rows themselves are read
 	offsetOfIndex = 1_500 // so far that they are not
 )
-
-// listShapes returns the shapes. A page is pageRows rows, and there are so many hubs in all.
-func listShapes(pageRows, hubs int) []listShape {
-	return []listShape{
-		{
-			offset: offsetOfRows,
-			rows:   offsetOfRows + pageRows,
-		},
-		{
-			offset:  offsetOfIndex,
-			entries: offsetOfIndex + pageRows,
-			rows:    pageRows,
-		},
-		{
-			name:    "nowhere",
-			entries: hubs,
-		},
-	}
-}
 
 // Each shape of the list reads the entries of its page, and of the pages before, in an index
 // that has its order and its status. A search reads the names of the others in that index, and
@@ -116,7 +90,15 @@ func TestHubListReadsLittle(t *testing.T) {
 
 	for _, order := range hubOrders {
 		for status, hubs := range hubsOf {
-			for _, shape := range listShapes(pageRows, hubs) {
+			for _, shape := range []struct {
+				offset        int
+				name          string // a filter; "": none
+				entries, rows int    // that it may read: of an index alone, and of the table
+			}{
+				{offset: offsetOfRows, rows: offsetOfRows + pageRows},
+				{offset: offsetOfIndex, entries: offsetOfIndex + pageRows, rows: pageRows},
+				{name: "nowhere", entries: hubs},
+			} {
 				path := fmt.Sprint("/hubs?", order, "&offset=", shape.offset)
 				literals := fmt.Sprint(pageRows, ", ", shape.offset)
 				if status != "" {

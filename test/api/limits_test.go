@@ -3,8 +3,6 @@ package api
 import (
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,24 +87,33 @@ func spend(
 	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
 ) *hubstest.Response {
 	t.Helper()
-	var passed atomic.Int64
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			for range limit.Requests/8 + 4 {
-				if c.Send(request, body, headers...).Status != 429 {
-					passed.Add(1)
-				}
-			}
-		})
+	const tooMany = 30
+	send := func() *hubstest.Response {
+		return c.Send(request, body, headers...)
 	}
-	all.Wait()
-	if got := int(passed.Load()); got != limit.Requests {
-		t.Errorf("%s: %d passed, want %d", request, got, limit.Requests)
+	refused := atOnce(limit.Requests+tooMany, send)[429]
+	if refused != tooMany {
+		t.Errorf("%s: got %d more than %d refused, want %d",
+			request, refused, limit.Requests, tooMany)
 	}
-	refusal := c.Send(request, body, headers...)
+	refusal := send()
 	wantLimited(t, refusal, limit)
 	return refusal
+}
+
+// atOnce sends a request n times at once, and counts the answers by their status.
+func atOnce(n int, send func() *hubstest.Response) map[int]int {
+	statuses := make(chan int, n)
+	for range n {
+		go func() {
+			statuses <- send().Status
+		}()
+	}
+	counts := map[int]int{}
+	for range n {
+		counts[<-statuses]++
+	}
+	return counts
 }
 
 // wantLimited checks a refusal. It names the limit and says how long to wait. (That this is true

@@ -226,8 +226,7 @@ func TestSessionKeys(t *testing.T) {
 	newToken := during.SignIn(t, email).Token()
 	wantSession := func(s *hubstest.Server, token string, status int) {
 		t.Helper()
-		c := s.With(t, token)
-		c.Get("/auth/session").Want(t, status)
+		s.With(t, token).Get("/auth/session").Want(t, status)
 	}
 	wantSession(during, oldToken, 200)
 	wantSession(after, oldToken, 401)

@@ -129,21 +129,22 @@ func TestSweep(t *testing.T) {
 	s, _ := start(t)
 	s.Stop(t)
 	const working = hubstest.Unfinished + "/"
-	partial := hubstest.NewUUID()  // killed before the file was whole
-	rowless := hubstest.NewUUID()  // killed before its row
-	complete := hubstest.NewUUID() // killed after its row
-	young := hubstest.NewUUID()    // its upload may be about to lock its file
+	newID := hubstest.NewUUID
+	partial := newID()  // killed before the file was whole
+	rowless := newID()  // killed before its row
+	complete := newID() // killed after its row
+	young := newID()    // its upload may be about to lock its file
 	s.put(time.Hour, working+partial, working+rowless, rowless, working+complete, complete)
 	s.put(0, working+young, young)
 	s.exec(`insert into files (file_id, name, content_type, size)
 		values ($1, 'a.txt', 'text/plain', 1)`, complete)
 	foreign := []string{
-		hubstest.NewUUID(), // has no working name: of another database
-		hubstest.NewUUID() + ".bak",
-		strings.ToUpper(hubstest.NewUUID()),
+		newID(), // has no working name: of another database
+		newID() + ".bak",
+		strings.ToUpper(newID()),
 		"notes.txt",
-		working + hubstest.NewUUID() + ".bak",
-		working + strings.ToUpper(hubstest.NewUUID()),
+		working + newID() + ".bak",
+		working + strings.ToUpper(newID()),
 		working + "notes",
 	}
 	s.put(time.Hour, foreign...)
