@@ -202,7 +202,7 @@ func TestRefusals(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				right := sample(t, srv, admin, r.name)
+				right := sample(t, srv, admin.In(t), r.name)
 				right.send(srv.With(t, v.token)).Want(t, r.status)
 			})
 		}

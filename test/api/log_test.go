@@ -49,7 +49,7 @@ func TestRequestLog(t *testing.T) {
 	}
 	for _, c := range hubstest.ReadCases[logCase](t, "testdata/log.json") {
 		t.Run(c.Name, func(t *testing.T) {
-			client := clients[c.As]
+			client := clients[c.As].In(t)
 			request := hubstest.FillIn(c.Request, words...)
 			method, path, _ := strings.Cut(request, " ")
 			var body any
