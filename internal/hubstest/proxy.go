@@ -100,11 +100,11 @@ func (p *Proxy) Resume() { p.set(proxyPasses) }
 
 // When calls do once, as soon as a client sends the text and before the text is passed on. With
 // Cut, the statement is not done; with DropReplies, it is done and the client can't know.
-func (p *Proxy) When(text string, do func()) { p.when(trigger{text: text}, do) }
+func (p *Proxy) When(text string, do func()) { p.when(trigger{text, false}, do) }
 
 // WhenAnswered is When for what the server answers.
 func (p *Proxy) WhenAnswered(text string, do func()) {
-	p.when(trigger{text: text, isAnswer: true}, do)
+	p.when(trigger{text, true}, do)
 }
 
 func (p *Proxy) when(on trigger, do func()) {

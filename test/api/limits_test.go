@@ -48,7 +48,7 @@ func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
 	flood(t, c, "GET /hubs")
-	c.Send("GET /files/a/b", nil).Want(t, 401)
+	c.Get("/files/a/b").Want(t, 401)
 	c.Send("HEAD /files/a/b", nil).Want(t, 401)
 }
 

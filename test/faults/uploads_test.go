@@ -40,8 +40,7 @@ func (s *service) sweep() *hubstest.Server {
 // waitFiles waits until FILES_DIR has n files, those with a working name included.
 func (s *service) waitFiles(n int) {
 	s.t.Helper()
-	what := fmt.Sprintf("%d files", n)
-	hubstest.WaitUntil(s.t, what, func() bool {
+	hubstest.WaitUntil(s.t, fmt.Sprint(n, " files"), func() bool {
 		return len(s.FilesIn(s.t)) == n
 	})
 }
