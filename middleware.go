@@ -954,8 +954,8 @@ func bodyProblem(err error) problem {
 
 // writeLogLine writes the log line of one request. It logs no free text from the client, so that
 // no secret gets into the log: every value comes from the server or an allow-list, or has a
-// checked form. A client can choose the request id, a UUID in the path and, in production, the
-// subdomain of an allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
+// checked form. A client can choose the request id, a UUID in the path and, in production, the host
+// of an allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	var attrs []any
