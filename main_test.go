@@ -236,10 +236,15 @@ func TestRemovalsFit(t *testing.T) {
 		t.Errorf("got %d examples that are a removal, want one in CONTRIBUTING.md and one in README.md"+
 			" of testdata/removals", examples)
 	}
+	tellsLine := regexp.MustCompile(`\bt\.Logf?\(`)
 	for name := range source {
+		_, text := source.Lines(name)
+		if tellsLine.MatchString(text) {
+			t.Errorf("%s: t.Log looks like a failure to tools/prove: write to t.Output", name)
+		}
 		isTest := strings.HasPrefix(filepath.Base(name), "Test")
 		if isTest && !isNamed[name] && testing.Verbose() {
-			t.Logf("no removal names %s", name)
+			fmt.Println("no removal names", name)
 		}
 	}
 }

@@ -88,9 +88,6 @@ func picture() string {
 // try.
 func TestPageInBrowser(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("AXE_JS") == "" {
-		t.Log("accessibility is not checked: AXE_JS does not name axe-core's axe.min.js")
-	}
 	inEachEngine(t, func(t *testing.T, b *browser) {
 		l := newLearner(t, b)
 		l.tryWithoutScript(t)

@@ -122,7 +122,7 @@ type leftover struct {
 func (s *service) put(l leftover) (stay []string) {
 	s.t.Helper()
 	id := hubstest.NewUUID()
-	s.t.Logf("%s: %s", id, l.Name)
+	fmt.Fprintln(s.t.Output(), id, l.Name)
 	words := []string{
 		"<id>", id,
 		"<ID>", strings.ToUpper(id),
