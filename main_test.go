@@ -44,25 +44,16 @@ func deployedEnv(name string) map[string]string {
 	return env
 }
 
-// otherWords are texts of the product in capitals that are no settings: words of protocols, and
-// systemd's variables.
-var otherWords = strings.Fields(`GET HEAD POST PUT PATCH DELETE OPTIONS TRACE DENY
-	QUIT STARTTLS UTC C LISTEN_PID LISTEN_FDS`)
-
-// settings returns the names of all settings: each text of the product that is a word in capitals,
-// whatever reads it.
+// settings returns the names of all settings: what os.Getenv and configReader.list are given.
 func settings(t *testing.T) []string {
 	t.Helper()
-	var names []string
+	names := matches(t, "main.go", `r\.list\("(\w+)"`)
 	files, _ := filepath.Glob("*.go") // the pattern is well formed
 	for _, file := range files {
-		if !strings.HasSuffix(file, "_test.go") {
-			names = append(names, matches(t, file, `"([A-Z]+(?:_[A-Z]+)*)"`)...)
-		}
+		names = append(names, matches(t, file, `os\.Getenv\("(\w+)"`)...)
 	}
-	return slices.DeleteFunc(names, func(name string) bool {
-		return slices.Contains(otherWords, name)
-	})
+	isSystemds := func(name string) bool { return name == "LISTEN_PID" }
+	return slices.DeleteFunc(names, isSystemds)
 }
 
 // docs/deploy.md explains each setting, and no other one. settings.json has values of each that are
