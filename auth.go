@@ -54,15 +54,18 @@ const (
 	whereEmail = "lower(u.email) = $1" // the key must be in lower case
 )
 
-// loadUser reads the user that matches a condition. found is false if there is none.
-func (s *server) loadUser(condition, key string) (u *user, found bool, err error) {
-	u = &user{}
-	found, err = s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
+// loadUser reads the user that matches a condition. It returns nil if there is none.
+func (s *server) loadUser(condition, key string) (*user, error) {
+	u := &user{}
+	found, err := s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
 		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
 		where `+condition, key, TERMS_VERSION),
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
-	return u, found, err
+	if err != nil || !found {
+		return nil, err
+	}
+	return u, nil
 }
 
 // emailForm matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
@@ -152,6 +155,14 @@ type termsView struct {
 	Accepted bool   `json:"accepted"`
 }
 
+func newSessionView(u *user, token sessionToken) sessionView {
+	return sessionView{
+		User:      u,
+		Terms:     termsView{TERMS_VERSION, u.termsAccepted},
+		ExpiresAt: token.ExpiresAt.time(),
+	}
+}
+
 func (v sessionView) isValid() bool {
 	return isUUID(v.User.UserID) &&
 		emailForm.MatchString(v.User.Email) &&
@@ -170,17 +181,17 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if !ok {
 		return sessionView{}, errInvalidCode
 	}
-	u, found, err := s.loadUser(whereEmail, in.email)
+	u, err := s.loadUser(whereEmail, in.email)
 	if err != nil {
 		return sessionView{}, err
 	}
-	if !found { // the account was deleted, or its address changed, after the code was sent
+	if u == nil { // the account was deleted, or its address changed, after the code was sent
 		return sessionView{}, errInvalidCode
 	}
 	if err := compareClocks(u.now); err != nil {
 		return sessionView{}, err
 	}
-	state.user = u // for the log; the session begins below
+	state.user = u // for the log
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
 	removed := s.codes.remove(in.email, code)
 	if !removed || signedOutEverywhere {
@@ -195,10 +206,9 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 		IssuedAt:  toSeconds(u.now),
 		ExpiresAt: toSeconds(u.now.Add(sessionTTL)),
 	}
-	state.session = token
 	state.log().Info("signed in")
 	s.setSessionCookie(state, s.signToken(token), int(sessionTTL.Seconds()))
-	return s.getSession(state, nothing{})
+	return newSessionView(u, token), nil
 }
 
 // compareClocks returns a 503 if the database's clock and this server's differ by more than
@@ -324,10 +334,10 @@ func (s *server) authorize(state *requestState) error {
 		return err
 	}
 	need := state.route.access
-	if need != sessionOnly && !state.user.termsAccepted {
+	if need.terms && !state.user.termsAccepted {
 		return errTermsMissing
 	}
-	if need == adminOnly && state.user.Permission != roleAdmin {
+	if need.roles != nil && !slices.Contains(need.roles, state.user.Permission) {
 		return errForbidden
 	}
 	return nil
@@ -338,11 +348,11 @@ func (s *server) authorize(state *requestState) error {
 // If the user exists, it sets state.user even if it returns an error, so that the log has the
 // user's id.
 func (s *server) checkSession(state *requestState, token sessionToken) error {
-	u, found, err := s.loadUser(whereID, token.UserID)
+	u, err := s.loadUser(whereID, token.UserID)
 	if err != nil {
 		return err
 	}
-	if !found { // the account was deleted
+	if u == nil { // the account was deleted
 		return unauthenticated("ended")
 	}
 	state.user = u
@@ -358,13 +368,9 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 	return nil
 }
 
-// getSession returns the session of the request, or the one that validateCode has just begun.
+// getSession returns the session of the request.
 func (s *server) getSession(state *requestState, _ nothing) (sessionView, error) {
-	return sessionView{
-		User:      state.user,
-		Terms:     termsView{TERMS_VERSION, state.user.termsAccepted},
-		ExpiresAt: state.session.ExpiresAt.time(),
-	}, nil
+	return newSessionView(state.user, state.session), nil
 }
 
 // An acceptance is the input of POST /terms/acceptance.
@@ -402,15 +408,6 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 		return acceptanceView{}, endedIfUserGone(err)
 	}
 	return v, nil
-}
-
-// endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
-// while the request ran. It returns any other error unchanged.
-func endedIfUserGone(err error) error {
-	if sqlState(err) == "23503" { // foreign_key_violation
-		return unauthenticated("ended")
-	}
-	return err
 }
 
 // logout clears the session cookie in the browser (T7). It does not revoke the token: a copy stays

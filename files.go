@@ -13,7 +13,6 @@ package main
 // bytes.
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -412,18 +411,20 @@ func (form *uploadForm) drain() {
 
 // contentType detects the type of a file from its first bytes. It ignores the type that the client
 // sent. Text with a "<" could be SVG or HTML, which Go does not always recognize, so it does not
-// count as text. If head has sniffLength bytes, its last character may be incomplete.
+// count as text, and neither does text that is not UTF-8. The last character of head may be
+// incomplete.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {
 		return found
 	}
-	// broken is the incomplete end of head, or all of head if it has invalid bytes before its end.
-	broken := bytes.TrimPrefix(head, bytes.ToValidUTF8(head, nil))
-	isCutOff := len(head) == sniffLength && len(broken) < utf8.UTFMax
-	isUTF8 := len(broken) == 0 || isCutOff
-	if !isUTF8 || bytes.ContainsRune(head, '<') {
-		return "application/octet-stream"
+	for text := head; utf8.FullRune(text); {
+		char, size := utf8.DecodeRune(text)
+		isInvalid := char == utf8.RuneError && size == 1
+		if isInvalid || char == '<' {
+			return "application/octet-stream"
+		}
+		text = text[size:]
 	}
 	return found
 }

@@ -212,18 +212,6 @@ func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	return orNotFound(h, found, err)
 }
 
-// orNotFound returns value, or a 404 if a statement found no row.
-func orNotFound[T any](value T, found bool, err error) (T, error) {
-	var none T
-	if err != nil {
-		return none, err
-	}
-	if !found {
-		return none, errNotFound
-	}
-	return value, nil
-}
-
 func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	var h hub
 	_, err := s.store.row(

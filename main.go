@@ -151,7 +151,7 @@ func (s *server) routes() []route {
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	apiFile := document{"application/json", contentPolicy, apiText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, indexPage}
-	return []route{
+	table := []route{
 		// method, path, access rule, status of a success, contract
 		{"POST", "/auth/otp/request", public, 200, limitedEndpoint(s.codeRequestLimit, parseCodeRequest, s.requestCode)},
 		{"POST", "/auth/otp/validate", public, 200, limitedEndpoint(s.guessLimit, parseGuess, s.validateCode)},
@@ -167,8 +167,11 @@ func (s *server) routes() []route {
 		{"GET", "/files/{fileId}/{name}", sessionAndTerms, 200, endpoint(nil, s.getFile)},
 		{"GET", "/healthz", public, 200, endpoint(nil, s.getHealth)},
 		{"GET", "/openapi.json", public, 200, endpoint(nil, apiFile.get)},
-		{"GET", "/{$}", local, 200, endpoint(nil, pageFile.get)},
 	}
+	if s.cfg.env == envLocal {
+		table = append(table, route{"GET", "/{$}", public, 200, endpoint(nil, pageFile.get)})
+	}
+	return table
 }
 
 //go:embed web/openapi.json
@@ -265,13 +268,14 @@ func serve(ctx context.Context) error {
 	debug.SetMemoryLimit(memoryTarget)
 	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
-	stopped := make(chan error, 1)
-	context.AfterFunc(ctx, func() { stopped <- s.stop(web, listener) })
-	err = web.Serve(listener)
-	if ctx.Err() == nil { // Serve failed; stop has not been called
+	failed := make(chan error, 1)
+	go func() { failed <- web.Serve(listener) }()
+	select {
+	case err := <-failed:
 		return err
+	case <-ctx.Done():
+		return s.stop(web, listener)
 	}
-	return <-stopped
 }
 
 // newHTTPServer returns the HTTP server. Its time limits cut off clients that send or read too
@@ -493,7 +497,7 @@ func printRoutes() {
 			limit += "; " + r.contract.limit.String()
 		}
 		path := strings.TrimSuffix(r.path, "{$}")
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, path, r.access, limit)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, path, r.access.name, limit)
 	}
 	table.Flush()
 }

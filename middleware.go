@@ -63,7 +63,7 @@ type requestState struct {
 	client        netip.Addr   // set by step 3: the client's address
 	route         route        // set by step 6; the zero route if no route matches
 	user          *user        // set by step 6: the account, if the route needs or begins a session
-	session       sessionToken // set by step 6: the token of that session
+	session       sessionToken // set by step 6: the token, if the route needs a session
 	loggedInput   string       // set by step 6: the parts of the input that may be logged
 
 	status int   // status sent to the client; 0 if none has been sent
@@ -284,9 +284,6 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
 		row.validate()
-		if row.access == local && s.cfg.env != envLocal {
-			continue
-		}
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := w.(netHTTPWriter).requestState
 			state.route = row
@@ -302,19 +299,23 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 
 // Part 2: the contract.
 
-// access is the rule for who may call an endpoint. The zero value is not a valid rule, so that a
+// An access is the rule for who may call an endpoint. The zero value is not a valid rule, so that a
 // route without one prevents the start.
-type access string
+type access struct {
+	name   string   // as shown in the route table
+	public bool     // no session is needed; otherwise the user must not be suspended
+	terms  bool     // the user must have accepted the current terms
+	roles  []string // the user must have one of these roles; nil means any
+}
 
-const (
-	public          access = "-"                     // everyone
-	local           access = "local"                 // everyone, in the local environment only
-	sessionOnly     access = "session"               // signed-in users who are not suspended
-	sessionAndTerms access = "session, terms"        // users who have accepted the current terms
-	adminOnly       access = "session, terms, admin" // admins who have accepted the current terms
+var (
+	public          = access{name: "-", public: true}
+	sessionOnly     = access{name: "session"}
+	sessionAndTerms = access{name: "session, terms", terms: true}
+	adminOnly       = access{
+		name: "session, terms, admin", terms: true, roles: []string{roleAdmin},
+	}
 )
-
-func (a access) needsSession() bool { return a != public && a != local }
 
 // A route is one endpoint: a row of the route table in main.go.
 type route struct {
@@ -328,8 +329,7 @@ type route struct {
 // a counted input but no limit (Z1).
 func (r route) validate() {
 	name := r.method + " " + r.path
-	known := []access{public, local, sessionOnly, sessionAndTerms, adminOnly}
-	if !slices.Contains(known, r.access) {
+	if r.access.name == "" {
 		panic("no access rule: " + name)
 	}
 	if _, isCounted := r.contract.input.(limitKeyer); isCounted && r.contract.limit == nil {
@@ -406,7 +406,7 @@ func limitedEndpoint[In limitKeyer, Out output](
 func (s *server) serveRoute(state *requestState) error {
 	c := state.route.contract
 	input, inputErr := c.readInput(state)
-	if state.route.access.needsSession() {
+	if !state.route.access.public {
 		if err := s.authorize(state); err != nil {
 			return err
 		}

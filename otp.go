@@ -133,12 +133,12 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 // maxConversations are under way. A shared queue would let a client learn from the delay of its
 // own mail whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
-	u, found, err := s.loadUser(whereEmail, email)
+	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		log.Error("code not sent", "error", err)
 		return
 	}
-	if !found || u.suspended {
+	if u == nil || u.suspended {
 		log.Info("code not sent: no active user")
 		return
 	}

@@ -23,7 +23,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -139,9 +138,7 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 	// could make the server write to other tables, or acknowledge writes that are not on disk. So
 	// send PostgreSQL's own defaults of these two. DATABASE_URL may override them.
 	runtime := map[string]string{"search_path": `"$user", public`, "synchronous_commit": "on"}
-	for name, value := range cfg.Runtime {
-		runtime[strings.ToLower(name)] = value // PostgreSQL ignores case in names of settings
-	}
+	maps.Copy(runtime, cfg.Runtime)
 	maps.Copy(runtime, settings)
 	cfg.Runtime = runtime
 	return pq.NewConnectorConfig(cfg)
@@ -199,6 +196,18 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 		_, err = st.run(q, scan)
 	}
 	return st.classifyDBError(err)
+}
+
+// orNotFound returns value, or a 404 if a statement found no row.
+func orNotFound[T any](value T, found bool, err error) (T, error) {
+	var none T
+	if err != nil {
+		return none, err
+	}
+	if !found {
+		return none, errNotFound
+	}
+	return value, nil
 }
 
 // takeSlot takes a slot. If none becomes free within dbTimeout, it returns a 503 (D2).
@@ -307,6 +316,15 @@ func (st *store) classifyDBError(err error) error {
 	return err
 }
 
+// endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
+// while the request ran. It returns any other error unchanged.
+func endedIfUserGone(err error) error {
+	if sqlState(err) == "23503" { // foreign_key_violation
+		return unauthenticated("ended")
+	}
+	return err
+}
+
 // sqlState returns the SQLSTATE of err, or "" if err does not come from PostgreSQL.
 func sqlState(err error) string {
 	dbErr, ok := errors.AsType[*pq.Error](err)
@@ -320,17 +338,17 @@ func sqlState(err error) string {
 // would wait forever for a hung PostgreSQL, even with a context.
 type deadlineDialer struct{}
 
-func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
-	return d.DialTimeout(network, address, dbTimeout)
-}
-
-// DialTimeout is called by lib/pq if DATABASE_URL has a connect_timeout.
-func (deadlineDialer) DialTimeout(network, address string, limit time.Duration) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, min(limit, dbTimeout))
+func (deadlineDialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.DialTimeout(network, address, dbTimeout)
 	if err != nil {
 		return nil, err
 	}
 	return deadlineConn{conn}, nil
+}
+
+// DialTimeout is called by lib/pq if DATABASE_URL has a connect_timeout, which it ignores.
+func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (net.Conn, error) {
+	return d.Dial(network, address)
 }
 
 type deadlineConn struct{ net.Conn }

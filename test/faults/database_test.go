@@ -481,7 +481,7 @@ func TestSettingsOfConnections(t *testing.T) {
 		"max_parallel_workers_per_gather": "0",
 	}
 	for query, want := range map[string]map[string]string{
-		"statement_timeout=0&TIMEZONE=Asia/Tokyo&plan_cache_mode=auto": {
+		"statement_timeout=0&timezone=Asia/Tokyo&plan_cache_mode=auto": {
 			"search_path":        `"\$user", public`,
 			"synchronous_commit": "on",
 		},
@@ -506,7 +506,7 @@ func TestSettingsOfConnections(t *testing.T) {
 func wantSettings(t *testing.T, sent string, settings map[string]string) {
 	t.Helper()
 	for name, want := range settings {
-		setting := regexp.MustCompile(`(?i)\x00` + name + `\x00([^\x00]*)`)
+		setting := regexp.MustCompile(`\x00` + name + `\x00([^\x00]*)`)
 		got := setting.FindAllStringSubmatch(sent, -1)
 		isRight := regexp.MustCompile(`^(?:` + want + `)$`).MatchString
 		if len(got) != 1 || !isRight(got[0][1]) {
