@@ -149,7 +149,8 @@ func TestOneOfManyMakesACode(t *testing.T) {
 // atOnce calls try a hundred times at the same moment, and returns how often it was true. All of
 // them wait for the lock for longer than a millisecond, and lose it once more to the test. From then
 // on, sync.Mutex hands the lock to the one that waits longest. So if try took the lock twice, all
-// would do the first part before one does the second.
+// would do the first part before one does the second. Left to chance, one attempt in a thousand
+// would show that.
 func atOnce(codes *oneTimeCodes, try func() bool) int64 {
 	var won atomic.Int64
 	var all sync.WaitGroup

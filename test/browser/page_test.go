@@ -2,6 +2,7 @@ package browser
 
 import (
 	"bytes"
+	"fmt"
 	"image"
 	"image/png"
 	"os"
@@ -66,7 +67,13 @@ func (l *learner) wantMessage(place, message string) {
 	}
 }
 
-const codeIsSent = "a code of 6 digits, good for 10 minutes"
+// codeIsSent is what the page says of the answer to a request for a code.
+func codeIsSent(t *testing.T) string {
+	answer := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
+		"responses", "200", "content", "application/json", "example")
+	minutes := answer["expiresInSeconds"].(float64) / 60
+	return fmt.Sprintf("a code of %v digits, good for %v minutes", answer["codeLength"], minutes)
+}
 
 // writeFile makes a file to upload.
 func (l *learner) writeFile(name, content string) (path string) {
@@ -124,7 +131,7 @@ func (l *learner) tryWithoutScript(t *testing.T) {
 func (l *learner) walkSignIn(t *testing.T) {
 	b := l.browser
 	l.enter("#email", l.email)
-	l.wantMessage("request", codeIsSent)
+	l.wantMessage("request", codeIsSent(t))
 	code := l.srv.Code(t, l.email)
 	if focus := script[string](b, "return document.activeElement.id"); focus != "code" {
 		t.Errorf("the focus is at %q, want the place where the code is entered", focus)
@@ -256,7 +263,7 @@ func (l *learner) walkRefusals(t *testing.T) {
 	l.wantMessage("member-writes", "The hub “Mine” was made")
 	for range 4 {
 		l.press("#request-code")
-		l.wantMessage("request", "good for 10 minutes")
+		l.wantMessage("request", codeIsSent(t))
 	}
 	l.press("#request-code")
 	l.wantMessage("request", "429 rate_limited")

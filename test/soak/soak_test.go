@@ -72,9 +72,6 @@ func TestSoak(t *testing.T) {
 	s.waitBack("the end")
 	s.checkStored()
 	s.checkSize(steady, before)
-	for _, server := range s.servers {
-		s.checkLog(server)
-	}
 	s.report()
 }
 
@@ -244,8 +241,5 @@ func (s *soak) report() {
 	fmt.Println(&table)
 	for _, kind := range slices.Sorted(maps.Keys(s.faults)) {
 		s.t.Errorf("%s: %d times, such as after %s", kind, s.faults[kind], s.examples[kind])
-	}
-	if len(s.faults) == 0 {
-		fmt.Println("Every promise held.")
 	}
 }
