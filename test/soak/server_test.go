@@ -12,7 +12,7 @@ import (
 )
 
 // A server is one of the two. Each start is a process of its own at the same address. At the end of
-// the test, hubstest checks the log of each.
+// the test, hubstest checks the log of each: in an hour, they grow to some hundred megabytes.
 type server struct {
 	*hubstest.Server
 	life atomic.Int64 // odd while the server is down: no answer is then no fault
