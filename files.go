@@ -103,75 +103,6 @@ func (s *server) checkFiles() error {
 	return err
 }
 
-// sweepUploads checks all working names now, and again every sweepInterval until the server stops.
-// If one can't be swept, it goes on with the others.
-func (s *server) sweepUploads() {
-	for !s.stopping.Load() {
-		entries, err := fs.ReadDir(s.files.FS(), unfinished)
-		if err != nil {
-			s.log.Error("the sweep of unfinished uploads failed", "error", err)
-		}
-		for _, entry := range entries {
-			if err := s.sweepUpload(entry.Name()); err != nil {
-				s.log.Error("the sweep of unfinished uploads failed", "fileId", entry.Name(), "error", err)
-			}
-		}
-		time.Sleep(sweepInterval)
-	}
-}
-
-// sweepUpload cleans up after one upload, unless it is still running. So no part is kept of an
-// upload that was cut off or refused, or whose server was killed (F3).
-func (s *server) sweepUpload(id string) error {
-	if !isUUID(id) {
-		return nil
-	}
-	workingName := path.Join(unfinished, id)
-	working, err := s.files.OpenFile(workingName, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the upload itself or another server's sweep has removed it
-	}
-	if err != nil {
-		return err
-	}
-	defer working.Close()
-	info, err := working.Stat()
-	if err != nil {
-		return err
-	}
-	// Check the age before taking the lock: an upload that has just created its file is about to
-	// lock it. Take the lock before looking for the row: a running upload may still write it.
-	isYoung := time.Since(info.ModTime()) < sweepInterval
-	if isYoung || lockFile(working) != nil {
-		return nil
-	}
-	s.log.Info("sweeping an unfinished upload", "fileId", id)
-	hasRow, err := s.store.row(read("select file_id from files where file_id = $1", id), new(string))
-	if err != nil {
-		return err
-	}
-	if hasRow { // the bytes are needed
-		return s.files.RemoveAll(workingName)
-	}
-	return s.removeUpload(id)
-}
-
-// lockFile takes the lock on a working file. It does not wait: it returns an error if the lock is
-// held. The kernel releases the lock when the file is closed, even if the process is killed.
-func lockFile(working *os.File) error {
-	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-}
-
-// removeUpload removes the final name and then the working name. The working name goes last,
-// because the sweep finds leftovers by it. The final name is removed even if Link has failed,
-// because a call may return an error after it has done its work.
-func (s *server) removeUpload(id string) error {
-	if err := s.files.RemoveAll(id); err != nil {
-		return err
-	}
-	return s.files.RemoveAll(path.Join(unfinished, id))
-}
-
 // transfers counts the running uploads and downloads of each user. Each holds a connection and
 // an open file.
 type transfers struct {
@@ -296,6 +227,75 @@ func (s *server) makeDurable(working *os.File, id string) error {
 	}
 	defer folder.Close()
 	return folder.Sync()
+}
+
+// lockFile takes the lock on a working file. It does not wait: it returns an error if the lock is
+// held. The kernel releases the lock when the file is closed, even if the process is killed.
+func lockFile(working *os.File) error {
+	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+}
+
+// removeUpload removes the final name and then the working name. The working name goes last,
+// because the sweep finds leftovers by it. The final name is removed even if Link has failed,
+// because a call may return an error after it has done its work.
+func (s *server) removeUpload(id string) error {
+	if err := s.files.RemoveAll(id); err != nil {
+		return err
+	}
+	return s.files.RemoveAll(path.Join(unfinished, id))
+}
+
+// sweepUploads checks all working names now, and again every sweepInterval until the server stops.
+// If one can't be swept, it goes on with the others.
+func (s *server) sweepUploads() {
+	for !s.stopping.Load() {
+		entries, err := fs.ReadDir(s.files.FS(), unfinished)
+		if err != nil {
+			s.log.Error("the sweep of unfinished uploads failed", "error", err)
+		}
+		for _, entry := range entries {
+			if err := s.sweepUpload(entry.Name()); err != nil {
+				s.log.Error("the sweep of unfinished uploads failed", "fileId", entry.Name(), "error", err)
+			}
+		}
+		time.Sleep(sweepInterval)
+	}
+}
+
+// sweepUpload cleans up after one upload, unless it is still running. So no part is kept of an
+// upload that was cut off or refused, or whose server was killed (F3).
+func (s *server) sweepUpload(id string) error {
+	if !isUUID(id) {
+		return nil
+	}
+	workingName := path.Join(unfinished, id)
+	working, err := s.files.OpenFile(workingName, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the upload itself or another server's sweep has removed it
+	}
+	if err != nil {
+		return err
+	}
+	defer working.Close()
+	info, err := working.Stat()
+	if err != nil {
+		return err
+	}
+	// Check the age before taking the lock: an upload that has just created its file is about to
+	// lock it. Take the lock before looking for the row: a running upload may still write it.
+	isYoung := time.Since(info.ModTime()) < sweepInterval
+	if isYoung || lockFile(working) != nil {
+		return nil
+	}
+	s.log.Info("sweeping an unfinished upload", "fileId", id)
+	hasRow, err := s.store.row(read("select file_id from files where file_id = $1", id), new(string))
+	if err != nil {
+		return err
+	}
+	if hasRow { // the bytes are needed
+		return s.files.RemoveAll(workingName)
+	}
+	return s.removeUpload(id)
 }
 
 // An uploadForm reads a multipart form that contains one file. It bounds the size of the form and

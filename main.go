@@ -399,21 +399,21 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	shutdownErr := web.Shutdown(ctx) // nil if every request has ended
+	err := web.Shutdown(ctx) // nil if every request has ended
+	if err != nil {
+		err = errors.New("stopped, but some requests did not end in time and were cut off")
+	}
 	// Wait for mail only after Shutdown: until then, a request may still ask for a code.
 	giveUp := time.After(stopTimeout)
 	for range maxCodeRequests { // holding every slot means that no request for a code is left
 		select {
 		case s.codeSlots <- struct{}{}:
 		case <-giveUp:
-			return errors.New("stopped with mail unsent")
+			return errors.Join(err, errors.New("stopped with mail unsent"))
 		}
 	}
-	s.log.Info("stopped", "requestsCutOff", shutdownErr != nil)
-	if shutdownErr != nil {
-		return errors.New("stopped, but some requests did not end in time and were cut off")
-	}
-	return nil
+	s.log.Info("stopped", "requestsCutOff", err != nil)
+	return err
 }
 
 const usage = `usage: hubs [COMMAND]
