@@ -19,11 +19,11 @@ import (
 	"hubs/tools/removals"
 )
 
-// A settingCase has the values of one setting that are taken and refused.
+// A settingCase has the values of one setting that are taken and refused, each with the reason.
 type settingCase struct {
 	Variable     string
 	Environments []string
-	Good, Bad    []string
+	Good, Bad    map[string]string
 }
 
 // deployedEnv is a right configuration of an environment. Nothing in it is dialled.
@@ -92,7 +92,7 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 func TestConfiguration(t *testing.T) {
 	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
 		for _, environment := range c.Environments {
-			for _, value := range c.Good {
+			for value := range c.Good {
 				name := fmt.Sprintf("%s/good %s=%q", environment, c.Variable, value)
 				t.Run(name, func(t *testing.T) {
 					if err := loadWith(t, environment, c.Variable, value); err != nil {
@@ -100,7 +100,7 @@ func TestConfiguration(t *testing.T) {
 					}
 				})
 			}
-			for _, value := range c.Bad {
+			for value := range c.Bad {
 				name := fmt.Sprintf("%s/bad %s=%q", environment, c.Variable, value)
 				t.Run(name, func(t *testing.T) {
 					wantRefused(t, environment, c.Variable, value)

@@ -235,7 +235,7 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 // G2: what the log shows of an error's text.
 func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
-	type maskCase struct{ Text, Logged string }
+	type maskCase struct{ Why, Text, Logged string }
 	cases := hubstest.ReadCases[maskCase](t, "testdata/masks.json")
 	cases = append(cases, maskCase{
 		Text:   strings.Repeat("-123456,", maxLoggedError),
