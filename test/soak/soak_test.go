@@ -8,6 +8,7 @@ import (
 	"database/sql"
 	"fmt"
 	"maps"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,6 +73,7 @@ func TestSoak(t *testing.T) {
 	s.waitBack("the end")
 	s.checkStored()
 	s.checkSize(steady, before)
+	s.checkPassword()
 	s.report()
 }
 
@@ -198,6 +200,21 @@ func (s *soak) checkStored() {
 	for _, name := range s.servers[0].FilesIn(s.t) {
 		if !strings.Contains(stored, name) {
 			s.fault("bytes without a row", name)
+		}
+	}
+}
+
+// checkPassword looks for the database's password in the logs. All else that no log may have is
+// looked for by hubstest.
+func (s *soak) checkPassword() {
+	database, err := url.Parse(s.pg.URL)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	password, _ := database.User.Password()
+	for _, server := range s.servers {
+		if n := server.Log.Count(password); n > 0 {
+			s.fault("the database's password in the log", n)
 		}
 	}
 }
