@@ -95,7 +95,8 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// checkFiles returns an error if FILES_DIR is missing. This includes a missing mount if FILES_DIR
+// checkFiles returns an error if FILES_DIR is missing. It looks by path, because s.files would
+// still see the folder after it is unmounted. This includes a missing mount if FILES_DIR
 // is a folder inside it, as docs/deploy.md asks. If FILES_DIR were the mount point itself, a start
 // without the mount would make the folder of working names in it.
 func (s *server) checkFiles() error {
@@ -135,7 +136,7 @@ func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f, err := s.storeUpload(state, form)
 	if err != nil {
-		form.drain() // no longer counted as a transfer
+		form.drain() // storeUpload has ended the transfer
 		return file{}, err
 	}
 	state.Header().Set("Location", f.Path)
@@ -184,8 +185,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	return f, nil
 }
 
-// receiveUpload writes the file to disk under its final name, then checks the account again. What
-// it returns lacks only the row.
+// receiveUpload writes the file to disk under its final name, then checks the account again. It
+// returns all but CreatedAt, which the row will have.
 func (s *server) receiveUpload(
 	state *requestState, form *uploadForm, working *os.File, id string,
 ) (file, error) {

@@ -7,15 +7,15 @@
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
 //     contracts and makes their checks in the same order. The server does not start if a route
 //     has no access rule, or if a route has a counted input but no limit.
-//   - An endpoint that takes input rejects unknown fields. A request that needs the database is
-//     refused while the database is unreachable. An output that breaks its contract is not sent,
-//     but a write that came before it is not undone.
+//   - An endpoint that takes input rejects unknown fields. A request whose answer depends on the
+//     database is refused while the database is unreachable. An output that breaks its contract is
+//     not sent, but a write that came before it is not undone.
 //   - All errors have one format and are written by one function, except those that net/http
 //     writes before it calls a handler. An internal error is logged once, with the request id,
 //     and is never shown to the client.
 //   - No secret, code, token or whole e-mail address appears in a log or a URL, unless a client
-//     puts one of its own into its request id. In the local environment without a mail server,
-//     codes are printed on standard output.
+//     puts one of its own where it may choose a text (see writeLogLine). In the local environment
+//     without a mail server, codes are printed on standard output.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
@@ -55,9 +55,7 @@ import (
 )
 
 func main() {
-	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:])
+	err := run(os.Args[1:])
 	if err == nil {
 		return
 	}
@@ -117,13 +115,13 @@ type server struct {
 	codes     oneTimeCodes
 	codeSlots chan struct{} // one slot for each unfinished request for a code
 	mailSlots chan struct{} // one slot for each conversation with the mail server
+	transfers transfers
 
 	// Limits of the specification. Their counters exist only in this process.
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
 	guessLimit       *limiter
-	transfers        transfers
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
@@ -439,7 +437,7 @@ user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 `
 
 // run executes the command line.
-func run(ctx context.Context, args []string) error {
+func run(args []string) error {
 	isHelp := func(arg string) bool {
 		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
 	}
@@ -453,6 +451,8 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == "mail-test" {
 		return mailTest(args[1:])
 	}
+	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, release) // a second signal ends the process at once
 	switch command := strings.Join(args, " "); command {
 	case "", "serve":
 		return serve(ctx)
@@ -649,15 +649,15 @@ func (r *configReader) allowedOrigins() []string {
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
-		valid := err == nil && originForm.MatchString(origin) && isPort(u.Port())
+		valid := err == nil && originForm.MatchString(origin) && isPortOrEmpty(u.Port())
 		r.check(valid,
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
 	}
 	return origins
 }
 
-// isPort reports whether text is a port number or empty.
-func isPort(text string) bool {
+// isPortOrEmpty reports whether text is a port number or empty.
+func isPortOrEmpty(text string) bool {
 	port, err := strconv.ParseUint(text, 10, 16)
 	return text == "" || err == nil && port > 0
 }
@@ -699,7 +699,7 @@ var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Z
 func (r *configReader) mailer() mailer {
 	text := os.Getenv("SMTP_URL")
 	relay, err := url.Parse(text)
-	valid := err == nil && smtpForm.MatchString(text) && isPort(relay.Port())
+	valid := err == nil && smtpForm.MatchString(text) && isPortOrEmpty(relay.Port())
 	r.check(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
 	from, err := mail.ParseAddress(os.Getenv("MAIL_FROM"))

@@ -263,14 +263,14 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			w.WriteHeader(204)
 			return
 		}
-		isForeignWrite := protection.Check(r) != nil
-		if (isForeignWrite || isPreflight) && !state.originAllowed {
+		isForeignWrite := protection.Check(r) != nil && !state.originAllowed
+		if isForeignWrite || isPreflight {
 			// The browser hides the reason from the page, so log it for the developer.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 				"origin", s.originForLog(state))
 		}
-		if isForeignWrite && !state.originAllowed {
+		if isForeignWrite {
 			state.fail(errCrossOrigin)
 			return
 		}
@@ -321,7 +321,7 @@ var (
 type route struct {
 	method, path string
 	access       access
-	status       int // HTTP status of a successful answer
+	status       int // HTTP status of a success; http.ServeContent chooses that of a file
 	contract     contract
 }
 
@@ -495,7 +495,6 @@ type rule struct {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes in a JSON body
-	maxMembers     = 64       // members of a JSON object that are read; no input has so many
 	maxErrors      = 20       // field errors in one answer
 	maxContentType = 256      // bytes in a Content-Type header
 )
@@ -526,8 +525,8 @@ func readFields(state *requestState) (*fields, error) {
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
 
 // readJSON parses one flat JSON object of strings. Unlike encoding/json alone, it does not accept
-// duplicate members, names in another letter case, null, or data after the object (I3). It keeps
-// duplicates and unknown names; take and finish reject them.
+// names in another letter case, null, or data after the object (I3). It keeps duplicates and
+// unknown names, for take and finish to reject.
 func readJSON(body []byte) (*fields, error) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	start, _ := decoder.Token()
@@ -536,9 +535,8 @@ func readJSON(body []byte) (*fields, error) {
 	}
 	f := &fields{values: url.Values{}}
 	// The body is valid JSON, so Token can't fail. Decode fails only for a number out of range and
-	// leaves value nil, which is not a string. Reading stops after maxMembers members: no input has
-	// so many fields, so such an object is rejected in any case.
-	for members := 0; decoder.More() && members < maxMembers; members++ {
+	// leaves value nil, which is not a string.
+	for decoder.More() {
 		token, _ := decoder.Token()
 		name := token.(string)
 		var value any
@@ -956,8 +954,8 @@ func bodyProblem(err error) problem {
 
 // writeLogLine writes the log line of one request. It logs no free text from the client, so that
 // no secret gets into the log: every value comes from the server or an allow-list, or has a
-// checked form. Only the request id may be chosen by the client (see SECURITY.md). A line has at
-// most 2 kB for any request (H4).
+// checked form. A client can choose the request id, a UUID in the path and, in production, the host
+// of an allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	var attrs []any

@@ -662,7 +662,7 @@ func TestPageHashes(t *testing.T) {
 func TestEachTableIsGrantedAndChecked(t *testing.T) {
 	t.Parallel()
 	roles := hubstest.ReadFile(t, "deploy/roles.sql")
-	_, checked, _ := strings.Cut(hubstest.ReadFile(t, "store.go"), "select count(*) from ")
+	_, checked, _ := strings.Cut(hubstest.ReadFile(t, "store.go"), "checkTables() error {")
 	checked, _, _ = strings.Cut(checked, " where false")
 	tables := matches(t, "schema.sql", `create table if not exists (\w+)`)
 	if len(tables) < 4 {
@@ -673,7 +673,7 @@ func TestEachTableIsGrantedAndChecked(t *testing.T) {
 		if !grant.MatchString(roles) {
 			t.Errorf("deploy/roles.sql must have: grant select, … on %s to hubs_server;", table)
 		}
-		if !slices.Contains(strings.Split(checked, ", "), table) {
+		if !strings.Contains(checked, " from "+table+")") {
 			t.Errorf("store.go: checkTables must read the table %s", table)
 		}
 	}

@@ -102,11 +102,15 @@ func openStore(databaseURL string) (*store, error) {
 	return st, nil
 }
 
-// checkTables returns an error if a table can't be read: the database is unavailable, or a table,
-// the right to read it, or the search_path has changed.
+// checkTables returns an error if the tables can't be read: the database is unavailable, a column
+// is missing, or the right to read or the search_path has changed.
 func (st *store) checkTables() error {
-	_, err := st.row(
-		read("select count(*) from users, terms_acceptances, files, hubs where false"), new(int))
+	_, err := st.row(read(`select from
+		(select user_id, email, permission, suspended, signed_out_at from users) u,
+		(select user_id, version, accepted_at from terms_acceptances) t,
+		(select file_id, user_id, name, content_type, size, created_at from files) f,
+		(select ` + hubColumns + ` from hubs) h
+		where false`))
 	return err
 }
 
@@ -117,6 +121,7 @@ func explainDBError(err error) error {
 		"28P01": "DATABASE_URL: the database refuses this user or password",
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
+		"42703": "the tables lack a column (run: hubs migrate)",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
 		"23505": "there is a user with this address already; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
@@ -216,7 +221,7 @@ func takeSlot(slots chan struct{}) error {
 	case slots <- struct{}{}:
 		return nil
 	case <-time.After(dbTimeout):
-		return unavailable(errors.New("no free database connection"))
+		return unavailable(errors.New("no free slot for a statement"))
 	}
 }
 
@@ -232,7 +237,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 		if err != nil {
 			return false, err
 		}
-		// If another request has stored its own meanwhile, use that one.
+		// If another request has stored its own meanwhile, use that one. Ours is not closed:
+		// database/sql would hold its lock while PostgreSQL answers.
 		prepared, _ = st.statements.LoadOrStore(q.text, fresh)
 	}
 	rows, err := prepared.(*sql.Stmt).Query(q.args...)
@@ -252,10 +258,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 // dropIdle closes the idle connections, because if one is dead, the others most likely are too.
 // database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// Two calls must not overlap: SetMaxIdleConns closes connections from a slice that shares its array
-// with the pool's free list. If another call raised the maximum meanwhile, connections would be
-// put into that array, and some in use might be closed. A call during another one returns at once,
-// so in rare cases the retry of its read meets another dead connection.
+// Overlapping calls could close connections in use, because SetMaxIdleConns shares its slice with
+// the pool. So a call during another one returns at once.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return

@@ -142,19 +142,18 @@ func TestBodyLimits(t *testing.T) {
 }
 
 // An answer does not grow with what is wrong: it names at most twenty fields, of an unknown one
-// 64 bytes, and of an object the first 64 members are read (I3: each costs many times its size).
+// 64 bytes.
 func TestAnswersToBadInputAreShort(t *testing.T) {
 	t.Parallel()
 	const (
-		maxErrors  = 20
-		maxName    = 64 // bytes
-		maxMembers = 64
+		maxErrors = 20
+		maxName   = 64 // bytes
 	)
 	_, admin := start(t, "admin")
 	members := func(n int) string {
 		var text strings.Builder
 		for i := range n {
-			fmt.Fprintf(&text, `"x%02d":"",`, i)
+			fmt.Fprintf(&text, `"x%03d":"",`, i)
 		}
 		return "{" + text.String() + `"email":"a@b.example"}`
 	}
@@ -165,9 +164,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		body  string
 		first string // of the fields that the answer names
 	}{
-		"many members": {members(1000), "email"},
-		"all are read": {members(maxMembers - 1), "x00"},
-		"one too many": {members(maxMembers), "email"},
+		"many members": {members(1000), "x000"},
 		"no names":     {`{"email":"a@b.example"` + strings.Repeat(`,"":1`, 3000) + `}`, "input"},
 		"a long name": {
 			named(strings.Repeat("<", 5000)),

@@ -333,7 +333,7 @@ func TestPoolExhausted(t *testing.T) {
 	if n := s.crowd(c, "/hubs", func() {}); n != pool {
 		t.Errorf("got %d connections at a time, want %d", n, pool)
 	}
-	s.Log.WaitFor(t, "no free database connection")
+	s.Log.WaitFor(t, "no free slot for a statement")
 	get(c, "/hubs").Want(t, 200)
 }
 
