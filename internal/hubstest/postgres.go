@@ -1,11 +1,10 @@
 package hubstest
 
 import (
-	"crypto/rand"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"os"
 	"os/exec"
@@ -156,10 +155,7 @@ func AddUser(t testing.TB, databaseURL, email, role string) string {
 
 // NewUUID returns an id that nothing has, of version 4 (RFC 9562).
 func NewUUID() string {
-	b := make([]byte, 16)
-	rand.Read(b)
-	x := hex.EncodeToString(b)
-	return fmt.Sprintf("%s-%s-4%s-8%s-%s", x[:8], x[8:12], x[13:16], x[17:20], x[20:])
+	return fmt.Sprintf("%08x-0000-4000-a000-%012x", rand.Uint32(), serial.Add(1))
 }
 
 // WithUser returns databaseURL with another role.
@@ -331,8 +327,8 @@ func (pg *Postgres) Children(postmaster int) (pids []int) {
 	if err != nil {
 		pg.t.Fatal("pgrep: ", err)
 	}
-	for line := range strings.Lines(string(list)) {
-		pid, err := strconv.Atoi(strings.TrimSpace(line))
+	for text := range strings.FieldsSeq(string(list)) {
+		pid, err := strconv.Atoi(text)
 		if err != nil {
 			pg.t.Fatal("pgrep: ", err)
 		}

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // FreeAddr returns an address where nobody listens, for a process that can't choose its own.
@@ -37,4 +39,20 @@ func Memory(pid int, name string) (bytes int) {
 	_, rest, _ := strings.Cut(string(status), name+":")
 	fmt.Sscan(rest, &bytes)
 	return bytes << 10
+}
+
+// CPU is the time that a process, and its children that have ended, have used so far.
+// /proc/PID/stat counts it in hundredths of a second.
+func CPU(pid int) (sum time.Duration) {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 15 {
+		return 0 // it has just ended
+	}
+	for _, field := range fields[11:15] {
+		ticks, _ := strconv.Atoi(field)
+		sum += time.Duration(ticks) * 10 * time.Millisecond
+	}
+	return sum
 }

@@ -80,6 +80,7 @@ func TestUploads(t *testing.T) {
 	stored := 0
 	for _, test := range hubstest.ReadCorpus[uploadCase](t, "uploads.json").Cases {
 		t.Run(test.Name, func(t *testing.T) {
+			c := c.In(t)
 			for _, body := range bothWays(test.body()) {
 				r := c.Elsewhere().Send(uploadRoute, body, test.headers()...)
 				test.Expect.Check(t, r)
@@ -286,6 +287,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 		"a link":   `ln -sf $2 $1`,
 	} {
 		t.Run(name, func(t *testing.T) {
+			c := c.In(t)
 			f := c.Upload("a.txt", content).Want(t, 201).JSON(t)
 			shell(t, s.Env["FILES_DIR"],
 				damage, f["fileId"].(string), outside)

@@ -176,9 +176,9 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			answer := admin.Elsewhere().Send(askRoute, test.body)
+			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
-			fields := errorFields(t, answer)
+			fields := answer.Fields()
 			if fields[0] != test.first {
 				t.Errorf("got %q first, want %q", fields[0], test.first)
 			}
@@ -193,19 +193,10 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		query.Set(fmt.Sprint("x", n), "")
 	}
 	answer := admin.Get("/hubs?"+query.Encode()).Want(t, 400)
-	got := len(errorFields(t, answer))
+	got := len(answer.Fields())
 	if got != maxErrors {
 		t.Errorf("a query: got %d errors, want %d", got, maxErrors)
 	}
-}
-
-// errorFields returns the fields that a problem names.
-func errorFields(t *testing.T, r *hubstest.Response) (names []any) {
-	t.Helper()
-	for _, e := range r.Field(t, "errors").([]any) {
-		names = append(names, e.(map[string]any)["field"])
-	}
-	return names
 }
 
 // Order of refusals: the endpoint's own limit does not count a malformed attempt. A value of a

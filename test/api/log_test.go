@@ -49,7 +49,7 @@ func TestRequestLog(t *testing.T) {
 	}
 	for _, c := range hubstest.ReadCases[logCase](t, "testdata/log.json") {
 		t.Run(c.Name, func(t *testing.T) {
-			client := clients[c.As]
+			client := clients[c.As].In(t)
 			request := hubstest.FillIn(c.Request, words...)
 			method, path, _ := strings.Cut(request, " ")
 			var body any
@@ -109,37 +109,34 @@ const (
 func TestLogHasNothingOfTheClients(t *testing.T) {
 	t.Parallel()
 	s, member := start(t, "member", staging(t))
-	var answers []*hubstest.Response
-	note := func(answer *hubstest.Response) {
-		answers = append(answers, answer)
+	logged := func(answer *hubstest.Response) {
+		t.Helper()
+		wantLogged(t, s, answer, `"msg":"request"`)
 	}
 	long := strings.Repeat("opaque", 1000)
 	for _, word := range []string{"opaque", "opaque@b.example", "code=opaque", long} {
 		for path := range strings.FieldsSeq(strings.ReplaceAll(writtenPaths, "WORD", word)) {
-			note(member.Elsewhere().Get(path))
+			logged(member.Elsewhere().Get(path))
 		}
 		hub := map[string]string{"name": word}
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
-			note(c.Get("/healthz", name, word))
-			note(c.Send("OPTIONS /hubs", nil,
+			logged(c.Get("/healthz", name, word))
+			logged(c.Send("OPTIONS /hubs", nil,
 				name, word,
 				"Sec-Fetch-Site", "cross-site"))
-			note(c.Send("POST /hubs", hub,
+			logged(c.Send("POST /hubs", hub,
 				name, word,
 				"Sec-Fetch-Site", "cross-site"))
 		}
 		c := member.Elsewhere()
-		note(c.Send("OPAQUE /hubs", nil))
-		note(c.Send(askRoute, map[string]string{
+		logged(c.Send("OPAQUE /hubs", nil))
+		logged(c.Send(askRoute, map[string]string{
 			"email":  word,
 			"opaque": word,
 		}))
-		note(c.PresentCode(word, word))
-		note(c.Upload(word, []byte(word)))
-	}
-	for _, answer := range answers {
-		wantLogged(t, s, answer, `"msg":"request"`)
+		logged(c.PresentCode(word, word))
+		logged(c.Upload(word, []byte(word)))
 	}
 	s.Stop(t)
 	for _, line := range s.Log.All() {
@@ -208,7 +205,7 @@ func TestEventsInTheLog(t *testing.T) {
 			refused("account_suspended", someone)
 			s.User(t, "signout", email)
 			refused("unauthenticated", `"reason":"ended"`, someone)
-			limited := flood(t, s, "GET /nowhere").Want(t, 429)
+			limited := flood(t, s.Client(t), "GET /nowhere")
 			wantLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 		})
 	}

@@ -113,7 +113,7 @@ func TestCrossSiteWrites(t *testing.T) {
 		t.Run(test.Name, func(t *testing.T) {
 			for _, r := range contractRoutes(t) {
 				q := sample(t, srv,
-					admin.Elsewhere(), r.name)
+					admin.In(t).Elsewhere(), r.name)
 				q.headers = append(q.headers, test.Headers...)
 				answer := q.send(srv.With(t, admin.Token()))
 				isRead := strings.HasPrefix(r.name, "GET ")

@@ -109,33 +109,52 @@ func TestCookieName(t *testing.T) {
 	}
 }
 
-// T1, T6, T7: the cookie to the letter, that its clearing empties a jar, and that the token has
-// nothing but its four claims, with times to the microsecond.
-func TestCookieAndToken(t *testing.T) {
+// T6, T7, T8: the cookie to the letter when it is set and when it is cleared, which empties a jar.
+func TestSessionCookie(t *testing.T) {
 	t.Parallel()
-	for _, test := range hubstest.ReadCases[struct {
-		Name     string
-		Settings map[string]string
-		Set      string
-		Cleared  string
-	}](t, "testdata/set-cookie.json") {
-		t.Run(test.Name, func(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		env    map[string]string
+		cookie string
+	}{
+		{
+			name:   "local", // has no TLS, so the cookie is not Secure
+			cookie: "hubs_auth_local=<token>; Path=/; Max-Age=<age>; HttpOnly; SameSite=Lax",
+		},
+		{
+			name:   "prefix", // of a deployment that shares a domain with another one
+			env:    map[string]string{"COOKIE_PREFIX": "acme"},
+			cookie: "acme_auth_local=<token>; Path=/; Max-Age=<age>; HttpOnly; SameSite=Lax",
+		},
+		{
+			name: "staging",
+			env:  staging(t),
+			cookie: "__Secure-hubs_auth_staging=<token>; Path=/; Domain=staging.example.com; " +
+				"Max-Age=<age>; HttpOnly; Secure; SameSite=Lax",
+		},
+		{
+			name: "production",
+			env:  production(t),
+			cookie: "__Secure-hubs_auth_production=<token>; Path=/; Domain=example.com; " +
+				"Max-Age=<age>; HttpOnly; Secure; SameSite=Lax",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			settings := map[string]map[string]string{test.Name: test.Settings}
-			s := hubstest.StartEnvironments(t,
-				settings, nil)[test.Name]
-			email, userID := s.NewUser(t, "admin")
+			s := hubstest.Start(t, test.env)
+			email, _ := s.NewUser(t, "admin")
 			c := s.Client(t)
-			view := c.SignIn(email)
-			token := c.Token()
-			set := hubstest.FillIn(test.Set, "<token>", token)
-			hubstest.WantHeaders(t, view,
-				map[string]*string{"Set-Cookie": &set})
-			wantClaims(t, token, view, email, userID)
+			wantCookie := func(r *hubstest.Response, token, age string) {
+				t.Helper()
+				cookie := hubstest.FillIn(test.cookie, "<token>", token, "<age>", age)
+				hubstest.WantHeaders(t, r, map[string]*string{"Set-Cookie": &cookie})
+			}
 
-			r := c.Send("POST /auth/logout", nil).Want(t, 204)
-			hubstest.WantHeaders(t, r,
-				map[string]*string{"Set-Cookie": &test.Cleared})
+			in := c.SignIn(email)
+			wantCookie(in, c.Token(), "5184000") // 60 days
+
+			out := c.Send("POST /auth/logout", nil).Want(t, 204)
+			wantCookie(out, "", "0")
 			if left := c.Token(); left != "" {
 				t.Errorf("got the cookie %q after sign-out, want none", left)
 			}
@@ -153,12 +172,15 @@ func sessionLife(t *testing.T, view *hubstest.Response) time.Duration {
 	return time.Duration(cookie.MaxAge) * time.Second
 }
 
-// wantClaims checks a token that was issued with the session view.
-func wantClaims(
-	t *testing.T, token string, view *hubstest.Response, email, userID string,
-) {
-	t.Helper()
-	header, claims := hubstest.ReadToken(t, token)
+// T1: the token has four claims and no more. Its times are to the microsecond, it begins now, and
+// ends when the answer says.
+func TestTokenClaims(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	email, userID := s.NewUser(t, "admin")
+	c := s.Client(t)
+	view := c.SignIn(email)
+	header, claims := hubstest.ReadToken(t, c.Token())
 	wantHeader := map[string]any{
 		"alg": "HS256",
 		"typ": "JWT",
@@ -204,8 +226,7 @@ func TestSessionKeys(t *testing.T) {
 	newToken := during.SignIn(t, email).Token()
 	wantSession := func(s *hubstest.Server, token string, status int) {
 		t.Helper()
-		c := s.With(t, token)
-		c.Get("/auth/session").Want(t, status)
+		s.With(t, token).Get("/auth/session").Want(t, status)
 	}
 	wantSession(during, oldToken, 200)
 	wantSession(after, oldToken, 401)

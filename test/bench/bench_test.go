@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -246,10 +247,10 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 		url,
 		"--", server.cookies, method, contentType, body, k.Header, header, // see bench.lua
 	)
-	serverBefore := cpu(s.process.Process.Pid)
+	serverBefore := hubstest.CPU(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)
 	out, err := wrk.CombinedOutput()
-	serverUsed := cpu(s.process.Process.Pid) - serverBefore
+	serverUsed := hubstest.CPU(s.process.Process.Pid) - serverBefore
 	postgresUsed := postgresCPU(pg) - postgresBefore
 	_, result, _ := strings.Cut(string(out), "\nresult ")
 	var requests, took, p50, p99, failed float64
@@ -262,8 +263,8 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 		requests/took*1e6,
 		p50/1e3,
 		p99/1e3,
-		serverUsed/requests,
-		postgresUsed/requests,
+		serverUsed.Seconds()*1e6/requests,
+		postgresUsed.Seconds()*1e6/requests,
 	)
 }
 
@@ -275,27 +276,11 @@ func writeFile(t *testing.T, content []byte) (path string) {
 	return path
 }
 
-// cpu is what a process and its children that have ended have used so far, in microseconds.
-// /proc/PID/stat counts hundredths of a second.
-func cpu(pid int) (sum float64) {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 15 {
-		return 0 // it has just ended
-	}
-	for _, field := range fields[11:15] {
-		ticks, _ := strconv.Atoi(field)
-		sum += float64(ticks) * 10_000
-	}
-	return sum
-}
-
-func postgresCPU(pg *hubstest.Postgres) float64 {
+func postgresCPU(pg *hubstest.Postgres) time.Duration {
 	postmaster := pg.Postmaster()
-	sum := cpu(postmaster)
+	sum := hubstest.CPU(postmaster)
 	for _, child := range pg.Children(postmaster) {
-		sum += cpu(child)
+		sum += hubstest.CPU(child)
 	}
 	return sum
 }
@@ -328,7 +313,7 @@ func TestAllocationsOfARequest(t *testing.T) {
 		before := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 		send(path, requests)
 		each := (hubstest.Memory(s.Cmd.Process.Pid, "VmRSS") - before) / requests
-		t.Logf("GET %s: %d bytes", path, each)
+		fmt.Fprintf(t.Output(), "GET %s: %d bytes\n", path, each)
 		if each <= 0 || each > most {
 			t.Errorf("GET %s allocates %d bytes, want %d at most", path, each, most)
 		}

@@ -133,16 +133,6 @@ func (tr *trace) wantInjected() {
 	}
 }
 
-// An uploadStep is a system call that fails during an upload.
-type uploadStep struct {
-	Name   string
-	Call   string
-	Errno  string
-	Path   string // only calls on this path fail
-	AtOnce bool   // before the upload begins
-	Full   bool   // there is no room
-}
-
 // A step of an upload that fails is a 500, or a 507 if there is no room. Nothing of the upload
 // can be seen, nothing is left on disk, and the next upload works.
 func TestUploadStepFails(t *testing.T) {
@@ -150,38 +140,44 @@ func TestUploadStepFails(t *testing.T) {
 	s, c := start(t)
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
 	store(t, c, "first.txt") // the server has its connections to the database
-	stored := 1
-	steps := hubstest.ReadCases[uploadStep](t, "test/faults/testdata/upload_steps.json")
-	for _, step := range steps {
-		t.Run(step.Name, func(t *testing.T) {
-			var args []string
+	for done, step := range []struct{ call, of, errno string }{
+		{"openat", "", "EMFILE"}, // no descriptor is left for the file
+		{"openat", "", "EDQUOT"}, // the user's quota is used up
+		{"write", "file", "EIO"},
+		{"write", "file", "ENOSPC"}, // the disk is full
+		{"fsync", "file", "EIO"},
+		{"linkat", "", "EIO"},
+		{"linkat", "", "EDQUOT"}, // the folder needs another block
+		{"fsync", "folder", "EIO"},
+	} {
+		t.Run(step.call+" "+step.of+" "+step.errno, func(t *testing.T) {
+			c := c.In(t)
+			atOnce := step.call == "openat" // before the body is read
 			var upload *hubstest.HalfUpload
-			if !step.AtOnce {
-				upload = c.StartUpload(step.Name)
+			if !atOnce {
+				upload = c.StartUpload("a.txt")
 			}
-			if step.Path != "" {
-				path := hubstest.FillIn(
-					step.Path,
-					"<working>", s.WorkingFiles(t)[0],
-					"<FILES_DIR>", s.Env["FILES_DIR"],
-				)
-				args = append(args, "-P", path)
+			var args []string
+			switch step.of {
+			case "file":
+				args = []string{"-P", s.WorkingFiles(t)[0]}
+			case "folder":
+				args = []string{"-P", s.Env["FILES_DIR"]}
 			}
-			tr := attachFault(t, s, step.Call, step.Errno, args...)
-			if step.AtOnce {
-				upload = c.BeginUpload(step.Name)
+			tr := attachFault(t, s, step.call, step.errno, args...)
+			if atOnce {
+				upload = c.BeginUpload("a.txt")
 			}
 			r := upload.Finish()
 			tr.wantInjected()
-			if step.Full {
+			if step.errno == "ENOSPC" || step.errno == "EDQUOT" {
 				hubstest.WantProblem(t, r, 507, "insufficient_storage")
 			} else {
 				hubstest.WantProblem(t, r, 500, "internal")
 			}
-			s.WantStored(t, stored)
+			s.WantStored(t, done+1)
 			store(t, c, "next.txt")
-			stored++
-			s.WantStored(t, stored)
+			s.WantStored(t, done+2)
 		})
 	}
 }

@@ -26,7 +26,7 @@ func (s *service) onDisk(path string) string {
 func (s *service) sweep() *hubstest.Server {
 	s.t.Helper()
 	last := hubstest.Unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
-	s.put(leftover{Put: []string{last}})
+	s.put(time.Hour, last)
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
 	if err != nil {
 		s.t.Fatal("the next server does not start: ", err)
@@ -108,31 +108,11 @@ func TestKilledMidUpload(t *testing.T) {
 	s.WantStored(t, 2)
 }
 
-// A leftover is what a killed or failed upload has left, and what is there after a sweep. <id> in a
-// name is an id, and <ID> one in capitals.
-type leftover struct {
-	Name  string
-	Put   []string
-	Row   bool // the id has a row
-	Young bool // else an hour old
-	Left  []string
-}
-
-// put makes the files, and returns the names of those that must stay.
-func (s *service) put(l leftover) (stay []string) {
+// put makes files of that age in FILES_DIR.
+func (s *service) put(age time.Duration, names ...string) {
 	s.t.Helper()
-	id := hubstest.NewUUID()
-	s.t.Logf("%s: %s", id, l.Name)
-	words := []string{
-		"<id>", id,
-		"<ID>", strings.ToUpper(id),
-	}
-	modified := time.Now()
-	if !l.Young {
-		modified = modified.Add(-time.Hour)
-	}
-	for _, name := range l.Put {
-		name = hubstest.FillIn(name, words...)
+	modified := time.Now().Add(-age)
+	for _, name := range names {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
 		err := os.WriteFile(path, []byte("x"), 0o600)
 		err = errors.Join(err, os.Chtimes(path, modified, modified))
@@ -140,41 +120,63 @@ func (s *service) put(l leftover) (stay []string) {
 			s.t.Fatal(err)
 		}
 	}
-	if l.Row {
-		s.exec(`insert into files (file_id, name, content_type, size)
-			values ($1, $2, 'text/plain', 1)`, id, l.Name)
-	}
-	for _, name := range l.Left {
-		stay = append(stay, hubstest.FillIn(name, words...))
-	}
-	return stay
 }
 
-// A sweep removes what no running upload holds, and nothing else. What it can't open keeps
+// A sweep removes what killed uploads have left, and nothing else. What it can't open keeps
 // neither the server from starting nor the rest from being swept.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
 	s.Stop(t)
+	const working = hubstest.Unfinished + "/"
+	newID := hubstest.NewUUID
+	partial := newID()  // killed before the file was whole
+	rowless := newID()  // killed before its row
+	complete := newID() // killed after its row
+	young := newID()    // its upload may be about to lock its file
+	s.put(time.Hour, working+partial, working+rowless, rowless, working+complete, complete)
+	s.put(0, working+young, young)
+	s.exec(`insert into files (file_id, name, content_type, size)
+		values ($1, 'a.txt', 'text/plain', 1)`, complete)
+	foreign := []string{
+		newID(), // has no working name: of another database
+		newID() + ".bak",
+		strings.ToUpper(newID()),
+		"notes.txt",
+		working + newID() + ".bak",
+		working + strings.ToUpper(newID()),
+		working + "notes",
+	}
+	s.put(time.Hour, foreign...)
 	// A folder can't be swept. It is the first by its name.
-	folder := hubstest.Unfinished + "/00000000-0000-4000-8000-000000000000"
+	const folder = working + "00000000-0000-4000-8000-000000000000"
 	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{folder}
-	for _, l := range hubstest.ReadCases[leftover](t, "test/faults/testdata/leftovers.json") {
-		want = append(want, s.put(l)...)
-	}
+
 	second := s.sweep()
 	second.AllowErrors("the sweep of unfinished uploads failed")
+
 	got := s.FilesIn(t)
+	want := append(foreign, complete, working+young, young, folder)
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("left:\n%q\nwant:\n%q", got, want)
 	}
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "is a directory")
+}
+
+// A sweep by another server spares an upload that runs, however old its file.
+func TestSweepSparesUploadsOfOtherServers(t *testing.T) {
+	t.Parallel()
+	s, c := start(t)
+	running := c.StartUpload("running.txt")
+	s.AgeUnfinished(t)
+	s.sweep()
+	running.Finish().Want(t, 201)
+	s.WantStored(t, 1)
 }
 
 // A sweep removes nothing that it could not ask the database about.
@@ -193,32 +195,37 @@ func TestSweepWithoutDatabase(t *testing.T) {
 	s.WantStored(t, 0)
 }
 
-// An upload whose database goes away is a 503. Before its row, nothing is left. If its row may
-// exist, the sweep of any server that uses the folder asks the database, and removes what has no
-// row. It spares an upload that runs, however old its file.
-func TestUploadRowFails(t *testing.T) {
+// A client that goes away in the middle of an upload leaves nothing, also without a database.
+func TestClientGoneWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
-	outageEnds := s.AllowErrors("unavailable")
-	first := store(t, c, "first.txt")
-	serviceAgain := func() {
-		s.proxy.Resume()
-		hubstest.WaitUntil(t, "service again", func() bool {
-			r, _ := c.Elsewhere().Try("GET", first, nil)
-			return r.Status == 200
-		})
-	}
-
-	broken := c.StartUpload("broken.txt")
+	upload := c.StartUpload("broken.txt")
 	s.proxy.Cut()
-	breakOff(t, broken)
-	s.waitFiles(1)
-	serviceAgain()
+	breakOff(t, upload)
+	s.waitFiles(0)
+}
 
-	s.proxy.When("not-done.txt", s.proxy.Cut)
-	wantUnavailable(t, uploadText(c, "not-done.txt"))
-	serviceAgain()
+// An upload whose row did not get to the database is a 503. The server can't know this, so it
+// leaves the bytes to the sweep, which removes them.
+func TestUploadRowIsLost(t *testing.T) {
+	t.Parallel()
+	s, c := startBehindProxy(t)
+	s.AllowErrors("unavailable")
+	s.proxy.When("lost.txt", s.proxy.Cut)
+	wantUnavailable(t, uploadText(c, "lost.txt"))
+	s.proxy.Resume()
+	s.waitFiles(2) // the final and the working name
+	s.AgeUnfinished(t)
+	s.sweep()
+	s.WantStored(t, 0)
+}
 
+// An upload whose row was made is a 503 too if the database's answer is lost. The row is not sent
+// again, and the sweep finds it and keeps the bytes.
+func TestUploadRowIsUnanswered(t *testing.T) {
+	t.Parallel()
+	s, c := startBehindProxy(t)
+	s.AllowErrors("unavailable")
 	s.proxy.When("done.txt", s.proxy.DropReplies)
 	answer := make(chan *hubstest.Response, 1)
 	go func() {
@@ -227,21 +234,12 @@ func TestUploadRowFails(t *testing.T) {
 	hubstest.WaitUntil(t, "the row", func() bool {
 		return s.count("files where name = 'done.txt'") == 1
 	})
-	s.proxy.Resume() // the statement must not be sent again
+	s.proxy.Resume()
 	wantUnavailable(t, <-answer)
-	serviceAgain()
-
-	outageEnds()
-
-	const kept, open = 1, 2    // uploads; open: the server can't know whether there is a row
-	s.waitFiles(kept + 2*open) // of those the final and the working name
-	running := c.StartUpload("running.txt")
+	s.waitFiles(2) // the final and the working name
 	s.AgeUnfinished(t)
-	second := s.sweep()
-	running.Finish().Want(t, 201)
-	client := second.With(t, c.Token())
-	client.WantFile(first, "content")
-	s.WantStored(t, 3) // also done.txt, whose row is there, and running.txt
+	s.sweep()
+	s.WantStored(t, 1)
 }
 
 // A link that is made but reported as failed, as a network file system may do: here the test has
