@@ -113,9 +113,14 @@ func TestFailuresInside(t *testing.T) {
 	half := func(state *requestState) { state.Write([]byte("half")) }
 	for name, test := range map[string]struct {
 		contract contract
-		cut      bool // too late for another answer
+		cut      bool   // too late for another answer
+		logged   string // besides
 	}{
-		"panic":    {contract: failing(func(*requestState) { panic(panicSecret) })},
+		// A path in the stack would be masked, or cut off, in a folder with a long one.
+		"panic": {
+			contract: failing(func(*requestState) { panic(panicSecret) }),
+			logged:   "TestFailuresInside",
+		},
 		"contract": {contract: failing(nil)},
 		"standard": {contract: failing(func(state *requestState) {
 			http.Error(netHTTPWriter{state}, panicSecret, 500) // as http.ServeContent does
@@ -143,12 +148,7 @@ func TestFailuresInside(t *testing.T) {
 			answer := httptest.NewRecorder()
 			request := httptest.NewRequest("GET", "/x", nil)
 			request.Header.Set("X-Request-Id", "id-of-"+name)
-			cut := func() (cut bool) {
-				defer func() { cut = recover() == http.ErrAbortHandler }()
-				handler.ServeHTTP(answer, request)
-				return false
-			}()
-			if cut != test.cut {
+			if cut := serveOrCut(handler, answer, request); cut != test.cut {
 				t.Errorf("got the connection cut: %v, want %v", cut, test.cut)
 			}
 			if !test.cut {
@@ -159,12 +159,18 @@ func TestFailuresInside(t *testing.T) {
 			if !want.Match(log.Bytes()) {
 				t.Errorf("got the log\n%s\nwant an error and the request", &log)
 			}
-			// The file's path would be masked, or cut off, in a folder with a long one.
-			if name == "panic" && !strings.Contains(log.String(), "TestFailuresInside") {
-				t.Errorf("got %s, want the stack", &log)
+			if !strings.Contains(log.String(), test.logged) {
+				t.Errorf("got the log\n%s\nwant %s in it", &log, test.logged)
 			}
 		})
 	}
+}
+
+// serveOrCut serves a request, and reports whether the connection is cut.
+func serveOrCut(handler http.Handler, w http.ResponseWriter, r *http.Request) (cut bool) {
+	defer func() { cut = recover() == http.ErrAbortHandler }()
+	handler.ServeHTTP(w, r)
+	return false
 }
 
 func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {

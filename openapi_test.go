@@ -108,7 +108,10 @@ type contractWords struct {
 	Problems    []problemWords
 }
 
-type operationWords struct{ ID, Tag, Summary, Success, Text string }
+type operationWords struct {
+	ID, Tag, Summary, Success, Text string
+	Problems                        []string // codes of what it does itself
+}
 
 type fieldWords struct {
 	Text    string
@@ -503,7 +506,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 				"headers", headers,
 			})
 	}
-	return append(responses, g.problemResponses(r)...)
+	return append(responses, g.problemResponses(r, words)...)
 }
 
 // headerRefs refers to headers of an answer. Each has the request's id.
@@ -517,10 +520,10 @@ func headerRefs(names ...string) object {
 
 // problemResponses refers to one response a status, which stands in components.responses under
 // the codes that it may have.
-func (g *generator) problemResponses(r route) (responses object) {
+func (g *generator) problemResponses(r route, words operationWords) (responses object) {
 	byStatus := map[int][]problemWords{}
 	for _, p := range g.words.Problems {
-		if isPossible(r, p.Code) {
+		if isPossible(r, words, p.Code) {
 			byStatus[p.Status] = append(byStatus[p.Status], p)
 		}
 	}
@@ -560,35 +563,28 @@ func (g *generator) problemResponses(r route) (responses object) {
 	return responses
 }
 
-// isPossible reports whether a route may answer with this problem.
-func isPossible(r route, code string) bool {
-	isWrite := r.method != "GET"
-	isUpload := r.path == "/files/upload"
-	_, noInput := r.contract.input.(nothing)
-	_, isAcceptance := r.contract.input.(acceptance)
-	_, isGuess := r.contract.input.(guess)
+// isPossible reports whether a route may answer with this problem: because of its access rule, its
+// method, its input or its path, or because its words say so of what it does.
+func isPossible(r route, words operationWords, code string) bool {
+	isWrite := !isRead(r.method)
+	takesInput := r.contract.parse != nil
 	_, isFixed := r.contract.output.(document)
-	takesJSON := isWrite && !noInput
 	possible := map[string]bool{
-		"invalid_request":        !noInput || isUpload,
+		"invalid_request":        takesInput,
 		"unauthenticated":        !r.access.public,
-		"invalid_code":           isGuess,
-		"account_suspended":      !r.access.public || isGuess,
+		"account_suspended":      !r.access.public,
 		"terms_not_accepted":     r.access.terms,
 		"forbidden":              r.access.roles != nil,
 		"cross_origin":           isWrite,
 		"not_found":              strings.Contains(r.path, "{"),
-		"conflict":               isAcceptance,
-		"precondition_failed":    isWrite || isFile(r),
-		"too_large":              takesJSON || isUpload,
-		"unsupported_media_type": takesJSON || isUpload,
-		"range_not_satisfiable":  isFile(r),
+		"precondition_failed":    isWrite,
+		"too_large":              takesInput && isWrite,
+		"unsupported_media_type": takesInput && isWrite,
 		"rate_limited":           true,
 		"internal":               true,
 		"unavailable":            !isFixed,
-		"insufficient_storage":   isUpload,
 	}
-	return possible[code]
+	return possible[code] || slices.Contains(words.Problems, code)
 }
 
 // example is an answer with this problem.

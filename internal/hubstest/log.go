@@ -186,7 +186,12 @@ func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
 		t.Errorf("log line that is no JSON: %s", line)
 	}
 	both := line + strings.ToLower(line) // an address is one in any case
+	hasAddress := strings.Contains(line, "@")
 	for _, secret := range secrets {
+		isAddress := strings.Contains(secret, "@")
+		if isAddress && !hasAddress {
+			continue // a soak has millions of lines, and thousands of addresses
+		}
 		if strings.Contains(both, secret) {
 			t.Errorf("%q in the log: %s", secret, line)
 		}

@@ -18,7 +18,7 @@ func TestPostgresVersion(t *testing.T) {
 	const oldest = 14
 	major := hubstest.Query[int](t, hubstest.NewDatabase(t),
 		"select current_setting('server_version_num')::int / 10000")
-	t.Logf("ran against PostgreSQL %d", major)
+	fmt.Fprintln(t.Output(), "ran against PostgreSQL", major)
 	if major < oldest {
 		t.Errorf("got PostgreSQL %d, want %d or newer", major, oldest)
 	}

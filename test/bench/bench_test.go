@@ -313,7 +313,7 @@ func TestAllocationsOfARequest(t *testing.T) {
 		before := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 		send(path, requests)
 		each := (hubstest.Memory(s.Cmd.Process.Pid, "VmRSS") - before) / requests
-		t.Logf("GET %s: %d bytes", path, each)
+		fmt.Fprintf(t.Output(), "GET %s: %d bytes\n", path, each)
 		if each <= 0 || each > most {
 			t.Errorf("GET %s allocates %d bytes, want %d at most", path, each, most)
 		}

@@ -71,7 +71,7 @@ func newBrowser(t testing.TB, engine, server string) *browser {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Log("the page at the end: ", b.text("body"))
+			fmt.Fprintln(t.Output(), "the page at the end:", b.text("body"))
 		}
 		b.command("DELETE", "", nil, nil)
 	})
@@ -281,6 +281,7 @@ func (b *browser) look(state string) {
 func (b *browser) axe() []string {
 	path := os.Getenv("AXE_JS")
 	if path == "" {
+		fmt.Fprintln(b.t.Output(), "accessibility is not checked: AXE_JS names no axe.min.js")
 		return nil
 	}
 	source, err := os.ReadFile(path)

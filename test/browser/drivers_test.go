@@ -255,7 +255,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	return d
 }
 
-// commands are Marionette's names of the WebDriver protocol's commands. ID stands for
+// marionetteCommands are Marionette's names of the WebDriver protocol's commands. ID stands for
 // the id of an element, which Marionette takes as a parameter.
 var marionetteCommands = map[string]string{
 	"POST /url":              "WebDriver:Navigate",

@@ -69,7 +69,7 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	p.log = hubstest.StartProgram(t, cmd)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%s:\n%s", engine, p.log)
+			fmt.Fprintf(t.Output(), "%s:\n%s\n", engine, p.log)
 		}
 	})
 	for _, socket := range sockets {

@@ -216,7 +216,6 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 	load.end()
 	ledger.Check(t, databaseURL)
 	ledger.CheckFiles(t, admin.Elsewhere(), databaseURL)
-	t.Logf("%d acknowledged writes survived", ledger.Acknowledged())
 }
 
 // enter signs a guest in and accepts the terms, one step a call. Without a guest it reads. It

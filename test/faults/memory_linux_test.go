@@ -43,9 +43,9 @@ func TestMemoryIsBounded(t *testing.T) {
 	queued, _ := sendQueues(t, s.Addr)
 	resident := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 	const bound = 256 << 20
-	t.Logf("%d MB of the process, %d MB in the kernel", resident>>20, queued>>20)
 	if resident == 0 || resident > bound || queued > bound {
-		t.Errorf("want at most %d MB of each", bound>>20)
+		t.Errorf("got %d MB of the process and %d MB in the kernel, want at most %d MB of each",
+			resident>>20, queued>>20, bound>>20)
 	}
 	for _, conn := range conns {
 		conn.Close()

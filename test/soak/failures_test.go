@@ -180,7 +180,7 @@ func (s *soak) slowUploads() {
 		"-o", "/dev/null",
 		"-e", "trace=fsync,fdatasync",
 		"-e", "inject=fsync,fdatasync:delay_enter=2000000",
-		"-p", fmt.Sprint(server.cmd.Process.Pid),
+		"-p", fmt.Sprint(server.Cmd.Process.Pid),
 	)
 	if err := slow.Start(); err != nil {
 		s.t.Error(err)

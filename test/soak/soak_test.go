@@ -8,6 +8,7 @@ import (
 	"database/sql"
 	"fmt"
 	"maps"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,9 +73,7 @@ func TestSoak(t *testing.T) {
 	s.waitBack("the end")
 	s.checkStored()
 	s.checkSize(steady, before)
-	for _, server := range s.servers {
-		s.checkLog(server)
-	}
+	s.checkPassword()
 	s.report()
 }
 
@@ -205,6 +204,21 @@ func (s *soak) checkStored() {
 	}
 }
 
+// checkPassword looks for the database's password in the logs. All else that no log may have is
+// looked for by hubstest.
+func (s *soak) checkPassword() {
+	database, err := url.Parse(s.pg.URL)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	password, _ := database.User.Password()
+	for _, server := range s.servers {
+		if n := server.Log.Count(password); n > 0 {
+			s.fault("the database's password in the log", n)
+		}
+	}
+}
+
 // waitSwept waits until nothing is left of unfinished uploads.
 func (s *soak) waitSwept() {
 	unfinished := filepath.Join(s.dir, hubstest.Unfinished, "*")
@@ -241,11 +255,8 @@ func (s *soak) report() {
 		s.ledger.Acknowledged(),
 		len(s.codes),
 	)
-	s.t.Log(table.String())
+	fmt.Println(&table)
 	for _, kind := range slices.Sorted(maps.Keys(s.faults)) {
 		s.t.Errorf("%s: %d times, such as after %s", kind, s.faults[kind], s.examples[kind])
-	}
-	if len(s.faults) == 0 {
-		s.t.Log("Every promise held.")
 	}
 }

@@ -269,7 +269,8 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 
 // assertion is a line of a test's own. A wait in vain stands there too, and so does what the server
 // has logged (t.Helper). A line of internal/hubstest alone says that no server starts, say, or that
-// the harness itself fails: that would prove every removal that breaks much.
+// the harness itself fails: that would prove every removal that breaks much. What a test notes goes
+// to t.Output, since a line of t.Log looks the same: TestNotesGoToOutput.
 var assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
 
 // runTest runs a test on the lane's server. The removal is proven if it fails by an assertion; said
