@@ -2,6 +2,7 @@ package hubstest
 
 import (
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -50,11 +51,11 @@ type Expected struct {
 	Items   []string           // the names of a page's items
 }
 
-// ReadCorpus reads a file of testdata, by Decode.
+// ReadCorpus reads a file of testdata, by Decode, with the limits of the contract filled in.
 func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) CorpusFile[C] {
 	t.Helper()
 	var file CorpusFile[C]
-	Decode(t, name, ReadFile(t, "testdata/"+name), &file)
+	Decode(t, name, FillInLimits(t, ReadFile(t, "testdata/"+name)), &file)
 	for _, group := range file.Groups {
 		for _, text := range group.Cases {
 			var c C
@@ -129,6 +130,22 @@ func FillIn(text string, words ...string) string {
 		return strings.Repeat(part[1], n)
 	})
 	return strings.NewReplacer(words...).Replace(text)
+}
+
+var contractLimit = regexp.MustCompile(`<maxLength (\w+)\.(\w+)( \+ 1)?>`)
+
+// FillInLimits replaces <maxLength Hub.name> by the maxLength of that property of that schema of
+// the contract, and <maxLength Hub.name + 1> by one more.
+func FillInLimits(t testing.TB, text string) string {
+	return contractLimit.ReplaceAllStringFunc(text, func(word string) string {
+		of := contractLimit.FindStringSubmatch(word)
+		limit := Contract[float64](t,
+			"components", "schemas", of[1], "properties", of[2], "maxLength")
+		if of[3] != "" {
+			limit++
+		}
+		return fmt.Sprint(limit)
+	})
 }
 
 // Check compares an answer with what is expected of it.

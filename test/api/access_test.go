@@ -71,14 +71,31 @@ func sample(
 	return q
 }
 
+// needs says who may call each route. It stands here once more, on purpose: the contract and the
+// table in README.md are made from the server's own routes.
+var needs = map[string]string{
+	"POST /auth/otp/request":     "nothing",
+	"POST /auth/otp/validate":    "nothing",
+	"POST /auth/logout":          "session",
+	"GET /auth/session":          "session",
+	"POST /terms/acceptance":     "session",
+	"GET /hubs":                  "session, terms",
+	"GET /hubs/{hubId}":          "session, terms",
+	"POST /hubs":                 "session, terms, admin",
+	"PATCH /hubs/{hubId}":        "session, terms, admin",
+	"DELETE /hubs/{hubId}":       "session, terms, admin",
+	"POST /files/upload":         "session, terms",
+	"GET /files/{fileId}/{name}": "session, terms",
+	"GET /healthz":               "nothing",
+	"GET /openapi.json":          "nothing",
+}
+
 // A route of the contract: "GET /hubs" needs "session, terms" and is answered with 200.
 type route struct {
 	name   string
 	needs  string
 	status int
 }
-
-var needsForm = regexp.MustCompile(`Needs: ([^.]*)\.`)
 
 func contractRoutes(t *testing.T) []route {
 	t.Helper()
@@ -90,7 +107,10 @@ func contractRoutes(t *testing.T) []route {
 			if !exists {
 				continue
 			}
-			text := operation["description"].(string)
+			name := strings.ToUpper(method) + " " + path
+			if needs[name] == "" {
+				t.Errorf("access_test.go does not say what %s needs", name)
+			}
 			answers := operation["responses"].(map[string]any)
 			lowest := slices.Min(slices.Collect(maps.Keys(answers)))
 			success, err := strconv.Atoi(lowest)
@@ -98,8 +118,8 @@ func contractRoutes(t *testing.T) []route {
 				t.Fatal(err)
 			}
 			all = append(all, route{
-				name:   strings.ToUpper(method) + " " + path,
-				needs:  needsForm.FindStringSubmatch(text)[1],
+				name:   name,
+				needs:  needs[name],
 				status: success,
 			})
 		}

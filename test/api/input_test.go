@@ -117,9 +117,9 @@ func TestBodyLimits(t *testing.T) {
 	const maxBody = 16 << 10
 	const maxType = 256
 	c := hubstest.Start(t).Client(t)
-	ask := func(body io.Reader, kind string, want int) {
+	ask := func(t *testing.T, body io.Reader, kind string, want int) {
 		t.Helper()
-		c.Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
+		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
 	}
 	for size, want := range map[int]int{
 		maxBody:     200,
@@ -127,8 +127,10 @@ func TestBodyLimits(t *testing.T) {
 		5 * maxBody: 413,
 	} {
 		padded := fmt.Sprintf("%-*s", size, `{"email":"a@limits.example"}`)
-		for _, body := range bothWays(padded) {
-			ask(body, "application/json", want)
+		for way, body := range bothWays(padded) {
+			t.Run(fmt.Sprintf("a body of %d bytes, %s", size, way), func(t *testing.T) {
+				ask(t, body, "application/json", want)
+			})
 		}
 	}
 	for size, want := range map[int]int{
@@ -137,7 +139,9 @@ func TestBodyLimits(t *testing.T) {
 	} {
 		const kind = "application/json;"
 		padded := fmt.Sprintf("%s%*s", kind, size-len(kind), "charset=utf-8")
-		ask(strings.NewReader(`{"email":"b@limits.example"}`), padded, want)
+		t.Run(fmt.Sprintf("a type of %d bytes", size), func(t *testing.T) {
+			ask(t, strings.NewReader(`{"email":"b@limits.example"}`), padded, want)
+		})
 	}
 }
 

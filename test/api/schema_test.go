@@ -3,7 +3,6 @@ package api
 import (
 	"database/sql"
 	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -131,10 +130,8 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	}
 }
 
-// maxLength is a limit of the contract, which the tables must have too.
-var maxLength = regexp.MustCompile(`<maxLength (\w+)\.(\w+)>`)
-
-// What the server relies on, the tables keep to whoever writes.
+// What the server relies on, the tables keep to whoever writes: their limits are those of the
+// contract.
 func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
@@ -142,12 +139,7 @@ func TestSchemaConstraints(t *testing.T) {
 	for _, part := range strings.Split(file, "\n== ")[1:] {
 		name, text, _ := strings.Cut(part, "\n")
 		t.Run(name, func(t *testing.T) {
-			text = maxLength.ReplaceAllStringFunc(text, func(word string) string {
-				of := maxLength.FindStringSubmatch(word)
-				return fmt.Sprint(hubstest.Contract[float64](t,
-					"components", "schemas", of[1], "properties", of[2], "maxLength"))
-			})
-			statements, want, _ := strings.Cut(text, "[")
+			statements, want, _ := strings.Cut(hubstest.FillInLimits(t, text), "[")
 			got := sqlErrorOf(t, db, statements)
 			if want = strings.TrimRight(want, "]\n"); got != want {
 				t.Errorf("%s: got %q, want %q", statements, got, want)
