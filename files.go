@@ -96,9 +96,9 @@ func (s *server) openFiles() error {
 }
 
 // checkFiles returns an error if FILES_DIR is missing. It looks by path, because s.files would
-// still see the folder after it is unmounted. This includes a missing mount if FILES_DIR
-// is a folder inside it, as docs/deploy.md asks. If FILES_DIR were the mount point itself, a start
-// without the mount would make the folder of working names in it.
+// still see the folder after it is unmounted. FILES_DIR must be a folder inside the mount, as
+// docs/deploy.md says, not the mount point: otherwise a start without the mount would make the
+// folder of working names on the disk beneath, and this check would pass.
 func (s *server) checkFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -135,6 +135,8 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f, err := s.storeUpload(state, form)
+	// The limit for the answer has begun with the upload. Begin it again.
+	http.NewResponseController(state.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
 		form.drain() // storeUpload has ended the transfer
 		return file{}, err
@@ -356,9 +358,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	}
 	timeLeft := min(stallTimeout, uploadTimeout(form.received)-time.Since(form.started))
 	deadline := time.Now().Add(timeLeft)
-	deadlines := http.NewResponseController(form.state)
-	deadlines.SetReadDeadline(deadline)
-	deadlines.SetWriteDeadline(deadline.Add(answerTimeout))
+	http.NewResponseController(form.state.ResponseWriter).SetReadDeadline(deadline)
 	n, err := form.body.Read(p)
 	form.received += int64(n)
 	return n, err
@@ -379,7 +379,8 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	// Package multipart alone would keep 10 MB of the headers of a second part (H1).
+	// Package multipart alone would keep 10 MB of the headers of a second part (H1). All that is not
+	// the file may have maxFormBytes together; received-size of them have arrived.
 	form.body = http.MaxBytesReader(nil, form.body, size+maxFormBytes-form.received)
 	_, err = form.parts.NextRawPart()
 	if err == nil {
@@ -406,7 +407,8 @@ func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
 	}
-	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
+	connection := http.NewResponseController(form.state.ResponseWriter)
+	connection.SetReadDeadline(time.Now().Add(refusedTimeout))
 	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 
@@ -430,54 +432,27 @@ func contentType(head []byte) string {
 	return found
 }
 
-// A fileContent is the output of GET /files/{fileId}/{name}: a file with its bytes.
-type fileContent struct {
+// A download is the output of GET /files/{fileId}/{name}: a file whose bytes send serves.
+type download struct {
 	file
-	content *os.File
-	end     func() // ends the transfer
+	server *server
 }
 
-// isValid reports whether the row is valid and the file on disk has the row's size.
-func (c fileContent) isValid() bool {
-	info, err := c.content.Stat()
-	return err == nil && info.Mode().IsRegular() && info.Size() == c.Size && c.file.isValid()
-}
-
-// Close is called by serveRoute when the answer has been sent or has failed. It ends the transfer
-// last, after it has closed the file.
-func (c fileContent) Close() error {
-	defer c.end()
-	return c.content.Close()
-}
-
-// getFile opens a file by its id and name. Any signed-in user may read a file whose path they
+// getFile finds a file by its id and name. Any signed-in user may read a file whose path they
 // know. The id is random, so a path can't be guessed. A path without a row is a 404, whatever is
 // on disk (F1).
-func (s *server) getFile(state *requestState, _ nothing) (fileContent, error) {
+func (s *server) getFile(state *requestState, _ nothing) (download, error) {
 	name := state.request.PathValue("name")
 	if !isFileName(name) {
-		return fileContent{}, errNotFound
+		return download{}, errNotFound
 	}
-	var c fileContent
+	d := download{server: s}
 	found, err := s.store.row(
 		read(`select file_id, name, content_type, size, created_at
 			from files where file_id = $1 and name = $2`,
 			state.pathID("fileId"), name),
-		&c.FileID, &c.Name, &c.ContentType, &c.Size, &c.CreatedAt)
-	c, err = orNotFound(c, found, err)
-	if err != nil {
-		return fileContent{}, err
-	}
-	c.end, err = s.transfers.begin(state.user.UserID)
-	if err != nil {
-		return fileContent{}, err
-	}
-	c.content, err = s.files.Open(c.FileID)
-	if err != nil {
-		c.end()
-		return fileContent{}, err
-	}
-	return c, nil
+		&d.FileID, &d.Name, &d.ContentType, &d.Size, &d.CreatedAt)
+	return orNotFound(d, found, err)
 }
 
 // inlineTypes are the types that a browser may display. It offers files of all other types for
@@ -490,27 +465,46 @@ var inlineTypes = []string{
 // style of its viewer) and to start a download from that tab. Scripts stay forbidden.
 const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
 
-// send serves the bytes. http.ServeContent chooses the status, and handles Range and conditional
-// requests (RFC 9110). A file never changes, so its id is its ETag.
+// send serves the bytes, if the file on disk has the row's size. http.ServeContent chooses the
+// status, and handles Range and conditional requests (RFC 9110). A file never changes, so its id is
+// its ETag.
 //
 // The answer is private, because a shared cache may otherwise store an answer to a request with a
 // cookie (C4). A file that a browser could run is sent as an attachment and sandboxed (F2). send
 // ignores a Range header with more than maxRanges ranges, as RFC 9110 14.2 permits, because each
 // range would add a part to the answer (H7).
-func (c fileContent) send(state *requestState) {
+func (d download) send(state *requestState) error {
+	end, err := d.server.transfers.begin(state.user.UserID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	content, err := d.server.files.Open(d.FileID)
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	info, err := content.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || info.Size() != d.Size {
+		return errors.New("the file on disk is not the one that was uploaded")
+	}
 	disposition := "attachment"
-	if slices.Contains(inlineTypes, c.ContentType) {
+	if slices.Contains(inlineTypes, d.ContentType) {
 		disposition = "inline"
 	}
 	header := state.Header()
-	header.Set("Content-Type", c.ContentType)
+	header.Set("Content-Type", d.ContentType)
 	header.Set("Content-Disposition",
-		mime.FormatMediaType(disposition, map[string]string{"filename": c.Name}))
+		mime.FormatMediaType(disposition, map[string]string{"filename": d.Name}))
 	header.Set("Content-Security-Policy", filePolicy)
 	header.Set("Cache-Control", "private, no-cache")
-	header.Set("ETag", `"`+c.FileID+`"`)
+	header.Set("ETag", `"`+d.FileID+`"`)
 	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
 		state.request.Header.Del("Range")
 	}
-	http.ServeContent(netHTTPWriter{state}, state.request, "", c.CreatedAt, c.content)
+	http.ServeContent(netHTTPWriter{state}, state.request, "", d.CreatedAt, content)
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,11 +16,11 @@ import (
 	"time"
 )
 
-// deadlines is an http.ResponseWriter that notes the deadlines set last.
+// deadlines is an http.ResponseWriter that notes its deadlines.
 type deadlines struct {
 	http.ResponseWriter
-	read, write time.Time
-	left        []time.Duration // by each write deadline, when it was set
+	read time.Time
+	left []time.Duration // until each write deadline, when it was set
 }
 
 // Write takes a second.
@@ -34,13 +35,12 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 }
 
 func (d *deadlines) SetWriteDeadline(t time.Time) error {
-	d.write = t
 	d.left = append(d.left, time.Until(t))
 	return nil
 }
 
 // An upload has uploadStart, and a second more for each uploadPace bytes that have arrived. If it
-// does not move, it ends after stallTimeout. The answer has its own time after that.
+// does not move, it ends after stallTimeout.
 func TestUploadDeadlines(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -76,31 +76,41 @@ func TestUploadDeadlines(t *testing.T) {
 			if !d.read.Equal(want) {
 				t.Errorf("%s: got the read deadline %v, want %v", test.name, d.read, want)
 			}
-			want = want.Add(answerTimeout)
-			if !d.write.Equal(want) {
-				t.Errorf("%s: got the write deadline %v, want %v", test.name, d.write, want)
-			}
 		})
 	}
+}
+
+// However long an upload took, its answer has answerTimeout.
+func TestAnswerToAnUploadHasItsOwnTime(t *testing.T) {
+	t.Parallel()
+	s, _ := newFilesServer(t, io.Discard)
+	synctest.Test(t, func(t *testing.T) {
+		d := &deadlines{}
+		request := httptest.NewRequest("POST", "/files/upload", nil)
+		s.upload(&requestState{ResponseWriter: d, request: request, user: &user{}}, nothing{})
+		if want := []time.Duration{answerTimeout}; !slices.Equal(d.left, want) {
+			t.Errorf("got the write deadlines %v, want %v", d.left, want)
+		}
+	})
 }
 
 // Each piece of a download has stallTimeout, whatever the size of the file.
 func TestDownloadDeadlines(t *testing.T) {
 	t.Parallel()
-	content, err := os.Create(filepath.Join(t.TempDir(), "content"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer content.Close()
+	s, dir := newFilesServer(t, io.Discard)
 	const pieces = 10
-	if err := content.Truncate(pieces * transferPiece); err != nil {
+	err := os.WriteFile(filepath.Join(dir, "id"), make([]byte, pieces*transferPiece), 0o600)
+	if err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		d := &deadlines{ResponseWriter: httptest.NewRecorder()}
-		c := fileContent{file: file{Name: "a.txt"}, content: content}
+		sent := download{file{FileID: "id", Name: "a.txt", Size: pieces * transferPiece}, s}
 		request := httptest.NewRequest("GET", "/", nil)
-		c.send(&requestState{ResponseWriter: d, request: request})
+		err := sent.send(&requestState{ResponseWriter: d, request: request, user: &user{}})
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, left := range d.left {
 			if left != stallTimeout {
 				t.Errorf("got %v for a piece, want %v", left, stallTimeout)

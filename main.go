@@ -76,9 +76,10 @@ const (
 
 // config holds the validated settings. Lifetimes and rate limits are constants, not settings.
 //
-// APP_ENV=local needs neither HTTPS nor a mail server. It turns off the request log and the
-// warning about the database role. It serves the page, creates FILES_DIR, prints codes if there
-// is no mail server, and logs refused origins in full. Staging differs from production in its
+// APP_ENV=local needs neither HTTPS nor a mail server: its cookie has no Secure and no Domain. It
+// turns off the request log and the warning about the database role. It serves the page, allows the
+// localOrigins, creates FILES_DIR, prints codes if there is no mail server, and logs refused
+// origins in full. Staging differs from production in its
 // origins, a list which may contain http origins, and in the name of its cookie.
 type config struct {
 	env            string
@@ -117,7 +118,8 @@ type server struct {
 	mailSlots chan struct{} // one slot for each conversation with the mail server
 	transfers transfers
 
-	// Limits of the specification. Their counters exist only in this process.
+	// Limits of the specification. Their counters exist only in this process, and apart from the
+	// codes, so that a new code does not reset the count of guesses (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -189,11 +191,12 @@ type document struct{ contentType, policy, text string }
 func (d document) get(*requestState, nothing) (document, error) { return d, nil }
 func (d document) isValid() bool                                { return true }
 
-func (d document) send(state *requestState) {
+func (d document) send(state *requestState) error {
 	state.Header().Set("Content-Type", d.contentType)
 	state.Header().Set("Content-Security-Policy", d.policy)
 	state.WriteHeader(state.route.status)
 	io.WriteString(state, d.text)
+	return nil
 }
 
 type health struct {
@@ -218,9 +221,9 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	body    Time to read header and body. Starts with the header limit. uploadForm.Read in
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
-//	answer  Time to write the answer. Starts when the header has been read. uploadForm.Read
-//	        extends it with the body limit; netHTTPWriter.ReadFrom in middleware.go extends it
-//	        before each piece of a download.
+//	answer  Time to write the answer. Starts when the header has been read. upload in files.go
+//	        starts it again when the file is stored; netHTTPWriter.ReadFrom in middleware.go
+//	        extends it before each piece of a download.
 //	idle    Time between two requests. Starts when an answer is complete.
 //
 // Database statements have their own limits (dbTimeout in store.go), so a handler that waits for
@@ -384,7 +387,8 @@ func (s *server) warnOfDatabase() {
 	}
 }
 
-// stop shuts the server down gracefully. Every request that ends within stopTimeout is answered.
+// stop shuts the server down gracefully. Every request that ends within stopTimeout is answered,
+// except on a connection that still waits in the kernel, unless systemd holds the socket.
 // Mail under way then gets another stopTimeout (H3). A request that takes longer continues during
 // that time and ends with the process.
 //
@@ -615,8 +619,9 @@ func (r *configReader) cookieName() string {
 // least two labels, because a single one would be a whole top-level domain, and must not be an IP
 // address. Public suffixes such as co.uk are not detected.
 func isSharedDomain(domain string) bool {
-	_, err := netip.ParseAddr(domain)
-	return err != nil && strings.Contains(domain, ".") && domainForm.MatchString(domain)
+	dot := strings.LastIndex(domain, ".")
+	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // 10.0.0.1, or 10.1 for short
+	return dot > 0 && !isAddress && domainForm.MatchString(domain)
 }
 
 func (r *configReader) cookieDomain() string {

@@ -279,7 +279,8 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 }
 
 // serveRoutes is step 6. It returns a router whose routes run serveRoute. A netHTTPWriter replaces
-// the router's own 404, 405 and redirects.
+// the router's own 404, 405 and redirects. The router passes it on to the route, which takes the
+// state out of it.
 func (s *server) serveRoutes(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
@@ -342,19 +343,22 @@ func (r route) validate() {
 type contract struct {
 	input, output any               // zero values; a test makes openapi.json from their types
 	parse         func(*fields) any // makes the input; nil if body and query are ignored
-	limit         *limiter          // the endpoint's own limit, besides that of step 4; may be nil
 	handle        func(state *requestState, input any) (output, error)
+
+	// limit is the endpoint's own limit, besides that of step 4. It may be nil.
+	limit    *limiter
+	limitKey func(state *requestState, input any) string // the key of an input
 }
 
-// An output reports whether it satisfies its contract. It is checked before it is sent. An output
-// that is an io.Closer, as fileContent is, is closed when the answer has been sent.
+// An output reports whether it satisfies its contract. It is checked before it is sent.
 type output interface{ isValid() bool }
 
 // A limitKeyer is an input that is counted. limitKey returns the key for the endpoint's own limit.
 type limitKeyer interface{ limitKey(*requestState) string }
 
-// A sender is an output that writes itself instead of being sent as JSON.
-type sender interface{ send(*requestState) }
+// A sender is an output that writes itself instead of being sent as JSON. It returns an error only
+// if it has sent nothing.
+type sender interface{ send(*requestState) error }
 
 // nothing is an empty input or output. As an input, it means that body and query are ignored, or
 // that the handler reads the body itself, as upload does. As an output, it means an empty body.
@@ -362,7 +366,10 @@ type nothing struct{}
 
 func (nothing) isValid() bool { return true }
 
-func (nothing) send(state *requestState) { state.WriteHeader(state.route.status) }
+func (nothing) send(state *requestState) error {
+	state.WriteHeader(state.route.status)
+	return nil
+}
 
 // endpoint returns the contract of a handler. parse validates the fields of the request and makes
 // the input from them; if parse is nil, body and query are ignored.
@@ -390,6 +397,7 @@ func limitedEndpoint[In limitKeyer, Out output](
 ) contract {
 	c := endpoint(parse, handle)
 	c.limit = limit
+	c.limitKey = func(state *requestState, input any) string { return input.(In).limitKey(state) }
 	return c
 }
 
@@ -401,8 +409,8 @@ func limitedEndpoint[In limitKeyer, Out output](
 // withhold the end of a body until it has lost its rights, and still write (W1). An invalid input
 // is reported only after authorize, to keep the order above.
 //
-// The route's own limit comes after the input, so that it does not count malformed requests. It
-// is separate from the stored codes, so a new code does not reset the count of guesses (O5).
+// The route's own limit comes after the input, so that it does not count malformed requests. Its
+// counters are apart from the codes (O5).
 func (s *server) serveRoute(state *requestState) error {
 	c := state.route.contract
 	input, inputErr := c.readInput(state)
@@ -417,17 +425,14 @@ func (s *server) serveRoute(state *requestState) error {
 	if err := checkIfMatch(state.request); err != nil {
 		return err
 	}
-	if counted, ok := input.(limitKeyer); ok {
-		if err := c.limit.take(counted.limitKey(state)); err != nil {
+	if c.limit != nil {
+		if err := c.limit.take(c.limitKey(state, input)); err != nil {
 			return err
 		}
 	}
 	out, err := c.handle(state, input)
 	if err != nil {
 		return err
-	}
-	if closer, ok := out.(io.Closer); ok {
-		defer closer.Close()
 	}
 	return state.answer(out)
 }
@@ -692,8 +697,7 @@ func (state *requestState) answer(out output) error {
 		return fmt.Errorf("%T breaks its contract", out)
 	}
 	if custom, ok := out.(sender); ok {
-		custom.send(state)
-		return nil
+		return custom.send(state)
 	}
 	text, err := json.Marshal(out)
 	if err != nil {
@@ -761,9 +765,6 @@ func (state *requestState) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Unwrap lets http.ResponseController set deadlines on the ResponseWriter of net/http.
-func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
-
 // A netHTTPWriter is the http.ResponseWriter of the router and of http.ServeContent, and of nothing
 // else. They report an error by calling, for example, WriteHeader(405) and then Write(text). It
 // calls fail instead and discards the text, so these answers also have the error format of this
@@ -802,14 +803,14 @@ func (w netHTTPWriter) Write(b []byte) (int, error) {
 // download is not limited, but each piece must be sent within stallTimeout. So a client that
 // stops reading is cut off (H5).
 //
-// Only http.ServeContent calls ReadFrom, with an *io.LimitedReader. io.CopyN wraps the reader in
-// it, limited.R, in a new one: net/http uses sendfile only for an *os.File directly inside one
-// io.LimitedReader. An answer with several ranges has no such file and does without sendfile.
+// Only http.ServeContent calls ReadFrom, with an *io.LimitedReader. ReadFrom copies from limited.R,
+// not from limited, because io.CopyN adds an io.LimitedReader of its own, and net/http uses
+// sendfile only through a single one.
 func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
 	var sent int64
 	for limited.N > 0 {
-		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(stallTimeout))
+		http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(stallTimeout))
 		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
 		sent += n
 		w.bytes += n

@@ -91,12 +91,13 @@ func (a brokenAnswer) isValid() bool {
 	return a.write != nil
 }
 
-func (a brokenAnswer) send(state *requestState) {
+func (a brokenAnswer) send(state *requestState) error {
 	if a.write == nil { // sent all the same
 		state.Write([]byte(a.Secret))
-		return
+		return nil
 	}
 	a.write(state)
+	return nil
 }
 
 // failing returns an endpoint that is answered by write.

@@ -334,7 +334,7 @@ func (g *generator) operation(r route, words operationWords) object {
 }
 
 func isFile(r route) bool {
-	_, is := r.contract.output.(fileContent)
+	_, is := r.contract.output.(download)
 	return is
 }
 
@@ -483,7 +483,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 	}}
 	switch r.contract.output.(type) {
 	case nothing:
-	case fileContent:
+	case download:
 		success = append(success, "content", file)
 	case document:
 		openAPI := object{"schema", object{"type", "object"}, "example", object{"openapi", "3.1.0"}}

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	codeLength = 6 // digits; to change it, change issue and codeRule as well
+	codeLength = 6 // digits, as told to clients; to change it, change issue and codeRule as well
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum age of a code before a new one replaces it
 

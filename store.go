@@ -109,7 +109,7 @@ func (st *store) checkTables() error {
 		(select user_id, email, permission, suspended, signed_out_at from users) u,
 		(select user_id, version, accepted_at from terms_acceptances) t,
 		(select file_id, user_id, name, content_type, size, created_at from files) f,
-		(select ` + hubColumns + ` from hubs) h
+		(select ` + hubColumns + `, name_lower from hubs) h
 		where false`))
 	return err
 }
@@ -139,9 +139,10 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			"characters in the password percent-encoded; several hosts as " +
 			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
-	// A role may change the default settings of its own connections. With its password, an attacker
-	// could make the server write to other tables, or acknowledge writes that are not on disk. So
-	// send PostgreSQL's own defaults of these two. DATABASE_URL may override them.
+	// Whoever has the server's database password could change the defaults of its role: another
+	// search_path would lead to other tables, and without synchronous_commit the server would
+	// acknowledge writes that are not on disk. So each connection sets both to PostgreSQL's own
+	// defaults. DATABASE_URL may override them.
 	runtime := map[string]string{"search_path": `"$user", public`, "synchronous_commit": "on"}
 	maps.Copy(runtime, cfg.Runtime)
 	maps.Copy(runtime, settings)

@@ -81,7 +81,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 func TestBrokenRows(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
-	srv.AllowErrors("breaks its contract")
+	srv.AllowErrors("breaks its contract", "file on disk is not the one")
 	db := srv.Database
 	file := upload(t, admin, "hello")
 	made := admin.Send("POST /hubs", `{"name":"a"}`).Want(t, 201)

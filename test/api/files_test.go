@@ -269,7 +269,7 @@ func TestDownloads(t *testing.T) {
 func TestFilesThatAreNotAsStored(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
-	s.AllowErrors("breaks its contract", "no such file or directory", "path escapes from parent")
+	s.AllowErrors("file on disk is not the one", "no such file or directory", "path escapes from parent")
 	folder, err := os.Stat(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
