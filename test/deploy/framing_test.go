@@ -1,0 +1,190 @@
+package deploy
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+// smuggled is a request that a client hides in another one. If the proxy and the server
+// disagreed about where that one ends, the server would take it for a request that the proxy
+// sent: it would believe the address, and no rule of the proxy would have seen it.
+const smuggled = "GET /smuggled HTTP/1.1\r\n" +
+	"Host: api.example.com\r\n" +
+	"X-Forwarded-For: 198.51.100.66\r\n\r\n"
+
+// chunkless ends before the smuggled request by its chunks, and after it by its length.
+const chunkless = "0\r\n\r\n" + smuggled
+
+const bothProxies = "haproxy and nginx"
+
+// framings are what follows Host and "Connection: close" in a request.
+var framings = []struct {
+	name      string
+	headers   string // <length> is that of the body
+	body      string
+	refusedBy string // the others pass the request on, once
+}{
+	{
+		name:    "plain",
+		headers: "Content-Length: <length>\r\n",
+	},
+	{
+		name:    "hop by hop",
+		headers: "Connection: X-Forwarded-For\r\nContent-Length: <length>\r\n",
+	},
+	{
+		name:    "forged address",
+		headers: "X-Forwarded-For: 198.51.100.1, 127.0.0.1\r\nContent-Length: <length>\r\n",
+	},
+	{
+		name:    "upgrade",
+		headers: "Connection: Upgrade\r\nUpgrade: tunnel\r\nContent-Length: 0\r\n",
+		body:    smuggled,
+	},
+	{
+		name:      "two lengths",
+		headers:   "Content-Length: 0\r\nContent-Length: <length>\r\n",
+		body:      smuggled,
+		refusedBy: bothProxies,
+	},
+	{
+		name:      "a list of lengths",
+		headers:   "Content-Length: 0, <length>\r\n",
+		body:      smuggled,
+		refusedBy: bothProxies,
+	},
+	{
+		name:      "a signed length",
+		headers:   "Content-Length: +<length>\r\n",
+		body:      smuggled,
+		refusedBy: bothProxies,
+	},
+	// HAProxy goes by the chunks, and passes on no length.
+	{
+		name:      "chunked, length short",
+		headers:   "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+		body:      fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled),
+		refusedBy: "nginx",
+	},
+	{
+		name:      "length, chunked",
+		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked\r\n",
+		body:      chunkless,
+		refusedBy: "nginx",
+	},
+	{
+		name:      "chunked, length",
+		headers:   "Transfer-Encoding: chunked\r\nContent-Length: <length>\r\n",
+		body:      chunkless,
+		refusedBy: "nginx",
+	},
+	{
+		name:      "tab before chunked",
+		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\tchunked\r\n",
+		body:      chunkless,
+		refusedBy: "nginx",
+	},
+	{
+		name:      "folded",
+		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\r\n chunked\r\n",
+		body:      chunkless,
+		refusedBy: "nginx",
+	},
+	{
+		name:      "line feed alone",
+		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
+		body:      chunkless,
+		refusedBy: "nginx",
+	},
+	// Their coding is none that both know.
+	{
+		name:      "no such coding",
+		headers:   "Content-Length: <length>\r\nTransfer-Encoding: xchunked\r\n",
+		body:      chunkless,
+		refusedBy: bothProxies,
+	},
+	{
+		name:      "chunked, then another",
+		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked, identity\r\n",
+		body:      chunkless,
+		refusedBy: bothProxies,
+	},
+	{
+		name: "chunked twice",
+		headers: "Content-Length: <length>\r\n" +
+			"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+		body:      chunkless,
+		refusedBy: bothProxies,
+	},
+	{
+		name:      "space before colon",
+		headers:   "Content-Length: <length>\r\nTransfer-Encoding : chunked\r\n",
+		body:      chunkless,
+		refusedBy: bothProxies,
+	},
+}
+
+// No client smuggles a request past a proxy: what is unclear about a length is refused, or
+// reaches the server with one length. The programs do so of themselves: no line of their
+// configurations asks for it, so no removal lets one of the lengths through. An upgrade would
+// open a tunnel to the server. HAProxy is told to drop it; nginx is not told to pass it on.
+func TestProxyFraming(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		backend := newRecorder(t, emptyAnswer)
+		p := startProxy(t, engine, backend.addr)
+		var want []string // the request lines that reach the server
+		for _, c := range framings {
+			address := newAddress()
+			line := "POST /" + strings.ReplaceAll(c.name, " ", "-") + " HTTP/1.1"
+			const start = "\r\nHost: api.example.com\r\nConnection: close\r\n"
+			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(c.body)))
+			answer := p.raw(t, address, line+start+headers+"\r\n"+c.body)
+			status := "200"
+			if strings.Contains(c.refusedBy, engine) {
+				status = "400|501"
+			} else {
+				want = append(want, line)
+			}
+			if !regexp.MustCompile(`^HTTP/1.1 (` + status + `) `).MatchString(answer) {
+				t.Errorf("%s: want %s, got %.100q", c.name, status, answer)
+			}
+			for _, head := range backend.seen(line) {
+				wantFramedOnce(t, strings.ToLower(head), address)
+			}
+		}
+		hubstest.WaitUntil(t, "the end of all connections to the server", func() bool {
+			return backend.open.Load() == 0
+		})
+		var got []string
+		for _, head := range backend.seen("") {
+			line, _, _ := strings.Cut(head, "\r\n")
+			got = append(got, line)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("the server has seen\n%q, want\n%q", got, want)
+		}
+	})
+}
+
+// wantFramedOnce checks what a proxy says of the client's address, the host and the length.
+func wantFramedOnce(t *testing.T, head, address string) {
+	t.Helper()
+	for header, value := range map[string]string{
+		"x-forwarded-for": address,
+		"host":            "api.example.com",
+	} {
+		isOnce := strings.Count(head, "\n"+header+":") == 1
+		if !isOnce || !strings.Contains(head, header+": "+value+"\r\n") {
+			t.Errorf("want %s once, %s: %q", header, value, head)
+		}
+	}
+	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
+	if len(lengths) > 1 || strings.Contains(head, "\nupgrade:") {
+		t.Errorf("framed twice or upgraded: %q", head)
+	}
+}
