@@ -22,107 +22,87 @@ const chunkless = "0\r\n\r\n" + smuggled
 
 const bothProxies = "haproxy and nginx"
 
-// framings are what follows Host and "Connection: close" in a request.
-var framings = []struct {
-	name      string
+// framings are what follows Host and "Connection: close" in a request. What each says of its
+// length is clear, or two readers may take it differently.
+var framings = map[string]struct {
 	headers   string // <length> is that of the body
 	body      string
 	refusedBy string // the others pass the request on, once
 }{
-	{
-		name:    "plain",
-		headers: "Content-Length: <length>\r\n",
-	},
-	{
-		name:    "hop by hop",
+	"hop by hop": {
 		headers: "Connection: X-Forwarded-For\r\nContent-Length: <length>\r\n",
 	},
-	{
-		name:    "forged address",
+	"forged address": {
 		headers: "X-Forwarded-For: 198.51.100.1, 127.0.0.1\r\nContent-Length: <length>\r\n",
 	},
-	{
-		name:    "upgrade",
+	"upgrade": {
 		headers: "Connection: Upgrade\r\nUpgrade: tunnel\r\nContent-Length: 0\r\n",
 		body:    smuggled,
 	},
-	{
-		name:      "two lengths",
+	"two lengths": {
 		headers:   "Content-Length: 0\r\nContent-Length: <length>\r\n",
 		body:      smuggled,
 		refusedBy: bothProxies,
 	},
-	{
-		name:      "a list of lengths",
+	"a list of lengths": {
 		headers:   "Content-Length: 0, <length>\r\n",
 		body:      smuggled,
 		refusedBy: bothProxies,
 	},
-	{
-		name:      "a signed length",
+	"a signed length": {
 		headers:   "Content-Length: +<length>\r\n",
 		body:      smuggled,
 		refusedBy: bothProxies,
 	},
 	// HAProxy goes by the chunks, and passes on no length.
-	{
-		name:      "chunked, length short",
+	"chunked, length short": {
 		headers:   "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
 		body:      fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled),
 		refusedBy: "nginx",
 	},
-	{
-		name:      "length, chunked",
+	"length, chunked": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked\r\n",
 		body:      chunkless,
 		refusedBy: "nginx",
 	},
-	{
-		name:      "chunked, length",
+	"chunked, length": {
 		headers:   "Transfer-Encoding: chunked\r\nContent-Length: <length>\r\n",
 		body:      chunkless,
 		refusedBy: "nginx",
 	},
-	{
-		name:      "tab before chunked",
+	"tab before chunked": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\tchunked\r\n",
 		body:      chunkless,
 		refusedBy: "nginx",
 	},
-	{
-		name:      "folded",
+	"folded": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\r\n chunked\r\n",
 		body:      chunkless,
 		refusedBy: "nginx",
 	},
-	{
-		name:      "line feed alone",
+	"line feed alone": {
 		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
 		body:      chunkless,
 		refusedBy: "nginx",
 	},
 	// Their coding is none that both know.
-	{
-		name:      "no such coding",
+	"no such coding": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: xchunked\r\n",
 		body:      chunkless,
 		refusedBy: bothProxies,
 	},
-	{
-		name:      "chunked, then another",
+	"chunked, then another": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked, identity\r\n",
 		body:      chunkless,
 		refusedBy: bothProxies,
 	},
-	{
-		name: "chunked twice",
+	"chunked twice": {
 		headers: "Content-Length: <length>\r\n" +
 			"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
 		body:      chunkless,
 		refusedBy: bothProxies,
 	},
-	{
-		name:      "space before colon",
+	"space before colon": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding : chunked\r\n",
 		body:      chunkless,
 		refusedBy: bothProxies,
@@ -138,9 +118,9 @@ func TestProxyFraming(t *testing.T) {
 		backend := newRecorder(t, emptyAnswer)
 		p := startProxy(t, engine, backend.addr)
 		var want []string // the request lines that reach the server
-		for _, c := range framings {
+		for name, c := range framings {
 			address := newAddress()
-			line := "POST /" + strings.ReplaceAll(c.name, " ", "-") + " HTTP/1.1"
+			line := "POST /" + strings.ReplaceAll(name, " ", "-") + " HTTP/1.1"
 			const start = "\r\nHost: api.example.com\r\nConnection: close\r\n"
 			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(c.body)))
 			answer := p.raw(t, address, line+start+headers+"\r\n"+c.body)
@@ -151,7 +131,7 @@ func TestProxyFraming(t *testing.T) {
 				want = append(want, line)
 			}
 			if !regexp.MustCompile(`^HTTP/1.1 (` + status + `) `).MatchString(answer) {
-				t.Errorf("%s: want %s, got %.100q", c.name, status, answer)
+				t.Errorf("%s: want %s, got %.100q", name, status, answer)
 			}
 			for _, head := range backend.seen(line) {
 				wantFramedOnce(t, strings.ToLower(head), address)
@@ -184,7 +164,7 @@ func wantFramedOnce(t *testing.T, head, address string) {
 		}
 	}
 	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
-	if len(lengths) > 1 || strings.Contains(head, "\nupgrade:") {
-		t.Errorf("framed twice or upgraded: %q", head)
+	if len(lengths) > 1 {
+		t.Errorf("framed twice: %q", head)
 	}
 }

@@ -70,63 +70,51 @@ const (
 )
 
 // privateRequests have in each place of a request what a log must not show.
-var privateRequests = []struct {
-	name    string
+var privateRequests = map[string]struct {
 	request string
 	status  string // in the line of the log, as a regular expression
 }{
-	{
-		name:    "with a body",
+	"with a body": {
 		request: "POST <path> HTTP/1.1\r\n<headers>Content-Length: <length>\r\n\r\n<body>",
 		status:  "50[23]",
 	},
-	{
-		name:    "without a body",
+	"without a body": {
 		request: "GET <path> HTTP/1.1\r\n<headers>\r\n",
 		status:  "50[23]",
 	},
-	{
-		name:    "a method that nobody has",
+	"a method that nobody has": {
 		request: "M482913 <path> HTTP/1.1\r\n<headers>\r\n",
 		status:  "400|50[23]",
 	},
-	{
-		name:    "a method that begins as one",
+	"a method that begins as one": {
 		request: "GETJANE_ROE / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
 		status:  "50[23]",
 	},
-	{
-		name:    "a method that ends as one",
+	"a method that ends as one": {
 		request: "JANE_ROE-GET / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
 		status:  "50[23]",
 	},
-	{
-		name:    "a version that nobody has",
+	"a version that nobody has": {
 		request: "GET <path> HTTP/1.482913\r\n<headers>\r\n",
 		status:  "400|505",
 	},
-	{
-		name:    "a header without a colon",
+	"a header without a colon": {
 		request: "GET <path> HTTP/1.1\r\n<headers>482913 jane.roe@mailbox.example\r\n\r\n",
 		status:  "400|50[23]",
 	},
-	{
-		name:    "no request",
+	"no request": {
 		request: "482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n",
 		status:  "400",
 	},
-	{
-		name:    "too many headers",
+	"too many headers": {
 		request: "GET <path> HTTP/1.1\r\n<headers>X: <482913*12000>\r\n\r\n",
 		status:  "4[0-9][0-9]",
 	},
-	{
-		name:    "two lengths",
+	"two lengths": {
 		request: "POST <path> HTTP/1.1\r\n<headers>Content-Length: 0\r\nContent-Length: 482913\r\n\r\n",
 		status:  "400",
 	},
-	{
-		name:    "a target without a path",
+	"a target without a path": {
 		request: "GET x:<path> HTTP/1.0\r\n\r\n",
 		status:  "400",
 	},
@@ -153,8 +141,8 @@ func TestProxyLogs(t *testing.T) {
 }
 
 func testLog(t *testing.T, p *proxy) {
-	for _, c := range privateRequests {
-		t.Run(c.name, func(t *testing.T) {
+	for name, c := range privateRequests {
+		t.Run(name, func(t *testing.T) {
 			request := hubstest.FillIn(c.request,
 				"<path>", privatePath,
 				"<headers>", privateHeaders,

@@ -400,7 +400,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 			_, readErr := io.ReadFull(download.In, piece)
 			_, writeErr := moving.Rest.Write(piece)
 			if err := errors.Join(readErr, writeErr); err != nil {
-				t.Fatal("a slow transfer ends: ", err)
+				t.Fatal("a slow transfer ends before the stalled one: ", err)
 			}
 		}
 	}
