@@ -22,8 +22,7 @@ const chunkless = "0\r\n\r\n" + smuggled
 
 const bothProxies = "haproxy and nginx"
 
-// framings are what follows Host and "Connection: close" in a request. What each says of its
-// length is clear, or two readers may take it differently.
+// framings are what follows Host and "Connection: close" in a request.
 var framings = map[string]struct {
 	headers   string // <length> is that of the body
 	body      string
