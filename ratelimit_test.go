@@ -119,6 +119,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const refused = 200
+		const pause = 16     // new keys between two refused ones
 		const most = 100_000 // keys, of some hundred bytes each
 		l := newServer(config{}, nil, io.Discard).codeRequestLimit
 		for i := range refused {
@@ -129,10 +130,11 @@ func TestFloodOfNewKeys(t *testing.T) {
 			if got := refusedFor(t, l, fmt.Sprint("new ", i)); got != 0 {
 				t.Fatalf("new key %d: refused for %v", i, got)
 			}
-			if i%16 != 0 {
+			if i%pause != 0 {
 				continue
 			}
-			got := refusedFor(t, l, fmt.Sprint("refused ", i/16%refused))
+			inTurn := i / pause % refused
+			got := refusedFor(t, l, fmt.Sprint("refused ", inTurn))
 			if want := l.period - time.Minute; got != want {
 				t.Fatalf("after %d new keys: a refused one waits %v, want %v", i, got, want)
 			}
@@ -168,8 +170,11 @@ func TestFloodOfRefusedKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const attempts, minutes, mailboxes = 10_000, 2, 200 // attempts a second; the mean of mailboxes
-		said := matches(t, "SECURITY.md", `(?m)^\| 10,000 \|[^|]*\| about (\d+),000 \|`)[0]
-		want, _ := strconv.Atoi(said + "000") // it is digits
+		said := matches(t, "SECURITY.md", `(?m)^\| 10,000 \|[^|]*\| about (\d+),000 \|`)
+		if len(said) != 1 {
+			t.Fatalf("SECURITY.md says %q of a flood of 10,000 attempts a second, want one figure", said)
+		}
+		want, _ := strconv.Atoi(said[0] + "000") // it is digits
 		l := newServer(config{}, nil, io.Discard).guessLimit
 		for i := range maxKeys {
 			spend(l, fmt.Sprint("first ", i), l.burst)

@@ -200,41 +200,12 @@ func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
 	return c
 }
 
-// A corpus is testdata/proxies.json.
-type corpus struct {
-	About   []string            // for people
-	Words   map[string][]string // lines
-	Targets []string
-	Framing []corpusRequest
-	Logs    []corpusRequest
-}
-
-type corpusRequest struct {
-	Name   string
-	Lines  []string
-	Status string
-}
-
-// text returns lines with their words filled in.
-func (c corpus) text(lines []string) string {
-	text := strings.Join(lines, "\r\n")
-	for word, value := range c.Words {
-		text = strings.ReplaceAll(text, word, strings.Join(value, "\r\n"))
-	}
-	return hubstest.FillIn(text)
-}
-
-func readCorpus(t testing.TB) (c corpus) {
-	const name = "testdata/proxies.json"
-	hubstest.Decode(t, name, hubstest.ReadFile(t, name), &c)
-	return c
-}
-
 // A recorder is a server that keeps the head of each request as it came. It gives each the
-// same answer; with an empty one it closes the connection.
+// same answer; with an empty one it closes the connection. It agrees to any upgrade.
 type recorder struct {
 	*hubstest.Server // its name to clients
 	addr, answer     string
+	open             atomic.Int64 // connections
 
 	mu     sync.Mutex
 	heads  []string
@@ -268,6 +239,8 @@ func newRecorder(t testing.TB, answer string) *recorder {
 
 func (r *recorder) serve(conn net.Conn) {
 	defer conn.Close()
+	r.open.Add(1)
+	defer r.open.Add(-1)
 	conn.SetDeadline(time.Now().Add(hubstest.Patience))
 	var raw strings.Builder
 	in := bufio.NewReader(io.TeeReader(conn, &raw))
@@ -287,6 +260,11 @@ func (r *recorder) serve(conn net.Conn) {
 			return
 		}
 		io.Copy(io.Discard, request.Body)
+		if request.Header.Get("Upgrade") != "" {
+			io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n"+
+				"Connection: Upgrade\r\nUpgrade: tunnel\r\n\r\n")
+			continue
+		}
 		io.WriteString(conn, r.answer)
 	}
 }

@@ -204,15 +204,18 @@ func (l *lane) swap(files map[string]string) (before map[string]string, err erro
 
 // buildFor builds what the tests of a removal run: the server, or the tests of package main.
 func (l *lane) buildFor(r removals.Removal) error {
-	var err error
 	for _, folder := range folders(r) {
+		var err error
 		if folder == "." {
-			err = cmp.Or(err, l.build("test", testBinary(folder), folder))
+			err = l.build("test", testBinary(folder), folder)
 		} else {
-			err = cmp.Or(err, l.build("build", "hubs", "."))
+			err = l.build("build", "hubs", ".")
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // tryTests runs the tests of a removal. Each of them must fail.

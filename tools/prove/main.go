@@ -3,6 +3,7 @@
 //
 //	./dev.sh prove                all removals
 //	./dev.sh prove O3 order       those of a row of SECURITY.md, and of a topic
+//	./dev.sh prove TestSweep      those that name a test, or a part of it
 //	./dev.sh prove -v O3          for readers: protection, removal, and what the tests said
 //	./dev.sh prove -ci            those of changed code and tests, and a tenth of the others
 //	./dev.sh prove -lanes 3       three at a time
@@ -21,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"runtime"
 	"slices"
 	"strings"
@@ -106,7 +108,7 @@ func number(name string) uint64 {
 	return hash.Sum64()
 }
 
-// choose returns the removals of the rows, topics and names, or all.
+// choose returns the removals of the rows, topics, names and tests, or all.
 func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error) {
 	if len(wanted) == 0 {
 		return all, nil
@@ -114,13 +116,16 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	var chosen []removals.Removal
 	for _, want := range wanted {
 		before := len(chosen)
+		isWanted := func(test string) bool {
+			return path.Base(removals.TestFunction(test)) == want
+		}
 		for _, r := range all {
-			if r.Row == want || r.Name == want {
+			if r.Row == want || r.Name == want || slices.ContainsFunc(r.Tests, isWanted) {
 				chosen = append(chosen, r)
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("testdata/removals has no row, topic or removal %q", want)
+			return nil, fmt.Errorf("testdata/removals has no row, topic, removal or test %q", want)
 		}
 	}
 	return chosen, nil
