@@ -190,35 +190,6 @@ func TestProxySendsOnce(t *testing.T) {
 	})
 }
 
-// H5: clients that read nothing, or send nothing more, hold a transfer for a bounded time
-// through a proxy too.
-func TestStalledTransfersBehindProxy(t *testing.T) {
-	forEachProxy(t, func(t *testing.T, engine string) {
-		s := hubstest.Start(t, productionEnv(t))
-		p := startProxy(t, engine, s.Addr)
-		c := p.member(s, "member")
-		size := 20 << 20 // more than all buffers on the way take
-		r := c.Upload("a.bin", make([]byte, size)).Want(t, 201)
-		path := r.Header.Get("Location")
-		download, err := c.HTTP.Get(s.Base + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer download.Body.Close()
-		upload := c.StartUpload("b.bin")
-		r = <-upload.Answer
-		if r.Status != 400 {
-			t.Errorf("an upload that stalled: %v", r)
-		}
-		s.Log.WaitFor(t, `"route":"/files/upload","status":400`)
-		s.Log.WaitFor(t, `"msg":"request"`, `"route":"/files/{fileId}/{name}"`)
-		taken, err := io.Copy(io.Discard, download.Body)
-		if err == nil || os.IsTimeout(err) {
-			t.Errorf("a download that stalled: %d bytes, %v, want its connection cut", taken, err)
-		}
-	})
-}
-
 // H8: one address opens thousands of connections, idle or with half a head or half a body,
 // and keeps nobody out. Of its requests those over the bound get a clear refusal.
 func TestOneAddressKeepsNobodyOut(t *testing.T) {
