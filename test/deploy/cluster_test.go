@@ -194,7 +194,7 @@ const targets = `
 
 // sendTargets sends them all. A target in which the proxy finds no path reaches no server.
 func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
-	for _, target := range strings.Fields(targets) {
+	for target := range strings.FieldsSeq(targets) {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
 		for _, rest := range []string{
 			" HTTP/1.0\r\n",
