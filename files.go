@@ -95,10 +95,10 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// checkFiles returns an error if FILES_DIR is missing. It looks by path, because s.files would
-// still see the folder after it is unmounted. FILES_DIR must be a folder inside the mount, as
-// docs/deploy.md says, not the mount point: otherwise a start without the mount would make the
-// folder of working names on the disk beneath, and this check would pass.
+// checkFiles returns an error if FILES_DIR is missing. FILES_DIR must be a folder inside its mount,
+// as docs/deploy.md says, not the mount point: otherwise a start without the mount would make the
+// folder of working names on the disk beneath, and this check would pass. It looks by path, because
+// s.files would still see a folder that is no longer mounted.
 func (s *server) checkFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -301,8 +301,15 @@ func (s *server) sweepUpload(id string) error {
 	return s.removeUpload(id)
 }
 
-// An uploadForm reads a multipart form that contains one file. It bounds the size of the form and
-// the time: stallTimeout without progress, uploadTimeout for the whole upload.
+// An uploadForm reads a multipart form that contains one file. Its bounds are:
+//
+//	bytes before the file begins    maxPartHeaders    Read        413
+//	bytes of the file               maxFile           readFile    413
+//	bytes of all the rest           maxFormBytes      readFile    413
+//	bytes of the whole body         both together     readHead    413
+//	time without progress           stallTimeout      Read        400
+//	time of the whole upload        uploadTimeout     Read        400
+//	the rest of a refused upload    refusedTimeout    drain       not read
 type uploadForm struct {
 	state   *requestState
 	maxFile int64     // maximum size of the file in bytes
@@ -379,9 +386,9 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	// Package multipart alone would keep 10 MB of the headers of a second part (H1). All that is not
-	// the file may have maxFormBytes together; received-size of them have arrived.
-	form.body = http.MaxBytesReader(nil, form.body, size+maxFormBytes-form.received)
+	// Package multipart alone would keep 10 MB of the headers of a second part (H1).
+	formReceived := form.received - size
+	form.body = http.MaxBytesReader(nil, form.body, maxFormBytes-formReceived)
 	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
@@ -432,7 +439,8 @@ func contentType(head []byte) string {
 	return found
 }
 
-// A download is the output of GET /files/{fileId}/{name}: a file whose bytes send serves.
+// A download is the output of GET /files/{fileId}/{name}. It is valid if its row is, by the isValid
+// of file; send compares the row with the file on disk.
 type download struct {
 	file
 	server *server

@@ -76,11 +76,16 @@ const (
 
 // config holds the validated settings. Lifetimes and rate limits are constants, not settings.
 //
-// APP_ENV=local needs neither HTTPS nor a mail server: its cookie has no Secure and no Domain. It
-// turns off the request log and the warning about the database role. It serves the page, allows the
-// localOrigins, creates FILES_DIR, prints codes if there is no mail server, and logs refused
-// origins in full. Staging differs from production in its
-// origins, a list which may contain http origins, and in the name of its cookie.
+// APP_ENV=local needs neither HTTPS nor a mail server:
+//
+//   - The cookie has no Secure and no Domain. The localOrigins are allowed.
+//   - The page is served, and FILES_DIR is created.
+//   - Codes are printed if there is no mail server.
+//   - Requests are not logged, refused origins are logged in full, and there is no warning about
+//     the database role.
+//
+// Staging differs from production in its origins, a list which may contain http origins, and in the
+// name of its cookie.
 type config struct {
 	env            string
 	addr           string
@@ -273,10 +278,12 @@ func serve(ctx context.Context) error {
 	go func() { failed <- web.Serve(listener) }()
 	select {
 	case err := <-failed:
-		return err
+		if ctx.Err() == nil {
+			return err
+		}
 	case <-ctx.Done():
-		return s.stop(web, listener)
 	}
+	return s.stop(web, listener)
 }
 
 // newHTTPServer returns the HTTP server. Its time limits cut off clients that send or read too
@@ -387,8 +394,8 @@ func (s *server) warnOfDatabase() {
 	}
 }
 
-// stop shuts the server down gracefully. Every request that ends within stopTimeout is answered,
-// except on a connection that still waits in the kernel, unless systemd holds the socket.
+// stop shuts the server down gracefully. Every request that ends within stopTimeout is answered.
+// Connections that still wait in the kernel are lost, unless systemd holds the socket.
 // Mail under way then gets another stopTimeout (H3). A request that takes longer continues during
 // that time and ends with the process.
 //
@@ -531,9 +538,9 @@ func (r *configReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(value, ",", " "))
 }
 
-// loadConfig reads and validates the settings. Its error lists every mistake and contains no
-// secret (K1). It also rejects settings that would work but are dangerous (K3); the methods below
-// say which.
+// loadConfig reads and validates the settings. Its error lists every mistake, except in ADDR and
+// FILES_DIR, which are found wrong when they are used. It contains no secret (K1). loadConfig also
+// rejects settings that would work but are dangerous (K3); the methods below say which.
 func loadConfig() (config, error) {
 	r := &configReader{env: os.Getenv("APP_ENV")}
 	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),

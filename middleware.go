@@ -607,8 +607,8 @@ func (f *fields) optional(r rule) *string {
 	return &value
 }
 
-// take removes a field from the input and validates it. For the log, it records numbers and
-// values with an allow-list as they are, and only the length of any other text.
+// take removes a field from the input and validates it. For the log, it records valid numbers and
+// valid values with an allow-list as they are, and only the length of any other valid text.
 func (f *fields) take(r rule) (value string, sent bool) {
 	f.taken = append(f.taken, r)
 	values := f.values[r.name]
@@ -626,6 +626,7 @@ func (f *fields) take(r rule) (value string, sent bool) {
 	}
 	if complaint != "" {
 		f.refuse(r.name, complaint)
+		return value, true
 	}
 	shown := value
 	if !r.number && r.oneOf == nil {
@@ -688,7 +689,13 @@ func (f *fields) finish() error {
 	return nil
 }
 
-// Part 4: the answer.
+// Part 4: the answer. Three writers are wrapped around each other:
+//
+//	http.ResponseWriter    of net/http      sends to the client
+//	requestState           of the steps     sends one status, and counts the bytes
+//	netHTTPWriter          of the router    replaces the errors of net/http's own code by ours,
+//	                       and of           and sends files in pieces
+//	                       ServeContent
 
 // answer writes a valid output to the client. If the output breaks its contract, answer sends
 // nothing and returns an error, which becomes a 500 (I5).
@@ -803,9 +810,9 @@ func (w netHTTPWriter) Write(b []byte) (int, error) {
 // download is not limited, but each piece must be sent within stallTimeout. So a client that
 // stops reading is cut off (H5).
 //
-// Only http.ServeContent calls ReadFrom, with an *io.LimitedReader. ReadFrom copies from limited.R,
-// not from limited, because io.CopyN adds an io.LimitedReader of its own, and net/http uses
-// sendfile only through a single one.
+// net/http uses sendfile only through a single io.LimitedReader. http.ServeContent, which alone
+// calls ReadFrom, passes one, and io.CopyN adds one of its own. So ReadFrom copies from limited.R,
+// not from limited.
 func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
 	var sent int64

@@ -98,7 +98,7 @@ func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 func (c *oneTimeCodes) remove(email string, code oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.byEmail[email] != code {
+	if c.byEmail[email] != code { // equal if it is a copy of the same code
 		return false
 	}
 	delete(c.byEmail, email)

@@ -8,8 +8,9 @@ package main
 //	a statement runs too long      PostgreSQL cancels it: 503          statementTimeout
 //	PostgreSQL does not answer     the socket times out: 503           deadlineConn
 //	a connection has died          retry a read once                   store.rows
-//	any other error                500 if PostgreSQL reports it, unless
-//	                               it is an outage; otherwise 503      classifyDBError
+//	PostgreSQL reports an outage   503                                 classifyDBError
+//	it reports another error       500                                 classifyDBError
+//	any other failure              503                                 classifyDBError
 
 import (
 	"cmp"
@@ -78,7 +79,7 @@ func openStore(databaseURL string) (*store, error) {
 		// Plan each statement once. Otherwise PostgreSQL would plan a list again at each call,
 		// because of its limit and offset (79 µs a call instead of 54).
 		"plan_cache_mode": "force_generic_plan",
-		// Every statement has a suitable index, and is too short to gain from compilation or
+		// Every statement of a request has a suitable index, and is too short to gain from compilation or
 		// parallel workers.
 		"enable_seqscan":                  "off",
 		"jit":                             "off",
@@ -278,7 +279,7 @@ func isConnectionGone(err error) bool {
 }
 
 // outageClasses are the SQLSTATE classes (PostgreSQL manual, appendix A) of errors that mean that
-// PostgreSQL can't serve now. Errors of other classes come from a bug or a wrong setup.
+// PostgreSQL can't serve now. Almost all errors of other classes come from a bug or a wrong setup.
 var outageClasses = []string{
 	"08", // connection failure
 	"53", // insufficient resources
