@@ -264,13 +264,13 @@ var tokenParser = jwt.NewParser(
 
 // verifyToken checks a token and returns its payload. It does not check the account: checkSession
 // does. Its error is a 401 with one of three reasons for the log: "forged" if the token is
-// malformed or none of our keys signed it, "expired", or "clock" if its times are ones that this
-// server would not issue.
+// malformed, has an extension, or none of our keys signed it, "expired", or "clock" if its times
+// are ones that this server would not issue.
 //
-// A valid token is signed with HS256 and one of our keys, has no critical extension (T1), and is
-// in strict base64 (T4). Its iat is at most clockSkew in the future, and its exp is at most
-// sessionTTL after iat (T2). A missing time reads as 1970, so a token without exp has expired,
-// and one without iat lives too long.
+// A valid token is signed with HS256 and one of our keys, has no critical extension (T1), and is in
+// strict base64 (T4). Its iat is at most clockSkew in the future, and its exp is at most sessionTTL
+// after iat (T2). A missing time reads as 1970, so a token without exp has expired, and one without
+// iat lives too long.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {

@@ -238,9 +238,9 @@ func lockFile(working *os.File) error {
 	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 }
 
-// removeUpload removes the final name and then the working name. The working name goes last,
-// because the sweep finds leftovers by it. The final name is removed even if Link has failed,
-// because a call may return an error after it has done its work.
+// removeUpload removes the final name and then the working name. To RemoveAll, a missing file is no
+// error. The working name goes last, because the sweep finds leftovers by it. The final name is
+// removed even if Link has failed, because a call may return an error after it has done its work.
 func (s *server) removeUpload(id string) error {
 	if err := s.files.RemoveAll(id); err != nil {
 		return err
@@ -336,7 +336,7 @@ func (form *uploadForm) readHead() error {
 	}
 	form.body = http.MaxBytesReader(nil, r.Body, maxBody)
 	form.parts = multipart.NewReader(form, params["boundary"])
-	part, err := form.parts.NextRawPart()
+	part, err := form.parts.NextRawPart() // NextPart would decode quoted-printable
 	if err != nil {
 		return bodyProblem(err)
 	}

@@ -18,7 +18,8 @@ const (
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 
-	// plainOffset is the largest offset for which listStatement uses the plain statement.
+	// plainOffset is the largest offset at which listStatement reads the rows of skipped hubs too,
+	// because that takes less time than a second step.
 	plainOffset = 100
 )
 

@@ -232,7 +232,7 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	idle    Time between two requests. Starts when an answer is complete.
 //
 // Database statements have their own limits (dbTimeout in store.go), so a handler that waits for
-// the database also ends in time.
+// the database also ends in time. A file system that hangs has no limit: see SECURITY.md.
 const (
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 15 * time.Second

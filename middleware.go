@@ -7,7 +7,8 @@ package main
 //  3. Strict input: JSON bodies and query strings.
 //  4. The answer: answer writes every success, fail writes every error.
 //  5. Problems: the errors that are sent to clients.
-//  6. The log: what is logged of a request, and what is masked.
+//  6. Answers of net/http: how its router and http.ServeContent write through fail.
+//  7. The log: what is logged of a request, and what is masked.
 
 import (
 	"bytes"
@@ -478,8 +479,8 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 // each known field by name, which validates it. Fields that no one takes are unknown, and finish
 // rejects them.
 type fields struct {
-	values url.Values // fields that have not been taken yet
-	taken  []rule     // rules of the taken fields, in order; a test makes openapi.json from them
+	values url.Values // fields that were sent
+	taken  []rule     // rules of the fields that a parse function has asked for
 	forLog []string   // loggable forms of the fields that were sent, such as "limit=20"
 	errors []fieldError
 }
@@ -607,12 +608,11 @@ func (f *fields) optional(r rule) *string {
 	return &value
 }
 
-// take removes a field from the input and validates it. For the log, it records valid numbers and
+// take returns the value of a field and validates it. For the log, it records valid numbers and
 // valid values with an allow-list as they are, and only the length of any other valid text.
 func (f *fields) take(r rule) (value string, sent bool) {
 	f.taken = append(f.taken, r)
 	values := f.values[r.name]
-	delete(f.values, r.name)
 	if len(values) == 0 {
 		return r.fallback, false
 	}
@@ -681,7 +681,10 @@ func (r rule) validateText(value string) string {
 // userId that the endpoint does not offer (Z3).
 func (f *fields) finish() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
-		f.refuse(name, "is not known here")
+		isKnown := slices.ContainsFunc(f.taken, func(r rule) bool { return r.name == name })
+		if !isKnown {
+			f.refuse(name, "is not known here")
+		}
 	}
 	if f.errors != nil {
 		return invalid(f.errors...)
@@ -689,13 +692,7 @@ func (f *fields) finish() error {
 	return nil
 }
 
-// Part 4: the answer. Three writers are wrapped around each other:
-//
-//	http.ResponseWriter    of net/http      sends to the client
-//	requestState           of the steps     sends one status, and counts the bytes
-//	netHTTPWriter          of the router    replaces the errors of net/http's own code by ours,
-//	                       and of           and sends files in pieces
-//	                       ServeContent
+// Part 4: the answer.
 
 // answer writes a valid output to the client. If the output breaks its contract, answer sends
 // nothing and returns an error, which becomes a 500 (I5).
@@ -770,64 +767,6 @@ func (state *requestState) Write(b []byte) (int, error) {
 	n, err := state.ResponseWriter.Write(b)
 	state.bytes += int64(n)
 	return n, err
-}
-
-// A netHTTPWriter is the http.ResponseWriter of the router and of http.ServeContent, and of nothing
-// else. They report an error by calling, for example, WriteHeader(405) and then Write(text). It
-// calls fail instead and discards the text, so these answers also have the error format of this
-// API (G3).
-type netHTTPWriter struct{ *requestState }
-
-// netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
-// to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
-var netHTTPErrors = map[int]error{
-	http.StatusMethodNotAllowed:             errMethod,
-	http.StatusPreconditionFailed:           errPrecondition,
-	http.StatusRequestedRangeNotSatisfiable: errRange,
-	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
-}
-
-func (w netHTTPWriter) WriteHeader(status int) {
-	if status < 300 || status == http.StatusNotModified {
-		w.requestState.WriteHeader(status)
-		return
-	}
-	err, isListed := netHTTPErrors[status]
-	if !isListed {
-		err = errNotFound
-	}
-	w.fail(err)
-}
-
-func (w netHTTPWriter) Write(b []byte) (int, error) {
-	if w.status >= 400 { // fail has written the answer
-		return len(b), nil
-	}
-	return w.requestState.Write(b)
-}
-
-// ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
-// download is not limited, but each piece must be sent within stallTimeout. So a client that
-// stops reading is cut off (H5).
-//
-// net/http uses sendfile only through a single io.LimitedReader. http.ServeContent, which alone
-// calls ReadFrom, passes one, and io.CopyN adds one of its own. So ReadFrom copies from limited.R,
-// not from limited.
-func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
-	limited := src.(*io.LimitedReader)
-	var sent int64
-	for limited.N > 0 {
-		http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(stallTimeout))
-		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
-		sent += n
-		w.bytes += n
-		limited.N -= n
-		if err != nil { // of the client's connection, or of the disk
-			w.log().Info("download cut off", "error", err)
-			return sent, err
-		}
-	}
-	return sent, nil
 }
 
 // Part 5: problems.
@@ -948,17 +887,84 @@ func toProblem(err error) problem {
 
 // bodyProblem returns the problem for a body that could not be read or stored. A 4xx, such as
 // 413, is returned as it is. A disk error is a 500 or 507. Any other error means that the body is
-// incomplete or malformed, which is a 400.
+// incomplete, malformed or too slow, which is a 400.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
 	_, isDiskError := errors.AsType[*fs.PathError](err)
 	if isDiskError || p.Status < 500 {
 		return p
 	}
-	return invalid(fieldError{"body", "is incomplete or malformed"})
+	return invalid(fieldError{"body", "is incomplete, malformed or too slow"})
 }
 
-// Part 6: the log.
+// Part 6: answers of net/http. Its router and http.ServeContent write errors of their own, and
+// download at any pace. So three writers are wrapped around each other:
+//
+//	http.ResponseWriter    of net/http      sends to the client
+//	requestState           of the steps     sends one status, and counts the bytes
+//	netHTTPWriter          of the router    replaces the errors of net/http by ours, and
+//	                       and of           sends files in pieces
+//	                       ServeContent
+
+// A netHTTPWriter is the http.ResponseWriter of the router and of http.ServeContent, and of nothing
+// else. They report an error by calling, for example, WriteHeader(405) and then Write(text). It
+// calls fail instead and discards the text, so these answers also have the error format of this
+// API (G3).
+type netHTTPWriter struct{ *requestState }
+
+// netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
+// to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
+var netHTTPErrors = map[int]error{
+	http.StatusMethodNotAllowed:             errMethod,
+	http.StatusPreconditionFailed:           errPrecondition,
+	http.StatusRequestedRangeNotSatisfiable: errRange,
+	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
+}
+
+func (w netHTTPWriter) WriteHeader(status int) {
+	if status < 300 || status == http.StatusNotModified {
+		w.requestState.WriteHeader(status)
+		return
+	}
+	err, isListed := netHTTPErrors[status]
+	if !isListed {
+		err = errNotFound
+	}
+	w.fail(err)
+}
+
+func (w netHTTPWriter) Write(b []byte) (int, error) {
+	if w.status >= 400 { // fail has written the answer
+		return len(b), nil
+	}
+	return w.requestState.Write(b)
+}
+
+// ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
+// download is not limited, but each piece must be sent within stallTimeout. So a client that
+// stops reading is cut off (H5).
+//
+// net/http uses sendfile only through a single io.LimitedReader. http.ServeContent, which alone
+// calls ReadFrom, passes one, and io.CopyN adds one of its own. So ReadFrom copies from limited.R,
+// not from limited.
+func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
+	limited := src.(*io.LimitedReader)
+	var sent int64
+	for limited.N > 0 {
+		http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		sent += n
+		w.bytes += n
+		limited.N -= n
+		if err != nil { // of the client's connection, or of the disk
+			w.log().Info("download cut off", "error", err)
+			return sent, err
+		}
+	}
+	return sent, nil
+}
+
+// Part 7: the log.
 
 // writeLogLine writes the log line of one request. It logs no free text from the client, so that
 // no secret gets into the log: every value comes from the server or an allow-list, or has a

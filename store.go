@@ -205,18 +205,6 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	return st.classifyDBError(err)
 }
 
-// orNotFound returns value, or a 404 if a statement found no row.
-func orNotFound[T any](value T, found bool, err error) (T, error) {
-	var none T
-	if err != nil {
-		return none, err
-	}
-	if !found {
-		return none, errNotFound
-	}
-	return value, nil
-}
-
 // takeSlot takes a slot. If none becomes free within dbTimeout, it returns a 503 (D2).
 func takeSlot(slots chan struct{}) error {
 	select {
@@ -257,25 +245,34 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 	return scanned, rows.Err()
 }
 
-// dropIdle closes the idle connections, because if one is dead, the others most likely are too.
-// database/sql has no method for this, but closes them when their maximum number is set to 0.
-//
-// Overlapping calls could close connections in use, because SetMaxIdleConns shares its slice with
-// the pool. So a call during another one returns at once.
-func (st *store) dropIdle() {
-	if !st.dropping.TryLock() {
-		return
+// orNotFound returns value, or a 404 if a statement found no row.
+func orNotFound[T any](value T, found bool, err error) (T, error) {
+	var none T
+	if err != nil {
+		return none, err
 	}
-	defer st.dropping.Unlock()
-	st.db.SetMaxIdleConns(0)
-	st.db.SetMaxIdleConns(poolSize)
+	if !found {
+		return none, errNotFound
+	}
+	return value, nil
 }
 
-// isConnectionGone reports whether the connection was closed or reset while a statement used it. It
-// returns false for timeouts and for failures to connect.
-func isConnectionGone(err error) bool {
-	broken, ok := errors.AsType[*net.OpError](err)
-	return ok && broken.Op != "dial" && !broken.Timeout()
+// endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
+// while the request ran. It returns any other error unchanged.
+func endedIfUserGone(err error) error {
+	if sqlState(err) == "23503" { // foreign_key_violation
+		return unauthenticated("ended")
+	}
+	return err
+}
+
+// sqlState returns the SQLSTATE of err, or "" if err does not come from PostgreSQL.
+func sqlState(err error) string {
+	dbErr, ok := errors.AsType[*pq.Error](err)
+	if !ok {
+		return ""
+	}
+	return string(dbErr.Code)
 }
 
 // outageClasses are the SQLSTATE classes (PostgreSQL manual, appendix A) of errors that mean that
@@ -322,22 +319,28 @@ func (st *store) classifyDBError(err error) error {
 	return err
 }
 
-// endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
-// while the request ran. It returns any other error unchanged.
-func endedIfUserGone(err error) error {
-	if sqlState(err) == "23503" { // foreign_key_violation
-		return unauthenticated("ended")
-	}
-	return err
+// The rest of this file makes up for what database/sql and lib/pq do not do.
+
+// isConnectionGone reports whether the connection was closed or reset while a statement used it. It
+// returns false for timeouts and for failures to connect.
+func isConnectionGone(err error) bool {
+	broken, ok := errors.AsType[*net.OpError](err)
+	return ok && broken.Op != "dial" && !broken.Timeout()
 }
 
-// sqlState returns the SQLSTATE of err, or "" if err does not come from PostgreSQL.
-func sqlState(err error) string {
-	dbErr, ok := errors.AsType[*pq.Error](err)
-	if !ok {
-		return ""
+// dropIdle closes the idle connections, because if one is dead, the others most likely are too.
+// database/sql has no method for this, but closes them when their maximum number is set to 0.
+//
+// SetMaxIdleConns closes the old connections after it has released its lock. If another call had
+// raised the maximum by then, connections in use could be among them. So calls must not overlap:
+// a call during another one returns at once.
+func (st *store) dropIdle() {
+	if !st.dropping.TryLock() {
+		return
 	}
-	return string(dbErr.Code)
+	defer st.dropping.Unlock()
+	st.db.SetMaxIdleConns(0)
+	st.db.SetMaxIdleConns(poolSize)
 }
 
 // deadlineDialer dials connections on which every read and write times out. Without it, lib/pq
