@@ -247,7 +247,7 @@ func TestMaskOfEachKind(t *testing.T) {
 	})
 	for _, c := range cases {
 		if got := maskText(c.Text); got != c.Logged {
-			t.Errorf("%q: got %q, want %q", c.Text, got, c.Logged)
+			t.Errorf("%q: got %q, want %q: %s", c.Text, got, c.Logged, c.Why)
 		}
 	}
 }

@@ -140,7 +140,8 @@ func TestUploadStepFails(t *testing.T) {
 	s, c := start(t)
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
 	store(t, c, "first.txt") // the server has its connections to the database
-	for done, step := range []struct{ call, of, errno string }{
+	stored := 1
+	for _, step := range []struct{ call, of, errno string }{
 		{"openat", "", "EMFILE"}, // no descriptor is left for the file
 		{"openat", "", "EDQUOT"}, // the user's quota is used up
 		{"write", "file", "EIO"},
@@ -175,9 +176,10 @@ func TestUploadStepFails(t *testing.T) {
 			} else {
 				hubstest.WantProblem(t, r, 500, "internal")
 			}
-			s.WantStored(t, done+1)
+			s.WantStored(t, stored)
 			store(t, c, "next.txt")
-			s.WantStored(t, done+2)
+			stored++
+			s.WantStored(t, stored)
 		})
 	}
 }
