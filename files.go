@@ -138,7 +138,7 @@ func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	// The limit for the answer has begun with the upload. Begin it again.
 	http.NewResponseController(state.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
-		form.drain() // storeUpload has ended the transfer
+		form.drain() // it no longer counts as a transfer
 		return file{}, err
 	}
 	state.Header().Set("Location", f.Path)

@@ -507,8 +507,7 @@ func printRoutes() {
 		if r.contract.limit != nil {
 			limit += "; " + r.contract.limit.String()
 		}
-		path := strings.TrimSuffix(r.path, "{$}")
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, path, r.access.name, limit)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, r.path, r.access.name, limit)
 	}
 	table.Flush()
 }

@@ -226,24 +226,6 @@ func TestRemovalsFit(t *testing.T) {
 	}
 }
 
-// The example of a removal in each of these pages is one as it stands: people copy it.
-func TestRemovalsInPages(t *testing.T) {
-	t.Parallel()
-	all, err := removals.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, page := range []string{"docs/CONTRIBUTING.md", "testdata/removals/README.md"} {
-		text := hubstest.ReadFile(t, page)
-		isInPage := func(r removals.Removal) bool {
-			return strings.Contains(text, "\n== "+r.Text+"\n```")
-		}
-		if !slices.ContainsFunc(all, isInPage) {
-			t.Errorf("%s: its example is no removal", page)
-		}
-	}
-}
-
 // To tools/prove, a line of t.Log looks like a failure. So what a test notes goes to t.Output.
 func TestNotesGoToOutput(t *testing.T) {
 	t.Parallel()

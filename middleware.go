@@ -249,8 +249,8 @@ func (s *server) clientLimit(method, path string) *limiter {
 // other origin except the server's own. SameSite=Lax alone would allow writes from sibling
 // subdomains (C2).
 //
-// A request with neither Sec-Fetch-Site nor Origin is let through. It does not come from a page:
-// browsers send at least one of them with every write.
+// A request with neither Sec-Fetch-Site nor Origin is let through. It does not come from a page of
+// a browser of recent years: they send at least one of them with every write.
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -327,15 +327,18 @@ type route struct {
 	contract     contract
 }
 
-// validate panics, so that the server does not start, if a route has no access rule, or if it has
-// a counted input but no limit (Z1).
+// validate panics, so that the server does not start, if a route has no access rule, if its input is
+// not parsed, or if its input is counted but has no limit (Z1).
 func (r route) validate() {
 	name := r.method + " " + r.path
 	if r.access.name == "" {
 		panic("no access rule: " + name)
 	}
-	if _, isCounted := r.contract.input.(limitKeyer); isCounted && r.contract.limit == nil {
-		panic("a counted input without a limit: " + name)
+	c := r.contract
+	_, takesNothing := c.input.(nothing)
+	_, isCounted := c.input.(limitKeyer)
+	if takesNothing != (c.parse == nil) || isCounted && c.limit == nil {
+		panic("an input without a parse function, or a counted one without a limit: " + name)
 	}
 }
 
@@ -915,14 +918,14 @@ type netHTTPWriter struct{ *requestState }
 // netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
 // to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
 var netHTTPErrors = map[int]error{
-	http.StatusMethodNotAllowed:             errMethod,
-	http.StatusPreconditionFailed:           errPrecondition,
-	http.StatusRequestedRangeNotSatisfiable: errRange,
-	http.StatusInternalServerError:          errors.New("net/http could not read the file"),
+	405: errMethod,
+	412: errPrecondition,
+	416: errRange,
+	500: errors.New("net/http could not read the file"),
 }
 
 func (w netHTTPWriter) WriteHeader(status int) {
-	if status < 300 || status == http.StatusNotModified {
+	if status < 300 || status == 304 {
 		w.requestState.WriteHeader(status)
 		return
 	}

@@ -31,7 +31,7 @@ func startRoutes(routes []route) (fault any) {
 }
 
 // Z1: no route of the table starts if its access rule is taken away, and none
-// whose input is counted without its limit.
+// whose input is not parsed, or is counted without its limit.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
 	table := newServer(config{env: envLocal}, nil, io.Discard).routes()
@@ -52,6 +52,11 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 		changed := r
 		changed.access = access{}
 		wantNoStart("no access", changed)
+		if r.contract.parse != nil {
+			changed = r
+			changed.contract.parse = nil
+			wantNoStart("no parse function", changed)
+		}
 		if r.contract.limit == nil {
 			continue
 		}

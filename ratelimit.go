@@ -103,7 +103,7 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 }
 
 // makeRoom discards one key, so that memory stays bounded and no client is refused because of
-// other clients' keys. It samples sampleSize keys from a random position in the map and discards
+// other clients' keys. It samples sampleSize keys from where range begins in the map, a random position, and discards
 // the one with the fewest spent tokens.
 //
 // A refused key is discarded only if every key in the sample is refused, so a flood of new keys

@@ -34,7 +34,7 @@ import (
 var schema string
 
 const (
-	poolSize      = 8               // maximum number of connections, all kept open
+	poolSize      = 8               // maximum number of connections (see slots), all kept open
 	expensiveSize = poolSize / 2    // maximum number of expensive statements at a time
 	dbTimeout     = 2 * time.Second // for each wait for a slot, dial, socket read or socket write
 
@@ -122,7 +122,8 @@ func explainDBError(err error) error {
 		"28P01": "DATABASE_URL: the database refuses this user or password",
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
-		"42703": "the tables lack a column (run: hubs migrate)",
+		"42703": "a table lacks a column of this version: do what its release's notes say",
+		"57014": "the statement took too long: run it with psql",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
 		"23505": "there is a user with this address already; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
@@ -355,7 +356,7 @@ func (deadlineDialer) Dial(network, address string) (net.Conn, error) {
 	return deadlineConn{conn}, nil
 }
 
-// DialTimeout is called by lib/pq if DATABASE_URL has a connect_timeout, which it ignores.
+// DialTimeout is called by lib/pq if DATABASE_URL has a connect_timeout. It ignores that time.
 func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (net.Conn, error) {
 	return d.Dial(network, address)
 }
