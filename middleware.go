@@ -327,8 +327,8 @@ type route struct {
 	contract     contract
 }
 
-// validate panics, so that the server does not start, if a route has no access rule, if its input is
-// not parsed, or if its input is counted but has no limit (Z1).
+// validate panics, so that the server does not start, if a route has no access rule, if its input
+// is not parsed, or if its input is counted but has no limit (Z1).
 func (r route) validate() {
 	name := r.method + " " + r.path
 	if r.access.name == "" {
