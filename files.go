@@ -135,7 +135,7 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f, err := s.storeUpload(state, form)
-	// The limit for the answer has begun with the upload. Begin it again.
+	// The time to write the answer began with the request, and the upload may have used it up.
 	http.NewResponseController(state.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
 		form.drain() // it no longer counts as a transfer
@@ -309,7 +309,7 @@ func (s *server) sweepUpload(id string) error {
 //	bytes of the whole body         both together     readHead    413
 //	time without progress           stallTimeout      Read        400
 //	time of the whole upload        uploadTimeout     Read        400
-//	the rest of a refused upload    refusedTimeout    drain       not read
+//	time to read a refused rest     refusedTimeout    drain       the refusal
 type uploadForm struct {
 	state   *requestState
 	maxFile int64     // maximum size of the file in bytes
@@ -421,8 +421,8 @@ func (form *uploadForm) drain() {
 
 // contentType detects the type of a file from its first bytes. It ignores the type that the client
 // sent. Text with a "<" could be SVG or HTML, which Go does not always recognize, so it does not
-// count as text, and neither does text that is not UTF-8. The last character of head may be
-// incomplete.
+// count as text, and neither does text that is not UTF-8. An incomplete character at the end is
+// ignored, because head may be cut there.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {

@@ -6,7 +6,7 @@
 //
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
 //     contracts and makes their checks in the same order. The server does not start if a route
-//     has no access rule, or if a route has a counted input but no limit.
+//     has no access rule, if its input is not parsed, or if its input is counted without a limit.
 //   - An endpoint that takes input rejects unknown fields. A request whose answer depends on the
 //     database is refused while the database is unreachable. An output that breaks its contract is
 //     not sent, but a write that came before it is not undone.
@@ -227,8 +227,8 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. upload in files.go
-//	        starts it again when the file is stored; netHTTPWriter.ReadFrom in middleware.go
-//	        extends it before each piece of a download.
+//	        starts it again when the file is stored or refused; netHTTPWriter.ReadFrom in
+//	        middleware.go starts it again before each piece of a download, with stallTimeout.
 //	idle    Time between two requests. Starts when an answer is complete.
 //
 // Database statements have their own limits (dbTimeout in store.go), so a handler that waits for
@@ -395,9 +395,9 @@ func (s *server) warnOfDatabase() {
 }
 
 // stop shuts the server down gracefully. Every request that ends within stopTimeout is answered.
-// Connections that still wait in the kernel are lost, unless systemd holds the socket.
 // Mail under way then gets another stopTimeout (H3). A request that takes longer continues during
-// that time and ends with the process.
+// that time and ends with the process. A connection that the server has not accepted yet is lost,
+// unless systemd holds the socket.
 //
 // http.Server.Shutdown drops connections that were just accepted, and idle connections on which
 // a request is arriving. So stop first serves requests for another arrivalTime. Each request that

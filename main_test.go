@@ -226,6 +226,21 @@ func TestRemovalsFit(t *testing.T) {
 	}
 }
 
+// The one example in each of these pages is a removal as it stands: people copy it.
+func TestExamplesAreRemovals(t *testing.T) {
+	t.Parallel()
+	all, _ := removals.Read() // TestRemovalsFit reports an error
+	pages := hubstest.ReadFile(t, "docs/CONTRIBUTING.md") +
+		hubstest.ReadFile(t, "testdata/removals/README.md")
+	examples := 0
+	for _, r := range all {
+		examples += strings.Count(pages, "\n== "+r.Text+"\n```")
+	}
+	if examples != 2 {
+		t.Errorf("got %d examples that are a removal, want one in each page", examples)
+	}
+}
+
 // To tools/prove, a line of t.Log looks like a failure. So what a test notes goes to t.Output.
 func TestNotesGoToOutput(t *testing.T) {
 	t.Parallel()

@@ -249,8 +249,8 @@ func (s *server) clientLimit(method, path string) *limiter {
 // other origin except the server's own. SameSite=Lax alone would allow writes from sibling
 // subdomains (C2).
 //
-// A request with neither Sec-Fetch-Site nor Origin is let through. It does not come from a page of
-// a browser of recent years: they send at least one of them with every write.
+// A request with neither Sec-Fetch-Site nor Origin is let through, because it does not come from a
+// page: current browsers send at least one of them with every write.
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -305,7 +305,7 @@ func (s *server) serveRoutes(routes []route) http.Handler {
 // route without one prevents the start.
 type access struct {
 	name   string   // as shown in the route table
-	public bool     // no session is needed; otherwise the user must not be suspended
+	public bool     // no session is needed; if false, the user must be signed in and not suspended
 	terms  bool     // the user must have accepted the current terms
 	roles  []string // the user must have one of these roles; nil means any
 }
@@ -900,8 +900,9 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete, malformed or too slow"})
 }
 
-// Part 6: answers of net/http. Its router and http.ServeContent write errors of their own, and
-// download at any pace. So three writers are wrapped around each other:
+// Part 6: answers of net/http. Its router and http.ServeContent write errors in a form of their
+// own, and http.ServeContent would give a whole download one deadline. So three writers are
+// wrapped around each other:
 //
 //	http.ResponseWriter    of net/http      sends to the client
 //	requestState           of the steps     sends one status, and counts the bytes

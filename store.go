@@ -79,8 +79,8 @@ func openStore(databaseURL string) (*store, error) {
 		// Plan each statement once. Otherwise PostgreSQL would plan a list again at each call,
 		// because of its limit and offset (79 µs a call instead of 54).
 		"plan_cache_mode": "force_generic_plan",
-		// Every statement of a request has a suitable index, and is too short to gain from compilation or
-		// parallel workers.
+		// Every statement of a request has a suitable index, and is too short to gain from
+		// compilation or parallel workers.
 		"enable_seqscan":                  "off",
 		"jit":                             "off",
 		"max_parallel_workers_per_gather": "0",
@@ -122,8 +122,8 @@ func explainDBError(err error) error {
 		"28P01": "DATABASE_URL: the database refuses this user or password",
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
-		"42703": "a table lacks a column of this version: do what its release's notes say",
-		"57014": "the statement took too long: run it with psql",
+		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
+		"57014": "the database canceled a statement that took too long (a lock, or many rows)",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
 		"23505": "there is a user with this address already; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
