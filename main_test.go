@@ -228,7 +228,6 @@ func TestRemovalsFit(t *testing.T) {
 
 // The one example in each of these pages is a removal as it stands: people copy it.
 func TestExamplesAreRemovals(t *testing.T) {
-	t.Parallel()
 	all, _ := removals.Read() // TestRemovalsFit reports an error
 	pages := hubstest.ReadFile(t, "docs/CONTRIBUTING.md") +
 		hubstest.ReadFile(t, "testdata/removals/README.md")
@@ -243,7 +242,6 @@ func TestExamplesAreRemovals(t *testing.T) {
 
 // To tools/prove, a line of t.Log looks like a failure. So what a test notes goes to t.Output.
 func TestNotesGoToOutput(t *testing.T) {
-	t.Parallel()
 	own, _ := filepath.Glob("*_test.go") // the patterns are well formed
 	others, _ := filepath.Glob("test/*/*_test.go")
 	for _, file := range append(own, others...) {
