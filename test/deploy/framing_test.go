@@ -80,7 +80,7 @@ var framings = map[string]struct {
 		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
 		refusedBy: "nginx",
 	},
-	// Their coding is none that both know.
+	// The proxy and the server do not both know these codings.
 	"no such coding": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: xchunked\r\n",
 		refusedBy: bothProxies,
@@ -100,10 +100,10 @@ var framings = map[string]struct {
 	},
 }
 
-// No client smuggles a request past a proxy: what is unclear about a length is refused, or
-// reaches the server with one length. The programs do so of themselves: no line of their
+// No client smuggles a request past a proxy. A request whose length is unclear is refused, or
+// reaches the server with one length. Both programs do so by default: no line of their
 // configurations asks for it, so no removal lets one of the lengths through. An upgrade would
-// open a tunnel to the server. HAProxy is told to drop it; nginx is not told to pass it on.
+// open a tunnel to the server: HAProxy is told to drop it, and nginx is not told to pass it on.
 func TestProxyFraming(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
 		backend := newRecorder(t, emptyAnswer)
