@@ -164,7 +164,7 @@ func newSessionView(u *user, token sessionToken) sessionView {
 }
 
 func (v sessionView) isValid() bool {
-	return isUUID(v.User.UserID) &&
+	return v.User.UserID != "" && // a UUID by the type of its column
 		emailForm.MatchString(v.User.Email) &&
 		slices.Contains(allRoles, v.User.Permission) &&
 		!v.ExpiresAt.IsZero()
@@ -232,7 +232,7 @@ type sessionToken struct {
 	IssuedAt  seconds `json:"iat"`
 	ExpiresAt seconds `json:"exp"`
 
-	jwt.RegisteredClaims `json:"-"` // only provides the methods of the interface jwt.Claims
+	jwt.RegisteredClaims `json:"-"` // only for the methods of jwt.Claims; its values are not used
 }
 
 // seconds is a Unix time with six decimals, the precision of PostgreSQL. Whole seconds could not

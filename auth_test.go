@@ -17,20 +17,21 @@ import (
 
 const testKey = "test-secret-of-more-than-thirty-two-bytes"
 
-// serverWithoutDatabase returns a server on which each statement fails after dbTimeout.
+// serverWithoutDatabase returns a server without a database: its store has no slots, so each
+// statement fails after dbTimeout.
 func serverWithoutDatabase(out io.Writer) *server {
 	s := newServer(config{env: envLocal}, &store{}, out)
 	s.cfg.sessionKeys.Keys = append(s.cfg.sessionKeys.Keys, []byte(testKey))
 	return s
 }
 
-// T2: a token's times hold to the microsecond: the last moment at which it is good, and the
-// first at which it is not.
+// T2: The limits of a token's times are exact to the microsecond. The cases are the last time at
+// which a token is accepted and the first at which it is not.
 func TestTokenTimesAreExact(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		issued, expires time.Duration // from now
-		want            string
+		want            string        // reason of the refusal; "" if the token is valid
 	}{
 		{expires: time.Microsecond},
 		{issued: -time.Hour, expires: 0, want: "expired"},
@@ -52,18 +53,20 @@ func TestTokenTimesAreExact(t *testing.T) {
 			_, err := serverWithoutDatabase(io.Discard).verifyToken(token)
 			refusal, _ := errors.AsType[problem](err)
 			if refusal.reason != test.want {
-				t.Errorf("%+v: got %q, want %q", test, refusal.reason, test.want)
+				t.Errorf("%+v: got the reason %q, want %q", test, refusal.reason, test.want)
 			}
 		})
 	}
 }
 
-// T5: a token says the very times that were signed, to the microsecond.
+// T5: A token that was signed and verified has the same fields. Its times are the same to the
+// microsecond.
 func TestTokenKeepsItsTimes(t *testing.T) {
 	t.Parallel()
 	s := serverWithoutDatabase(io.Discard)
 	now := time.Now().Truncate(time.Microsecond).UTC()
 	for i := range 1000 {
+		// 7,919 is a prime number, so each token has another fraction of a second.
 		issued := now.Add(-time.Duration(i) * 7_919 * time.Microsecond)
 		expires := issued.Add(sessionTTL)
 		signed := sessionToken{
@@ -74,15 +77,16 @@ func TestTokenKeepsItsTimes(t *testing.T) {
 		}
 		got, err := s.verifyToken(s.signToken(signed))
 		if err != nil || !reflect.DeepEqual(got, signed) {
-			t.Fatalf("got %v, %v, want %v", got, err, signed)
+			t.Fatalf("got the token %v and the error %v, want %v", got, err, signed)
 		}
 		if !got.IssuedAt.time().Equal(issued) || !got.ExpiresAt.time().Equal(expires) {
-			t.Fatalf("got the times of %v, want %v to %v", got, issued, expires)
+			t.Fatalf("got the token %v, want its times to be %v and %v", got, issued, expires)
 		}
 	}
 }
 
-// An identifier is a UUID as PostgreSQL prints it, and nothing else.
+// isUUID accepts a UUID in the one form in which PostgreSQL writes it, and no other text. The cases
+// are a UUID with one character replaced, removed or added at each place.
 func TestIdentifierForm(t *testing.T) {
 	t.Parallel()
 	form := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
@@ -104,7 +108,8 @@ func TestIdentifierForm(t *testing.T) {
 	}
 }
 
-// I4: whatever is taken as an address is one recipient to a mail library too.
+// I4: net/mail reads every address that the server accepts as one address without a name, so a mail
+// has one recipient.
 func FuzzEmail(f *testing.F) {
 	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase
@@ -119,7 +124,7 @@ func FuzzEmail(f *testing.F) {
 		}
 		parsed, err := mail.ParseAddress(text)
 		if err != nil || parsed.Address != text || parsed.Name != "" {
-			t.Errorf("%q is taken, and is %+v, %v to net/mail", text, parsed, err)
+			t.Errorf("net/mail: got %+v and the error %v, want the address %q", parsed, err, text)
 		}
 	})
 }

@@ -136,7 +136,7 @@ func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f, err := s.storeUpload(state, form)
 	// The time to write the answer began with the request, and the upload may have used it up.
-	http.NewResponseController(state.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTimeout))
+	http.NewResponseController(state).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
 		form.drain() // it no longer counts as a transfer
 		return file{}, err
@@ -172,7 +172,10 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 		return file{}, err
 	}
 	defer working.Close() // releases the lock
-	f, err := s.receiveUpload(state, form, working, id)
+	f, err := s.receiveUpload(form, working, id)
+	if err == nil {
+		err = s.authorize(state) // the account may have changed while the file arrived
+	}
 	if err != nil {
 		s.removeUpload(id) // if this fails, the sweep does it
 		return file{}, err
@@ -187,11 +190,9 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	return f, nil
 }
 
-// receiveUpload writes the file to disk under its final name, then checks the account again. It
-// returns all but CreatedAt, which the row will have.
-func (s *server) receiveUpload(
-	state *requestState, form *uploadForm, working *os.File, id string,
-) (file, error) {
+// receiveUpload writes the file to disk under its final name. It returns all but CreatedAt, which
+// the row will have.
+func (s *server) receiveUpload(form *uploadForm, working *os.File, id string) (file, error) {
 	if err := lockFile(working); err != nil {
 		return file{}, err
 	}
@@ -200,10 +201,6 @@ func (s *server) receiveUpload(
 		return file{}, bodyProblem(err)
 	}
 	if err := s.makeDurable(working, id); err != nil {
-		return file{}, err
-	}
-	// The account may have changed while the file arrived.
-	if err := s.authorize(state); err != nil {
 		return file{}, err
 	}
 	return file{
@@ -290,11 +287,11 @@ func (s *server) sweepUpload(id string) error {
 	if isYoung || lockFile(working) != nil {
 		return nil
 	}
-	s.log.Info("sweeping an unfinished upload", "fileId", id)
 	hasRow, err := s.store.row(read("select file_id from files where file_id = $1", id), new(string))
 	if err != nil {
 		return err
 	}
+	s.log.Info("sweeping an unfinished upload", "fileId", id)
 	if hasRow { // the bytes are needed
 		return s.files.RemoveAll(workingName)
 	}
@@ -365,7 +362,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	}
 	timeLeft := min(stallTimeout, uploadTimeout(form.received)-time.Since(form.started))
 	deadline := time.Now().Add(timeLeft)
-	http.NewResponseController(form.state.ResponseWriter).SetReadDeadline(deadline)
+	http.NewResponseController(form.state).SetReadDeadline(deadline)
 	n, err := form.body.Read(p)
 	form.received += int64(n)
 	return n, err
@@ -414,7 +411,7 @@ func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
 	}
-	connection := http.NewResponseController(form.state.ResponseWriter)
+	connection := http.NewResponseController(form.state)
 	connection.SetReadDeadline(time.Now().Add(refusedTimeout))
 	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
@@ -513,6 +510,33 @@ func (d download) send(state *requestState) error {
 	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
 		state.request.Header.Del("Range")
 	}
-	http.ServeContent(netHTTPWriter{state}, state.request, "", d.CreatedAt, content)
+	http.ServeContent(downloadWriter{state}, state.request, "", d.CreatedAt, content)
 	return nil
+}
+
+// A downloadWriter is the http.ResponseWriter of http.ServeContent, which would give a whole
+// download one deadline.
+type downloadWriter struct{ *requestState }
+
+// ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
+// download is not limited, but each piece must be sent within stallTimeout. So a client that
+// stops reading is cut off (H5).
+//
+// net/http uses sendfile only through a single io.LimitedReader. http.ServeContent passes one, and
+// io.CopyN adds one of its own. So ReadFrom copies from limited.R, not from limited.
+func (w downloadWriter) ReadFrom(src io.Reader) (int64, error) {
+	limited := src.(*io.LimitedReader)
+	var sent int64
+	for limited.N > 0 {
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		sent += n
+		w.bytes += n
+		limited.N -= n
+		if err != nil { // of the client's connection, or of the disk
+			w.log().Info("download cut off", "error", err)
+			return sent, err
+		}
+	}
+	return sent, nil
 }

@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// deadlines is an http.ResponseWriter that notes its deadlines.
+// A deadlines is an http.ResponseWriter that records the deadlines that are set on it.
 type deadlines struct {
 	http.ResponseWriter
-	read time.Time
-	left []time.Duration // until each write deadline, when it was set
+	read time.Time       // the last read deadline
+	left []time.Duration // the time left until each write deadline when it was set
 }
 
-// Write takes a second.
+// Write takes a second, so that time passes between the pieces of a download.
 func (d *deadlines) Write(b []byte) (int, error) {
 	time.Sleep(time.Second)
 	return d.ResponseWriter.Write(b)
@@ -39,15 +39,16 @@ func (d *deadlines) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// An upload has uploadStart, and a second more for each uploadPace bytes that have arrived. If it
-// does not move, it ends after stallTimeout.
+// An upload may take uploadStart, and one second more for each uploadPace bytes that the server has
+// received. An upload without progress ends after stallTimeout. So the read deadline is the earlier
+// of the two.
 func TestUploadDeadlines(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name     string
 		started  time.Duration // before now
-		received int64
-		want     time.Duration // from now
+		received int64         // bytes
+		want     time.Duration // the read deadline, from now
 	}{
 		{name: "at the start", want: stallTimeout},
 		{name: "with time left", received: 100 * uploadPace, want: stallTimeout},
@@ -61,7 +62,7 @@ func TestUploadDeadlines(t *testing.T) {
 		},
 		{name: "too late", started: uploadStart},
 	} {
-		synctest.Test(t, func(t *testing.T) { // the time stands still
+		synctest.Test(t, func(t *testing.T) { // time stands still, so the deadline is exact
 			d := &deadlines{}
 			form := &uploadForm{
 				state:    &requestState{ResponseWriter: d},
@@ -80,7 +81,8 @@ func TestUploadDeadlines(t *testing.T) {
 	}
 }
 
-// However long an upload took, its answer has answerTimeout.
+// The time to write the answer to an upload begins when the upload has ended, however long it took.
+// The upload of this test is refused, because it is not a form.
 func TestAnswerToAnUploadHasItsOwnTime(t *testing.T) {
 	t.Parallel()
 	s, _ := newFilesServer(t, io.Discard)
@@ -94,7 +96,7 @@ func TestAnswerToAnUploadHasItsOwnTime(t *testing.T) {
 	})
 }
 
-// Each piece of a download has stallTimeout, whatever the size of the file.
+// Each piece of a download gets stallTimeout to be sent, whatever the size of the file.
 func TestDownloadDeadlines(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
@@ -113,16 +115,17 @@ func TestDownloadDeadlines(t *testing.T) {
 		}
 		for _, left := range d.left {
 			if left != stallTimeout {
-				t.Errorf("got %v for a piece, want %v", left, stallTimeout)
+				t.Errorf("got a write deadline in %v, want %v", left, stallTimeout)
 			}
 		}
 		if len(d.left) < pieces {
-			t.Errorf("got %d write deadlines, want one for each of %d pieces", len(d.left), pieces)
+			t.Errorf("got %d write deadlines, want %d or more, one a piece", len(d.left), pieces)
 		}
 	})
 }
 
-// newFilesServer returns a server without a database, with its FILES_DIR.
+// newFilesServer returns a server with an empty FILES_DIR, and the path of that folder. The server
+// has no database: all slots of its store are taken, so each statement fails after dbTimeout.
 func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -134,8 +137,8 @@ func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	return s, dir
 }
 
-// A sweep that fails is not the last one. A folder of working names that can't be read is an
-// error, not an empty folder.
+// After a sweep that fails, the server sweeps again at the next interval. A folder of working names
+// that can't be read is an error, not an empty folder.
 func TestSweepGoesOnAfterAFailure(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
@@ -154,12 +157,13 @@ func TestSweepGoesOnAfterAFailure(t *testing.T) {
 		<-ended
 	})
 	if got := strings.Count(log.String(), "the sweep of unfinished uploads failed"); got != 3 {
-		t.Errorf("got %d failed sweeps at the start and in two intervals, want 3", got)
+		t.Errorf("got %d failed sweeps, want 3: at the start and after each of 2 intervals", got)
 	}
 }
 
-// A sweep spares the file of an upload of its own server that runs, however old it looks. It does
-// not lock a young one, not even to find out that it is young: the upload may be about to lock it.
+// A sweep does not remove the working name of a running upload of its own server, however old the
+// file is. It never locks a young file, not even for a moment, because the upload that has just
+// created the file may be about to lock it.
 func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
@@ -178,7 +182,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 			}
 		}
 	}()
-	refused := 0
+	refused := 0 // attempts of the upload to lock its file while a sweep held the lock
 	for ended := false; !ended; {
 		if lockFile(working) != nil {
 			refused++
@@ -191,7 +195,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 		}
 	}
 	if refused > 0 {
-		t.Errorf("sweeps have locked the file of a young upload %d times", refused)
+		t.Errorf("got the file of a young upload locked by a sweep %d times, want 0", refused)
 	}
 	if err := lockFile(working); err != nil {
 		t.Fatal(err)
@@ -200,16 +204,18 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	if err := os.Chtimes(name, old, old); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.sweepUpload(filepath.Base(name)); err != nil { // it would need a database to go on
+	// Without the lock of the upload, the sweep would ask the database, and return an error here.
+	if err := s.sweepUpload(filepath.Base(name)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(name); err != nil {
-		t.Error("a running upload was swept: ", err)
+		t.Error("the working name of a running upload was swept: ", err)
 	}
 }
 
-// The working name goes last: while the bytes can't be removed, the next sweep must find them.
-// The id here leads out of the folder, so the first removal fails, and the second would succeed.
+// removeUpload removes the working name last. As long as the bytes can't be removed, the next sweep
+// must find them by their working name. The id of this test leads out of FILES_DIR, so the removal
+// of the final name fails. The removal of the working name would succeed.
 func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
@@ -218,9 +224,9 @@ func TestWorkingNameGoesLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.removeUpload("../x"); err == nil {
-		t.Error("removal of bytes that can't be removed: got no error")
+		t.Error("got no error from removeUpload, want one: the bytes can't be removed")
 	}
 	if _, err := os.Stat(working); err != nil {
-		t.Error("the working name went first: ", err)
+		t.Error("the working name was removed although the bytes were not: ", err)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// I1: nothing that a client sends gets into the text of a list's statement, also if its rule let
-// everything pass.
+// I1: No text from a client becomes part of the text of a list's statement. The test makes the
+// query itself, so this holds even if the validation of the fields let every text pass.
 func TestListStatementHasNoTextOfAClient(t *testing.T) {
 	const limit, offset = 20, 40
 	plain := "name"
@@ -27,11 +27,11 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 	if want := query(plain, plain).text; got.text != want {
 		t.Errorf("filtered by %q: got the text\n%s\nwant\n%s", hostile, got.text, want)
 	}
-	want := []any{limit + 1, offset, hostile, hostile} // one more tells hasMore
+	want := []any{limit + 1, offset, hostile, hostile} // one row more than the page, for HasMore
 	if !slices.Equal(got.args, want) {
 		t.Errorf("filtered by %q: got the arguments %q, want %q", hostile, got.args, want)
 	}
 	if got := query(plain, hostile); strings.Contains(got.text, "drop") {
-		t.Errorf("ordered by %q: got the text\n%s", hostile, got.text)
+		t.Errorf("ordered by %q: got the text\n%s\nwant no drop in it", hostile, got.text)
 	}
 }

@@ -7,9 +7,9 @@
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
 //     contracts and makes their checks in the same order. The server does not start if a route
 //     has no access rule, if its input is not parsed, or if its input is counted without a limit.
-//   - An endpoint that takes input rejects unknown fields. A request whose answer depends on the
-//     database is refused while the database is unreachable. An output that breaks its contract is
-//     not sent, but a write that came before it is not undone.
+//   - An endpoint that takes input rejects unknown fields in its query or its JSON body. A request
+//     whose answer depends on the database is refused while the database is unreachable. An output
+//     that breaks its contract is not sent, but a write that came before it is not undone.
 //   - All errors have one format and are written by one function, except those that net/http
 //     writes before it calls a handler. An internal error is logged once, with the request id,
 //     and is never shown to the client.
@@ -78,7 +78,8 @@ const (
 //
 // APP_ENV=local needs neither HTTPS nor a mail server:
 //
-//   - The cookie has no Secure and no Domain. The localOrigins are allowed.
+//   - The cookie has no Secure and no Domain. Unless ALLOWED_ORIGINS is set, the localOrigins are
+//     allowed.
 //   - The page is served, and FILES_DIR is created.
 //   - Codes are printed if there is no mail server.
 //   - Requests are not logged, refused origins are logged in full, and there is no warning about
@@ -227,12 +228,12 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. upload in files.go
-//	        starts it again when the file is stored or refused; netHTTPWriter.ReadFrom in
-//	        middleware.go starts it again before each piece of a download, with stallTimeout.
+//	        starts it again when the file is stored or refused; downloadWriter.ReadFrom
+//	        there starts it again before each piece of a download, with stallTimeout.
 //	idle    Time between two requests. Starts when an answer is complete.
 //
-// Database statements have their own limits (dbTimeout in store.go), so a handler that waits for
-// the database also ends in time. A file system that hangs has no limit: see SECURITY.md.
+// Each step of a database statement has a limit of its own (dbTimeout in store.go). A file system
+// that hangs has none: see SECURITY.md.
 const (
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 15 * time.Second
@@ -328,7 +329,8 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 }
 
 // A connection uses less than 250 kB, most of it the kernel's buffer of data that the client has
-// not read. So all connections together use less than 256 MB.
+// not read. So all connections together use less than 256 MB. The kernel's buffer of data that the
+// server has not read comes on top.
 const (
 	maxConnections = 1024
 	sendBuffer     = 96 << 10 // bytes; Linux doubles it
@@ -507,7 +509,7 @@ func printRoutes() {
 		if r.contract.limit != nil {
 			limit += "; " + r.contract.limit.String()
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, r.path, r.access.name, limit)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, r.path, r.access, limit)
 	}
 	table.Flush()
 }

@@ -1,7 +1,8 @@
 package main
 
-// The settings: every value of testdata/settings.json, in each environment, and their table in
-// docs/deploy.md. The listener. At the end, the check that every removal fits the code.
+// Tests of the settings: the values in testdata/settings.json, in each environment, and the table
+// in docs/deploy.md. Tests of the listener. At the end, tests of the project itself, such as
+// whether every removal fits the code.
 
 import (
 	"errors"
@@ -19,15 +20,16 @@ import (
 	"hubs/tools/removals"
 )
 
-// A settingCase has the values of one setting that are taken and refused, each with the reason.
+// A settingCase has values of one setting that the server accepts and rejects, each with the
+// reason.
 type settingCase struct {
 	Variable     string
 	Environments []string
-	Good, Bad    map[string]string
+	Good, Bad    map[string]string // reasons by value; the value "" means that it is unset
 }
 
-// deployedEnv is a right configuration of an environment. Nothing in it is dialled.
-func deployedEnv(name string) map[string]string {
+// validSettings returns valid settings for an environment. No test connects to the hosts in them.
+func validSettings(name string) map[string]string {
 	env := map[string]string{
 		"APP_ENV":        name,
 		"DATABASE_URL":   "postgres://u:database-password@127.0.0.1:1/hubs",
@@ -44,7 +46,8 @@ func deployedEnv(name string) map[string]string {
 	return env
 }
 
-// settings returns the names of all settings: what os.Getenv and configReader.list are given.
+// settings returns the names of all settings, which are the arguments of os.Getenv and
+// configReader.list in the code.
 func settings(t *testing.T) []string {
 	t.Helper()
 	names := matches(t, "main.go", `r\.list\("(\w+)"`)
@@ -52,12 +55,12 @@ func settings(t *testing.T) []string {
 	for _, file := range files {
 		names = append(names, matches(t, file, `os\.Getenv\("(\w+)"`)...)
 	}
-	isSystemds := func(name string) bool { return name == "LISTEN_PID" }
-	return slices.DeleteFunc(names, isSystemds)
+	isFromSystemd := func(name string) bool { return name == "LISTEN_PID" }
+	return slices.DeleteFunc(names, isFromSystemd)
 }
 
-// docs/deploy.md explains each setting, and no other one. settings.json has values of each that are
-// taken, or refused.
+// docs/deploy.md explains every setting of the server, and no other. testdata/settings.json has
+// values of every setting, and of no other.
 func TestSettingsAreExplained(t *testing.T) {
 	t.Parallel()
 	read := settings(t)
@@ -70,16 +73,16 @@ func TestSettingsAreExplained(t *testing.T) {
 			"testdata/settings.json": tried,
 		} {
 			if !slices.Contains(names, name) {
-				t.Errorf("%s does not have %s", place, name)
+				t.Errorf("%s: the setting %s is missing", place, name)
 			}
 		}
 	}
 }
 
-// loadWith loads a configuration of an environment with one setting changed.
+// loadWith loads valid settings for an environment with one of them changed, and returns the error.
 func loadWith(t *testing.T, environment, variable, value string) error {
 	t.Helper()
-	env := deployedEnv(environment)
+	env := validSettings(environment)
 	env[variable] = value
 	for _, name := range settings(t) {
 		t.Setenv(name, env[name])
@@ -88,7 +91,8 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 	return err
 }
 
-// A bad value is named, and no secret printed.
+// The server accepts every good value of a setting. For a bad value, the error names the setting
+// and has no secret.
 func TestConfiguration(t *testing.T) {
 	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
 		for _, environment := range c.Environments {
@@ -110,25 +114,27 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// wantRefused checks that the error for a value names its setting, and shows no secret.
+// wantRefused checks that loadConfig rejects a value, with an error that names the setting and has
+// no secret.
 func wantRefused(t *testing.T, environment, variable, value string) {
 	t.Helper()
 	err := loadWith(t, environment, variable, value)
 	if err == nil || !strings.Contains(err.Error(), variable) {
-		t.Fatalf("got %v, want an error that names %s", err, variable)
+		t.Fatalf("got the error %v, want one that names %s", err, variable)
 	}
 	secrets := []string{"secret-1", "session-secret", "password@"}
-	if variable == "SESSION_SECRET" && len(value) > 5 {
+	if variable == "SESSION_SECRET" && len(value) > 5 { // every text contains the value ""
 		secrets = append(secrets, value)
 	}
 	for _, secret := range secrets {
 		if strings.Contains(err.Error(), secret) {
-			t.Errorf("the error shows a secret: %v", err)
+			t.Errorf("got the error %v, want no secret in it", err)
 		}
 	}
 }
 
-// Every key in an example of deploy/ is refused: somebody would keep it.
+// The server rejects every session key in the examples of deploy/, because an operator may forget
+// to replace it.
 func TestExampleKeysAreRefused(t *testing.T) {
 	names, _ := filepath.Glob("deploy/*.env") // the pattern is well formed
 	var keys []string
@@ -136,15 +142,16 @@ func TestExampleKeysAreRefused(t *testing.T) {
 		keys = append(keys, matches(t, name, `SESSION_SECRET=(\S+)`)...)
 	}
 	if len(keys) == 0 {
-		t.Error("no example of deploy/ has a key")
+		t.Error("got no session key in the examples of deploy/, want at least one")
 	}
 	for _, key := range keys {
 		wantRefused(t, envStaging, "SESSION_SECRET", key)
 	}
 }
 
-// newDeafListener returns a listener with one slot, which listens nowhere.
-func newDeafListener(stop chan struct{}) *boundedListener {
+// newBrokenListener returns a listener with one slot and without a socket, so that it can't accept
+// a connection.
+func newBrokenListener(stop chan struct{}) *boundedListener {
 	return &boundedListener{
 		TCPListener: &net.TCPListener{},
 		slots:       make(chan struct{}, 1),
@@ -152,40 +159,44 @@ func newDeafListener(stop chan struct{}) *boundedListener {
 	}
 }
 
-// H8: an Accept that fails takes no slot. Else a lack of descriptors would end the service for
-// good.
+// H8: An Accept that fails gives its slot back. Otherwise, while the process has no free
+// descriptors, failed calls would take all slots, and the server would never accept a connection
+// again.
 func TestFailedAcceptTakesNoSlot(t *testing.T) {
 	t.Parallel()
-	l := newDeafListener(nil)
+	l := newBrokenListener(nil)
 	if _, err := l.Accept(); err == nil {
 		t.Error("got a connection, want an error")
 	}
 	if got := len(l.slots); got != 0 {
-		t.Errorf("got %d slots taken, want 0", got)
+		t.Errorf("got %d slots taken after Accept has failed, want 0", got)
 	}
 }
 
-// H3: a server whose connections are all taken can stop: Accept waits for no slot then.
+// H3: When the server stops, Accept does not wait for a slot. So a server can stop while all slots
+// are taken.
 func TestStopWithAllConnectionsTaken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
-		l := newDeafListener(stop)
+		l := newBrokenListener(stop)
 		l.slots <- struct{}{}
-		time.AfterFunc(time.Minute, func() { <-l.slots }) // ends a wait for a slot
+		time.AfterFunc(time.Minute, func() { <-l.slots }) // ends a wrong wait for a slot
 		close(stop)
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("got %v, want %v", err, net.ErrClosed)
+			t.Errorf("got the error %v from Accept, want %v", err, net.ErrClosed)
 		}
 	})
 }
 
-// What a removal may be of besides a row of SECURITY.md.
+// removalTopics are the topics that the line Row of a removal may have, instead of a row of
+// SECURITY.md.
 var removalTopics = strings.Fields(`durability limits order start stop configuration commands
 	session mail log files hubs store answers deploy`)
 
-// Each removal is of a row or topic, names tests that exist, and fits the code as it is.
-// tools/prove shows that the tests notice. With -v: the tests that no removal names.
+// Each removal has a name of its own, belongs to a row of SECURITY.md or to a topic, names tests
+// that exist, and fits the current code. tools/prove shows that these tests fail. With -v, this
+// test prints the tests that no removal names.
 func TestRemovalsFit(t *testing.T) {
 	t.Parallel()
 	all, err := removals.Read()
@@ -201,11 +212,12 @@ func TestRemovalsFit(t *testing.T) {
 	isNamed := map[string]bool{}
 	for _, r := range all {
 		if slices.Contains(known, r.Name) {
-			t.Errorf("%s: there are two of this name", r.Name)
+			t.Errorf("%s: two removals have this name, or it is that of a row or topic", r.Name)
 		}
 		known = append(known, r.Name)
 		if !slices.Contains(known, r.Row) || !strings.HasPrefix(r.Name, r.Row+"-") {
-			t.Errorf("%s: %s is no topic and no row of SECURITY.md, or not in the name", r.Name, r.Row)
+			t.Errorf("%s: got %s, want a row of SECURITY.md or a topic, which begins the name",
+				r.Name, r.Row)
 		}
 		for _, name := range r.Tests {
 			function := removals.TestFunction(name)
@@ -215,7 +227,7 @@ func TestRemovalsFit(t *testing.T) {
 			isNamed[function] = true
 		}
 		if _, err := source.Apply(r.Changes); err != nil {
-			t.Errorf("%s no longer fits: %v", r.Name, err)
+			t.Errorf("%s: the removal no longer fits: %v", r.Name, err)
 		}
 	}
 	for name := range source {
@@ -226,9 +238,10 @@ func TestRemovalsFit(t *testing.T) {
 	}
 }
 
-// The one example in each of these pages is a removal as it stands: people copy it.
+// Each of these two pages has an example that is an existing removal, word for word, because people
+// copy it.
 func TestExamplesAreRemovals(t *testing.T) {
-	all, _ := removals.Read() // TestRemovalsFit reports an error
+	all, _ := removals.Read() // TestRemovalsFit reports the error
 	pages := hubstest.ReadFile(t, "docs/CONTRIBUTING.md") +
 		hubstest.ReadFile(t, "testdata/removals/README.md")
 	examples := 0
@@ -236,22 +249,23 @@ func TestExamplesAreRemovals(t *testing.T) {
 		examples += strings.Count(pages, "\n== "+r.Text+"\n```")
 	}
 	if examples != 2 {
-		t.Errorf("got %d examples that are a removal, want one in each page", examples)
+		t.Errorf("got %d examples that are an existing removal, want 2: one in each page", examples)
 	}
 }
 
-// To tools/prove, a line of t.Log looks like a failure. So what a test notes goes to t.Output.
+// No test calls t.Log, because tools/prove takes a line of t.Log for a failure. Tests write to
+// t.Output instead.
 func TestNotesGoToOutput(t *testing.T) {
 	own, _ := filepath.Glob("*_test.go") // the patterns are well formed
 	others, _ := filepath.Glob("test/*/*_test.go")
 	for _, file := range append(own, others...) {
 		if matches(t, file, `\bt\.(Logf?)\(`) != nil {
-			t.Errorf("%s has t.Log: write to t.Output", file)
+			t.Errorf("%s: got a call of t.Log, want t.Output", file)
 		}
 	}
 }
 
-// matches returns what the group of an expression matches in a file.
+// matches returns the text of the group in a regular expression for each of its matches in a file.
 func matches(t *testing.T, file, expression string) []string {
 	t.Helper()
 	var found []string

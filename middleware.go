@@ -7,8 +7,7 @@ package main
 //  3. Strict input: JSON bodies and query strings.
 //  4. The answer: answer writes every success, fail writes every error.
 //  5. Problems: the errors that are sent to clients.
-//  6. Answers of net/http: how its router and http.ServeContent write through fail.
-//  7. The log: what is logged of a request, and what is masked.
+//  6. The log: what is logged of a request, and what is masked.
 
 import (
 	"bytes"
@@ -43,7 +42,7 @@ import (
 // handler returns the handler of all requests. It chains six steps, each wrapped around the
 // steps above it, so the last line runs first.
 func (s *server) handler(routes []route) http.Handler {
-	h := s.serveRoutes(routes)  // 6. authentication, permission, input, output
+	h := s.router(routes)       // 6. authentication, permission, input, output
 	h = s.checkOrigin(h)        // 5. preflights, cross-origin writes
 	h = s.limitByClient(h)      // 4. limits by client address
 	h = s.setRequestContext(h)  // 3. request id, client address
@@ -279,45 +278,55 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// serveRoutes is step 6. It returns a router whose routes run serveRoute. A netHTTPWriter replaces
-// the router's own 404, 405 and redirects. The router passes it on to the route, which takes the
-// state out of it.
-func (s *server) serveRoutes(routes []route) http.Handler {
+// router is step 6. It returns the router of net/http, whose routes run serveRoute. WriteHeader in
+// part 4 replaces the router's own 404, 405 and redirects.
+func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
 		row.validate()
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := w.(netHTTPWriter).requestState
+			state := stateOf(w)
 			state.route = row
 			if err := s.serveRoute(state); err != nil {
 				state.fail(err)
 			}
 		})
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mux.ServeHTTP(netHTTPWriter{stateOf(w)}, r)
-	})
+	return mux
 }
 
 // Part 2: the contract.
 
-// An access is the rule for who may call an endpoint. The zero value is not a valid rule, so that a
-// route without one prevents the start.
+// An access is the rule for who may call an endpoint: everyone, or the users that meet all
+// conditions. The zero value is not a valid rule, so that a route without one prevents the start.
 type access struct {
-	name   string   // as shown in the route table
-	public bool     // no session is needed; if false, the user must be signed in and not suspended
-	terms  bool     // the user must have accepted the current terms
-	roles  []string // the user must have one of these roles; nil means any
+	public  bool
+	session bool     // the user must be signed in and not suspended
+	terms   bool     // the user must have accepted the current terms
+	roles   []string // the user must have one of these roles; nil means any
 }
 
 var (
-	public          = access{name: "-", public: true}
-	sessionOnly     = access{name: "session"}
-	sessionAndTerms = access{name: "session, terms", terms: true}
-	adminOnly       = access{
-		name: "session, terms, admin", terms: true, roles: []string{roleAdmin},
-	}
+	public          = access{public: true}
+	sessionOnly     = access{session: true}
+	sessionAndTerms = access{session: true, terms: true}
+	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
 )
+
+// String returns the rule as the route table shows it, such as "session, terms, admin".
+func (a access) String() string {
+	if a.public {
+		return "-"
+	}
+	text := "session"
+	if a.terms {
+		text += ", terms"
+	}
+	if a.roles != nil {
+		text += ", " + strings.Join(a.roles, " or ")
+	}
+	return text
+}
 
 // A route is one endpoint: a row of the route table in main.go.
 type route struct {
@@ -331,14 +340,17 @@ type route struct {
 // is not parsed, or if its input is counted but has no limit (Z1).
 func (r route) validate() {
 	name := r.method + " " + r.path
-	if r.access.name == "" {
+	if r.access.public == r.access.session {
 		panic("no access rule: " + name)
 	}
 	c := r.contract
 	_, takesNothing := c.input.(nothing)
+	if takesNothing != (c.parse == nil) {
+		panic("an input without a parse function: " + name)
+	}
 	_, isCounted := c.input.(limitKeyer)
-	if takesNothing != (c.parse == nil) || isCounted && c.limit == nil {
-		panic("an input without a parse function, or a counted one without a limit: " + name)
+	if isCounted && c.limit == nil {
+		panic("a counted input without a limit: " + name)
 	}
 }
 
@@ -742,7 +754,7 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Type", "application/problem+json")
 	// net/http reads up to 256 kB of the remaining body before it sends the answer. The deadline
 	// keeps a client that withholds its body from delaying this for longer than a second.
-	http.NewResponseController(state.ResponseWriter).SetReadDeadline(time.Now().Add(time.Second))
+	http.NewResponseController(state).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
 	}
@@ -752,25 +764,54 @@ func (state *requestState) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = state.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	state.WriteHeader(p.Status)
-	state.Write(body)
+	state.status = p.Status
+	state.ResponseWriter.WriteHeader(p.Status)
+	n, _ := state.ResponseWriter.Write(body)
+	state.bytes = int64(n)
 }
 
-// WriteHeader sends a status, once.
+// netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
+// to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
+var netHTTPErrors = map[int]error{
+	405: errMethod,
+	412: errPrecondition,
+	416: errRange,
+	500: errors.New("net/http could not read the file"),
+}
+
+// WriteHeader sends the status of a success, once. Only net/http calls it with any other status:
+// its router and http.ServeContent report an error by calling, for example, WriteHeader(405) and
+// then Write(text). WriteHeader calls fail instead, and Write discards the text, so these answers
+// also have the error format of this API (G3).
 func (state *requestState) WriteHeader(status int) {
-	if state.status == 0 {
+	if state.status != 0 {
+		return
+	}
+	if status < 300 || status == 304 {
 		state.status = status
 		state.ResponseWriter.WriteHeader(status)
+		return
 	}
+	err, isListed := netHTTPErrors[status]
+	if !isListed {
+		err = errNotFound
+	}
+	state.fail(err)
 }
 
 // Write sends a part of the body, after a 200 if no status has been sent.
 func (state *requestState) Write(b []byte) (int, error) {
-	state.WriteHeader(http.StatusOK)
+	state.WriteHeader(200)
+	if state.status >= 400 { // fail has written the answer
+		return len(b), nil
+	}
 	n, err := state.ResponseWriter.Write(b)
 	state.bytes += int64(n)
 	return n, err
 }
+
+// Unwrap returns the ResponseWriter of net/http, for http.ResponseController.
+func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
 
 // Part 5: problems.
 
@@ -900,75 +941,7 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete, malformed or too slow"})
 }
 
-// Part 6: answers of net/http. Its router and http.ServeContent write errors in a form of their
-// own, and http.ServeContent would give a whole download one deadline. So three writers are
-// wrapped around each other:
-//
-//	http.ResponseWriter    of net/http      sends to the client
-//	requestState           of the steps     sends one status, and counts the bytes
-//	netHTTPWriter          of the router    replaces the errors of net/http by ours, and
-//	                       and of           sends files in pieces
-//	                       ServeContent
-
-// A netHTTPWriter is the http.ResponseWriter of the router and of http.ServeContent, and of nothing
-// else. They report an error by calling, for example, WriteHeader(405) and then Write(text). It
-// calls fail instead and discards the text, so these answers also have the error format of this
-// API (G3).
-type netHTTPWriter struct{ *requestState }
-
-// netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
-// to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
-var netHTTPErrors = map[int]error{
-	405: errMethod,
-	412: errPrecondition,
-	416: errRange,
-	500: errors.New("net/http could not read the file"),
-}
-
-func (w netHTTPWriter) WriteHeader(status int) {
-	if status < 300 || status == 304 {
-		w.requestState.WriteHeader(status)
-		return
-	}
-	err, isListed := netHTTPErrors[status]
-	if !isListed {
-		err = errNotFound
-	}
-	w.fail(err)
-}
-
-func (w netHTTPWriter) Write(b []byte) (int, error) {
-	if w.status >= 400 { // fail has written the answer
-		return len(b), nil
-	}
-	return w.requestState.Write(b)
-}
-
-// ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
-// download is not limited, but each piece must be sent within stallTimeout. So a client that
-// stops reading is cut off (H5).
-//
-// net/http uses sendfile only through a single io.LimitedReader. http.ServeContent, which alone
-// calls ReadFrom, passes one, and io.CopyN adds one of its own. So ReadFrom copies from limited.R,
-// not from limited.
-func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
-	limited := src.(*io.LimitedReader)
-	var sent int64
-	for limited.N > 0 {
-		http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(stallTimeout))
-		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
-		sent += n
-		w.bytes += n
-		limited.N -= n
-		if err != nil { // of the client's connection, or of the disk
-			w.log().Info("download cut off", "error", err)
-			return sent, err
-		}
-	}
-	return sent, nil
-}
-
-// Part 7: the log.
+// Part 6: the log.
 
 // writeLogLine writes the log line of one request. It logs no free text from the client, so that
 // no secret gets into the log: every value comes from the server or an allow-list, or has a
@@ -983,7 +956,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 		}
 	}
 	add("requestId", state.id)
-	add("client", state.client)
+	add("client", state.client.String())
 	if slices.Contains(knownMethods, r.Method) {
 		add("method", r.Method)
 	}
@@ -1043,8 +1016,7 @@ const maxLoggedError = 460
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
 // the message, so that no code, token, cookie, password or whole e-mail address gets into the
 // log (G2). It leaves four attributes as they are, because they hold only ids and IP addresses; the
-// request id may be the client's own. An id inside a text may be masked, so events have it as an
-// attribute.
+// request id may be the client's own. An id inside another text may be masked.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a

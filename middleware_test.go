@@ -1,7 +1,7 @@
 package main
 
-// Tests of middleware.go: what can't be seen from outside. How an endpoint fails, and what the log
-// masks.
+// Tests of what can't be seen of middleware.go from outside: how an endpoint fails, and what the
+// log masks.
 
 import (
 	"bytes"
@@ -22,25 +22,25 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startRoutes makes the handler of these routes, and returns the panic that keeps the server
-// from starting; nil: it starts.
+// startRoutes makes the handler of these routes. It returns the value of the panic that prevents
+// the start, or nil if there is none.
 func startRoutes(routes []route) (fault any) {
 	defer func() { fault = recover() }()
 	newServer(config{env: envLocal}, nil, io.Discard).handler(routes)
 	return nil
 }
 
-// Z1: no route of the table starts if its access rule is taken away, and none
-// whose input is not parsed, or is counted without its limit.
+// Z1: The server does not start if any route of its table has no access rule, has an input that is
+// not parsed, or has an input that is counted without a limit.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
 	table := newServer(config{env: envLocal}, nil, io.Discard).routes()
 	if fault := startRoutes(table); fault != nil {
-		t.Fatalf("the table itself does not start: %v", fault)
+		t.Fatalf("the unchanged table: got the panic %v, want none", fault)
 	}
 	limited := 0
 	for i, r := range table {
-		wantNoStart := func(what string, changed route) {
+		wantNoStart := func(what string, changed route) { // changed replaces r
 			t.Helper()
 			routes := slices.Clone(table)
 			routes[i] = changed
@@ -66,11 +66,11 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 		wantNoStart("no limit", changed)
 	}
 	if limited == 0 {
-		t.Error("got no route with a limit of its own")
+		t.Error("got no route with a limit of its own, want at least one")
 	}
 }
 
-// The page for learners is left out outside the local environment.
+// The server has the page at / only in the local environment.
 func TestPageIsLocal(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{env: envStaging}, nil, io.Discard)
@@ -79,14 +79,15 @@ func TestPageIsLocal(t *testing.T) {
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
 		if answer.Code != want {
-			t.Errorf("%s: got %d, want %d", path, answer.Code, want)
+			t.Errorf("GET %s: got status %d, want %d", path, answer.Code, want)
 		}
 	}
 }
 
 const panicSecret = "a-secret-in-the-stack"
 
-// A brokenAnswer fails while it is sent, or breaks its contract.
+// A brokenAnswer is an output that is sent by write. If write is nil, the output breaks its
+// contract.
 type brokenAnswer struct {
 	Secret string `json:"secret"`
 	write  func(*requestState)
@@ -97,7 +98,7 @@ func (a brokenAnswer) isValid() bool {
 }
 
 func (a brokenAnswer) send(state *requestState) error {
-	if a.write == nil { // sent all the same
+	if a.write == nil { // only if the server sends an output that breaks its contract
 		state.Write([]byte(a.Secret))
 		return nil
 	}
@@ -105,31 +106,33 @@ func (a brokenAnswer) send(state *requestState) error {
 	return nil
 }
 
-// failing returns an endpoint that is answered by write.
+// failing returns an endpoint whose output is a brokenAnswer with this write.
 func failing(write func(*requestState)) contract {
 	return endpoint(nil, func(*requestState, nothing) (brokenAnswer, error) {
 		return brokenAnswer{Secret: panicSecret, write: write}, nil
 	})
 }
 
-// G3, I5: panics, unknown errors and outputs that break their contract are a 500 that says
-// nothing. Nothing of the failed answer stays. The log says it, under the same id.
+// G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
+// reveal the cause, and has no header of the failed answer. If a part of the answer was already
+// sent, the connection is cut instead. The log has an error with the same request id.
 func TestFailuresInside(t *testing.T) {
 	t.Parallel()
 	half := func(state *requestState) { state.Write([]byte("half")) }
 	for name, test := range map[string]struct {
 		contract contract
-		cut      bool   // too late for another answer
-		logged   string // besides
+		cut      bool   // a part of the answer is sent, so the connection must be cut
+		logged   string // text that the log must also have
 	}{
-		// A path in the stack would be masked, or cut off, in a folder with a long one.
+		// The log must show where the panic was. The test looks for a function of the stack, not
+		// for a path, because a long path would be masked or cut off.
 		"panic": {
 			contract: failing(func(*requestState) { panic(panicSecret) }),
 			logged:   "TestFailuresInside",
 		},
 		"contract": {contract: failing(nil)},
 		"standard": {contract: failing(func(state *requestState) {
-			http.Error(netHTTPWriter{state}, panicSecret, 500) // as http.ServeContent does
+			http.Error(state, panicSecret, 500) // as http.ServeContent does
 		})},
 		"error": {contract: endpoint(nil, func(state *requestState, _ nothing) (nothing, error) {
 			for header := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
@@ -163,7 +166,7 @@ func TestFailuresInside(t *testing.T) {
 			rest := `.*"requestId":"id-of-` + name + `".*\n`
 			want := regexp.MustCompile(`^.*"level":"ERROR"` + rest + `.*"msg":"request"` + rest + `$`)
 			if !want.Match(log.Bytes()) {
-				t.Errorf("got the log\n%s\nwant an error and the request", &log)
+				t.Errorf("got the log\n%s\nwant an error and the request, both with this id", &log)
 			}
 			if !strings.Contains(log.String(), test.logged) {
 				t.Errorf("got the log\n%s\nwant %s in it", &log, test.logged)
@@ -172,13 +175,16 @@ func TestFailuresInside(t *testing.T) {
 	}
 }
 
-// serveOrCut serves a request, and reports whether the connection is cut.
+// serveOrCut serves a request. It reports whether the handler panics with http.ErrAbortHandler,
+// with which it tells net/http to cut the connection.
 func serveOrCut(handler http.Handler, w http.ResponseWriter, r *http.Request) (cut bool) {
 	defer func() { cut = recover() == http.ErrAbortHandler }()
 	handler.ServeHTTP(w, r)
 	return false
 }
 
+// wantInternal checks that an answer is the 500 of an internal error with this request id, and has
+// nothing of the failed answer.
 func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {
 	t.Helper()
 	var p problem
@@ -186,16 +192,16 @@ func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {
 		t.Fatal(err)
 	}
 	if answer.Code != 500 || p.Code != "internal" || p.RequestID != id {
-		t.Errorf("got %d %+v, want a 500 internal of %s", answer.Code, p, id)
+		t.Errorf("got status %d and %+v, want 500, internal and the id %s", answer.Code, p, id)
 	}
 	text := fmt.Sprint(answer.Header(), answer.Body)
 	if strings.Contains(text, panicSecret) {
-		t.Errorf("got %s, want nothing of the failed answer", text)
+		t.Errorf("got %s, want no %s in it", text, panicSecret)
 	}
 }
 
-// A body that could not be stored is the server's fault. One that is too large, or that broke off,
-// is the client's.
+// If the server could not store a body, the answer is a 5xx. If the body was too large, broke off
+// or came too slowly, the answer is a 4xx.
 func TestBodyFaultsAreToldApart(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -211,12 +217,13 @@ func TestBodyFaultsAreToldApart(t *testing.T) {
 		{os.ErrDeadlineExceeded, 400},
 	} {
 		if got := bodyProblem(fmt.Errorf("within: %w", test.err)).Status; got != test.status {
-			t.Errorf("%v: got %d, want %d", test.err, got, test.status)
+			t.Errorf("%v: got status %d, want %d", test.err, got, test.status)
 		}
 	}
 }
 
-// L4: Retry-After is in whole seconds, rounded up: a client that comes then is not refused again.
+// L4: Retry-After is in whole seconds and rounded up, so that a client that waits this long is not
+// refused again.
 func TestRetryAfterIsRoundedUp(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{env: envLocal}, nil, io.Discard)
@@ -233,12 +240,13 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 		}
 		state.fail(rateLimited("", wait))
 		if got := answer.Header().Get("Retry-After"); got != want {
-			t.Errorf("%v: got Retry-After %q, want %q", wait, got, want)
+			t.Errorf("a wait of %v: got Retry-After %q, want %q", wait, got, want)
 		}
 	}
 }
 
-// G2: what the log shows of an error's text.
+// G2: maskText removes every kind of secret from an error's text, and nothing else. Then it cuts
+// the text to maxLoggedError bytes.
 func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
 	type maskCase struct{ Why, Text, Logged string }
@@ -246,7 +254,7 @@ func TestMaskOfEachKind(t *testing.T) {
 	cases = append(cases, maskCase{
 		Text:   strings.Repeat("-123456,", maxLoggedError),
 		Logged: strings.Repeat("-***,", maxLoggedError/len("-***,")),
-	}, maskCase{ // masked before it is cut
+	}, maskCase{ // the mask comes before the cut, which would split the address
 		Text:   strings.Repeat(". ", maxLoggedError/2-2) + "jane.roe@example.com",
 		Logged: strings.Repeat(". ", maxLoggedError/2-2) + "j***",
 	})
@@ -257,11 +265,11 @@ func TestMaskOfEachKind(t *testing.T) {
 	}
 }
 
-// G2: each text of an event is masked, but for the server's own identifiers, by which the lines
-// of a request are found. H4: an event has at most 2 kB.
+// G2: Every text of an event is masked, except the four identifiers by which an operator finds the
+// lines of a request. H4: An event has at most 2 kB.
 func TestEventsAreMasked(t *testing.T) {
 	t.Parallel()
-	const id = "48291348-2913-4829-8482-913482913482"
+	const id = "48291348-2913-4829-8482-913482913482" // in another text, its digits would be masked
 	for _, text := range []string{"ada@b.example", "510764", `"`, "\xff", "<", "a@", "://a@"} {
 		var out bytes.Buffer
 		long := strings.Repeat(text+" ", 15<<10/len(text))
@@ -273,15 +281,15 @@ func TestEventsAreMasked(t *testing.T) {
 			"fileId", id,
 			"client", id)
 		if got := strings.Count(out.String(), id); got != 4 {
-			t.Errorf("got %s, want its four identifiers", &out)
+			t.Errorf("got %s, want its four identifiers as they are", &out)
 		}
 		for _, secret := range []string{"ada@", "510764"} {
 			if strings.Contains(out.String(), secret) {
-				t.Errorf("got %s, want %s masked", &out, secret)
+				t.Errorf("got %s, want no %s in it", &out, secret)
 			}
 		}
 		if out.Len() > 2048 {
-			t.Errorf("got %d bytes for %q, want at most 2048", out.Len(), text)
+			t.Errorf("an event with %q: got %d bytes, want at most 2048", text, out.Len())
 		}
 	}
 }

@@ -1,10 +1,12 @@
 package main
 
-// web/openapi.json is made here, so that it can't differ from what the server does: routes,
-// access, limits, fields and their rules are the server's own, and the words and examples stand
-// in testdata/contract.json. After a change of the contract:
+// TestOpenAPI makes web/openapi.json from the server itself, so that the two can't differ. Routes,
+// access rules, limits, fields and their rules are read from the server's own tables and types.
+// Texts and examples are read from testdata/contract.json. After a change of the contract, run:
 //
 //	go test -run TestOpenAPI -update .
+//
+// At the end of this file are tests of other files that must follow the code.
 
 import (
 	"bytes"
@@ -29,6 +31,8 @@ import (
 
 var update = flag.Bool("update", false, "write web/openapi.json anew")
 
+// web/openapi.json is exactly the document that the generator makes, and testdata/contract.json
+// describes nothing else. With -update, the test writes web/openapi.json.
 func TestOpenAPI(t *testing.T) {
 	g := newGenerator(t)
 	made := encodeJSON(t, g.document(), "  ")
@@ -43,18 +47,20 @@ func TestOpenAPI(t *testing.T) {
 	got := strings.Split(onDisk, "\n")
 	for i, line := range strings.Split(string(made), "\n") {
 		if i >= len(got) || got[i] != line {
-			t.Fatalf("web/openapi.json lacks what the contract says, in line %d: %s\n"+
-				"After a change that is meant: go test -run TestOpenAPI -update .", i+1, line)
+			t.Fatalf("web/openapi.json, line %d: want %s\n"+
+				"If the change is intended, run: go test -run TestOpenAPI -update .", i+1, line)
 		}
 	}
 	if len(onDisk) != len(made) {
-		t.Error("web/openapi.json has more lines than the contract")
+		t.Errorf("web/openapi.json: got %d bytes, want only the first %d", len(onDisk), len(made))
 	}
 }
 
-// An object is a JSON object whose members keep their order: names and values in turn.
+// An object is a JSON object that keeps the order of its members. Its elements are names and values
+// in turn.
 type object []any
 
+// MarshalJSON encodes the members in their order.
 func (o object) MarshalJSON() ([]byte, error) {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
@@ -73,11 +79,12 @@ func (o object) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// member returns the place of a member's value.
+// member returns a pointer to the value of a member. It panics if there is no such member.
 func (o object) member(name string) *any {
 	return &o[slices.Index(o, any(name))+1]
 }
 
+// encodeJSON encodes a value, indented by indent, with a line break at the end.
 func encodeJSON(t *testing.T, value any, indent string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -95,9 +102,9 @@ func ref(kind, name string) object {
 	return object{"$ref", "#/components/" + kind + "/" + name}
 }
 
-// contractWords is testdata/contract.json.
+// contractWords is the content of testdata/contract.json: the texts and examples of the contract.
 type contractWords struct {
-	About       []string // for people
+	About       []string // for readers of the file; not in the document
 	Description []string
 	Tags        json.RawMessage
 	FileHeaders json.RawMessage // the parameters of GET /files/{fileId}/{name}
@@ -108,17 +115,20 @@ type contractWords struct {
 	Problems    []problemWords
 }
 
+// operationWords describe an operation.
 type operationWords struct {
 	ID, Tag, Summary, Success, Text string
-	Problems                        []string // codes of what it does itself
+	Problems                        []string // codes that isPossible can't derive from the route
 }
 
+// fieldWords describe a field of an input or an output.
 type fieldWords struct {
 	Text    string
 	Example any
 	Schema  object // members to add to the schema of the field
 }
 
+// problemWords describe a problem, and the detail of an example.
 type problemWords struct {
 	Status             int
 	Code, Text, Detail string
@@ -128,12 +138,14 @@ type problemWords struct {
 type generator struct {
 	t         *testing.T
 	words     contractWords
-	used      map[string]bool    // the names of operations and fields
-	inputs    map[string]*fields // by type: what is left when nothing was sent
-	schemas   map[string]any
-	responses map[string]object
+	used      map[string]bool    // names of the operations and fields whose words were used
+	inputs    map[string]*fields // by type; see addInput
+	schemas   map[string]any     // of components
+	responses map[string]object  // of components
 }
 
+// newGenerator reads testdata/contract.json. It replaces words in angle brackets by constants of
+// the server.
 func newGenerator(t *testing.T) *generator {
 	t.Helper()
 	text := hubstest.ReadFile(t, "testdata/contract.json")
@@ -171,33 +183,38 @@ func newGenerator(t *testing.T) *generator {
 	return g
 }
 
-// addInput notes which fields an input asks for, and what it says when nothing is sent.
+// addInput calls the parse function of an input as if no field had been sent. Then the fields hold
+// the rules of all fields that the input takes, and an error for each field that is required.
 func addInput[In any](g *generator, parse func(*fields) In) {
 	f := &fields{}
 	in := parse(f)
 	g.inputs[typeName(in)] = f
 }
 
+// typeName returns the name of a value's type, without its package.
 func typeName(v any) string {
 	return reflect.TypeOf(v).Name()
 }
 
+// capital returns the name with a capital first letter.
 func capital(name string) string {
 	return strings.ToUpper(name[:1]) + name[1:]
 }
 
+// checkAllUsed fails the test for words in testdata/contract.json that the document does not use.
 func (g *generator) checkAllUsed() {
 	described := slices.Collect(maps.Keys(g.words.Operations))
 	described = slices.AppendSeq(described, maps.Keys(g.words.Fields))
 	for _, name := range described {
 		if !g.used[name] {
-			g.t.Errorf("testdata/contract.json describes %s, which is no more", name)
+			g.t.Errorf("testdata/contract.json describes %s, which the server does not have", name)
 		}
 	}
 }
 
+// document returns the whole document.
 func (g *generator) document() object {
-	s := newServer(config{}, nil, io.Discard) // without the page for learners
+	s := newServer(config{}, nil, io.Discard) // not local, so without the page at /
 	paths := map[string]object{}
 	for _, r := range s.routes() {
 		name := r.method + " " + r.path
@@ -207,7 +224,7 @@ func (g *generator) document() object {
 				"add it to operations", name)
 		}
 		g.used[name] = true
-		needs := strings.Replace(r.access.name, "-", "nothing", 1)
+		needs := strings.Replace(r.access.String(), "-", "nothing", 1)
 		limits, limitText := limitsOf(s, r)
 		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limitText + "."
 		if paths[r.path] == nil {
@@ -246,7 +263,7 @@ func (g *generator) document() object {
 	}
 }
 
-// limitsOf returns the limits of a route, as members and in words.
+// limitsOf returns the limits of a route, as the value of x-limits and as a text.
 func limitsOf(s *server, r route) (members []object, text string) {
 	limits := []*limiter{s.clientLimit(r.method, r.path)}
 	if r.contract.limit != nil {
@@ -264,7 +281,8 @@ func limitsOf(s *server, r route) (members []object, text string) {
 	return members, strings.Join(texts, "; ")
 }
 
-// field returns the words for a field of a type.
+// field returns the words for a field of a type: those of the type's own field, or else those of
+// all fields with this name.
 func (g *generator) field(owner, name string) fieldWords {
 	key := owner + "." + name
 	words, ok := g.words.Fields[key]
@@ -273,13 +291,15 @@ func (g *generator) field(owner, name string) fieldWords {
 		words, ok = g.words.Fields[key]
 	}
 	if !ok {
-		g.t.Fatalf("testdata/contract.json does not describe the field %s: add it to fields, as %q or, "+
-			"where it means the same in all types, as %q", name, owner+"."+name, name)
+		g.t.Fatalf("testdata/contract.json does not describe the field %s: "+
+			"add it to fields, as %q or, if it means the same in all types, as %q",
+			name, owner+"."+name, name)
 	}
 	g.used[key] = true
 	return words
 }
 
+// pathParameters returns the parameters of all operations of a path.
 func (g *generator) pathParameters(path string) object {
 	parameters := []object{ref("parameters", "requestId")}
 	for _, match := range regexp.MustCompile(`{([^}]*)}`).FindAllStringSubmatch(path, -1) {
@@ -291,6 +311,7 @@ func (g *generator) pathParameters(path string) object {
 	return object{"parameters", parameters}
 }
 
+// parameter returns a parameter of an operation. in is "path" or "query".
 func parameter(name, in string, required bool, schema object, words fieldWords) object {
 	return object{
 		"name", name,
@@ -302,6 +323,7 @@ func parameter(name, in string, required bool, schema object, words fieldWords) 
 	}
 }
 
+// operation returns an operation, without its limits.
 func (g *generator) operation(r route, words operationWords) object {
 	security := []object{}
 	if !r.access.public {
@@ -328,16 +350,19 @@ func (g *generator) operation(r route, words operationWords) object {
 		body := object{"application/json", object{"schema", ref("schemas", capital(input))}}
 		o = append(o, "requestBody", object{"required", true, "content", body})
 	case input != "nothing":
-		g.t.Fatalf("openapi_test.go: newGenerator lacks the input %s: addInput(g, parse…)", input)
+		g.t.Fatalf("openapi_test.go: newGenerator needs a line for the input %s: addInput(g, parse…)",
+			input)
 	}
 	return append(o, "responses", g.allResponses(r, words))
 }
 
+// isFile reports whether a success of the route is a file.
 func isFile(r route) bool {
 	_, is := r.contract.output.(download)
 	return is
 }
 
+// queryParameters returns a parameter for each field of an input that is read from the query.
 func (g *generator) queryParameters(input string, f *fields) (parameters []object) {
 	for _, r := range f.taken {
 		schema, words := g.ruleSchema(input, r)
@@ -346,15 +371,16 @@ func (g *generator) queryParameters(input string, f *fields) (parameters []objec
 	return parameters
 }
 
-// inputSchema returns the schema of a JSON body. A change, which takes any of the fields, does
-// not complain of one that is missing.
+// inputSchema returns the schema of a JSON body. An input that requires no field is a change: its
+// body must have at least one of the fields, and an absent field has no default.
 func (g *generator) inputSchema(input string, f *fields) object {
 	isRequired := func(e fieldError) bool { return e.Detail == "is required" }
 	isChange := !slices.ContainsFunc(f.errors, isRequired)
 	var required []string
 	var properties object
 	for _, asked := range f.taken {
-		// A generator of types would take a member with a default for a required one.
+		// The default is in the description, not in the schema: a program that makes types from the
+		// schema would take a member with a default for a required one.
 		fallback := asked.fallback
 		asked.fallback = ""
 		schema, words := g.ruleSchema(input, asked)
@@ -376,13 +402,14 @@ func (g *generator) inputSchema(input string, f *fields) object {
 	return append(schema, "properties", properties)
 }
 
-// What a text may consist of: no control characters, and in a text of several lines none but
-// tabs and line breaks.
+// The patterns of texts that have no pattern of their own. linePattern allows no control
+// characters. textPattern, for a text of several lines, allows only tabs and line breaks.
 const (
 	linePattern = `^[^\u0000-\u001f\u007f-\u009f\ufffd]*$`
 	textPattern = `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\ufffd]*$`
 )
 
+// ruleSchema returns the schema of an input's field, made from its rule, and the words for it.
 func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 	words := g.field(owner, r.name)
 	if r.number {
@@ -419,8 +446,8 @@ func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 	return schema, words
 }
 
-// output returns the schema of a type and an example of it. Those of structs stand in
-// components.schemas.
+// output returns the schema of an output's type, and an example. It puts the schema of a struct
+// into components.schemas, and returns a reference to it.
 func (g *generator) output(of reflect.Type) (schema object, example any) {
 	if of == reflect.TypeFor[time.Time]() {
 		return object{"type", "string", "format", "date-time"}, nil
@@ -464,7 +491,8 @@ func (g *generator) output(of reflect.Type) (schema object, example any) {
 	return ref("schemas", name), members
 }
 
-// allResponses are by status: success first, then the problems.
+// allResponses returns the responses of an operation by status: first the success, then the
+// problems.
 func (g *generator) allResponses(r route, words operationWords) object {
 	headers := headerRefs()
 	_, signsIn := r.contract.input.(guess)
@@ -509,7 +537,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 	return append(responses, g.problemResponses(r, words)...)
 }
 
-// headerRefs refers to headers of an answer. Each has the request's id.
+// headerRefs returns references to the headers of an answer. X-Request-Id is always one of them.
 func headerRefs(names ...string) object {
 	headers := object{"X-Request-Id", ref("headers", "X-Request-Id")}
 	for _, name := range names {
@@ -518,8 +546,8 @@ func headerRefs(names ...string) object {
 	return headers
 }
 
-// problemResponses refers to one response a status, which stands in components.responses under
-// the codes that it may have.
+// problemResponses returns a reference to a response for each status that has a problem. It puts
+// the response into components.responses, under a name made of the codes that the status may have.
 func (g *generator) problemResponses(r route, words operationWords) (responses object) {
 	byStatus := map[int][]problemWords{}
 	for _, p := range g.words.Problems {
@@ -563,8 +591,8 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 	return responses
 }
 
-// isPossible reports whether a route may answer with this problem: because of its access rule, its
-// method, its input or its path, or because its words say so of what it does.
+// isPossible reports whether a route may answer with this problem. The access rule, the method, the
+// input or the path may cause the problem, or testdata/contract.json lists it for the operation.
 func isPossible(r route, words operationWords, code string) bool {
 	isWrite := !isRead(r.method)
 	takesInput := r.contract.parse != nil
@@ -587,7 +615,7 @@ func isPossible(r route, words operationWords, code string) bool {
 	return possible[code] || slices.Contains(words.Problems, code)
 }
 
-// example is an answer with this problem.
+// example returns an answer with this problem.
 func (p problemWords) example() object {
 	example := object{
 		"title", http.StatusText(p.Status),
@@ -603,7 +631,8 @@ func (p problemWords) example() object {
 	return example
 }
 
-// headOperation describes HEAD, which works wherever GET does, by what describes GET.
+// headOperation returns the operation HEAD of a path, made from the operation GET. The server
+// answers HEAD wherever it answers GET.
 func headOperation(get object, words operationWords) object {
 	head := slices.Clone(get)
 	*head.member("operationId") = "head" + strings.TrimPrefix(capital(words.ID), "Get")
@@ -616,6 +645,7 @@ func headOperation(get object, words operationWords) object {
 	return head
 }
 
+// headResponses returns the responses of HEAD, made from those of GET. They have no bodies.
 func headResponses(get object) (head object) {
 	for answer := range slices.Chunk(get, 2) {
 		if status := answer[0].(string); status < "400" {
@@ -633,8 +663,8 @@ func headResponses(get object) (head object) {
 	return append(head, "4XX", failed, "5XX", failed)
 }
 
-// The policy of the page names its script and its style by their hashes: with a wrong one, the
-// page does nothing.
+// The policy in web/index.html has the hashes of the page's script and style. With a wrong hash, a
+// browser ignores the script or the style. With -update, the test writes the hashes.
 func TestPageHashes(t *testing.T) {
 	page := indexPage
 	for _, tag := range []string{"script", "style"} {
@@ -644,8 +674,8 @@ func TestPageHashes(t *testing.T) {
 		want := tag + "-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 		page = regexp.MustCompile(tag+"-src '[^']*'").ReplaceAllLiteralString(page, want)
 		if !strings.Contains(indexPage, want) && !*update {
-			t.Errorf("web/index.html: the policy in its meta element must have: %s\n"+
-				"After a change that is meant: go test -run TestPageHashes -update .", want)
+			t.Errorf("web/index.html: want %s in the policy of its meta element\n"+
+				"If the change is intended, run: go test -run TestPageHashes -update .", want)
 		}
 	}
 	if !*update {
@@ -656,9 +686,9 @@ func TestPageHashes(t *testing.T) {
 	}
 }
 
-// Each table is known to deploy/roles.sql: without a grant the server can't read it, but the
-// tests, which connect as the owner, can. It is known to checkTables as well: else neither the
-// start nor /healthz would see that it is missing.
+// Each table has a grant in deploy/roles.sql. Without one, the server can't read the table, but
+// other tests don't notice, because they connect as the owner. Each table is also in checkTables.
+// Otherwise, neither the start nor /healthz would notice that it is missing.
 func TestEachTableIsGrantedAndChecked(t *testing.T) {
 	t.Parallel()
 	roles := hubstest.ReadFile(t, "deploy/roles.sql")
@@ -666,21 +696,21 @@ func TestEachTableIsGrantedAndChecked(t *testing.T) {
 	checked, _, _ = strings.Cut(checked, " where false")
 	tables := matches(t, "schema.sql", `create table if not exists (\w+)`)
 	if len(tables) < 4 {
-		t.Fatalf("schema.sql: found the tables %q only", tables)
+		t.Fatalf("schema.sql: got the tables %q, want at least 4", tables)
 	}
 	for _, table := range tables {
 		grant := regexp.MustCompile(`(?m)^grant select.* on ` + table + `\s+to hubs_server;`)
 		if !grant.MatchString(roles) {
-			t.Errorf("deploy/roles.sql must have: grant select, … on %s to hubs_server;", table)
+			t.Errorf("deploy/roles.sql: want a line grant select, … on %s to hubs_server;", table)
 		}
 		if !strings.Contains(checked, " from "+table+")") {
-			t.Errorf("store.go: checkTables must read the table %s", table)
+			t.Errorf("store.go: want checkTables to read the table %s", table)
 		}
 	}
 }
 
-// N1: there are threads for all connections, each of which may wait for the disk.
-// H3: a stop takes as long as the server needs, for the requests and then for the mail.
+// N1: The unit allows a thread for each connection, because each may wait for the disk.
+// H3: systemd gives a stop as long as the server takes: stopTimeout for requests, then for mail.
 func TestUnitLeavesTheServerRoom(t *testing.T) {
 	t.Parallel()
 	for name, least := range map[string]int{
@@ -691,7 +721,7 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 		set := matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
 		got, err := strconv.Atoi(strings.Join(set, " "))
 		if err != nil || got < least {
-			t.Errorf("deploy/hubs.service: %s is %q, want at least %d", name, set, least)
+			t.Errorf("deploy/hubs.service: got %s=%q, want at least %d", name, set, least)
 		}
 	}
 }

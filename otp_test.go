@@ -18,11 +18,12 @@ import (
 	"hubs/internal/hubstest"
 )
 
+// newCodes returns an empty map of codes.
 func newCodes() *oneTimeCodes {
 	return &oneTimeCodes{byEmail: map[string]oneTimeCode{}}
 }
 
-// mustIssue makes a code where one must be made.
+// mustIssue returns a new code for an address. It fails the test if issue makes none.
 func mustIssue(t *testing.T, c *oneTimeCodes, email string) oneTimeCode {
 	t.Helper()
 	issued, ok := c.issue(email, time.Time{})
@@ -32,22 +33,24 @@ func mustIssue(t *testing.T, c *oneTimeCodes, email string) oneTimeCode {
 	return issued
 }
 
-// wantRedeemed presents a code: it is found, then removed.
+// wantRedeemed uses a code as a sign-in does: it finds the code, then removes it. It checks whether
+// both succeed.
 func wantRedeemed(t *testing.T, c *oneTimeCodes, email, code string, want bool) {
 	t.Helper()
 	found, ok := c.find(email, code)
 	if got := ok && c.remove(email, found); got != want {
-		t.Errorf("%q of %q redeemed: got %v, want %v", code, email, got, want)
+		t.Errorf("code %q of %q redeemed: got %v, want %v", code, email, got, want)
 	}
 }
 
-// O1: a code is the very number that the source gives, so all are equally likely: the ends of the
-// range exist, leading zeros stay, and what is beyond the range is drawn again. Not parallel: the
-// source of the whole process is replaced.
+// O1: A code is exactly the number that the random source gives, so all codes are equally likely.
+// The smallest and the largest code exist, leading zeros are kept, and a number above 999999 is
+// drawn again. The test is not parallel, because it replaces the random source of the whole
+// process.
 func TestCodesFromKnownRandomness(t *testing.T) {
 	real := rand.Reader
 	defer func() { rand.Reader = real }()
-	for want, drawn := range map[string][]int{ // 20 bits each
+	for want, drawn := range map[string][]int{ // numbers of the source, of 20 bits each
 		"000000": {0},
 		"000007": {7},
 		"012345": {12_345},
@@ -61,13 +64,13 @@ func TestCodesFromKnownRandomness(t *testing.T) {
 		}
 		rand.Reader = &source
 		if got := mustIssue(t, newCodes(), "a").code; got != want {
-			t.Errorf("%d: got %s, want %s", drawn, got, want)
+			t.Errorf("source %d: got the code %s, want %s", drawn, got, want)
 		}
 	}
 }
 
-// O2: a code works until the last nanosecond of its life. No timer helps: none was started for
-// these codes.
+// O2: A code works until the last nanosecond of its lifetime, and not after it. The test stores the
+// codes without issue, so no timer removes them: find itself must reject an expired code.
 func TestCodeLifetime(t *testing.T) {
 	t.Parallel()
 	const life = 600 * time.Second
@@ -86,8 +89,8 @@ func TestCodeLifetime(t *testing.T) {
 	}
 }
 
-// O7: while a live code is younger than a minute, a further request changes nothing. From then
-// on a new code replaces the old one.
+// O7: While a code is younger than a minute, another request for the same address makes no code.
+// After the minute, a new code replaces the old one.
 func TestCodeResend(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -96,19 +99,20 @@ func TestCodeResend(t *testing.T) {
 		for _, pause := range []time.Duration{0, 30 * time.Second, 30*time.Second - 1} {
 			time.Sleep(pause)
 			if code, ok := codes.issue("a", time.Time{}); ok {
-				t.Fatalf("got a second code %v within the minute", code)
+				t.Fatalf("got a second code %v within the minute, want none", code)
 			}
 		}
-		mustIssue(t, codes, "b") // another mailbox is another matter
+		mustIssue(t, codes, "b") // another address has a minute of its own
 		time.Sleep(time.Nanosecond)
 		second := mustIssue(t, codes, "a")
+		// The old code no longer works, unless the new one happens to have the same digits.
 		wantRedeemed(t, codes, "a", first.code, first.code == second.code)
 		wantRedeemed(t, codes, "a", second.code, true)
-		mustIssue(t, codes, "a") // a used code is not a live one
+		mustIssue(t, codes, "a") // after a code was used, the next one is made at once
 	})
 }
 
-// O3: a code works for its mailbox, whole, and once.
+// O3: A code works only for its own address, only as a whole, and only once.
 func TestCodeWorksOnce(t *testing.T) {
 	t.Parallel()
 	codes := newCodes()
@@ -122,18 +126,19 @@ func TestCodeWorksOnce(t *testing.T) {
 	wantRedeemed(t, codes, "a", code, false)
 }
 
-// O3: of many requests that have found a code, one removes it. Only that one opens a session.
+// O3: If many requests have found the same code, only one of them removes it, and so opens a
+// session.
 func TestOneOfManyRemovesACode(t *testing.T) {
 	t.Parallel()
 	codes := newCodes()
 	found, _ := codes.find("a", mustIssue(t, codes, "a").code)
 	removed := atOnce(codes, func() bool { return codes.remove("a", found) })
 	if removed != 1 {
-		t.Errorf("got a code removed %d times, want once", removed)
+		t.Errorf("got a code removed %d times, want 1", removed)
 	}
 }
 
-// O7: of many requests for a code at once, one makes it.
+// O7: If many requests ask for a code for one address at once, only one of them makes a code.
 func TestOneOfManyMakesACode(t *testing.T) {
 	t.Parallel()
 	codes := newCodes()
@@ -142,15 +147,17 @@ func TestOneOfManyMakesACode(t *testing.T) {
 		return ok
 	})
 	if made != 1 {
-		t.Errorf("got %d codes for one mailbox, want 1", made)
+		t.Errorf("got %d codes for one address, want 1", made)
 	}
 }
 
-// atOnce calls try a hundred times at the same moment, and returns how often it was true. All of
-// them wait for the lock for longer than a millisecond, and lose it once more to the test. From then
-// on, sync.Mutex hands the lock to the one that waits longest. So if try took the lock twice, all
-// would do the first part before one does the second. Left to chance, one attempt in a thousand
-// would show that.
+// atOnce calls try in a hundred goroutines at once, and returns how many calls returned true.
+//
+// All goroutines wait for the lock for more than a millisecond. Then atOnce releases the lock and
+// takes it again before they do. From then on, sync.Mutex hands the lock to the goroutine that has
+// waited longest. So if try took the lock twice, all goroutines would do the first part before one
+// does the second, and several would succeed. Without this order, only one attempt in a thousand
+// would show such a fault.
 func atOnce(codes *oneTimeCodes, try func() bool) int64 {
 	var won atomic.Int64
 	var all sync.WaitGroup
@@ -172,7 +179,8 @@ func atOnce(codes *oneTimeCodes, try func() bool) int64 {
 	return won.Load()
 }
 
-// A code whose mail failed is gone, and so is its minute. O3: a newer one stays.
+// A code whose mail failed no longer works, and the next code is made at once. O3: Removing the old
+// code again does not remove the newer one.
 func TestRemovedCodeSparesTheNext(t *testing.T) {
 	t.Parallel()
 	codes := newCodes()
@@ -180,13 +188,13 @@ func TestRemovedCodeSparesTheNext(t *testing.T) {
 	codes.remove("a", first)
 	wantRedeemed(t, codes, "a", first.code, false)
 	second := mustIssue(t, codes, "a")
-	first.code = hubstest.OtherCode(second.code, 1)
+	first.code = hubstest.OtherCode(second.code, 1) // in case both have the same digits
 	codes.remove("a", first)
 	wantRedeemed(t, codes, "a", second.code, true)
 }
 
-// Codes that nobody presents don't pile up. The timer of a used or replaced code spares the
-// next one of its mailbox.
+// Codes that nobody uses are removed from memory when they expire. The timer of a code that was
+// used or replaced does not remove the next code of the same address.
 func TestExpiredCodesAreSwept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -201,17 +209,17 @@ func TestExpiredCodesAreSwept(t *testing.T) {
 		time.Sleep(codeTTL - 1)
 		synctest.Wait()
 		if n := len(codes.byEmail); n != 2 {
-			t.Errorf("got %d codes, want the 2 that are live", n)
+			t.Errorf("got %d codes in memory, want the 2 that have not expired", n)
 		}
 		wantRedeemed(t, codes, "0", afterUse.code, true)
 		wantRedeemed(t, codes, "1", replacing.code, true)
 	})
 }
 
-// O2, L1: ages are those of the monotonic clock, so to set the system's clock ends no code, opens no
-// limit, and makes neither last longer. Nothing can set one of the two clocks for a test, and a
-// bubble of synctest has only one. So this looks whether the times that ages count from have both:
-// Round(0) takes the monotonic one away.
+// O2, L1: Ages are measured with the monotonic clock. So when somebody sets the system's clock, no
+// code and no limit ends earlier or later. A test can't set one of the two clocks alone, and
+// synctest has only one. So this test checks that the times from which ages are measured include
+// monotonic time, which Round(0) removes.
 func TestSteppedClockChangesNothing(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]time.Time{
@@ -219,12 +227,13 @@ func TestSteppedClockChangesNothing(t *testing.T) {
 		"a limit": newLimiter(1, codeTTL, "").start,
 	} {
 		if start == start.Round(0) {
-			t.Errorf("the age of %s counts from %v, by the system's clock alone", name, start)
+			t.Errorf("the age of %s: got the start %v, want one with monotonic time", name, start)
 		}
 	}
 }
 
-// O10: the work on a request begins after a random delay, and no request waits for another's.
+// O10: The work on a request for a code begins after a random delay, and no request waits for the
+// delay or the work of another. So the requests end evenly over codeDelay.
 func TestDelayHoldsUpNoQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -240,18 +249,18 @@ func TestDelayHoldsUpNoQueue(t *testing.T) {
 			synctest.Wait()
 			n := log.Count(`"msg":"code not sent"`)
 			if n < least || n > most {
-				t.Errorf("got %d requests done, want %d to %d", n, least, most)
+				t.Errorf("%v later: got %d requests done, want %d to %d", after, n, least, most)
 			}
 		}
-		wantDone(dbTimeout, 0, maxCodeRequests/10) // which each of them takes
+		wantDone(dbTimeout, 0, maxCodeRequests/10) // the work on each takes as long
 		wantDone(codeDelay/2, maxCodeRequests*4/10, maxCodeRequests*6/10)
 		wantDone(codeDelay/2, maxCodeRequests, maxCodeRequests)
 	})
 }
 
-// D4: only the loopback host itself is excused from STARTTLS: no private address, no other
-// name of this machine, and no name that looks like localhost. The test speaks to a mail
-// server without STARTTLS, under a URL that names the host.
+// D4: Only a mail server on a loopback host may lack STARTTLS. Private addresses, other names of
+// this machine and names that look like localhost are not loopback hosts. The test always connects
+// to the same mail server without STARTTLS, and changes only the host in the mailer's URL.
 func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 	t.Parallel()
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{
@@ -260,7 +269,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		Password:   "secret-word",
 	})
 	address := strings.TrimPrefix(m.URL, "smtp://hubs:secret-word@")
-	wantExcused := func(user *url.Userinfo, host string, want bool) {
+	wantAccepted := func(user *url.Userinfo, host string, want bool) {
 		t.Helper()
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
@@ -275,21 +284,21 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		before := m.Passwords()
 		err = mailer{server: named}.secure(client)
 		if (err == nil) != want {
-			t.Errorf("%s: got %v, want excused: %v", host, err, want)
+			t.Errorf("%s: got the error %v, want the host accepted: %v", host, err, want)
 		}
 		if sent := m.Passwords() > before; sent != want {
-			t.Errorf("%s: the password was sent: got %v, want %v", host, sent, want)
+			t.Errorf("%s: password sent: got %v, want %v", host, sent, want)
 		}
 	}
 	user := url.UserPassword("hubs", "secret-word")
 	for _, host := range []string{"localhost", "127.0.0.1", "[::1]"} {
-		wantExcused(user, host, true)
+		wantAccepted(user, host, true)
 	}
 	others := `10.0.0.1 172.16.0.1 192.168.0.1 169.254.1.1 100.64.0.1 0.0.0.0
 		[::] [fd00::1] [fe80::1] [::ffff:10.0.0.1] mail mail.local
 		mail.example.com localhost.example.com mylocalhost 127.0.0.1.example.com`
 	for host := range strings.FieldsSeq(others) {
-		wantExcused(user, host, false)
-		wantExcused(nil, host, false) // net/smtp alone guards a password, but no mail
+		wantAccepted(user, host, false)
+		wantAccepted(nil, host, false) // without a password, net/smtp alone would send the mail
 	}
 }

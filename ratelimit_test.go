@@ -1,7 +1,7 @@
 package main
 
-// The token bucket by a clock that the tests turn (testing/synctest): exact to the nanosecond,
-// and fifteen minutes take none.
+// Tests of the limiter. Most use the fake clock of testing/synctest, so they are exact to the
+// nanosecond, and fifteen minutes take no time.
 
 import (
 	"errors"
@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// refusedFor takes a token and returns how long the refusal says to wait; 0: it passed.
+// refusedFor takes a token. It returns 0 if the key had one left, and otherwise the time after
+// which the refusal says to try again.
 func refusedFor(t *testing.T, l *limiter, key string) time.Duration {
 	t.Helper()
 	err := l.take(key)
@@ -25,18 +26,19 @@ func refusedFor(t *testing.T, l *limiter, key string) time.Duration {
 	}
 	p, ok := errors.AsType[problem](err)
 	if !ok || p.retryAfter <= 0 {
-		t.Fatalf("refused with %#v", err)
+		t.Fatalf("got the error %#v, want a problem with a positive retryAfter", err)
 	}
 	return p.retryAfter
 }
 
-// spend takes n tokens of a key.
+// spend takes n tokens of a key. It ignores refusals.
 func spend(l *limiter, key string, n int) {
 	for range n {
 		l.take(key)
 	}
 }
 
+// Of many parallel requests with one key, exactly burst pass.
 func TestLimitIsExactInParallel(t *testing.T) {
 	t.Parallel()
 	for _, burst := range []int{1, 5, 100} {
@@ -54,20 +56,21 @@ func TestLimitIsExactInParallel(t *testing.T) {
 		}
 		all.Wait()
 		if got := passed.Load(); got != int64(burst) {
-			t.Errorf("%d of %d passed", got, burst)
+			t.Errorf("got %d requests passed, want %d", got, burst)
 		}
 	}
 }
 
-// A window is the rule of a limit written down as plainly as can be: a request passes if fewer
-// than burst have passed within the last period.
+// A window is a plain model of a limit: a request passes if fewer than burst requests have passed
+// within the last period.
 type window struct {
 	burst  int
 	period time.Duration
 	passed []time.Time
 }
 
-// wait returns 0 if a request passes now, else the time until one passes.
+// wait returns 0 and counts the request if it passes now. Otherwise it returns the time until a
+// request can pass.
 func (w *window) wait() time.Duration {
 	now := time.Now()
 	var recent []time.Time
@@ -83,8 +86,8 @@ func (w *window) wait() time.Duration {
 	return 0
 }
 
-// Whatever the rhythm, the limiter decides like the rule itself, and Retry-After is true to the
-// nanosecond.
+// For random sequences of requests, the limiter decides as the model does, and its refusals give
+// the time to wait exactly to the nanosecond.
 func TestLimitSlides(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(60) {
@@ -101,9 +104,9 @@ func TestLimitSlides(t *testing.T) {
 				key := strconv.Itoa(random.IntN(3))
 				want := model[key].wait()
 				if got := refusedFor(t, l, key); got != want {
-					t.Fatalf("seed %d, step %d: wait %v, want %v", seed, step, got, want)
+					t.Fatalf("seed %d, step %d: got a wait of %v, want %v", seed, step, got, want)
 				}
-				// All at once, near the period's edges, and anywhere.
+				// No pause, a nanosecond, a share of the period, about a period, or a random time.
 				pauses := []time.Duration{
 					0, 0, 1, period / time.Duration(burst), period - 1, period,
 					time.Duration(random.Int64N(int64(2*period)/int64(burst) + 1)),
@@ -114,13 +117,14 @@ func TestLimitSlides(t *testing.T) {
 	}
 }
 
-// Memory is bounded, a key that is refused stays refused, and a new one passes.
+// While new keys flood a limiter, its memory stays bounded, a refused key stays refused, and every
+// new key passes.
 func TestFloodOfNewKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const refused = 200
-		const pause = 16     // new keys between two refused ones
-		const most = 100_000 // keys, of some hundred bytes each
+		const pause = 16     // new keys for each request of a refused key
+		const most = 100_000 // keys that a limiter may keep, about 100 bytes each
 		l := newServer(config{}, nil, io.Discard).codeRequestLimit
 		for i := range refused {
 			spend(l, fmt.Sprint("refused ", i), l.burst)
@@ -128,7 +132,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 		time.Sleep(time.Minute)
 		for i := range 3 * most {
 			if got := refusedFor(t, l, fmt.Sprint("new ", i)); got != 0 {
-				t.Fatalf("new key %d: refused for %v", i, got)
+				t.Fatalf("new key %d: got refused for %v, want passed", i, got)
 			}
 			if i%pause != 0 {
 				continue
@@ -136,16 +140,17 @@ func TestFloodOfNewKeys(t *testing.T) {
 			inTurn := i / pause % refused
 			got := refusedFor(t, l, fmt.Sprint("refused ", inTurn))
 			if want := l.period - time.Minute; got != want {
-				t.Fatalf("after %d new keys: a refused one waits %v, want %v", i, got, want)
+				t.Fatalf("a refused key after %d new ones: got a wait of %v, want %v", i, got, want)
 			}
 		}
 		if got := len(l.spent); got > most {
-			t.Errorf("%d keys, want %d at most", got, most)
+			t.Errorf("got %d keys in memory, want at most %d", got, most)
 		}
 	})
 }
 
-// A flood of keys that have spent one or two gives nothing back to a key with a single guess left.
+// A flood of keys that have spent one or two tokens gives no token back to a key that has only one
+// left.
 func TestFloodFreesNoTokens(t *testing.T) {
 	t.Parallel()
 	for spent := 1; spent <= 2; spent++ {
@@ -155,26 +160,30 @@ func TestFloodFreesNoTokens(t *testing.T) {
 			spend(l, strconv.Itoa(i), spent)
 		}
 		if got := refusedFor(t, l, "mailbox"); got != 0 {
-			t.Errorf("the last guess waits %v", got)
+			t.Errorf("the last guess: got refused for %v, want passed", got)
 		}
 		if got := refusedFor(t, l, "mailbox"); got == 0 {
-			t.Error("got a guess more than the limit")
+			t.Error("one guess more than the limit: got passed, want refused")
 		}
 	}
 }
 
-// What SECURITY.md says of a flood of refused keys: how many guesses a day it allows at one
-// mailbox. The attacker presents a guess whenever one is free. Chance moves the result by a
-// twentieth: some 400 times a mailbox gives way here. So a third is well apart from chance.
+// A flood of refused keys allows about as many guesses a day at one mailbox as SECURITY.md says.
+// The attacker sends a guess whenever the limiter lets one pass.
+//
+// In this test, the limiter discards the keys of mailboxes some 400 times, so chance changes the
+// result by about a twentieth. The test accepts a difference of a third, which chance does not
+// reach.
 func TestFloodOfRefusedKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const attempts, minutes, mailboxes = 10_000, 2, 200 // attempts a second; the mean of mailboxes
+		// Attempts a second, and mailboxes that are attacked at once: the result is their mean.
+		const attempts, minutes, mailboxes = 10_000, 2, 200
 		said := matches(t, "SECURITY.md", `(?m)^\| 10,000 \|[^|]*\| about (\d+),000 \|`)
 		if len(said) != 1 {
-			t.Fatalf("SECURITY.md says %q of a flood of 10,000 attempts a second, want one figure", said)
+			t.Fatalf("SECURITY.md: got %q for 10,000 attempts a second, want one figure", said)
 		}
-		want, _ := strconv.Atoi(said[0] + "000") // it is digits
+		want, _ := strconv.Atoi(said[0] + "000") // digits, so there is no error
 		l := newServer(config{}, nil, io.Discard).guessLimit
 		for i := range maxKeys {
 			spend(l, fmt.Sprint("first ", i), l.burst)
@@ -196,40 +205,41 @@ func TestFloodOfRefusedKeys(t *testing.T) {
 		}
 		perDay := guesses * 24 * 60 / minutes / mailboxes
 		if perDay < want*2/3 || perDay > want*4/3 {
-			t.Errorf("got %d guesses a day, want %d or so", perDay, want)
+			t.Errorf("got %d guesses a day at one mailbox, want %d ± a third", perDay, want)
 		}
 	})
 }
 
-// The sweep of a full limiter takes milliseconds, so there is one a period. A key whose token
-// came back since the last one is still kept.
+// A limiter sweeps at most once a period, because sweeping a full limiter takes milliseconds. Until
+// the next sweep, it keeps a key whose token has come back.
 func TestSweepIsOnceAPeriod(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(1, time.Minute, "")
 		start := time.Now()
 		for _, step := range []struct {
-			at   time.Duration
+			at   time.Duration // since the start
 			key  string
-			kept int
+			kept int // keys in memory after this request
 		}{
-			{at: 90 * time.Second, key: "a", kept: 1}, // the first request: a sweep, of nothing
+			{at: 90 * time.Second, key: "a", kept: 1}, // a sweep, which finds no key
 			{at: 120 * time.Second, key: "b", kept: 2},
 			{at: 150*time.Second - 1, key: "c", kept: 3},
-			{at: 150 * time.Second, key: "d", kept: 3}, // a sweep: a is forgotten
-			{at: 190 * time.Second, key: "e", kept: 4}, // b's token is back
-			{at: 210 * time.Second, key: "f", kept: 2}, // a sweep: b, c and d are forgotten
+			{at: 150 * time.Second, key: "d", kept: 3}, // a sweep, which discards a
+			{at: 190 * time.Second, key: "e", kept: 4}, // b's token is back, but there is no sweep
+			{at: 210 * time.Second, key: "f", kept: 2}, // a sweep, which discards b, c and d
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
 			spend(l, step.key, 1)
 			if got := len(l.spent); got != step.kept {
-				t.Errorf("at %v: %d keys, want %d", step.at, got, step.kept)
+				t.Errorf("at %v: got %d keys in memory, want %d", step.at, got, step.kept)
 			}
 		}
 	})
 }
 
-// The limits of the specification. All other tests take them from the contract.
+// The limits are those of the specification. Other tests read them from the contract or from the
+// limiter.
 func TestLimitsAreThoseOfTheSpecification(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{}, nil, io.Discard)
@@ -240,7 +250,7 @@ func TestLimitsAreThoseOfTheSpecification(t *testing.T) {
 		s.guessLimit:       "10 per 15m by e-mail",
 	} {
 		if got := limit.String(); got != want {
-			t.Errorf("got %s, want %s", got, want)
+			t.Errorf("got the limit %q, want %q", got, want)
 		}
 	}
 }

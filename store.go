@@ -34,7 +34,7 @@ import (
 var schema string
 
 const (
-	poolSize      = 8               // maximum number of connections (see slots), all kept open
+	poolSize      = 8               // statements at a time (see slots), and connections kept open
 	expensiveSize = poolSize / 2    // maximum number of expensive statements at a time
 	dbTimeout     = 2 * time.Second // for each wait for a slot, dial, socket read or socket write
 

@@ -19,35 +19,35 @@ import (
 	"github.com/lib/pq/pqerror"
 )
 
-// isUnavailable reports whether an error is a 503 that says when to try again.
+// isUnavailable reports whether an error is a 503 with a Retry-After.
 func isUnavailable(err error) bool {
 	answer, ok := errors.AsType[problem](err)
 	return ok && answer.Status == 503 && answer.retryAfter > 0
 }
 
-// Z2: a 503 is for a database that can't serve now. A faulty statement is a bug, and no reason to
-// try again.
+// Z2: An error of a database that can't serve now becomes a 503. An error that a bug causes, such
+// as a wrong statement, stays as it is and so becomes a 500, because trying again does not help.
 func TestClassesOfDatabaseErrors(t *testing.T) {
 	t.Parallel()
 	connector, err := newConnector("postgres://nobody@127.0.0.1:1/none", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := &store{db: sql.OpenDB(connector)} // it connects when it must, so never here
+	st := &store{db: sql.OpenDB(connector)} // connects only for a statement, so never here
 	defer st.db.Close()
 	outages := []error{
 		net.ErrClosed,
 		io.ErrUnexpectedEOF,
 		os.ErrDeadlineExceeded,
 		sql.ErrConnDone,
-		// A connection that is refused.
+		// PostgreSQL refuses the connection: no right to connect, no such database.
 		&pq.Error{Code: "28000", Severity: pqerror.SeverityFatal},
 		&pq.Error{Code: "3D000", Severity: pqerror.SeverityFatal},
 	}
 	for _, code := range []pqerror.Code{
 		"08006", // connection failure
-		"0A000", // a column has another type now
-		"25006", // read only: a standby
+		"0A000", // a column has changed its type
+		"25006", // read only, because it is a standby
 		"53100", // disk full
 		"53300", // too many connections
 		"57014", // statement timeout
@@ -60,16 +60,16 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 	for _, outage := range outages {
 		err := st.classifyDBError(fmt.Errorf("within: %w", outage))
 		if !isUnavailable(err) || !errors.Is(err, outage) {
-			t.Errorf("%v: got %v, want a 503 with its cause", outage, err)
+			t.Errorf("%v: got %v, want a 503 with this cause", outage, err)
 		}
 	}
 	bugs := []error{
-		fmt.Errorf("%w: %w", errScan, io.EOF), // a row of another type
+		fmt.Errorf("%w: %w", errScan, io.EOF), // scan does not take the type of a column
 		nil,
 	}
 	for _, code := range []pqerror.Code{
-		"22021", // a byte that is no text
-		"23505", // a second row of its kind
+		"22021", // a byte that is not valid in a text
+		"23505", // a duplicate of a unique value
 		"42601", // a syntax error
 		"42P01", // no such table
 		"XX000", // a bug of PostgreSQL
@@ -78,13 +78,13 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 	}
 	for _, bug := range bugs {
 		if got := st.classifyDBError(bug); got != bug {
-			t.Errorf("%v: got %v, want it as it was", bug, got)
+			t.Errorf("%v: got %v, want the same error", bug, got)
 		}
 	}
 }
 
-// D1: a read is tried again only after its connection was closed or reset. A database that hangs
-// is not asked twice, which would take twice as long, nor is one that refuses connections.
+// D1: A read is retried only if its connection was closed or reset. It is not retried if the
+// database hangs, which would take twice as long, or if the database refuses connections.
 func TestWhichReadsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	during := func(operation string, err error) error {
@@ -96,12 +96,12 @@ func TestWhichReadsAreTriedAgain(t *testing.T) {
 		fmt.Errorf("prepare: %w", during("read", net.ErrClosed)),
 	} {
 		if !isConnectionGone(gone) {
-			t.Errorf("%v: got false, want that the connection is gone", gone)
+			t.Errorf("isConnectionGone(%v): got false, want true", gone)
 		}
 	}
 	for _, other := range []error{
 		nil,
-		during("read", os.ErrDeadlineExceeded), // hung
+		during("read", os.ErrDeadlineExceeded), // the database hangs
 		during("write", os.ErrDeadlineExceeded),
 		during("dial", syscall.ECONNREFUSED),
 		during("dial", os.ErrDeadlineExceeded),
@@ -109,53 +109,55 @@ func TestWhichReadsAreTriedAgain(t *testing.T) {
 		errScan,
 	} {
 		if isConnectionGone(other) {
-			t.Errorf("%v: got true, want false", other)
+			t.Errorf("isConnectionGone(%v): got true, want false", other)
 		}
 	}
 }
 
-// D1: a database that reads or says nothing any more is given up in time. After a read the
-// connection is closed: a late rest of the answer must not be taken for the answer to the next
-// statement.
+// D1: If the database hangs, a read or a write on its connection ends after dbTimeout. A read that
+// times out closes the connection, so that the late rest of an answer can't be taken for the answer
+// to the next statement.
 func TestHungDatabaseIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
-		time.AfterFunc(time.Minute, func() { ours.Close() }) // ends a call without a deadline
-		wantGivenUp := func(call func([]byte) (int, error)) {
+		time.AfterFunc(time.Minute, func() { ours.Close() }) // ends a call that has no deadline
+		wantTimeout := func(call func([]byte) (int, error)) {
 			t.Helper()
 			start := time.Now()
 			_, err := call(make([]byte, 1))
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("got %v, want %v", err, os.ErrDeadlineExceeded)
+				t.Errorf("got the error %v, want %v", err, os.ErrDeadlineExceeded)
 			}
 			if took := time.Since(start); took != dbTimeout {
-				t.Errorf("got an end after %v, want %v", took, dbTimeout)
+				t.Errorf("got an error after %v, want it after %v", took, dbTimeout)
 			}
 		}
-		wantGivenUp(deadlineConn{ours}.Write)
-		wantGivenUp(deadlineConn{ours}.Read)
+		wantTimeout(deadlineConn{ours}.Write)
+		wantTimeout(deadlineConn{ours}.Read)
 		theirs.SetWriteDeadline(time.Now().Add(time.Second))
 		_, err := theirs.Write([]byte("late"))
 		if !errors.Is(err, io.ErrClosedPipe) {
-			t.Errorf("a late answer: got %v, want %v", err, io.ErrClosedPipe)
+			t.Errorf("a late answer: got the error %v, want %v", err, io.ErrClosedPipe)
 		}
 	})
 }
 
-// D1: the driver never sees io.EOF. It would take that for a connection on which the statement was
-// not sent, and send it again.
+// D1: When the database closes a connection, the driver gets an error other than io.EOF. For
+// io.EOF, it would report a bad connection, and database/sql would send the statement again, even a
+// write.
 func TestOrderlyEndIsAnError(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
 	theirs.Close()
 	_, err := deadlineConn{ours}.Read(make([]byte, 1))
 	if errors.Is(err, io.EOF) || !isConnectionGone(err) {
-		t.Errorf("got %v, want the loss of the connection", err)
+		t.Errorf("got the error %v, want another than io.EOF, for a connection that is gone", err)
 	}
 }
 
-// newFullStore returns a store without a database, whose slots are taken.
+// newFullStore returns a store without a database. As many of its slots are taken as expensive
+// says, of those for expensive statements, and as connections says, of those for all statements.
 func newFullStore(expensive int, connections int) *store {
 	st := &store{
 		slots:          make(chan struct{}, poolSize),
@@ -170,15 +172,15 @@ func newFullStore(expensive int, connections int) *store {
 	return st
 }
 
-// runExpensive runs so many expensive statements at once, which must end in a 503. wait returns
-// when they have.
+// runExpensive starts n expensive statements at once, each of which must end with a 503. It returns
+// when all of them wait for a slot. wait waits until they have ended.
 func runExpensive(t *testing.T, st *store, n int) (wait func()) {
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {
 			err := st.rows(statement{text: "select 1", expensive: true}, nil)
 			if !isUnavailable(err) {
-				t.Errorf("got %v, want a 503", err)
+				t.Errorf("got the error %v, want a 503", err)
 			}
 		})
 	}
@@ -186,7 +188,7 @@ func runExpensive(t *testing.T, st *store, n int) (wait func()) {
 	return all.Wait
 }
 
-// H6: an expensive statement that waits for its turn holds no connection.
+// H6: An expensive statement that waits for an expensive slot holds no connection.
 func TestWaitingExpensiveStatementsHoldNoConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -199,8 +201,8 @@ func TestWaitingExpensiveStatementsHoldNoConnection(t *testing.T) {
 	})
 }
 
-// H6: one that finds no connection gives its turn back. Otherwise a busy moment would end all
-// expensive statements for good.
+// H6: An expensive statement that gets no connection gives its expensive slot back. Otherwise,
+// after one busy moment, every later expensive statement would be a 503.
 func TestExpensiveStatementsGiveTheirTurnBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -208,16 +210,16 @@ func TestExpensiveStatementsGiveTheirTurnBack(t *testing.T) {
 		wait := runExpensive(t, st, expensiveSize)
 		wait()
 		if got := len(st.expensiveSlots); got != 0 {
-			t.Errorf("got %d turns taken, want 0", got)
+			t.Errorf("got %d expensive slots taken, want 0", got)
 		}
 	})
 }
 
-// A slowConnector makes connections that close only when the gate is open.
+// A slowConnector makes connections whose Close waits until gate is closed.
 type slowConnector struct {
 	gate   chan struct{}
-	made   int
-	closed chan int
+	made   int      // number of connections; the first has the number 1
+	closed chan int // gets the number of each connection that is closed
 }
 
 func (c *slowConnector) Connect(context.Context) (driver.Conn, error) {
@@ -227,7 +229,7 @@ func (c *slowConnector) Connect(context.Context) (driver.Conn, error) {
 
 func (c *slowConnector) Driver() driver.Driver { return nil }
 
-// A slowConn does nothing but close.
+// A slowConn is a connection of which only Close may be called.
 type slowConn struct {
 	driver.Conn
 	connector *slowConnector
@@ -240,8 +242,8 @@ func (c *slowConn) Close() error {
 	return nil
 }
 
-// D5: of two drops at once, the idle connections are closed, and not those that come into the
-// pool while the first drop still closes.
+// D5: If two calls of dropIdle overlap, the connections that were idle are closed, even if others
+// become idle while the first call still closes connections.
 func TestDropsAtOnceCloseIdleConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -252,7 +254,7 @@ func TestDropsAtOnceCloseIdleConnections(t *testing.T) {
 		st := &store{db: sql.OpenDB(connector)}
 		defer st.db.Close()
 		st.db.SetMaxIdleConns(poolSize)
-		useTwo := func() {
+		useTwo := func() { // uses two connections at once, then returns them to the pool
 			first, _ := st.db.Conn(t.Context())
 			second, _ := st.db.Conn(t.Context())
 			for _, conn := range []*sql.Conn{first, second} {
@@ -272,7 +274,7 @@ func TestDropsAtOnceCloseIdleConnections(t *testing.T) {
 			closed[<-connector.closed] = true
 		}
 		if !closed[1] || !closed[2] {
-			t.Errorf("got %v closed, want the idle ones, 1 and 2", closed)
+			t.Errorf("got the connections %v closed, want the idle ones, 1 and 2", closed)
 		}
 	})
 }

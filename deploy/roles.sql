@@ -71,6 +71,6 @@ grant select                         on users             to hubs_server;
 grant select, insert                 on terms_acceptances to hubs_server;
 grant update (version)               on terms_acceptances to hubs_server; -- on conflict do update
 grant select, insert, update, delete on hubs              to hubs_server;
-grant select, insert, delete         on files             to hubs_server;
+grant select, insert                 on files             to hubs_server;
 
 commit;

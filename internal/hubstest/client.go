@@ -18,16 +18,16 @@ import (
 	"testing"
 )
 
-// A Client is one browser: a cookie jar and a source address of its own.
+// A Client behaves like one browser. It has its own cookie jar and its own address.
 type Client struct {
-	t    testing.TB // what its failures fail; a subtest uses the client that In returns
+	t    testing.TB // the test that fails with the client; for a subtest, see In
 	srv  *Server
 	HTTP *http.Client
-	// IP is sent as X-Forwarded-For; empty: not sent. It is an address of the client's own.
+	// IP is the client's address, sent as X-Forwarded-For. If it is empty, no header is sent.
 	IP string
 }
 
-// Client returns a new client, with nobody signed in.
+// Client returns a new client without a session.
 func (s *Server) Client(t testing.TB) *Client {
 	jar, _ := cookiejar.New(nil) // without options there is no error
 	transport := &http.Transport{DisableCompression: true}
@@ -46,34 +46,35 @@ func (s *Server) Client(t testing.TB) *Client {
 	}
 }
 
-// NewIP returns a client address that nobody else has, so that the rate limits of one case
-// don't meet those of the next.
+// NewIP returns a client address that no other client has, so that the requests of one case do not
+// count toward the rate limits of another.
 func NewIP() string {
 	n := serial.Add(1)
 	return fmt.Sprintf("2001:db8:%x:%x::1", n>>16, n&0xffff)
 }
 
-// In returns the client for a subtest: its failures fail t.
+// In returns a copy of the client for a subtest: failures of the copy fail t.
 func (c *Client) In(t testing.TB) *Client {
 	inner := *c
 	inner.t = t
 	return &inner
 }
 
-// Elsewhere returns the client at another address, with the same cookies.
+// Elsewhere returns a copy of the client with a new address and the same cookie jar.
 func (c *Client) Elsewhere() *Client {
 	moved := *c
 	moved.IP = NewIP()
 	return &moved
 }
 
-// proxied is the proxy that ends TLS in front of a deployed server: the client, and
-// above all its cookie jar, sees https and the public name, the server plain HTTP.
+// proxied plays the proxy that ends TLS in front of a deployed server. The client and its cookie
+// jar see https and the public name. The server, at addr, gets plain HTTP.
 type proxied struct {
 	*http.Transport
 	addr string
 }
 
+// RoundTrip sends the request to the server as the proxy does: with its Host, but without TLS.
 func (p proxied) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Host = cmp.Or(r.Host, r.URL.Host)
@@ -82,22 +83,27 @@ func (p proxied) RoundTrip(r *http.Request) (*http.Response, error) {
 	return p.Transport.RoundTrip(r)
 }
 
-// A Response is an answer, read to its end.
+// A Response is an answer whose body has been read to its end.
 type Response struct {
 	Method, Path string // of the request
-	Status       int    // 0: there was none
+	Status       int    // 0: no answer came
 	Header       http.Header
 	Body         []byte
 }
 
+// String describes the request and the whole answer, for messages.
 func (r *Response) String() string {
 	return fmt.Sprintf("%s %s: %d %v\n%s", r.Method, r.Path, r.Status, r.Header, r.Body)
 }
 
-// Do sends a request. A body that is a string is sent as it is, as JSON; an
-// io.Reader too, but without a content type; anything else is encoded. headers are
-// names and values in turn. Every answer is checked for what all of them must have
-// (Fault). Safe in any goroutine: a failure marks the test and yields status 0.
+// Do sends a request and checks the answer for the rules that every answer must keep (Fault).
+//
+// A body that is a string is sent unchanged, as JSON. A body that is an io.Reader is sent
+// unchanged, without a Content-Type. Any other body is encoded as JSON. headers are names and
+// values in turn.
+//
+// Do may be called from any goroutine, because a failure marks the test as failed but does not end
+// it. If no answer comes, the status is 0.
 func (c *Client) Do(method, path string, body any, headers ...string) *Response {
 	c.t.Helper()
 	r, err := c.Try(method, path, body, headers...)
@@ -110,7 +116,8 @@ func (c *Client) Do(method, path string, body any, headers ...string) *Response 
 	return r
 }
 
-// Try is Do for tests in which the server may go away or answer by net/http alone.
+// Try is like Do, but returns an error instead of failing the test, and does not check the answer.
+// It is for tests in which the server may stop, or in which net/http itself may answer.
 func (c *Client) Try(method, path string, body any, headers ...string) (*Response, error) {
 	answer := &Response{Method: method, Path: path, Header: http.Header{}}
 	reader, isRaw := body.(io.Reader)
@@ -144,6 +151,7 @@ func (c *Client) Try(method, path string, body any, headers ...string) (*Respons
 	return answer, answer.read(resp)
 }
 
+// encode returns a string as it is, and any other value as JSON.
 func encode(body any) ([]byte, error) {
 	if text, isText := body.(string); isText {
 		return []byte(text), nil
@@ -151,7 +159,7 @@ func encode(body any) ([]byte, error) {
 	return json.Marshal(body)
 }
 
-// read takes what net/http has received, and the rest of the body.
+// read copies the status and the headers of resp, and reads its body to the end.
 func (r *Response) read(resp *http.Response) (err error) {
 	defer resp.Body.Close()
 	r.Status = resp.StatusCode
@@ -160,7 +168,7 @@ func (r *Response) read(resp *http.Response) (err error) {
 	return err
 }
 
-// noteEmail keeps the address in a request's body for the check of the logs.
+// noteEmail adds the e-mail address in a request's body to usedEmails, for checkLog.
 func noteEmail(body []byte) {
 	var sent struct{ Email string }
 	json.Unmarshal(body, &sent) // not every body is JSON
@@ -170,24 +178,25 @@ func noteEmail(body []byte) {
 	}
 }
 
-// Upload sends one file as a form would.
+// Upload uploads a file in a form, as a browser does.
 func (c *Client) Upload(name string, content []byte) *Response {
 	c.t.Helper()
 	form, contentType := Form(name, content)
 	return c.Do("POST", "/files/upload", form, "Content-Type", contentType)
 }
 
-// Form returns a form with one file, and its content type.
+// Form returns a multipart form with one file, and the form's Content-Type.
 func Form(name string, content []byte) (form io.Reader, contentType string) {
 	var body bytes.Buffer
 	w := multipart.NewWriter(&body)
-	part, _ := w.CreateFormFile("file", name) // a bytes.Buffer takes everything
+	part, _ := w.CreateFormFile("file", name) // writing to a bytes.Buffer never fails
 	part.Write(content)
 	w.Close()
 	return &body, w.FormDataContentType()
 }
 
-// SignIn goes through the whole code flow and returns the answer, a session view.
+// SignIn signs the client in: it asks for a code, reads the code from the mail or the log, and
+// presents it. It returns the last answer, which describes the session.
 func (c *Client) SignIn(email string) *Response {
 	c.t.Helper()
 	c.AskCode(email)
@@ -201,7 +210,7 @@ func (c *Client) AcceptTerms() {
 	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Want(c.t, 200)
 }
 
-// SignIn returns a new client with a session.
+// SignIn returns a new client that has signed in with this address.
 func (s *Server) SignIn(t testing.TB, email string) *Client {
 	t.Helper()
 	c := s.Client(t)
@@ -209,8 +218,8 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 	return c
 }
 
-// Member returns a client that may do all that a new user of that role ever may:
-// signed in, terms accepted.
+// Member adds a user with this role. It returns a client that has signed in as the user and has
+// accepted the terms. So the client may do everything that the role permits.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 	t.Helper()
 	email, _ = s.NewUser(t, role)
@@ -219,13 +228,13 @@ func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 	return c, email
 }
 
-// NewUser adds a user with a new address.
+// NewUser adds a user with a new e-mail address to the database.
 func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
 	email = NewEmail()
 	return email, AddUser(t, s.Database, email, role)
 }
 
-// CookieName is the name that the session cookie must have.
+// CookieName returns the name that the session cookie must have.
 func (s *Server) CookieName() string {
 	prefix := "__Secure-hubs"
 	if s.Env["APP_ENV"] == "local" {
@@ -234,7 +243,7 @@ func (s *Server) CookieName() string {
 	return cmp.Or(s.Env["COOKIE_PREFIX"], prefix) + "_auth_" + s.Env["APP_ENV"]
 }
 
-// Token returns the session token in the client's jar, or "".
+// Token returns the session token in the client's cookie jar, or "".
 func (c *Client) Token() string {
 	for _, cookie := range c.HTTP.Jar.Cookies(c.srv.url()) {
 		if cookie.Name == c.srv.CookieName() {
@@ -244,7 +253,8 @@ func (c *Client) Token() string {
 	return ""
 }
 
-// With returns a new client that bears a session token; "" for none.
+// With returns a new client with this session token in its cookie jar. If token is "", the client
+// has no session.
 func (s *Server) With(t testing.TB, token string) *Client {
 	c := s.Client(t)
 	if token != "" {
@@ -253,7 +263,7 @@ func (s *Server) With(t testing.TB, token string) *Client {
 	return c
 }
 
-// SetToken puts a session token into the client's jar in place of the one it has.
+// SetToken puts a session token into the client's cookie jar. It replaces the token in the jar.
 func (c *Client) SetToken(token string) {
 	c.HTTP.Jar.SetCookies(c.srv.url(), []*http.Cookie{{
 		Name:   c.srv.CookieName(),
@@ -264,40 +274,42 @@ func (c *Client) SetToken(token string) {
 	}})
 }
 
+// url returns Base as a parsed URL.
 func (s *Server) url() *url.URL {
-	u, _ := url.Parse(s.Base) // it is one
+	u, _ := url.Parse(s.Base) // Base is a valid URL
 	return u
 }
 
-// Want ends the test when the status is another.
+// Want ends the test unless the answer has this status. It returns the answer.
 func (r *Response) Want(t testing.TB, status int) *Response {
 	t.Helper()
 	if r.Status != status {
-		t.Fatalf("want %d, got %v", status, r)
+		t.Fatalf("got status %d, want %d, in the answer to %v", r.Status, status, r)
 	}
 	return r
 }
 
-// JSON returns the body, which must be one JSON object.
+// JSON decodes the body. It ends the test if the body is not a JSON object.
 func (r *Response) JSON(t testing.TB) (object map[string]any) {
 	t.Helper()
 	if err := json.Unmarshal(r.Body, &object); err != nil {
-		t.Fatalf("%v: %v", err, r)
+		t.Fatalf("want a JSON object as the body: %v, in the answer to %v", err, r)
 	}
 	return object
 }
 
-// Field returns a member of the body, or of an object within it.
+// Field returns the member of the body to which the names in path lead. If the member is missing or
+// null, Field ends the test.
 func (r *Response) Field(t testing.TB, path ...string) any {
 	t.Helper()
 	value := within(r.JSON(t), path...)
 	if value == nil {
-		t.Fatalf("no member %q in %v", path, r)
+		t.Fatalf("the member %q is missing in the answer to %v", path, r)
 	}
 	return value
 }
 
-// member returns a text of the body, or "".
+// member returns a member of the body that is a string, or "".
 func (r *Response) member(name string) string {
 	var object map[string]any
 	json.Unmarshal(r.Body, &object) // not every body is JSON
@@ -305,18 +317,20 @@ func (r *Response) member(name string) string {
 	return value
 }
 
-// Code returns the word in an error that programs go by, or "".
+// Code returns the code of an error, such as "invalid_request", or "".
 func (r *Response) Code() string { return r.member("code") }
 
+// isJSON reports whether the answer's Content-Type is JSON or the type of errors.
 func (r *Response) isJSON() bool {
 	kind := r.Header.Get("Content-Type")
 	return kind == "application/json" || kind == "application/problem+json"
 }
 
-// StrictCSP is the policy of all answers but files and the page.
+// StrictCSP is the Content-Security-Policy of all answers except files and the page.
 const StrictCSP = "default-src 'none'; frame-ancestors 'none'"
 
-// wantedHeaders are those that an answer must have, each once, and what its value matches.
+// wantedHeaders returns the headers that the answer must have, each exactly once, and the pattern
+// that each value must match.
 func (r *Response) wantedHeaders() map[string]string {
 	wanted := map[string]string{
 		"Strict-Transport-Security":    "^max-age=63072000; includeSubDomains$",
@@ -349,8 +363,9 @@ func (r *Response) wantedHeaders() map[string]string {
 	return wanted
 }
 
-// Fault says what an answer lacks that every answer of the server must have. Do and WantProblem
-// fail the test for it; tests that count such faults ask here.
+// Fault returns an error if the answer breaks a rule that every answer must keep: the contract, the
+// format of errors, the headers, and no token in the body. Do and WantProblem fail the test with
+// this error. A test that only counts such answers calls Fault itself.
 func (r *Response) Fault() error {
 	faults := []error{r.contractFault(), r.problemFault()}
 	wanted := r.wantedHeaders()
@@ -361,33 +376,34 @@ func (r *Response) Fault() error {
 		}
 	}
 	if after := r.Header.Get("Retry-After"); after != "" && wanted["Retry-After"] == "" {
-		faults = append(faults, fmt.Errorf("Retry-After: got %q", after))
+		faults = append(faults, fmt.Errorf("Retry-After: got %q, want none", after))
 	}
 	if !slices.Contains(r.Header.Values("Vary"), "Origin") {
-		faults = append(faults, errors.New("there is no Origin in Vary"))
+		faults = append(faults, errors.New("Vary does not contain Origin"))
 	}
 	if r.isJSON() && bytes.Contains(r.Body, []byte("eyJ")) {
-		faults = append(faults, errors.New("a token is in the body"))
+		faults = append(faults, errors.New("the body contains a token"))
 	}
 	if err := errors.Join(faults...); err != nil {
-		return fmt.Errorf("%w\nin %v", err, r)
+		return fmt.Errorf("%w\nin the answer to %v", err, r)
 	}
 	return nil
 }
 
-// A problem is the body of an error.
+// A problem is the body of an error, in the format of RFC 9457.
 type problem struct {
 	Title, Detail, Code, RequestID string
 	Status                         int
 	Errors                         []struct{ Field, Detail string }
 }
 
+// problem decodes the body of an error.
 func (r *Response) problem() (p problem) {
-	json.Unmarshal(r.Body, &p) // what is missing then is a fault
+	json.Unmarshal(r.Body, &p) // if this fails, problemFault reports the missing members
 	return p
 }
 
-// Fields returns the fields that the errors of a problem name.
+// Fields returns the names of the fields in the problem's errors.
 func (r *Response) Fields() (names []string) {
 	for _, e := range r.problem().Errors {
 		names = append(names, e.Field)
@@ -395,7 +411,8 @@ func (r *Response) Fields() (names []string) {
 	return names
 }
 
-// problemFault says what is wrong with an error, in the one format that all errors have.
+// problemFault returns an error if the answer is an error but does not have the format that all
+// errors have. An answer to HEAD has no body to check.
 func (r *Response) problemFault() error {
 	if r.Status < 400 || r.Method == "HEAD" {
 		return nil
@@ -403,29 +420,30 @@ func (r *Response) problemFault() error {
 	p := r.problem()
 	for _, e := range p.Errors {
 		if e.Field == "" || e.Detail == "" {
-			return fmt.Errorf("error %+v, want field and detail", e)
+			return fmt.Errorf("errors: got %+v, want a field and a detail", e)
 		}
 	}
 	switch {
 	case p.Title == "" || p.Detail == "":
-		return errors.New("no title or no detail")
+		return fmt.Errorf("got the title %q and the detail %q, want both", p.Title, p.Detail)
 	case p.Status != r.Status:
-		return errors.New("another status in the body")
+		return fmt.Errorf("status in the body: got %d, want %d", p.Status, r.Status)
 	case p.RequestID != r.Header.Get("X-Request-Id"):
-		return errors.New("requestId is not X-Request-Id")
+		return fmt.Errorf("requestId: got %q, want the value of X-Request-Id", p.RequestID)
 	case p.Errors != nil && p.Code != "invalid_request":
-		return errors.New("errors of fields, which belong to invalid_request only")
+		return fmt.Errorf("got errors with the code %q, want invalid_request", p.Code)
 	}
 	return nil
 }
 
-// WantProblem checks an error. fields are those that the input errors name, in any order;
-// without any, the errors of an invalid_request are checked for their form only.
+// WantProblem checks that the answer is an error with this status and code. fields are the names in
+// the problem's errors, each at least once, in any order. Without fields, the names are not
+// compared. The body of an answer to HEAD is empty, so its code is not compared.
 func WantProblem(t testing.TB, r *Response, status int, code string, fields ...string) {
 	t.Helper()
 	hasCode := r.Code() == code || r.Method == "HEAD"
 	if r.Status != status || !hasCode {
-		t.Errorf("want %d %s, got %v", status, code, r)
+		t.Errorf("got %d %s, want %d %s, in the answer to %v", r.Status, r.Code(), status, code, r)
 		return
 	}
 	if err := r.Fault(); err != nil {
@@ -435,37 +453,37 @@ func WantProblem(t testing.TB, r *Response, status int, code string, fields ...s
 	slices.Sort(got)
 	slices.Sort(fields)
 	if len(fields) > 0 && !slices.Equal(slices.Compact(got), fields) {
-		t.Errorf("want the fields %q, got %v", fields, r)
+		t.Errorf("got the fields %q, want %q, in the answer to %v", r.Fields(), fields, r)
 	}
 }
 
-// Send is Do for a request such as "GET /hubs".
+// Send is like Do, but takes method and path as one string, such as "GET /hubs".
 func (c *Client) Send(request string, body any, headers ...string) *Response {
 	c.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
 	return c.Do(method, path, body, headers...)
 }
 
-// Get is Do without a body.
+// Get sends a GET without a body, by Do.
 func (c *Client) Get(path string, headers ...string) *Response {
 	c.t.Helper()
 	return c.Do("GET", path, nil, headers...)
 }
 
-// AskCode asks for a code.
+// AskCode asks for a code for the address. It ends the test unless the answer is a 200.
 func (c *Client) AskCode(email string) *Response {
 	c.t.Helper()
 	r := c.Do("POST", "/auth/otp/request", map[string]string{"email": email})
 	return r.Want(c.t, 200)
 }
 
-// PresentCode is one attempt to sign in.
+// PresentCode makes one attempt to sign in with the code.
 func (c *Client) PresentCode(email, code string) *Response {
 	c.t.Helper()
 	return c.Do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code})
 }
 
-// OtherCode returns a wrong code, the n-th after the right one.
+// OtherCode returns the code that is n greater than the right one. After 999999 comes 000000.
 func OtherCode(code string, n int) string {
 	value, _ := strconv.Atoi(code)
 	return fmt.Sprintf("%06d", (value+n)%1_000_000)

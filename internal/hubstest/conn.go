@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// A Conn keeps one connection to a server, and sends each request once: what net/http's client
-// repeats by itself would hide a lost request.
+// A Conn is one connection to a server, on which each request is sent once. net/http's client
+// repeats some requests on a new connection, which would hide a lost request.
 type Conn struct {
 	net.Conn
-	In *bufio.Reader
+	In *bufio.Reader // all reads from the connection go through In
 }
 
-// Dial connects to a server. All reads and writes end by Patience.
+// Dial connects to a server. All reads and writes fail once Patience has passed.
 func Dial(t testing.TB, addr string) *Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -31,8 +31,8 @@ func Dial(t testing.TB, addr string) *Conn {
 	return &Conn{Conn: conn, In: bufio.NewReader(conn)}
 }
 
-// Head returns the request line and headers of a request, without the empty line at their end.
-// It comes from an address of its own, with the client's session.
+// Head returns the request line and the headers of a request such as "GET /hubs", without the empty
+// line after them. The request has a new client address and the client's session.
 func (c *Client) Head(request string, headers ...string) string {
 	lines := []string{request + " HTTP/1.1", "Host: x", "X-Forwarded-For: " + NewIP()}
 	if token := c.Token(); token != "" {
@@ -42,7 +42,8 @@ func (c *Client) Head(request string, headers ...string) string {
 	return strings.Join(lines, "\r\n") + "\r\n"
 }
 
-// Receive reads an answer.
+// Receive reads an answer to its end. closes reports whether the server announces that it closes
+// the connection.
 func (c *Conn) Receive() (status int, closes bool, err error) {
 	resp, err := http.ReadResponse(c.In, nil)
 	if err != nil {
@@ -53,7 +54,8 @@ func (c *Conn) Receive() (status int, closes bool, err error) {
 	return answer.Status, resp.Close, err
 }
 
-// Exchange sends a request, or the rest of one, and checks the status of the answer.
+// Exchange sends a request, or the rest of one, and ends the test unless the answer has the wanted
+// status. closes is as in Receive.
 func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
 	t.Helper()
 	if _, err := io.WriteString(c, request); err != nil {
@@ -61,13 +63,13 @@ func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
 	}
 	status, closes, err := c.Receive()
 	if err != nil || status != want {
-		t.Fatalf("got %d, %v, want %d", status, err, want)
+		t.Fatalf("got status %d and the error %v, want status %d", status, err, want)
 	}
 	return closes
 }
 
-// Wire sends a request byte for byte as it is written: http.Client would mend or refuse some.
-// headers are names and values in turn.
+// Wire sends a request unchanged, on a new connection. http.Client would correct or refuse some
+// requests. Wire adds Host and, for a body, Content-Length. headers are names and values in turn.
 func (s *Server) Wire(
 	t testing.TB, method, target string, body []byte, headers ...string,
 ) *Response {
@@ -84,7 +86,7 @@ func (s *Server) Wire(
 	fmt.Fprintf(&request, "\r\n%s", body)
 	conn := Dial(t, s.Addr)
 	defer conn.Close()
-	io.WriteString(conn, request.String())
+	io.WriteString(conn, request.String()) // may fail after an early answer, which is read next
 	resp, err := http.ReadResponse(conn.In, &http.Request{Method: method})
 	answer := &Response{Method: method, Path: target}
 	if err == nil {

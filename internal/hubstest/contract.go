@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// document is web/openapi.json. Every answer that Client.Do gets is compared with it.
+// document returns the decoded web/openapi.json, the contract. Client.Do compares every answer
+// with the contract.
 var document = sync.OnceValue(func() any {
 	var decoded any
 	text, err := os.ReadFile(filepath.Join(Root(), "web/openapi.json"))
@@ -30,26 +31,26 @@ var document = sync.OnceValue(func() any {
 	return decoded
 })
 
-// Contract returns a value of web/openapi.json by the names on the way to it. Tests take
-// limits, lives and sizes from there.
+// Contract returns the value in web/openapi.json to which the names lead. Tests read limits,
+// lifetimes and sizes from the contract instead of repeating them.
 func Contract[T any](t testing.TB, names ...string) T {
 	value := within(document(), names...)
 	found, ok := value.(T)
 	if !ok {
-		t.Fatalf("web/openapi.json: %q is %v", names, value)
+		t.Fatalf("web/openapi.json: %q: got %v, want a %T", names, value, found)
 	}
 	return found
 }
 
-// A Limit is how many requests the server answers in a period.
+// A Limit is a rate limit: the most requests of one key that pass within a period.
 type Limit struct {
 	Requests int
 	Period   time.Duration
-	By       string // what is counted for itself, such as "client address"
+	By       string // description of the key, such as "client address"
 }
 
-// LimitOf returns the limit of a route such as "GET /hubs": its own, or if it has none, that by
-// client address.
+// LimitOf returns the limit of a route such as "GET /hubs": the last one that the contract lists
+// for it. A route that has a limit besides the one by client address lists its own last.
 func LimitOf(t testing.TB, route string) Limit {
 	method, path, _ := strings.Cut(route, " ")
 	limits := Contract[[]any](t, "paths", path, strings.ToLower(method), "x-limits")
@@ -61,8 +62,8 @@ func LimitOf(t testing.TB, route string) Limit {
 	}
 }
 
-// within follows names into objects, and references on the way. It returns nil where there is
-// no such member.
+// within returns the member of value to which the names lead. It follows references ($ref) on the
+// way. If there is no such member, it returns nil.
 func within(value any, names ...string) any {
 	for _, name := range names {
 		object, _ := value.(map[string]any)
@@ -71,7 +72,7 @@ func within(value any, names ...string) any {
 	return value
 }
 
-// resolve returns what a reference refers to, and any other value as it is.
+// resolve returns the target of a reference ($ref). It returns any other value unchanged.
 func resolve(value any) any {
 	object, _ := value.(map[string]any)
 	path, ok := object["$ref"].(string)
@@ -81,19 +82,19 @@ func resolve(value any) any {
 	return within(document(), strings.Split(path, "/")[1:]...)
 }
 
-// contractFault says what the contract does not know of an answer: its status, its content type,
-// the code of a problem, a member. An answer to a path or a method that is not in the contract
-// passes, but a problem must be one.
+// contractFault returns an error if the contract does not list the answer's status or content type,
+// or if the body does not match the schema. If the contract does not list the path or the method,
+// only an error is checked: its body must match the schema Problem.
 func (r *Response) contractFault() error {
 	operation := within(document(), "paths", contractPath(r.Path), strings.ToLower(r.Method))
 	schema := within(document(), "components", "schemas", "Problem")
 	if operation != nil {
 		response := r.response(operation)
 		if response == nil {
-			return errors.New("the contract does not have this status here")
+			return errors.New("the contract does not list this status for this route")
 		}
 		contents, _ := within(response, "content").(map[string]any)
-		isFile := contents["*/*"] != nil
+		isFile := contents["*/*"] != nil // has any content type and no schema
 		isEmpty := contents == nil && len(r.Body) == 0
 		if isFile || isEmpty {
 			return nil
@@ -101,19 +102,20 @@ func (r *Response) contractFault() error {
 		kind := r.Header.Get("Content-Type")
 		schema = within(contents, kind, "schema")
 		if schema == nil {
-			return fmt.Errorf("the contract has no schema for the content type %q here", kind)
+			return fmt.Errorf("the contract does not list the content type %q for this route", kind)
 		}
 	} else if r.Status < 400 || r.Method == "HEAD" {
 		return nil
 	}
 	var body any
 	if err := json.Unmarshal(r.Body, &body); err != nil {
-		return err
+		return fmt.Errorf("the body is not JSON: %w", err)
 	}
 	return schemaFault(schema, body)
 }
 
-// response returns what the contract has for a status: a HEAD has one response for all 4XX.
+// response returns the operation's response for the answer's status, or nil. For a HEAD, the
+// contract describes all errors together, as 4XX and 5XX.
 func (r *Response) response(operation any) any {
 	status := strconv.Itoa(r.Status)
 	response := within(operation, "responses", status)
@@ -123,8 +125,8 @@ func (r *Response) response(operation any) any {
 	return response
 }
 
-// contractPath returns the path of the contract that a request's path is one of, such as
-// /hubs/{hubId}, or "".
+// contractPath returns the contract's path for a request's path, such as /hubs/{hubId} for /hubs/1.
+// If there is none, it returns "".
 func contractPath(target string) string {
 	target, _, _ = strings.Cut(target, "?")
 	paths, _ := within(document(), "paths").(map[string]any)
@@ -137,9 +139,10 @@ func contractPath(target string) string {
 	return ""
 }
 
+// pathParameter matches a parameter of a path in the contract, such as {hubId}.
 var pathParameter = regexp.MustCompile(`{[^}]*}`)
 
-// jsonTypes are the types of a schema by those that encoding/json decodes them to.
+// jsonTypes maps the Go types of decoded JSON values to the names of types in a schema.
 var jsonTypes = map[string]string{
 	"string":                  "string",
 	"float64":                 "number",
@@ -148,27 +151,28 @@ var jsonTypes = map[string]string{
 	"map[string]interface {}": "object",
 }
 
-// schemaFault compares a JSON value with the types, members and choices of a schema. Lengths,
-// ranges, patterns and formats are not compared: the tests of each member look at its value.
+// schemaFault returns an error if a JSON value does not have the type, the members or one of the
+// choices (enum) of a schema. It does not compare lengths, ranges, patterns and formats, because
+// the tests of each member check its value.
 func schemaFault(schema, value any) error {
 	rules, _ := resolve(schema).(map[string]any)
-	all, _ := rules["allOf"].([]any)
-	for _, part := range all {
+	parts, _ := rules["allOf"].([]any)
+	for _, part := range parts {
 		if err := schemaFault(part, value); err != nil {
 			return err
 		}
 	}
-	want, typed := rules["type"]
+	want, hasType := rules["type"]
 	number, _ := value.(float64)
 	if want == "integer" && number == math.Trunc(number) {
-		want = "number"
+		want = "number" // JSON has no integers of its own
 	}
-	if got := jsonTypes[fmt.Sprintf("%T", value)]; typed && got != want {
-		return fmt.Errorf("%v is %s, the contract has %s", value, got, want)
+	if got := jsonTypes[fmt.Sprintf("%T", value)]; hasType && got != want {
+		return fmt.Errorf("got %v of type %q, want type %q", value, got, want)
 	}
-	choices, limited := rules["enum"].([]any)
-	if limited && !slices.Contains(choices, value) {
-		return fmt.Errorf("%v is none of %v in the contract", value, choices)
+	choices, hasChoices := rules["enum"].([]any)
+	if hasChoices && !slices.Contains(choices, value) {
+		return fmt.Errorf("got %v, want one of %v", value, choices)
 	}
 	items, _ := value.([]any)
 	for _, item := range items {
@@ -182,6 +186,9 @@ func schemaFault(schema, value any) error {
 	return nil
 }
 
+// membersFault returns an error if an object lacks a required member, has a member that the schema
+// does not list, or has one whose value does not match. A schema without a type may leave members
+// out, because it only adds rules to another schema (allOf).
 func membersFault(rules, object map[string]any) error {
 	required, _ := rules["required"].([]any)
 	for _, name := range required {
@@ -189,11 +196,11 @@ func membersFault(rules, object map[string]any) error {
 			return fmt.Errorf("the member %s is missing", name)
 		}
 	}
-	properties, listed := rules["properties"].(map[string]any)
+	properties, hasProperties := rules["properties"].(map[string]any)
 	for name, value := range object {
 		schema, known := properties[name]
-		if !known && listed && rules["type"] != nil {
-			return fmt.Errorf("the contract has no member %s", name)
+		if !known && hasProperties && rules["type"] != nil {
+			return fmt.Errorf("the contract does not list the member %s", name)
 		}
 		if err := schemaFault(schema, value); err != nil {
 			return fmt.Errorf("%s: %w", name, err)

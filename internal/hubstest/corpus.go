@@ -10,13 +10,14 @@ import (
 	"testing"
 )
 
-// The corpus is the cases of testdata/*.json, which any implementation could run.
-// testdata/README.md says how to read the files.
+// The corpus is a set of cases in testdata. The tests of any other implementation of the server
+// could use it too. testdata/README.md describes the files and their members.
 
-// A CorpusFile is one of them. C is what its cases have: a CorpusCase and more.
+// A CorpusFile is one file of the corpus. C is the type of its cases, a struct that embeds
+// CorpusCase.
 type CorpusFile[C any] struct {
-	About            []string                     // for people
-	Settings         map[string]map[string]string // by server: its environment variables
+	About            []string                     // for readers of the file
+	Settings         map[string]map[string]string // environment variables, by name of the server
 	Keys             map[string]string            // tokens.json
 	Hubs             []map[string]string          // queries.json
 	CORSHeaders      map[string]*string           // origins.json
@@ -25,33 +26,38 @@ type CorpusFile[C any] struct {
 	Cases            []C `json:"-"` // of all groups
 }
 
-// A corpusGroup is cases that have something in common.
+// A corpusGroup is a list of cases that have members in common.
 type corpusGroup struct {
 	About string
-	Each  json.RawMessage // what a case has that does not say otherwise
+	Each  json.RawMessage // members of every case; a case may override them
 	Cases []json.RawMessage
 }
 
-// A CorpusCase is what every case has.
+// A CorpusCase contains the members that every case has.
 type CorpusCase struct {
 	Name   string
-	Rule   string
+	Rule   string // row of SECURITY.md
 	Expect Expected
 }
 
+// common gives ReadCorpus access to these members, whatever the type of the case.
 func (c CorpusCase) common() CorpusCase { return c }
 
-// Expected is what a case says about an answer. What it leaves out is not compared.
+// Expected describes the answer that a case must get. Members that are left out are not compared.
 type Expected struct {
 	Status  int
 	Code    string             // of an error
-	Fields  []string           // that the error names
-	Headers map[string]*string // nil: not there
-	Body    map[string]any     // by path, "user.permission"
-	Items   []string           // the names of a page's items
+	Fields  []string           // names in the problem's errors
+	Headers map[string]*string // nil: the header must be missing
+	Body    map[string]any     // values by path, such as "user.permission"
+	Items   []string           // names of a page's items, in order
 }
 
-// ReadCorpus reads a file of testdata, by Decode, with the limits of the contract filled in.
+// ReadCorpus reads a file of the corpus and fills in the limits of the contract (FillInLimits).
+//
+// It fails the test unless the file has cases, and each case has a name that no other case has, a
+// rule that is a row of SECURITY.md, and a status. A case must expect a code if it expects an
+// error, and only then.
 func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) CorpusFile[C] {
 	t.Helper()
 	var file CorpusFile[C]
@@ -73,25 +79,26 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 		c := c.common()
 		isError := c.Expect.Status >= 400
 		if seen[c.Name] {
-			t.Errorf("%s: the name %q is missing or stands twice", name, c.Name)
+			t.Errorf("%s: the name %q is empty or is used twice", name, c.Name)
 		}
 		if !strings.Contains(rows, "\n| "+c.Rule+" |") {
 			t.Errorf("%s: %s: SECURITY.md has no row %q", name, c.Name, c.Rule)
 		}
 		if c.Expect.Status == 0 || isError != (c.Expect.Code != "") {
-			t.Errorf("%s: %s: expects %+v", name, c.Name, c.Expect)
+			t.Errorf("%s: %s: got status %d, code %q; want a status, and a code if it is an error",
+				name, c.Name, c.Expect.Status, c.Expect.Code)
 		}
 		seen[c.Name] = true
 	}
 	return file
 }
 
-// ReadCases reads the cases of a file of the module, by Decode, that have no rule and no
-// expected answer. words are filled in first (FillIn).
+// ReadCases reads a file of the module whose cases have neither a rule nor an expected answer. It
+// first replaces the words in the file's text (FillIn).
 func ReadCases[C any](t testing.TB, name string, words ...string) []C {
 	t.Helper()
 	var file struct {
-		About []string // for people
+		About []string // for readers of the file
 		Cases []C
 	}
 	Decode(t, name, FillIn(ReadFile(t, name), words...), &file)
@@ -101,8 +108,8 @@ func ReadCases[C any](t testing.TB, name string, words ...string) []C {
 	return file.Cases
 }
 
-// Decode decodes the text of a JSON file into value. A member that value does not have fails
-// the test: else a misspelled member would make its case pass.
+// Decode decodes a JSON text into value. name is for messages. A member that value does not have
+// ends the test. Otherwise a misspelled member would be ignored, and its case would pass.
 func Decode(t testing.TB, name, text string, value any) {
 	t.Helper()
 	decoder := json.NewDecoder(strings.NewReader(text))
@@ -112,43 +119,45 @@ func Decode(t testing.TB, name, text string, value any) {
 	}
 }
 
+// The words that FillIn replaces in every text.
 var (
-	corpusByte   = regexp.MustCompile(`\\x[0-9a-f]{2}`)
-	corpusRepeat = regexp.MustCompile(`<(.|[^<>*]+)\*([0-9]+)>`)
+	corpusByte   = regexp.MustCompile(`\\x[0-9a-f]{2}`)          // \xff
+	corpusRepeat = regexp.MustCompile(`<(.|[^<>*]+)\*([0-9]+)>`) // <x*3>
 )
 
-// FillIn replaces \xff by that byte, <x*3> by xxx, and other words in angle brackets by their
-// values: words are pairs such as "<email>", "ada@example.com".
+// FillIn replaces \xff by the byte 0xff, <x*3> by xxx, and words by their values. words are pairs
+// of a word and its value, such as "<email>", "ada@example.com".
 func FillIn(text string, words ...string) string {
 	text = corpusByte.ReplaceAllStringFunc(text, func(escape string) string {
 		value, _ := strconv.ParseUint(escape[2:], 16, 8)
 		return string([]byte{byte(value)})
 	})
 	text = corpusRepeat.ReplaceAllStringFunc(text, func(s string) string {
-		part := corpusRepeat.FindStringSubmatch(s)
-		n, _ := strconv.Atoi(part[2])
-		return strings.Repeat(part[1], n)
+		match := corpusRepeat.FindStringSubmatch(s)
+		n, _ := strconv.Atoi(match[2])
+		return strings.Repeat(match[1], n)
 	})
 	return strings.NewReplacer(words...).Replace(text)
 }
 
+// contractLimit matches a word that FillInLimits replaces.
 var contractLimit = regexp.MustCompile(`<maxLength (\w+)\.(\w+)( \+ 1)?>`)
 
-// FillInLimits replaces <maxLength Hub.name> by the maxLength of that property of that schema of
-// the contract, and <maxLength Hub.name + 1> by one more.
+// FillInLimits replaces <maxLength Hub.name> by the maxLength of the property name in the
+// contract's schema Hub, and <maxLength Hub.name + 1> by one more.
 func FillInLimits(t testing.TB, text string) string {
 	return contractLimit.ReplaceAllStringFunc(text, func(word string) string {
-		of := contractLimit.FindStringSubmatch(word)
+		match := contractLimit.FindStringSubmatch(word)
 		limit := Contract[float64](t,
-			"components", "schemas", of[1], "properties", of[2], "maxLength")
-		if of[3] != "" {
+			"components", "schemas", match[1], "properties", match[2], "maxLength")
+		if match[3] != "" {
 			limit++
 		}
 		return fmt.Sprint(limit)
 	})
 }
 
-// Check compares an answer with what is expected of it.
+// Check compares an answer with the expected one, and checks the rules that every answer must keep.
 func (want Expected) Check(t testing.TB, r *Response) {
 	t.Helper()
 	r.Want(t, want.Status)
@@ -160,22 +169,22 @@ func (want Expected) Check(t testing.TB, r *Response) {
 	WantHeaders(t, r, want.Headers)
 	for path, value := range want.Body {
 		if got := r.Field(t, strings.Split(path, ".")...); got != value {
-			t.Errorf("%s: got %v, want %v", path, got, value)
+			t.Errorf("%s in the body: got %v, want %v", path, got, value)
 		}
 	}
 	if want.Items == nil {
 		return
 	}
 	var body struct{ Items []struct{ Name string } }
-	json.Unmarshal(r.Body, &body) // what is missing then is a fault
+	json.Unmarshal(r.Body, &body) // Fault has reported a body that is not JSON
 	isNamed := func(item struct{ Name string }, name string) bool { return item.Name == name }
 	if !slices.EqualFunc(body.Items, want.Items, isNamed) {
-		t.Errorf("got %v, want the items %q", r, want.Items)
+		t.Errorf("got the items %q, want %q, in the answer to %v", body.Items, want.Items, r)
 	}
 }
 
-// WantHeaders checks that each header stands there once with its value, or, if that is nil,
-// that it is missing.
+// WantHeaders checks that the answer has each header once, with the given value. A header whose
+// value is nil must be missing.
 func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 	t.Helper()
 	for name, value := range headers {
@@ -184,7 +193,7 @@ func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
 			want = []string{*value}
 		}
 		if got := r.Header.Values(name); !slices.Equal(got, want) {
-			t.Errorf("%s: got %q, want %q, in %v", name, got, want, r)
+			t.Errorf("%s: got %q, want %q, in the answer to %v", name, got, want, r)
 		}
 	}
 }

@@ -1,12 +1,12 @@
 // Package hubstest is the harness of the tests. Only tests import it.
 //
-// It drives the server from outside: the binary as a process (Start), a PostgreSQL of the
-// tests' own, a mail server (NewMailServer), a proxy that cuts connections (NewProxy), and
-// a client that checks every answer for what all answers must have (Client).
+// The harness drives the server from outside. It runs the binary as a process (Start), a
+// PostgreSQL, a mail server (NewMailServer) and a proxy that cuts connections (NewProxy). Its
+// client checks every answer for the rules that all answers must keep (Client, Response.Fault).
 //
-// What must hold of the server is checked by functions that call t.Helper, so a failure stands
-// at a line of the test. A failure at a line of this package is the harness's own: no
-// PostgreSQL, no server that listens, no folder.
+// Functions that check the server call t.Helper, so a failure is reported at a line of the test.
+// A failure at a line of this package says nothing about the rule under test: there is no
+// PostgreSQL, for example, or no server has started. tools/prove relies on this difference.
 package hubstest
 
 import (
@@ -22,9 +22,9 @@ import (
 	"time"
 )
 
-// Patience bounds each wait for something that must happen. A passing test never reaches
-// it, so it can be long enough for a loaded machine. tools/prove, where most tests wait in vain,
-// sets a shorter one.
+// Patience is the maximum wait for an event that must happen. A passing test never waits that
+// long, so Patience can be long enough for a loaded machine. tools/prove sets a shorter one,
+// because it removes protections, and most tests then wait for an event that never happens.
 var Patience = patience()
 
 func patience() time.Duration {
@@ -35,21 +35,22 @@ func patience() time.Duration {
 	return d
 }
 
-// WaitUntil waits for a state that nothing announces, such as a row that appears.
+// WaitUntil calls done every 5 ms until it returns true, and ends the test after Patience. It is
+// for a state that can only be polled, such as a row that appears. what names the state.
 func WaitUntil(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	for end := time.Now().Add(Patience); !done(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after %v still not: %s", Patience, what)
+			t.Fatalf("after %v, still waiting for: %s", Patience, what)
 		}
 	}
 }
 
-// Dir outlives the single tests of a package: the PostgreSQL they share, the certificates,
-// the binary.
+// Dir is a temporary folder for what the tests of a package share: PostgreSQL, the certificates
+// and the binary. Main creates and removes it.
 var Dir string
 
-// Main is the body of each package's TestMain.
+// Main runs the tests of a package and exits with their status. It is the body of TestMain.
 func Main(m *testing.M) {
 	dir, err := os.MkdirTemp("", "hubs-test-")
 	if err != nil {
@@ -68,20 +69,20 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// prepareDir fills Dir, and makes this process and its children trust authority alone:
-// crypto/x509 reads these variables once, at the first verification.
+// prepareDir makes this process and its children trust no certificate authority but authority. It
+// must run before any certificate is verified: crypto/x509 reads the two variables only once.
 func prepareDir() error {
-	// PostgreSQL refuses to run as root. The user it runs as instead must get in.
+	// PostgreSQL refuses to run as root, so it may run as another user, who needs access to Dir.
 	if err := os.Chmod(Dir, 0o755); err != nil {
 		return err
 	}
 	file := filepath.Join(Dir, "ca.pem")
 	os.Setenv("SSL_CERT_FILE", file)
-	os.Setenv("SSL_CERT_DIR", file) // no other folder
+	os.Setenv("SSL_CERT_DIR", file) // not a folder, so it adds no certificates
 	return os.WriteFile(file, encodePEM(authority), 0o644)
 }
 
-// Root is the folder of the module, which holds go.mod.
+// Root returns the folder of the module, which contains go.mod.
 var Root = sync.OnceValue(func() string {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -98,7 +99,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// ReadFile returns a file of the module, such as "deploy/nginx.conf".
+// ReadFile returns the text of a file of the module, such as "deploy/nginx.conf".
 func ReadFile(t testing.TB, name string) string {
 	text, err := os.ReadFile(filepath.Join(Root(), name))
 	if err != nil {
@@ -107,8 +108,8 @@ func ReadFile(t testing.TB, name string) string {
 	return string(text)
 }
 
-// Binary returns the path of the server's binary: HUBS_BINARY, or else one that is built
-// once for each package of tests.
+// Binary returns the path of the server's binary: HUBS_BINARY if it is set, otherwise
+// PlainBinary.
 var Binary = sync.OnceValue(func() string {
 	if path := os.Getenv("HUBS_BINARY"); path != "" {
 		return path
@@ -117,8 +118,8 @@ var Binary = sync.OnceValue(func() string {
 	return PlainBinary()
 })
 
-// PlainBinary returns the path of a binary without the race detector and coverage, which take
-// memory of their own.
+// PlainBinary builds the server, once for each package of tests, and returns the binary's path.
+// This binary never has the race detector or coverage, which use memory. HUBS_BINARY may have both.
 var PlainBinary = sync.OnceValue(func() string {
 	path := filepath.Join(Dir, "hubs")
 	build := exec.Command("go", "build", "-o", path, ".")
@@ -130,21 +131,22 @@ var PlainBinary = sync.OnceValue(func() string {
 	return path
 })
 
-// noteSources looks at the files that the binary is made of. go test keeps the result of a
-// package until a file changes that its tests have looked at.
+// noteSources calls os.Stat on the sources of the binary. go test reuses the result of a package
+// until a file changes that its tests have opened or called os.Stat on. Without noteSources, go
+// test would reuse a result although the server has changed.
 func noteSources() {
 	for _, pattern := range []string{"*.go", "go.mod", "schema.sql", "web/*"} {
-		names, _ := filepath.Glob(filepath.Join(Root(), pattern)) // the patterns are well formed
+		names, _ := filepath.Glob(filepath.Join(Root(), pattern)) // fails only on a bad pattern
 		for _, name := range names {
 			os.Stat(name)
 		}
 	}
 }
 
-// Run runs one command of the binary to its end. Its environment is env and nothing else
-// that the server reads.
+// Run runs a command of the binary and waits until it ends. All its settings come from env. A
+// command that takes longer than twice Patience is killed, and its exit status is -1.
 func Run(env map[string]string, args ...string) (code int, stdout, stderr string) {
-	binary := Binary() // built before the time begins
+	binary := Binary() // may take long, so it comes before the timeout begins
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
 	defer cancel()
 	var out, errOut strings.Builder
@@ -158,8 +160,8 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
 }
 
-// processEnv returns the environment of a process of the server: env, and what a process
-// needs besides.
+// processEnv returns the environment of a server process: the settings in env, and the variables
+// of this process that are not settings but that a process needs.
 func processEnv(env map[string]string) []string {
 	var list []string
 	kept := []string{"PATH", "HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOCOVERDIR"}
@@ -174,14 +176,14 @@ func processEnv(env map[string]string) []string {
 	return list
 }
 
-// Need skips the test if a program is missing, and says what to install. With
-// HUBS_TEST_REQUIRE=all, as in CI, the test fails instead. It returns the program's path.
+// Need returns the path of a program. If the program is missing, Need skips the test and names the
+// Debian package to install. With HUBS_TEST_REQUIRE=all, as in CI, the test fails instead.
 func Need(t testing.TB, program, debianPackage string) string {
 	path, err := exec.LookPath(program)
 	if err == nil {
 		return path
 	}
-	for _, dir := range []string{"/usr/sbin", "/sbin"} { // not in every user's PATH
+	for _, dir := range []string{"/usr/sbin", "/sbin"} { // the PATH of some users lacks these
 		if path := filepath.Join(dir, program); exists(path) {
 			return path
 		}
@@ -190,14 +192,14 @@ func Need(t testing.TB, program, debianPackage string) string {
 	return ""
 }
 
-// NeedRoot skips a test that only root can run.
+// NeedRoot skips the test unless root runs it. With HUBS_TEST_REQUIRE=all, the test fails instead.
 func NeedRoot(t testing.TB) {
 	if os.Getuid() != 0 {
 		Skip(t, "this test needs root: sudo go test")
 	}
 }
 
-// Skip skips a test that lacks something, or fails it with HUBS_TEST_REQUIRE=all.
+// Skip skips the test for this reason. With HUBS_TEST_REQUIRE=all, the test fails instead.
 func Skip(t testing.TB, reason string) {
 	if os.Getenv("HUBS_TEST_REQUIRE") == "all" {
 		t.Fatal(reason)

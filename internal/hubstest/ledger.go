@@ -12,27 +12,32 @@ import (
 	"time"
 )
 
-// A Ledger keeps what clients were told: every write that was acknowledged, and every one
-// that may have been done. Once the faults are over, Check and CheckFiles compare the tables
-// and the files with it. Its methods may run in parallel, each with one request.
+// A Ledger records every write that the server acknowledged, and every write that may have been
+// done although no answer said so. When the faults are over, Check and CheckFiles compare the
+// tables and the files with the ledger. The methods that send one request may be called in
+// parallel.
+//
+// A write is acknowledged when the client has its answer: 200, 201 or 204.
 type Ledger struct {
-	report func(kind, detail string) // gets what must not be
+	report func(kind, detail string) // called for each fault
 
 	mu       sync.Mutex
-	hubs     map[string]*ledgerHub // by name
-	idle     chan *ledgerHub       // acknowledged, not deleted, and with no request under way
-	files    map[string][sha256.Size]byte
-	unsure   int               // uploads without an answer, or with a 502 or 503
-	accepted map[string]string // by address
+	hubs     map[string]*ledgerHub        // by name; all that a client has tried to create
+	idle     chan *ledgerHub              // acknowledged, not deleted, no request under way
+	files    map[string][sha256.Size]byte // hashes of the acknowledged files, by path
+	unsure   int                          // uploads without an answer, or with a 502 or 503
+	accepted map[string]string            // acknowledged times of acceptance, by address
 }
 
+// A ledgerHub is a hub that only the ledger writes. Its changes have the numbers 1, 2 and so on. A
+// change sends its number as the description.
 type ledgerHub struct {
 	name, id string
 	created  bool // acknowledged
-	deleting bool
+	deleting bool // a request to delete the hub was sent
 	deleted  bool // acknowledged
-	sent     int  // the last change sent: its number is the description
-	changed  int  // the last change acknowledged
+	sent     int  // number of the last change that was sent
+	changed  int  // number of the last change that was acknowledged
 }
 
 // A Sender sends one request, as Client.Do does.
@@ -40,20 +45,21 @@ type Sender interface {
 	Do(method, path string, body any, headers ...string) *Response
 }
 
-// NewLedger returns an empty ledger. It calls report for what must not be: a kind of fault,
-// always in the same words, and what the fault is about. report is the test's own, so that a
-// failure stands at a line of the test.
+// NewLedger returns an empty ledger. It calls report for each fault that it finds. kind is a fixed
+// text, so that a test can count the faults of each kind. detail names the write. report is a
+// function of the test, so that a failure is reported at a line of the test.
 func NewLedger(report func(kind, detail string)) *Ledger {
 	return &Ledger{
 		report:   report,
 		hubs:     map[string]*ledgerHub{},
-		idle:     make(chan *ledgerHub, 1<<20), // more than a soak makes
+		idle:     make(chan *ledgerHub, 1<<20), // more hubs than a soak makes
 		files:    map[string][sha256.Size]byte{},
 		accepted: map[string]string{},
 	}
 }
 
-// Acknowledged returns how many writes were.
+// Acknowledged returns how many writes were acknowledged, not counting deletions. A change that was
+// not acknowledged counts too if a later change of the same hub was.
 func (l *Ledger) Acknowledged() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,17 +73,17 @@ func (l *Ledger) Acknowledged() int {
 	return n
 }
 
-// WriteHub creates, changes or deletes a hub.
+// WriteHub creates, changes or deletes a hub, at random.
 func (l *Ledger) WriteHub(c Sender) *Response {
-	kind := mathrand.IntN(10)
-	if kind < 3 {
+	draw := mathrand.IntN(10)
+	if draw < 3 {
 		return l.createHub(c)
 	}
 	hub := l.take()
 	switch {
 	case hub == nil:
 		return l.createHub(c)
-	case kind == 9:
+	case draw == 9:
 		return l.deleteHub(c, hub)
 	default:
 		return l.changeHub(c, hub)
@@ -111,14 +117,14 @@ func (l *Ledger) changeHub(c Sender, hub *ledgerHub) *Response {
 }
 
 func (l *Ledger) deleteHub(c Sender, hub *ledgerHub) *Response {
-	hub.deleting = true // and it is not given back
+	hub.deleting = true // no other request may use the hub, so it is not given back
 	r := c.Do("DELETE", "/hubs/"+hub.id, nil)
 	hub.deleted = r.Status == 204
 	return r
 }
 
-// ReadHub reads a hub that was acknowledged: the last change that was acknowledged is there.
-// It returns nil if there is none.
+// ReadHub reads an acknowledged hub. The answer must have the last acknowledged change, or a later
+// one that was sent. ReadHub returns nil if no hub is idle.
 func (l *Ledger) ReadHub(c Sender) *Response {
 	hub := l.take()
 	if hub == nil {
@@ -127,7 +133,7 @@ func (l *Ledger) ReadHub(c Sender) *Response {
 	defer l.giveBack(hub)
 	r := c.Do("GET", "/hubs/"+hub.id, nil)
 	if r.Status == 404 {
-		l.report("an acknowledged hub not found", r.String())
+		l.report("an acknowledged hub is not found", r.String())
 	}
 	if r.Status == 200 {
 		l.checkChange(hub, r.member("description"))
@@ -135,15 +141,18 @@ func (l *Ledger) ReadHub(c Sender) *Response {
 	return r
 }
 
+// checkChange reports a fault unless the description is the last acknowledged change, or a later
+// change that was sent.
 func (l *Ledger) checkChange(hub *ledgerHub, description string) {
-	change, _ := strconv.Atoi(description)
+	change, _ := strconv.Atoi(description) // without a change, the description is empty
 	if change < hub.changed || change > hub.sent {
-		l.report("an acknowledged change lost", fmt.Sprintf(
-			"%s: change %d, acknowledged %d, sent %d", hub.name, change, hub.changed, hub.sent))
+		l.report("an acknowledged change is lost", fmt.Sprintf(
+			"%s: got change %d, want %d (acknowledged) to %d (sent)",
+			hub.name, change, hub.changed, hub.sent))
 	}
 }
 
-// take returns an idle hub, which is the caller's alone until it is given back, or nil.
+// take returns an idle hub, or nil if there is none. No other caller gets the hub until giveBack.
 func (l *Ledger) take() *ledgerHub {
 	select {
 	case hub := <-l.idle:
@@ -155,7 +164,7 @@ func (l *Ledger) take() *ledgerHub {
 
 func (l *Ledger) giveBack(hub *ledgerHub) { l.idle <- hub }
 
-// Upload uploads a file of random bytes.
+// Upload uploads a file with 100 bytes to about 16 kB of random content.
 func (l *Ledger) Upload(c Sender) *Response {
 	content := make([]byte, 100+mathrand.IntN(16<<10))
 	rand.Read(content)
@@ -172,11 +181,11 @@ func (l *Ledger) Upload(c Sender) *Response {
 	return r
 }
 
-// ReadFile fetches a file that was acknowledged, or returns nil if there is none.
+// ReadFile downloads an acknowledged file. It returns nil if there is none.
 func (l *Ledger) ReadFile(c Sender) *Response {
 	l.mu.Lock()
 	var path string
-	for path = range l.files { // in no order
+	for path = range l.files { // the first of a map is a random one
 		break
 	}
 	l.mu.Unlock()
@@ -186,18 +195,20 @@ func (l *Ledger) ReadFile(c Sender) *Response {
 	return l.fetch(c, path)
 }
 
+// fetch downloads an acknowledged file. It reports a fault if a 200 has other bytes than were
+// uploaded.
 func (l *Ledger) fetch(c Sender, path string) *Response {
 	r := c.Do("GET", path, nil)
 	l.mu.Lock()
 	isSame := sha256.Sum256(r.Body) == l.files[path]
 	l.mu.Unlock()
 	if r.Status == 200 && !isSame {
-		l.report("an acknowledged file came back different", path)
+		l.report("an acknowledged file has other bytes", path)
 	}
 	return r
 }
 
-// AcceptTerms accepts the terms for the user who is signed in.
+// AcceptTerms accepts a version of the terms. email is the address of the signed-in user.
 func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 	r := c.Do("POST", "/terms/acceptance", map[string]string{"version": version})
 	if r.Status == 200 {
@@ -208,7 +219,8 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 	return r
 }
 
-// Check compares the tables with the ledger. No request may be under way.
+// Check compares the hubs and the accepted terms in the tables with the ledger. No request may be
+// under way.
 func (l *Ledger) Check(t testing.TB, databaseURL string) {
 	stored := readRows[storedHub](t, databaseURL, `select name, to_jsonb(hub) as value
 		from (select name, count(*) as copies, min(description) as change from hubs
@@ -219,26 +231,27 @@ func (l *Ledger) Check(t testing.TB, databaseURL string) {
 	for name, hub := range l.hubs {
 		_, isStored := stored[name]
 		if hub.created && !hub.deleting && !isStored {
-			l.report("an acknowledged hub lost", name)
+			l.report("an acknowledged hub is lost", name)
 		}
 	}
 	accepted := readRows[time.Time](t, databaseURL, `select email as name,
 		max(accepted_at) as value from terms_acceptances join users using (user_id) group by email`)
 	for email, at := range l.accepted {
-		told, err := time.Parse(time.RFC3339Nano, at)
-		if err != nil || !told.Equal(accepted[email]) {
-			detail := fmt.Sprintf("%s: acknowledged %s, stored %v", email, at, accepted[email])
-			l.report("an acknowledged acceptance lost", detail)
+		acknowledged, err := time.Parse(time.RFC3339Nano, at)
+		if err != nil || !acknowledged.Equal(accepted[email]) {
+			detail := fmt.Sprintf("%s: got the stored time %v, want %s", email, accepted[email], at)
+			l.report("acknowledged terms are lost", detail)
 		}
 	}
 }
 
+// A storedHub is what the table has under one name.
 type storedHub struct {
-	Copies int
-	Change string
+	Copies int    // number of rows
+	Change string // the description
 }
 
-// readRows returns the values of a query by their names.
+// readRows returns the column value of each row of a query, by the column name.
 func readRows[T any](t testing.TB, databaseURL, query string) (rows map[string]T) {
 	const all = "select coalesce(json_object_agg(name, value), '{}') from (%s) rows"
 	text := Query[[]byte](t, databaseURL, fmt.Sprintf(all, query))
@@ -248,32 +261,35 @@ func readRows[T any](t testing.TB, databaseURL, query string) (rows map[string]T
 	return rows
 }
 
+// checkHub compares a stored hub with the ledger.
 func (l *Ledger) checkHub(name string, row storedHub) {
 	hub := l.hubs[name]
 	if hub == nil {
-		l.report("a hub that nobody sent", name)
+		l.report("a hub is stored that no client sent", name)
 		return
 	}
 	if row.Copies > 1 {
-		l.report("a write done twice", fmt.Sprintf("%s is there %d times", name, row.Copies))
+		l.report("a write was done twice", fmt.Sprintf("%s: got %d rows, want 1", name, row.Copies))
 	}
 	if hub.deleted {
-		l.report("an acknowledged deletion undone", name)
+		l.report("an acknowledged deletion is lost", name)
 	}
 	l.checkChange(hub, row.Change)
 }
 
-// CheckFiles fetches every acknowledged file, and compares the rows with what was uploaded.
+// CheckFiles downloads every acknowledged file and compares the number of rows with the ledger. No
+// request may be under way, and nothing but the ledger may have uploaded files.
 func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string) {
 	for path := range l.files {
 		if r := l.fetch(c, path); r.Status != 200 {
-			l.report("an acknowledged file lost", r.String())
+			l.report("an acknowledged file is lost", r.String())
 		}
 	}
 	rows := Query[int](t, databaseURL, "select count(*) from files")
 	least := len(l.files)
 	if rows < least || rows > least+l.unsure {
-		l.report("rows of files", fmt.Sprintf(
-			"%d, want %d, or up to %d more of unsure uploads", rows, least, l.unsure))
+		l.report("wrong number of rows in the table files", fmt.Sprintf(
+			"got %d, want %d to %d: uploads without an answer may be stored",
+			rows, least, least+l.unsure))
 	}
 }

@@ -12,14 +12,15 @@ import (
 	"time"
 )
 
-// A Log is what a server writes to, line by line, for tests to wait on.
+// A Log collects the lines that a process writes. Tests can wait for a line.
 type Log struct {
 	mu      sync.Mutex
-	lines   []string
-	partial string
-	changed chan struct{} // closed by the next Write; nil if nobody waits
+	lines   []string      // complete lines, without line ends
+	partial string        // line whose end has not been written yet
+	changed chan struct{} // closed by the next Write; nil if no goroutine waits
 }
 
+// Write adds output to the log and wakes the goroutines that wait for a line. It never fails.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,7 +35,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// since returns the lines from number n on, and a channel closed when there is more.
+// since returns the complete lines from number n on, and a channel that the next Write closes.
 func (l *Log) since(n int) ([]string, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,7 +45,7 @@ func (l *Log) since(n int) ([]string, <-chan struct{}) {
 	return slices.Clone(l.lines[n:]), l.changed
 }
 
-// All returns every line, an unfinished one included.
+// All returns all lines, including an incomplete last one.
 func (l *Log) All() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,9 +56,10 @@ func (l *Log) All() []string {
 	return lines
 }
 
+// String returns all lines as one text.
 func (l *Log) String() string { return strings.Join(l.All(), "\n") }
 
-// Count returns how many lines so far contain all the parts.
+// Count returns the number of lines so far that contain all parts.
 func (l *Log) Count(parts ...string) (n int) {
 	matches := containsAll(parts)
 	for _, line := range l.All() {
@@ -68,16 +70,18 @@ func (l *Log) Count(parts ...string) (n int) {
 	return n
 }
 
-// WaitFor returns the first line that contains all the parts, written already or not.
+// WaitFor returns the first line that contains all parts. If there is none yet, it waits for one,
+// and ends the test after Patience.
 func (l *Log) WaitFor(t testing.TB, parts ...string) string {
 	t.Helper()
 	line, _, err := l.wait(Patience, 0, nil, containsAll(parts))
 	if err != nil {
-		t.Fatalf("%v that contains %q", err, parts)
+		t.Fatalf("want a line that contains %q: %v", parts, err)
 	}
 	return line
 }
 
+// containsAll returns a function that reports whether a line contains all parts.
 func containsAll(parts []string) func(string) bool {
 	return func(line string) bool {
 		isMissing := func(part string) bool { return !strings.Contains(line, part) }
@@ -85,8 +89,8 @@ func containsAll(parts []string) func(string) bool {
 	}
 }
 
-// wait returns the first line from number n on that matches, and the number of the
-// one after it; it gives up early when done is closed.
+// wait returns the first line from number n on that matches, and the number of the line after it.
+// It returns an error if no line matches within limit, or before done is closed.
 func (l *Log) wait(
 	limit time.Duration, n int, done <-chan struct{}, match func(string) bool,
 ) (string, int, error) {
@@ -99,29 +103,30 @@ func (l *Log) wait(
 		}
 		n += len(lines)
 		if ended {
-			return "", n, fmt.Errorf("it ended, output:\n%s\nwithout a line", l)
+			return "", n, fmt.Errorf("the process has ended without one; output:\n%s", l)
 		}
 		select {
 		case <-more:
 		case <-done:
-			ended = true // one more look: the last lines may have come with the end
+			ended = true // look once more: lines may have come just before the end
 		case <-timeout:
-			return "", n, fmt.Errorf("after %v, output:\n%s\nno line", limit, l)
+			return "", n, fmt.Errorf("there is none after %v; output:\n%s", limit, l)
 		}
 	}
 }
 
-// usedEmails are all the addresses that any client has sent, in lower case: none may stand in
-// any log in full.
+// usedEmails holds the e-mail addresses that clients have sent, in lower case, as keys. No log may
+// contain one of them unmasked.
 var usedEmails sync.Map
 
-// checkLog fails the test for what no log may hold: errors that the test has not allowed, lines
-// that are no JSON, secrets, codes, and addresses.
+// checkLog fails the test if standard error has a line that is not expected (WantStderr). It also
+// fails the test if the log has an error that is not allowed (AllowErrors), a line that is not
+// JSON, a secret, a code or an unmasked e-mail address.
 func (s *Server) checkLog(t testing.TB) {
 	t.Helper()
 	for _, line := range s.Stderr.All() {
 		if s.wantedStderr == "" || !strings.Contains(line, s.wantedStderr) {
-			t.Errorf("on standard error, where a running server writes nothing: %s", line)
+			t.Errorf("standard error: got the line %q, want none", line)
 		}
 	}
 	s.checkErrors(t)
@@ -129,7 +134,7 @@ func (s *Server) checkLog(t testing.TB) {
 	codes := s.codes()
 	printsCodes := s.Env["APP_ENV"] == "local" && s.Mail == nil
 	for _, line := range s.Log.All() {
-		// A code is set off by blank lines.
+		// The server prints an empty line before and after a code.
 		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix)
 		if !printsCodes || !isCodeLine {
 			s.checkLine(t, line, secrets, codes)
@@ -137,7 +142,7 @@ func (s *Server) checkLog(t testing.TB) {
 	}
 }
 
-// checkErrors fails the test for logged errors that it has not allowed.
+// checkErrors fails the test if an error was logged that AllowErrors does not allow.
 func (s *Server) checkErrors(t testing.TB) {
 	t.Helper()
 	for n, line := range s.Log.All() {
@@ -146,12 +151,12 @@ func (s *Server) checkErrors(t testing.TB) {
 			return n < *a.until && strings.Contains(line, a.part)
 		}
 		if isError && !slices.ContainsFunc(s.allowed, isAllowed) {
-			t.Errorf("unexpected error: %s", line)
+			t.Errorf("got an error in the log, want none: %s", line)
 		}
 	}
 }
 
-// codes are all that the server has sent, or printed for want of a mail server.
+// codes returns all codes that the server has mailed or, without a mail server, printed.
 func (s *Server) codes() (codes []string) {
 	if s.Mail != nil {
 		for _, mail := range s.Mail.Received() {
@@ -166,6 +171,8 @@ func (s *Server) codes() (codes []string) {
 	return codes
 }
 
+// secrets returns texts that no log line may contain: the keys in SESSION_SECRET, the password in
+// SMTP_URL, the beginnings of a token and of a database URL, and usedEmails.
 func (s *Server) secrets() []string {
 	secrets := append(strings.Split(s.Env["SESSION_SECRET"], ","), "eyJ", "postgres://")
 	u, err := url.Parse(s.Env["SMTP_URL"])
@@ -180,33 +187,35 @@ func (s *Server) secrets() []string {
 	return slices.DeleteFunc(secrets, func(secret string) bool { return secret == "" })
 }
 
+// checkLine fails the test if a log line is not JSON, or contains a secret or a code.
 func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
 	t.Helper()
 	if !json.Valid([]byte(line)) {
-		t.Errorf("log line that is no JSON: %s", line)
+		t.Errorf("got a log line that is not JSON: %s", line)
 	}
-	both := line + strings.ToLower(line) // an address is one in any case
+	both := line + strings.ToLower(line) // usedEmails are in lower case, a line need not be
 	hasAddress := strings.Contains(line, "@")
 	for _, secret := range secrets {
 		isAddress := strings.Contains(secret, "@")
 		if isAddress && !hasAddress {
-			continue // a soak has millions of lines, and thousands of addresses
+			continue // saves time: a soak has millions of lines and thousands of addresses
 		}
 		if strings.Contains(both, secret) {
-			t.Errorf("%q in the log: %s", secret, line)
+			t.Errorf("the log contains %q: %s", secret, line)
 		}
 	}
 	texts := bareNumber.ReplaceAllString(line, `":0`)
 	for _, found := range codeInLine.FindAllStringSubmatch(texts, -1) {
 		if slices.Contains(codes, found[1]) {
-			t.Errorf("a one-time code in the log: %s", line)
+			t.Errorf("the log contains the code %s: %s", found[1], line)
 		}
 	}
 }
 
-// codeInLine is what may be a code: not a part of a longer number or of a fraction of a second.
+// codeInLine matches six digits that may be a code. It does not match a part of a longer number or
+// word, or the fraction of a second.
 var codeInLine = regexp.MustCompile(`(?:^|[^0-9A-Za-z.])([0-9]{6})\b`)
 
-// bareNumber is a number as a member's value: a duration may well have a code's six
-// digits, while a code is a string wherever the server holds one.
+// bareNumber matches a member's value that is a number. Such a number, for example a duration, may
+// have six digits by chance. It is not a code, because the server keeps codes as strings.
 var bareNumber = regexp.MustCompile(`":[0-9]+`)

@@ -25,7 +25,7 @@ import (
 )
 
 // authority signs the certificates of the tests' servers. This process and its children trust no
-// other one (see prepareDir).
+// other authority (see prepareDir).
 var authority = newAuthority()
 
 func newAuthority() *tls.Certificate {
@@ -37,7 +37,8 @@ func newAuthority() *tls.Certificate {
 	})
 }
 
-// certify makes a certificate. Without an issuer it signs itself.
+// certify completes the template: it returns a certificate that is valid for a day, with its key.
+// The issuer signs it. If issuer is nil, the certificate signs itself.
 func certify(issuer *tls.Certificate, template *x509.Certificate) *tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -62,7 +63,8 @@ func certify(issuer *tls.Certificate, template *x509.Certificate) *tls.Certifica
 	return made
 }
 
-// ServerPEM returns a certificate and its key for a server that has all the names that tests use.
+// ServerPEM returns a certificate and its key. The certificate is valid for every server name that
+// tests use.
 func ServerPEM() []byte { return encodePEM(serverCertificate(authority)) }
 
 func encodePEM(made *tls.Certificate) []byte {
@@ -81,28 +83,28 @@ func serverCertificate(issuer *tls.Certificate) *tls.Certificate {
 	})
 }
 
-// MailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and takes
-// mail of anyone.
+// MailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and accepts mail
+// from every client.
 type MailOptions struct {
-	// Host stands in the URL. 0.0.0.0 reaches this machine too, and is no loopback
-	// address: it plays the remote host.
+	// Host is the host in the URL; "" means 127.0.0.1. With 0.0.0.0, the mail server plays a
+	// remote host: connections reach this machine, but it is not a loopback address.
 	Host           string
 	ImplicitTLS    bool // smtps
 	NoStartTLS     bool
-	Untrusted      bool   // its certificate is of an unknown authority
-	OtherName      bool   // its certificate is good, but for another server
-	OldTLS         bool   // TLS 1.1 and older only
+	Untrusted      bool   // an unknown authority has signed its certificate
+	OtherName      bool   // its certificate is valid, but for another server name
+	OldTLS         bool   // it supports only TLS 1.0 and 1.1
 	User, Password string // if set, clients must sign in
 }
 
-// A MailServer is an SMTP server that keeps what it gets and fails on demand.
+// A MailServer is an SMTP server that keeps the mails it receives. Fail makes it fail.
 type MailServer struct {
 	opts MailOptions
 	URL  string
 	tls  *tls.Config
 
-	logins  atomic.Int64 // passwords so far, right or wrong
-	flooded atomic.Int64 // bytes of endless answers so far
+	logins  atomic.Int64 // passwords received, right or wrong
+	flooded atomic.Int64 // bytes of endless answers that were written
 
 	mu      sync.Mutex
 	mails   []*Mail
@@ -112,46 +114,47 @@ type MailServer struct {
 	open    map[net.Conn]bool
 }
 
-// A MailMode is how a mail server works or fails.
+// A MailMode says how a mail server works or fails.
 type MailMode int
 
 const (
 	MailWorks            MailMode = iota
-	MailCloses                    // closes each connection at once
+	MailCloses                    // closes a new connection at once, an open one at DATA or QUIT
 	MailRefuses                   // greets with 554
 	MailHangs                     // never greets
 	MailHangsData                 // never answers DATA
-	MailHangsEnd                  // takes the mail, never confirms it
-	MailDefers                    // 451 to each recipient
-	MailRefusesRecipient          // 550 to each recipient, but takes the mail nevertheless
-	MailRefusesSender             // 550 to each sender, but takes the mail nevertheless
-	MailRepeats                   // takes the mail, refuses it in its own words
-	MailLeaves                    // takes and confirms the mail, closes before QUIT
-	MailIgnoresQuit               // takes and confirms the mail, never answers QUIT
-	MailFloods                    // greets without ever ending the line
-	MailFloodsLines               // answers EHLO with lines without end
+	MailHangsEnd                  // receives the mail, but never confirms it
+	MailDefers                    // answers each recipient with 451
+	MailRefusesRecipient          // answers each recipient with 550; would receive the mail
+	MailRefusesSender             // answers each sender with 550; would receive the mail
+	MailRepeats                   // receives the mail; its refusal repeats addresses and codes
+	MailLeaves                    // confirms the mail, then closes the connection before QUIT
+	MailIgnoresQuit               // confirms the mail, but never answers QUIT
+	MailFloods                    // greets with a line that never ends
+	MailFloodsLines               // answers EHLO with lines that never end
 )
 
-// A Mail is one that has arrived.
+// A Mail is a mail that has arrived.
 type Mail struct {
 	From string
 	To   []string
 	Data string // headers and body as sent, with CRLF, without the dots of SMTP
 	TLS  bool
-	User string // the user that had signed in, or ""
-	Helo string // the name that the client gave itself
-	read bool   // WaitMail has returned it
+	User string // the user name that the client has signed in with, or ""
+	Helo string // the client's own name, as sent with EHLO
+	read bool   // WaitMail has returned this mail
 }
 
 var mailServers sync.Map // URL → *MailServer
 
+// mailServerOf returns the mail server at a URL, or nil if the tests run none there.
 func mailServerOf(smtpURL string) *MailServer {
 	m, _ := mailServers.Load(smtpURL)
 	server, _ := m.(*MailServer)
 	return server
 }
 
-// NewMailServer starts a mail server that ends with the test.
+// NewMailServer starts a mail server that runs until the test ends.
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	m := &MailServer{
@@ -166,8 +169,8 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	}
 	m.URL = opts.url(ln.Addr().(*net.TCPAddr).Port)
 	mailServers.Store(m.URL, m)
-	var sessions sync.WaitGroup
-	sessions.Go(func() {
+	var conversations sync.WaitGroup
+	conversations.Go(func() {
 		for {
 			conn, err := ln.Accept()
 			if err != nil {
@@ -176,7 +179,7 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 			m.mu.Lock()
 			m.open[conn] = true
 			m.mu.Unlock()
-			sessions.Go(func() { m.session(conn) })
+			conversations.Go(func() { m.converse(conn) })
 		}
 	})
 	t.Cleanup(func() {
@@ -187,12 +190,13 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 			conn.Close()
 		}
 		m.mu.Unlock()
-		sessions.Wait()
+		conversations.Wait()
 		mailServers.Delete(m.URL)
 	})
 	return m
 }
 
+// tls returns the mail server's side of TLS.
 func (opts MailOptions) tls() *tls.Config {
 	certificate := serverCertificate(authority)
 	if opts.Untrusted {
@@ -225,8 +229,7 @@ func (m *MailServer) Env() map[string]string {
 	return map[string]string{"SMTP_URL": m.URL, "MAIL_FROM": "signin@example.com"}
 }
 
-// Fail sets how the server fails from now on. Sessions that hang go on once the mode is
-// another.
+// Fail sets the mode. A conversation that hangs continues as soon as the mode changes.
 func (m *MailServer) Fail(mode MailMode) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -235,16 +238,17 @@ func (m *MailServer) Fail(mode MailMode) {
 	m.changed = make(chan struct{})
 }
 
-// Release ends a failure.
+// Release makes the mail server work again.
 func (m *MailServer) Release() { m.Fail(MailWorks) }
 
-// Slow delays every answer.
+// Slow delays every answer from now on.
 func (m *MailServer) Slow(delay time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.delay = delay
 }
 
+// state returns the mode, the delay of each answer, and a channel that the next Fail closes.
 func (m *MailServer) state() (MailMode, time.Duration, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -268,7 +272,8 @@ func (m *MailServer) Received() []*Mail {
 	return slices.Clone(m.mails)
 }
 
-// WaitMail waits for a mail to an address, and returns each mail once, the oldest first.
+// WaitMail waits for a mail to an address, in upper or lower case, and returns it. Each call
+// returns another mail, the oldest first.
 func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	t.Helper()
 	isTo := func(address string) bool { return strings.EqualFold(address, to) }
@@ -288,41 +293,42 @@ func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	return found
 }
 
-// Code returns the one-time code in the mail's text.
+// Code returns the one-time code in the mail's text. It fails the test unless there is exactly one.
 func (m *Mail) Code(t testing.TB) string {
 	t.Helper()
 	codes := m.Codes()
 	if len(codes) != 1 {
-		t.Fatalf("codes %q in %q", codes, m.Data)
+		t.Fatalf("got the codes %q, want one, in the mail %q", codes, m.Data)
 	}
 	return codes[0]
 }
 
-// Codes returns all numbers in the mail's text that have the form of a code.
+// Codes returns the numbers of six digits in the mail's text.
 func (m *Mail) Codes() []string {
 	_, body, _ := strings.Cut(m.Data, "\r\n\r\n")
 	return regexp.MustCompile(`\b[0-9]{6}\b`).FindAllString(body, -1)
 }
 
-// An smtpSession talks to one client.
-type smtpSession struct {
+// An smtpConversation is the server's side of one connection.
+type smtpConversation struct {
 	m        *MailServer
 	conn     net.Conn
 	in       *bufio.Reader
 	secure   bool
-	user     string // "": has not signed in
+	user     string // "" if the client has not signed in
 	helo     string
-	envelope Mail // of the mail that comes next
+	envelope Mail // sender and recipients of the next mail
 }
 
-func (m *MailServer) session(conn net.Conn) {
+// converse greets a client and answers its commands until the connection is closed.
+func (m *MailServer) converse(conn net.Conn) {
 	defer func() {
 		conn.Close()
 		m.mu.Lock()
 		delete(m.open, conn)
 		m.mu.Unlock()
 	}()
-	c := &smtpSession{m: m}
+	c := &smtpConversation{m: m}
 	c.use(conn)
 	if m.opts.ImplicitTLS {
 		c.startTLS()
@@ -338,23 +344,23 @@ func (m *MailServer) session(conn net.Conn) {
 	}
 }
 
-func (c *smtpSession) use(conn net.Conn) {
+func (c *smtpConversation) use(conn net.Conn) {
 	c.conn = conn
 	c.in = bufio.NewReader(conn)
 }
 
-func (c *smtpSession) startTLS() {
+func (c *smtpConversation) startTLS() {
 	c.use(tls.Server(c.conn, c.m.tls))
 	c.secure = true
 }
 
-func (c *smtpSession) mode() MailMode {
+func (c *smtpConversation) mode() MailMode {
 	mode, _, _ := c.m.state()
 	return mode
 }
 
-// say sends an answer; "" is none.
-func (c *smtpSession) say(answer string) {
+// say sends an answer, after the delay that Slow has set. If answer is "", it sends nothing.
+func (c *smtpConversation) say(answer string) {
 	if answer != "" {
 		_, delay, _ := c.m.state()
 		time.Sleep(delay)
@@ -362,14 +368,16 @@ func (c *smtpSession) say(answer string) {
 	}
 }
 
-// end says the last words and closes the connection.
-func (c *smtpSession) end(words string) (noAnswer string) {
-	c.say(words)
+// end sends a last answer and closes the connection. If answer is "", it only closes. It returns
+// "", because the caller has nothing left to say.
+func (c *smtpConversation) end(answer string) (noAnswer string) {
+	c.say(answer)
 	c.conn.Close()
 	return ""
 }
 
-func (c *smtpSession) greet() string {
+// greet returns the greeting, or "" if the mode forbids one.
+func (c *smtpConversation) greet() string {
 	switch c.hang(MailHangs) {
 	case MailCloses:
 		return c.end("")
@@ -382,7 +390,8 @@ func (c *smtpSession) greet() string {
 	}
 }
 
-func (c *smtpSession) answer(verb, args string) string {
+// answer returns the answer to a command, or "" if none is left to send.
+func (c *smtpConversation) answer(verb, args string) string {
 	_, address, _ := strings.Cut(args, "<")
 	address, _, _ = strings.Cut(address, ">")
 	switch verb {
@@ -418,7 +427,8 @@ func (c *smtpSession) answer(verb, args string) string {
 	}
 }
 
-func (c *smtpSession) extensions() string {
+// extensions returns the answer to EHLO.
+func (c *smtpConversation) extensions() string {
 	if c.mode() == MailFloodsLines {
 		return c.flood("250-8BITMIME\r\n")
 	}
@@ -432,7 +442,8 @@ func (c *smtpSession) extensions() string {
 	return list + "250 8BITMIME"
 }
 
-func (c *smtpSession) sender(address string) string {
+// sender returns the answer to MAIL FROM.
+func (c *smtpConversation) sender(address string) string {
 	if c.m.opts.User != "" && c.user == "" {
 		return "530 sign in first"
 	}
@@ -448,7 +459,8 @@ func (c *smtpSession) sender(address string) string {
 	return "250 ok"
 }
 
-func (c *smtpSession) recipient(address string) string {
+// recipient returns the answer to RCPT TO.
+func (c *smtpConversation) recipient(address string) string {
 	switch c.mode() {
 	case MailDefers:
 		return "451 try again later"
@@ -459,8 +471,9 @@ func (c *smtpSession) recipient(address string) string {
 	return "250 ok"
 }
 
-// data takes a mail, also after it has refused it in words: no client should send it then.
-func (c *smtpSession) data() string {
+// data receives a mail. It also receives a mail whose sender or recipient was refused, so that a
+// test notices a client that ignores the refusal.
+func (c *smtpConversation) data() string {
 	if c.hang(MailHangsData) == MailCloses {
 		return c.end("")
 	}
@@ -479,8 +492,8 @@ func (c *smtpSession) data() string {
 	case MailCloses:
 		return c.end("")
 	case MailRepeats:
-		words := append(mail.To, mail.Codes()...)
-		return "554 password=hunter2 " + strings.Join(words, " ")
+		private := append(mail.To, mail.Codes()...)
+		return "554 password=hunter2 " + strings.Join(private, " ")
 	case MailLeaves:
 		return c.end("250 taken")
 	default:
@@ -488,8 +501,8 @@ func (c *smtpSession) data() string {
 	}
 }
 
-// flood writes the text again and again, until the client closes the connection.
-func (c *smtpSession) flood(text string) (noAnswer string) {
+// flood writes the text again and again until the client closes the connection.
+func (c *smtpConversation) flood(text string) (noAnswer string) {
 	chunk := []byte(strings.Repeat(text, 1000))
 	for {
 		n, err := c.conn.Write(chunk)
@@ -500,19 +513,21 @@ func (c *smtpSession) flood(text string) (noAnswer string) {
 	}
 }
 
-// Flooded returns how many bytes of endless answers the kernel has taken.
+// Flooded returns how many bytes of endless answers the kernel has accepted. The client has read
+// fewer: the rest is in the buffers of the sockets.
 func (m *MailServer) Flooded() int { return int(m.flooded.Load()) }
 
-// hang waits while the mode is the given one and the client is connected. It reads nothing that
-// the client sends. It returns the mode after that, or MailCloses if the client is gone.
-func (c *smtpSession) hang(while MailMode) MailMode {
+// hang waits until the mode is no longer the given one, then returns the new mode. If the client
+// disconnects first, hang returns MailCloses. It consumes nothing that the client sends.
+func (c *smtpConversation) hang(while MailMode) MailMode {
 	mode, _, changed := c.m.state()
 	if mode != while {
 		return mode
 	}
 	gone := make(chan error, 1)
 	go func() {
-		_, err := c.in.Peek(1) // nobody sends anything before the answer
+		// The client waits for an answer and sends nothing, so Peek ends when it disconnects.
+		_, err := c.in.Peek(1)
 		gone <- err
 	}()
 	for mode == while {
@@ -523,14 +538,14 @@ func (c *smtpSession) hang(while MailMode) MailMode {
 			mode, _, changed = c.m.state()
 		}
 	}
-	// A deadline that has passed ends the read. Without one, reads work again.
+	// The mode has changed. A deadline in the past ends the Peek; clearing it permits reads again.
 	c.conn.SetReadDeadline(time.Now())
 	<-gone
 	c.conn.SetReadDeadline(time.Time{})
 	return mode
 }
 
-// login returns the user of an AUTH PLAIN command, or "" if the password is wrong.
+// login returns the user of an AUTH PLAIN command, or "" if user or password is wrong.
 func (m *MailServer) login(args string) string {
 	mechanism, initial, _ := strings.Cut(args, " ")
 	decoded, err := base64.StdEncoding.DecodeString(initial)
@@ -545,8 +560,8 @@ func (m *MailServer) login(args string) string {
 	return m.opts.User
 }
 
-// readData reads a message up to the line that is a single dot. net/textproto would turn CRLF
-// into LF and so hide a bare LF, which is what a test may look for.
+// readData reads a mail up to the line that is a single dot. It does not use net/textproto, which
+// turns CRLF into LF: a test could then not see a bare LF.
 func readData(r *bufio.Reader) (string, error) {
 	var data strings.Builder
 	for {

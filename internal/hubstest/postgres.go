@@ -20,15 +20,16 @@ import (
 	_ "github.com/lib/pq" // the driver of the tests' own connections
 )
 
-// shared is the PostgreSQL of a package's tests; nil if it is not ours, or not started yet.
+// shared is the PostgreSQL that this package's tests have started. It is nil before the start, and
+// if HUBS_TEST_POSTGRES names another PostgreSQL.
 var shared *Postgres
 
-// template is the database with the schema that each test's database is a copy of. Several
-// packages may share one PostgreSQL.
+// template is the name of a database with the schema. The database of each test is a copy of it.
+// Several packages may use one PostgreSQL at the same time, so the name has the process id.
 var template = fmt.Sprintf("template_%d", os.Getpid())
 
-// sharedURL starts the shared PostgreSQL, unless HUBS_TEST_POSTGRES names one that runs already,
-// and makes the template.
+// sharedURL starts the shared PostgreSQL, unless HUBS_TEST_POSTGRES is the URL of one that already
+// runs. It creates the template, and returns the URL. Further calls only return the URL.
 var sharedURL = sync.OnceValues(func() (databaseURL string, err error) {
 	databaseURL = os.Getenv("HUBS_TEST_POSTGRES")
 	if databaseURL == "" {
@@ -44,17 +45,21 @@ var sharedURL = sync.OnceValues(func() (databaseURL string, err error) {
 	return databaseURL, Migrate(WithDatabase(databaseURL, template))
 })
 
+// needShared returns the URL of the shared PostgreSQL. It skips the test if PostgreSQL is not
+// installed.
 func needShared(t testing.TB) (databaseURL string) {
 	databaseURL, err := sharedURL()
 	if errors.Is(err, errNoPostgres) {
-		Skip(t, "PostgreSQL is missing: ./dev.sh test installs it")
+		Skip(t, "PostgreSQL is not installed: ./dev.sh test installs it")
 	}
 	if err != nil {
-		t.Fatal("no PostgreSQL: ", err)
+		t.Fatal("can't prepare the PostgreSQL of the tests: ", err)
 	}
 	return databaseURL
 }
 
+// stopShared stops the shared PostgreSQL. If HUBS_TEST_POSTGRES names one, it only drops the
+// template there.
 func stopShared() error {
 	if shared != nil {
 		return shared.stop()
@@ -66,7 +71,7 @@ func stopShared() error {
 	return execute(databaseURL, "drop database if exists "+template)
 }
 
-// Migrate runs the command migrate.
+// Migrate runs the server's command migrate on a database.
 func Migrate(databaseURL string) error {
 	code, out, errOut := Run(map[string]string{"DATABASE_URL": databaseURL}, "migrate")
 	if code != 0 {
@@ -75,7 +80,7 @@ func Migrate(databaseURL string) error {
 	return nil
 }
 
-// WithDatabase returns databaseURL with another database.
+// WithDatabase returns databaseURL with the name of another database.
 func WithDatabase(databaseURL, name string) string {
 	u, err := url.Parse(databaseURL)
 	if err != nil {
@@ -85,17 +90,17 @@ func WithDatabase(databaseURL, name string) string {
 	return u.String()
 }
 
-// serial makes the names of databases, users and clients differ.
+// serial counts databases, users, clients and more, so that each gets a name of its own.
 var serial atomic.Int64
 
-// NewDatabase returns the URL of a new database with the schema in it. It is dropped when
-// the test ends.
+// NewDatabase creates a database that has the schema, and returns its URL. The database is dropped
+// when the test ends.
 func NewDatabase(t testing.TB) string {
 	return EmptyDatabase(t, "template "+template)
 }
 
-// EmptyDatabase returns the URL of a new database without tables. options follow the name in
-// create database.
+// EmptyDatabase creates a database without tables, and returns its URL. options follow the name in
+// the statement create database. The database is dropped when the test ends.
 func EmptyDatabase(t testing.TB, options string) string {
 	operator := needShared(t)
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), serial.Add(1))
@@ -104,7 +109,8 @@ func EmptyDatabase(t testing.TB, options string) string {
 	return WithDatabase(operator, name)
 }
 
-// Exec is the operator at the psql prompt.
+// Exec executes a statement as the role in databaseURL. Without args, query may be several
+// statements.
 func Exec(t testing.TB, databaseURL, query string, args ...any) {
 	if err := execute(databaseURL, query, args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
@@ -121,7 +127,7 @@ func execute(databaseURL, query string, args ...any) error {
 	return err
 }
 
-// Query returns the single value of a query that yields one row.
+// Query returns the value of a query that yields one row with one column.
 func Query[T any](t testing.TB, databaseURL, query string, args ...any) (value T) {
 	db := OpenDB(t, databaseURL)
 	defer db.Close()
@@ -131,7 +137,8 @@ func Query[T any](t testing.TB, databaseURL, query string, args ...any) (value T
 	return value
 }
 
-// OpenDB is for tests that keep a connection or a transaction open.
+// OpenDB opens a database until the test ends, for tests that keep a connection or a transaction
+// open.
 func OpenDB(t testing.TB, databaseURL string) *sql.DB {
 	db, err := sql.Open("postgres", databaseURL)
 	if err != nil {
@@ -141,24 +148,24 @@ func OpenDB(t testing.TB, databaseURL string) *sql.DB {
 	return db
 }
 
-// NewEmail returns an address that no other test has, and that still is the only
-// one of its kind when masked: the domain differs.
+// NewEmail returns an address that no other test of the package uses. The log masks all but the
+// first letter and the domain, so each address has a domain of its own.
 func NewEmail() string {
 	return fmt.Sprintf("user@u%d.example.com", serial.Add(1))
 }
 
-// AddUser inserts a user and returns its id.
+// AddUser inserts a user and returns the user's id.
 func AddUser(t testing.TB, databaseURL, email, role string) string {
 	return Query[string](t, databaseURL,
 		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
 }
 
-// NewUUID returns an id that nothing has, of version 4 (RFC 9562).
+// NewUUID returns a UUID of version 4 (RFC 9562) that is not in use.
 func NewUUID() string {
 	return fmt.Sprintf("%08x-0000-4000-a000-%012x", rand.Uint32(), serial.Add(1))
 }
 
-// WithUser returns databaseURL with another role.
+// WithUser returns databaseURL with the name and the password of another role.
 func WithUser(t testing.TB, databaseURL, name, password string) string {
 	u, err := url.Parse(databaseURL)
 	if err != nil {
@@ -168,8 +175,8 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 	return u.String()
 }
 
-// NewRole makes a role of PostgreSQL's without any right, and returns its name and databaseURL
-// with it.
+// NewRole creates a role of PostgreSQL that has no rights. It returns the role's name, and
+// databaseURL with the role in it. The role is dropped when the test ends.
 func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 	const password = "secret-1"
 	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
@@ -182,10 +189,10 @@ func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 
 // A Postgres is a private PostgreSQL that ./dev.sh starts.
 type Postgres struct {
-	t        testing.TB // nil: it is shared
-	Dir, URL string
-	program  *Program
-	paused   []int
+	t        testing.TB // nil for the shared PostgreSQL
+	Dir, URL string     // Dir is the folder that ./dev.sh postgres gets
+	program  *Program   // ./dev.sh
+	paused   []int      // process ids
 }
 
 // noPostgres is the exit status of ./dev.sh postgres if PostgreSQL is not installed.
@@ -193,6 +200,7 @@ const noPostgres = 69
 
 var errNoPostgres = errors.New("PostgreSQL is not installed")
 
+// start runs ./dev.sh until it has started PostgreSQL and printed its URL.
 func (pg *Postgres) start() (err error) {
 	pg.program, err = startProgram(exec.Command(Root()+"/dev.sh", "postgres", pg.Dir))
 	if err != nil {
@@ -205,6 +213,8 @@ func (pg *Postgres) start() (err error) {
 	return nil
 }
 
+// stop ends ./dev.sh, which stops PostgreSQL. It returns errNoPostgres if PostgreSQL is not
+// installed.
 func (pg *Postgres) stop() error {
 	switch status := pg.program.end(); status {
 	case 0:
@@ -216,10 +226,10 @@ func (pg *Postgres) stop() error {
 	}
 }
 
-// NewPostgres starts a PostgreSQL for one test, which may stop, restart (same port, same data)
-// and pause it. Its URL names a database that has the schema.
+// NewPostgres starts a PostgreSQL for one test. The test may stop, restart and pause it. The
+// database in its URL has the schema.
 func NewPostgres(t testing.TB) *Postgres {
-	needShared(t) // skips the test if there is no PostgreSQL
+	needShared(t) // skips the test if PostgreSQL is not installed
 	pg := ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
 	if err := Migrate(pg.URL); err != nil {
 		t.Fatal(err)
@@ -227,7 +237,8 @@ func NewPostgres(t testing.TB) *Postgres {
 	return pg
 }
 
-// ExistingPostgres starts a PostgreSQL for one test from a folder that may have a cluster.
+// ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or
+// creates one if dir has none. PostgreSQL stops when the test ends.
 func ExistingPostgres(t testing.TB, dir string) *Postgres {
 	pg := &Postgres{t: t, Dir: dir}
 	pg.Start()
@@ -238,38 +249,39 @@ func ExistingPostgres(t testing.TB, dir string) *Postgres {
 	return pg
 }
 
-// Start starts it, again on the same port with the same data.
+// Start starts PostgreSQL. After a stop, it starts with the same data, and on the same port unless
+// that is in use.
 func (pg *Postgres) Start() {
 	if err := pg.start(); err != nil {
 		pg.t.Fatal(err)
 	}
 }
 
-// Stop ends PostgreSQL in good order. Open connections don't delay it.
+// Stop shuts PostgreSQL down cleanly. It closes open connections and does not wait for clients.
 func (pg *Postgres) Stop() {
 	if err := pg.stop(); err != nil {
 		pg.t.Error(err)
 	}
 }
 
-// Pause stops all its processes (SIGSTOP). Connections stay open, the kernel accepts new ones,
-// and nothing answers.
+// Pause suspends all processes of PostgreSQL (SIGSTOP). Connections stay open and the kernel
+// accepts new ones, but no process answers.
 func (pg *Postgres) Pause() {
 	postmaster := pg.Postmaster()
-	pg.signal(syscall.SIGSTOP, postmaster) // first, so that it starts no others
+	pg.signal(syscall.SIGSTOP, postmaster) // first, so that it starts no more processes
 	pg.paused = append(pg.Children(postmaster), postmaster)
 	pg.signal(syscall.SIGSTOP, pg.paused...)
 }
 
-// Resume undoes Pause.
+// Resume lets the processes that Pause suspended go on.
 func (pg *Postgres) Resume() {
 	pg.signal(syscall.SIGCONT, pg.paused...)
 	pg.paused = nil
 }
 
-// Crash ends it by a signal to its first process, SIGKILL or SIGQUIT, without a chance to
-// finish its work. The others notice, and some still tell their clients so. The next
-// start recovers the data.
+// Crash sends SIGKILL or SIGQUIT to PostgreSQL's first process, which then ends without finishing
+// its work. The other processes notice that and end too. Some of them still send their clients an
+// error. The next start recovers the data.
 func (pg *Postgres) Crash(sig syscall.Signal) {
 	postmaster := pg.Postmaster()
 	pids := append(pg.Children(postmaster), postmaster)
@@ -277,8 +289,8 @@ func (pg *Postgres) Crash(sig syscall.Signal) {
 	pg.waitEnd(pids)
 }
 
-// Lose ends all its processes at once, as the loss of its machine would: no client
-// hears a word.
+// Lose kills all processes of PostgreSQL at once, as if its machine were lost: none of them can
+// send its client an error.
 func (pg *Postgres) Lose() {
 	pg.Pause()
 	pids := pg.paused
@@ -287,20 +299,22 @@ func (pg *Postgres) Lose() {
 	pg.waitEnd(pids)
 }
 
+// waitEnd waits until the processes have ended, then ends ./dev.sh.
 func (pg *Postgres) waitEnd(pids []int) {
-	WaitUntil(pg.t, "the end of PostgreSQL", func() bool {
+	WaitUntil(pg.t, "the end of all processes of PostgreSQL", func() bool {
 		return !slices.ContainsFunc(pids, isRunning)
 	})
-	pg.Stop() // ends the dev.sh that kept it
+	pg.Stop()
 }
 
-// isRunning tells whether there is such a process. Zombies hold nothing, and may stay.
+// isRunning reports whether a process exists and is not a zombie. A zombie holds no connection and
+// no file.
 func isRunning(pid int) bool {
 	state, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
 	return err == nil && !strings.HasPrefix(string(state), "Z")
 }
 
-// signal sends a signal to processes, some of which may have ended since they were listed.
+// signal sends a signal to processes. A process that has ended since it was listed is no error.
 func (pg *Postgres) signal(sig syscall.Signal, pids ...int) {
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, sig); err != nil && err != syscall.ESRCH {
@@ -309,7 +323,7 @@ func (pg *Postgres) signal(sig syscall.Signal, pids ...int) {
 	}
 }
 
-// Postmaster returns the process id of PostgreSQL's first process.
+// Postmaster returns the process id of PostgreSQL's first process, the parent of all others.
 func (pg *Postgres) Postmaster() (pid int) {
 	text, err := os.ReadFile(pg.Dir + "/data/postmaster.pid")
 	if err == nil {
@@ -321,7 +335,7 @@ func (pg *Postgres) Postmaster() (pid int) {
 	return pid
 }
 
-// Children returns the process ids of the others.
+// Children returns the process ids of PostgreSQL's other processes.
 func (pg *Postgres) Children(postmaster int) (pids []int) {
 	list, err := exec.Command("pgrep", "-P", strconv.Itoa(postmaster)).Output()
 	if err != nil {

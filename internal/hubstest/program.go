@@ -9,16 +9,17 @@ import (
 	"time"
 )
 
-// A Program is what a test runs besides the server, such as a browser.
+// A Program is a program that a test runs besides the server, such as a browser.
 type Program struct {
-	*Log  // all that it writes
+	*Log  // standard output and standard error
 	cmd   *exec.Cmd
 	stdin io.Closer
-	done  chan struct{} // closed when it has ended
+	done  chan struct{} // closed when the program has ended
 }
 
-// StartProgram runs a command until the test ends. The shell ends it when its standard input is
-// closed, so it also ends when the tests are killed.
+// StartProgram starts a command and ends it when the test ends. The command runs under a shell,
+// which kills it once the shell's standard input is closed. So the command ends even if the tests
+// are killed.
 func StartProgram(t testing.TB, cmd *exec.Cmd) *Program {
 	cmd.Args = append([]string{"sh", "-c", `"$@" & cat; kill $!; wait`, "sh"}, cmd.Args...)
 	cmd.Path = "/bin/sh"
@@ -30,7 +31,7 @@ func StartProgram(t testing.TB, cmd *exec.Cmd) *Program {
 	return p
 }
 
-// startProgram runs a command that ends with its standard input.
+// startProgram starts a command that ends by itself once its standard input is closed.
 func startProgram(cmd *exec.Cmd) (*Program, error) {
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -44,7 +45,7 @@ func startProgram(cmd *exec.Cmd) (*Program, error) {
 	}
 	cmd.Stdout = p.Log
 	cmd.Stderr = p.Log
-	cmd.WaitDelay = Patience // a grandchild that keeps the output open must not hang the tests
+	cmd.WaitDelay = Patience // maximum wait for a child of the command that keeps the output open
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -55,7 +56,8 @@ func startProgram(cmd *exec.Cmd) (*Program, error) {
 	return p, nil
 }
 
-// WaitMatch waits for a line that matches, and returns what the group in the pattern matches.
+// WaitMatch waits for a line that matches the pattern, and returns the text that the first group of
+// the pattern matches. If no such line comes, WaitMatch ends the test.
 func (p *Program) WaitMatch(t testing.TB, pattern string) string {
 	found, err := p.waitMatch(pattern)
 	if err != nil {
@@ -64,17 +66,20 @@ func (p *Program) WaitMatch(t testing.TB, pattern string) string {
 	return found
 }
 
+// waitMatch is like WaitMatch, but returns an error.
 func (p *Program) waitMatch(pattern string) (string, error) {
 	expression := regexp.MustCompile(pattern)
 	limit := 4 * Patience // some programs take long to start
 	line, _, err := p.wait(limit, 0, p.done, expression.MatchString)
 	if err != nil {
-		return "", fmt.Errorf("%w that matches %s", err, pattern)
+		return "", fmt.Errorf("want a line that matches %s: %w", pattern, err)
 	}
 	return expression.FindStringSubmatch(line)[1], nil
 }
 
-// end returns the exit status, or -1 if the program had to be killed. It may be called again.
+// end closes the program's standard input, waits until the program has ended, and returns its exit
+// status. After twice Patience, end kills the program, and the status is -1. end may be called more
+// than once.
 func (p *Program) end() int {
 	p.stdin.Close()
 	late := time.AfterFunc(2*Patience, func() { p.cmd.Process.Kill() })

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A Proxy stands between a server and its PostgreSQL or mail server. It fails on demand.
+// A Proxy passes data between a server and its PostgreSQL or mail server. Its methods make it fail.
 type Proxy struct {
 	Addr, target string
 
@@ -17,14 +17,16 @@ type Proxy struct {
 	changed  chan struct{} // closed and replaced by each change of mode
 	pairs    map[*proxyPair]bool
 	triggers map[trigger]func()
-	sent     []byte // nil: not recorded
+	sent     []byte // data of clients since the last call of Sent; nil before the first call
 }
 
+// A trigger is a text that the proxy looks for in the data it reads.
 type trigger struct {
 	text     string
-	isAnswer bool
+	isAnswer bool // sent by the server, not by a client
 }
 
+// A proxyMode says what the proxy does with data. The methods of Proxy describe the modes.
 type proxyMode int
 
 const (
@@ -34,14 +36,15 @@ const (
 	proxyDropsReplies
 )
 
+// A proxyPair is a client's connection to the proxy, and the proxy's own to the server.
 type proxyPair struct {
 	client, server net.Conn
-	ended          chan struct{}
-	close          func()
-	tainted        bool // a reply was lost, so the connection can't be used any more
+	ended          chan struct{} // closed by close
+	close          func()        // closes both connections; may be called again
+	tainted        bool          // a reply was dropped, so the connection is of no more use
 }
 
-// NewProxy starts a proxy that passes everything to target (host:port).
+// NewProxy starts a proxy that passes all data to target (host:port). It runs until the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -72,10 +75,10 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// ProxyURL starts a proxy for the server that a URL names. It returns the URL with the proxy's
-// address.
-func ProxyURL(t testing.TB, through string) (*Proxy, string) {
-	u, err := url.Parse(through)
+// ProxyURL starts a proxy for the server at a URL. It returns the proxy, and the URL with the
+// proxy's address in place of the server's.
+func ProxyURL(t testing.TB, serverURL string) (*Proxy, string) {
+	u, err := url.Parse(serverURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,25 +87,26 @@ func ProxyURL(t testing.TB, through string) (*Proxy, string) {
 	return p, u.String()
 }
 
-// Cut closes all connections and refuses new ones.
+// Cut closes all connections, and each new one at once.
 func (p *Proxy) Cut() { p.set(proxyCut) }
 
-// Hang keeps connections open and accepts new ones, but passes nothing.
+// Hang holds all data back. Connections stay open, and the proxy accepts new ones.
 func (p *Proxy) Hang() { p.set(proxyHangs) }
 
-// DropReplies passes what the client sends and drops what the server answers: a statement is
-// done, and the client can't know.
+// DropReplies passes what a client sends, and drops what the server answers. So a statement is
+// executed, but the client does not learn that it was.
 func (p *Proxy) DropReplies() { p.set(proxyDropsReplies) }
 
-// Resume passes everything again, also what was held back. A connection that has lost a reply
-// is closed.
+// Resume passes all data again, including the data that Hang held back. It closes the connections
+// that have lost a reply.
 func (p *Proxy) Resume() { p.set(proxyPasses) }
 
-// When calls do once, as soon as a client sends the text and before the text is passed on. With
-// Cut, the statement is not done; with DropReplies, it is done and the client can't know.
+// When calls do once, when a client sends the text, before the proxy passes the text on. If do is
+// Cut, the statement is not executed. If do is DropReplies, it is executed, but the client does not
+// learn that it was. A text that arrives in two pieces is not found.
 func (p *Proxy) When(text string, do func()) { p.when(trigger{text, false}, do) }
 
-// WhenAnswered is When for what the server answers.
+// WhenAnswered is like When, for a text that the server sends. Any data contains the text "".
 func (p *Proxy) WhenAnswered(text string, do func()) {
 	p.when(trigger{text, true}, do)
 }
@@ -113,13 +117,14 @@ func (p *Proxy) when(on trigger, do func()) {
 	p.triggers[on] = do
 }
 
-// Drop closes all connections. New ones pass.
+// Drop closes all connections, then passes data on new ones.
 func (p *Proxy) Drop() {
 	p.Cut()
 	p.Resume()
 }
 
-// Sent returns what clients have sent since the last call. The first call begins the record.
+// Sent returns the data that clients have sent since the last call. The first call returns nil and
+// begins the recording.
 func (p *Proxy) Sent() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,6 +140,7 @@ func (p *Proxy) Connections() int {
 	return len(p.pairs)
 }
 
+// set changes the mode. It closes the connections that can't be used in the new mode.
 func (p *Proxy) set(mode proxyMode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,6 +154,7 @@ func (p *Proxy) set(mode proxyMode) {
 	}
 }
 
+// serve connects a client to the target. It returns when both connections are closed.
 func (p *Proxy) serve(client net.Conn) {
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
@@ -157,7 +164,7 @@ func (p *Proxy) serve(client net.Conn) {
 	pair := &proxyPair{client: client, server: server, ended: make(chan struct{})}
 	pair.close = sync.OnceFunc(func() {
 		close(pair.ended)
-		// A reset, as from a machine that is gone, not an orderly end.
+		// With a linger of 0, Close sends a reset, as after the loss of the server's machine.
 		client.(*net.TCPConn).SetLinger(0)
 		client.Close()
 		server.Close()
@@ -177,7 +184,7 @@ func (p *Proxy) serve(client net.Conn) {
 	delete(p.pairs, pair)
 }
 
-// pump copies one direction until either end is closed. Then it closes both.
+// pump copies data in one direction until either connection is closed. Then it closes both.
 func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 	defer pair.close()
 	from, to := pair.client, pair.server
@@ -200,7 +207,7 @@ func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 	}
 }
 
-// mayPass waits while the proxy hangs, then reports whether data may pass in this direction.
+// mayPass waits while the proxy hangs. Then it reports whether data may pass in this direction.
 func (p *Proxy) mayPass(pair *proxyPair, fromClient bool) bool {
 	for {
 		p.mu.Lock()
@@ -220,7 +227,8 @@ func (p *Proxy) mayPass(pair *proxyPair, fromClient bool) bool {
 	}
 }
 
-// runTriggers runs the triggers that a chunk sets off.
+// runTriggers calls the functions whose text a chunk contains, each once. It also records a
+// client's chunk for Sent.
 func (p *Proxy) runTriggers(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()

@@ -2,21 +2,23 @@ package hubstest
 
 import "testing"
 
+// The proxy passes a mail, passes it later after Hang, passes it without telling the sender after
+// DropReplies, and loses it after Cut. A sender that is not told gets an error.
 func TestProxy(t *testing.T) {
 	t.Parallel()
 	m := NewMailServer(t, MailOptions{NoStartTLS: true})
-	p, through := ProxyURL(t, m.URL)
-	told := make(chan error, 1)
+	p, proxyURL := ProxyURL(t, m.URL)
+	results := make(chan error, 1)
 	begin := func() {
-		go func() { told <- send(through, "") }()
+		go func() { results <- send(proxyURL, "") }()
 	}
 	want := func(what string, mails int, isTold bool) {
 		t.Helper()
-		if err := <-told; isTold != (err == nil) {
-			t.Errorf("%s: the sender got %v", what, err)
+		if err := <-results; isTold != (err == nil) {
+			t.Errorf("%s: the sender got the error %v, want no error: %t", what, err, isTold)
 		}
 		if n := len(m.Received()); n != mails {
-			t.Errorf("%s: got %d mails, want %d", what, n, mails)
+			t.Errorf("%s: the mail server got %d mails so far, want %d", what, n, mails)
 		}
 	}
 	begin()
@@ -24,13 +26,13 @@ func TestProxy(t *testing.T) {
 
 	p.Hang()
 	begin()
-	WaitUntil(t, "a connection", func() bool { return p.Connections() > 0 })
+	WaitUntil(t, "a connection to the proxy", func() bool { return p.Connections() > 0 })
 	p.Resume()
 	want("resumes", 2, true)
 
 	p.When("Subject:", p.DropReplies)
 	begin()
-	WaitUntil(t, "a lost reply", p.isTainted)
+	WaitUntil(t, "a dropped reply", p.isTainted)
 	p.Resume()
 	want("drops replies", 3, false)
 
@@ -39,6 +41,7 @@ func TestProxy(t *testing.T) {
 	want("cut", 3, false)
 }
 
+// isTainted reports whether a connection has lost a reply.
 func (p *Proxy) isTainted() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,39 +14,41 @@ import (
 	"time"
 )
 
-// A Server is a running server: the binary in a process of its own.
+// A Server is a process that runs the server's binary.
 type Server struct {
-	Env  map[string]string // its settings
-	Addr string            // where it listens, host:port
-	// Base is how clients address it: the listener itself in the local environment, a name
-	// within COOKIE_DOMAIN over https elsewhere (see Client).
+	Env  map[string]string // settings
+	Addr string            // host:port on which the server listens
+	// Base is the beginning of the URLs that clients use. In the local environment, it is http and
+	// Addr. Elsewhere, it is https and a name within COOKIE_DOMAIN (see proxied).
 	Base   string
 	Log    *Log // standard output
-	Stderr *Log
+	Stderr *Log // standard error
 	Cmd    *exec.Cmd
-	Mail   *MailServer // where the codes go; nil: to the log
-	// Database is the URL that the test's own statements go to: the server's own. A test sets
-	// another one if the server's leads through a proxy, or to several hosts.
+	Mail   *MailServer // receives the codes; nil: the server prints them on standard output
+	// Database is the URL for the test's own statements, by default the server's DATABASE_URL. A
+	// test sets another one if the server's leads through a proxy or names several hosts.
 	Database string
 
 	done     chan struct{} // closed when the process has ended
-	signaled bool          // the test has sent a signal, and looks at the exit status itself
+	signaled bool          // the test has sent a signal, so it checks the exit status itself
 
 	mu           sync.Mutex
 	allowed      []allowance
 	wantedStderr string         // see WantStderr
-	codeLine     map[string]int // by address: the first line of the log that Code has not read
+	codeLine     map[string]int // by printed prefix and address: first line Code has not read
 }
 
-// An allowance is logged errors that a test accepts: those with the part, before the line until.
+// An allowance is what a test accepts in the log: errors that contain part, in the lines before
+// number until.
 type allowance struct {
 	part  string
 	until *int
 }
 
-// ServerEnv returns a working local configuration, overridden by each of the maps. An empty
-// value unsets. Clients come from addresses of their own by X-Forwarded-For, so that the
-// rate limits of one do not meet those of the next.
+// ServerEnv returns valid settings for the local environment. Each of the overrides replaces
+// some; an empty value unsets one. Without an override, database and folder are new. The server
+// believes X-Forwarded-For from this machine. So each client can have its own address, and the
+// requests of one client do not count toward the rate limits of another.
 func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
 	env := map[string]string{
 		"APP_ENV":         "local",
@@ -64,7 +66,7 @@ func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
 	return env
 }
 
-// StagingEnv returns what ServerEnv needs besides on staging.
+// StagingEnv returns the overrides of ServerEnv for the staging environment.
 func StagingEnv(m *MailServer) map[string]string {
 	env := m.Env()
 	env["APP_ENV"] = "staging"
@@ -72,7 +74,7 @@ func StagingEnv(m *MailServer) map[string]string {
 	return env
 }
 
-// ProductionEnv returns what ServerEnv needs besides on production.
+// ProductionEnv returns the overrides of ServerEnv for the production environment.
 func ProductionEnv(m *MailServer) map[string]string {
 	env := m.Env()
 	env["APP_ENV"] = "production"
@@ -81,17 +83,18 @@ func ProductionEnv(m *MailServer) map[string]string {
 	return env
 }
 
-// Start runs the server with ServerEnv until the test ends. It then must stop cleanly, and
-// its log must be clean (checkLog). A second server on the same data is Start(t, first.Env).
+// Start starts a server with the settings of ServerEnv and stops it when the test ends. The test
+// fails if the server then exits with a status other than 0, or if its log contains what no log
+// may contain (checkLog). Start(t, first.Env) starts a second server on the data of the first.
 func Start(t testing.TB, overrides ...map[string]string) *Server {
 	t.Helper()
 	return StartCommand(t, Serve(), overrides...)
 }
 
-// Serve is the command that starts the binary.
+// Serve returns the command that starts the server.
 func Serve() *exec.Cmd { return exec.Command(Binary(), "serve") }
 
-// StartCommand is Start for another way to start the binary.
+// StartCommand is like Start, but starts the server by the given command.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
 	t.Helper()
 	s, err := TryStart(t, cmd, overrides...)
@@ -99,14 +102,16 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 	return s
 }
 
-// mustStart is no t.Helper: that there is no server is not what the test looks for.
+// mustStart ends the test if the server has not started. It does not call t.Helper, so the failure
+// is reported at a line of this package: it is not the failure that the test looks for.
 func mustStart(t testing.TB, err error) {
 	if err != nil {
-		t.Fatalf("no server: %v", err)
+		t.Fatalf("the server has not started: %v", err)
 	}
 }
 
-// TryStart is StartCommand for tests of the start itself. The error says why there is no server.
+// TryStart is like StartCommand, but returns an error if the server does not start. It is for tests
+// that check the start itself.
 func TryStart(
 	t testing.TB, cmd *exec.Cmd, overrides ...map[string]string,
 ) (*Server, error) {
@@ -132,24 +137,25 @@ func TryStart(
 		cmd.Wait()
 		close(s.done)
 	}()
-	t.Cleanup(func() { cmd.Process.Kill() }) // an error means that it has ended
+	t.Cleanup(func() { cmd.Process.Kill() }) // an error means that the process has ended
 	if err := s.waitListening(); err != nil {
 		return nil, err
 	}
 	t.Cleanup(func() {
 		t.Helper()
 		if code := s.Stop(t); code != 0 && !s.signaled {
-			t.Errorf("serve: exit status %d, want 0\n%s", code, s.Stderr)
+			t.Errorf("serve: got exit status %d, want 0; standard error:\n%s", code, s.Stderr)
 		}
 		s.checkLog(t)
 	})
 	return s, nil
 }
 
+// waitListening waits until the server listens, and sets Addr and Base.
 func (s *Server) waitListening() error {
 	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
-		return fmt.Errorf("%w that says listening\n%s", err, s.Stderr)
+		return fmt.Errorf("want the log line \"listening\": %w\nstandard error:\n%s", err, s.Stderr)
 	}
 	var listening struct{ Addr string }
 	if err := json.Unmarshal([]byte(line), &listening); err != nil {
@@ -163,8 +169,9 @@ func (s *Server) waitListening() error {
 	return nil
 }
 
-// StartEnvironments starts a server for each of the settings, by their names. A name is the
-// server's environment, unless its settings say another.
+// StartEnvironments starts a server for each entry of settings, and returns the servers by the
+// names of the entries. The name is also the server's APP_ENV, unless the entry sets another. All
+// servers get the settings in common, and those of deployed environments share one mail server.
 func StartEnvironments(
 	t testing.TB, settings map[string]map[string]string, common map[string]string,
 ) map[string]*Server {
@@ -182,14 +189,16 @@ func StartEnvironments(
 	return servers
 }
 
-// Stop asks the server to stop (SIGTERM), if it still runs, and returns its exit status.
+// Stop sends SIGTERM to the server, waits until it ends, and returns its exit status. The server
+// may have ended already.
 func (s *Server) Stop(t testing.TB) int {
 	t.Helper()
-	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
+	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that the process has ended
 	return s.Wait(t)
 }
 
-// Signal sends a signal. From then on the test answers for the exit status.
+// Signal sends a signal to the server. After that, the harness no longer checks the exit status:
+// the test must.
 func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 	s.signaled = true
 	if err := s.Cmd.Process.Signal(sig); err != nil {
@@ -197,24 +206,24 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 	}
 }
 
-// Wait waits for the end of the process and returns its exit status, or -1 after a signal
-// that killed it.
+// Wait waits until the process ends, and returns its exit status, or -1 if a signal has killed it.
+// After twice Patience, Wait fails the test and returns -1.
 func (s *Server) Wait(t testing.TB) int {
 	t.Helper()
 	select {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()
 	case <-time.After(2 * Patience):
-		t.Errorf("the server has not ended after %v, log:\n%s", 2*Patience, s.Log)
+		t.Errorf("after %v, the server has not ended; log:\n%s", 2*Patience, s.Log)
 		return -1
 	}
 }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// AllowErrors makes the test accept logged errors that contain one of the parts, until end is
-// called, if it is.
+// AllowErrors makes the test accept logged errors that contain one of the parts. If end is called,
+// the test accepts only those logged before that call.
 func (s *Server) AllowErrors(parts ...string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,20 +234,23 @@ func (s *Server) AllowErrors(parts ...string) (end func()) {
 	return func() { until = len(s.Log.All()) }
 }
 
-// WantStderr waits for a line on standard error that contains the part: the server ends with an
-// error. Any other line there fails the test.
+// WantStderr waits for a line on standard error that contains part. It is for a server that must
+// end with an error. At the end of the test, any line without part is a failure.
 func (s *Server) WantStderr(t testing.TB, part string) {
 	t.Helper()
 	s.Stderr.WaitFor(t, part)
 	s.wantedStderr = part
 }
 
-// codeLinePrefix begins the one line that is no JSON: the code, if there is no mail server.
+// codeLinePrefix begins the line with a code, which the server prints if it has no mail server.
+// This is the only text in the log that is not JSON.
 const codeLinePrefix = "Sign-in code for "
 
+// codeForm matches a code.
 var codeForm = regexp.MustCompile(`^[0-9]{6}$`)
 
-// Code returns the next code that was sent to the address, each of them once.
+// Code waits for the next code that the server sends to the address, and returns it. It returns
+// each code once.
 func (s *Server) Code(t testing.TB, email string) string {
 	t.Helper()
 	code := ""
@@ -248,11 +260,12 @@ func (s *Server) Code(t testing.TB, email string) string {
 		code = s.printedCode(t, email)
 	}
 	if !codeForm.MatchString(code) {
-		t.Fatalf("code for %s: %q", email, code)
+		t.Fatalf("code for %s: got %q, want six digits", email, code)
 	}
 	return code
 }
 
+// printedCode returns the next code for the address that a server without a mail server prints.
 func (s *Server) printedCode(t testing.TB, email string) string {
 	t.Helper()
 	prefix := strings.ToLower(codeLinePrefix + email + ": ")
@@ -263,7 +276,7 @@ func (s *Server) printedCode(t testing.TB, email string) string {
 		return strings.HasPrefix(strings.ToLower(line), prefix)
 	})
 	if err != nil {
-		t.Fatalf("%v with a code for %s", err, email)
+		t.Fatalf("want a printed code for %s: %v", email, err)
 	}
 	s.mu.Lock()
 	s.codeLine[prefix] = next
@@ -271,18 +284,18 @@ func (s *Server) printedCode(t testing.TB, email string) string {
 	return line[len(prefix):]
 }
 
-// MaskedEmail is how the log shows an address: a***@example.com.
+// MaskedEmail returns an address in the form that the log shows: a***@example.com.
 func MaskedEmail(email string) string {
 	return email[:1] + "***" + email[strings.LastIndex(email, "@"):]
 }
 
-// User runs the command "user …" on the server's database, as the operator would, and returns
-// what it printed.
+// User runs the operator's command "user …" with the server's settings, and returns its standard
+// output. A command that fails ends the test.
 func (s *Server) User(t testing.TB, args ...string) string {
 	t.Helper()
 	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
-		t.Fatalf("user %q: exit status %d\n%s%s", args, code, out, errOut)
+		t.Fatalf("user %q: got exit status %d, want 0\n%s%s", args, code, out, errOut)
 	}
 	return out
 }

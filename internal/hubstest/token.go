@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// A Token is a session token to be made by hand, so that it can be as wrong as a test wants:
-// the library that the server verifies with has no part in it. The zero value is a good token.
+// A Token describes a session token that a test forges. Sign makes it without the library that the
+// server verifies tokens with, so each part can be wrong. The zero value describes a valid token.
 type Token struct {
-	Header      string  // its JSON; "" is that of a good token
-	Payload     *string // its JSON; nil is that of a good token
-	Algorithm   string  // of the signature: HS256 if "", and none for an empty signature
-	SentPayload string  // is sent in the place of the payload that was signed
-	Sent        *string // what is sent; nil is <header>.<payload>.<signature>
+	Header      string  // JSON; "" means the header of a valid token
+	Payload     *string // JSON; nil means the payload of a valid token
+	Algorithm   string  // of the signature; "" means HS256, and "none" an empty signature
+	SentPayload string  // if not "", sent in place of the payload that was signed
+	Sent        *string // the whole token; nil means <header>.<payload>.<signature>
 }
 
 const (
@@ -40,13 +40,14 @@ var tokenHashes = map[string]func() hash.Hash{
 
 var tokenNow = regexp.MustCompile(`<now([+-][0-9]+)?>`)
 
-// Forge returns a token with this payload and a good signature by the key.
+// Forge returns a token with this payload and a valid signature made with the key.
 func Forge(key, payload string) string {
 	return Token{Payload: &payload}.Sign(key)
 }
 
-// Sign returns the token. words are as in FillIn; <now+60> is a minute from now. For what may
-// stand at the end of the texts, see alter.
+// Sign returns the token, with a signature made with the key. It fills words into each text, as
+// FillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970. A text
+// may end with an alteration, such as <-4>: see alter.
 func (tok Token) Sign(key string, words ...string) string {
 	header := encodePart(cmp.Or(tok.Header, goodHeader), words)
 	claims := goodPayload
@@ -72,26 +73,29 @@ func (tok Token) Sign(key string, words ...string) string {
 	return alter(FillIn(strings.TrimSuffix(sent, end), words...), end)
 }
 
+// encodePart returns the base64 of a header or payload, after filling in words and times. An
+// alteration at the end of the text is applied to the base64.
 func encodePart(text string, words []string) string {
 	now := time.Now().Unix()
 	end := alteration.FindString(text)
 	text = FillIn(strings.TrimSuffix(text, end), words...)
 	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
-		return fmt.Sprint(now + offset) // without a number, the offset is 0
+		return fmt.Sprint(now + offset) // <now> has the offset 0
 	})
 	for end != "" && len(text)%3 == 0 {
-		text += " " // until the last digit has bits that decode to nothing
+		text += " " // so that the last digit of the base64 has unused bits
 	}
 	return alter(base64.RawURLEncoding.EncodeToString([]byte(text)), end)
 }
 
 var alteration = regexp.MustCompile(`<[+-]\d>$`)
 
-// alter takes characters off the end (<-4>: four), or adds to the value of the last digit of base64,
-// in the bits that decode to nothing (<+1>: one).
+// alter applies an alteration to base64. <-4> removes four characters from the end. <+1> adds 1 to
+// the value of the last digit, in the unused bits: those that a lenient decoder ignores. An empty
+// end changes nothing.
 func alter(encoded, end string) string {
-	n, _ := strconv.Atoi(strings.Trim(end, "<>")) // without an end, n is 0
+	n, _ := strconv.Atoi(strings.Trim(end, "<>")) // 0 if end is ""
 	if n <= 0 {
 		return encoded[:len(encoded)+n]
 	}
@@ -101,12 +105,12 @@ func alter(encoded, end string) string {
 	return encoded[:last] + digits[digit:digit+1]
 }
 
-// ReadToken decodes a token without a look at its signature.
+// ReadToken decodes a token. It does not verify the signature.
 func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
 	t.Helper()
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		t.Fatalf("a token of %d parts, want 3", len(parts))
+		t.Fatalf("got a token of %d parts, want 3", len(parts))
 	}
 	for i, target := range []*map[string]any{&header, &claims} {
 		text, err := base64.RawURLEncoding.DecodeString(parts[i])
@@ -114,7 +118,7 @@ func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
 			t.Fatal(err)
 		}
 		if err := json.Unmarshal(text, target); err != nil {
-			t.Fatalf("%q: %v", text, err)
+			t.Fatalf("a part of the token is %q, want a JSON object: %v", text, err)
 		}
 	}
 	return header, claims

@@ -13,27 +13,28 @@ import (
 // Unfinished is the folder of working names in FILES_DIR.
 const Unfinished = "unfinished"
 
-// A HalfUpload is an upload of which the server has the beginning.
+// A HalfUpload is an upload whose beginning was sent, and whose rest waits for the test.
 type HalfUpload struct {
-	Content string
-	Rest    *io.PipeWriter // CloseWithError: the client goes away
-	Answer  chan *Response // gets one; status 0 means that the connection broke
-	unsent  []byte
+	Content string         // of the whole file
+	Rest    *io.PipeWriter // takes the rest of the form; CloseWithError breaks the upload off
+	Answer  chan *Response // receives one answer; its status is 0 if the connection broke
+	unsent  []byte         // the rest of the form
 }
 
-// StartUpload sends the first 32 kB of a form with a file of 200 kB, which is less than some
-// proxies would hold back. It returns when the server has begun to write the file.
+// StartUpload sends the first 32 kB of a form with a file of 200 kB. It returns when the server has
+// begun to write the file. Some proxies that buffer requests hold back more than 32 kB: through
+// such a proxy, StartUpload fails.
 func (c *Client) StartUpload(name string) *HalfUpload {
 	c.t.Helper()
 	before := len(c.srv.WorkingFiles(c.t))
 	u := c.BeginUpload(name)
-	WaitUntil(c.t, "a file that is being written", func() bool {
+	WaitUntil(c.t, "the first bytes of the upload under a working name", func() bool {
 		return len(c.srv.WorkingFiles(c.t)) > before
 	})
 	return u
 }
 
-// BeginUpload is StartUpload that does not wait for the server.
+// BeginUpload is like StartUpload, but does not wait until the server writes the file.
 func (c *Client) BeginUpload(name string) *HalfUpload {
 	reader, writer := io.Pipe()
 	u := &HalfUpload{
@@ -42,26 +43,27 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 		Answer:  make(chan *Response, 1),
 	}
 	form, contentType := Form(name, []byte(u.Content))
-	text, _ := io.ReadAll(form) // it is in memory
+	text, _ := io.ReadAll(form) // the form is in memory, so there is no error
 	const first = 32 << 10
 	u.unsent = text[first:]
 	go func() {
 		r, err := c.Elsewhere().Try("POST", "/files/upload", reader, "Content-Type", contentType)
-		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // so that no write hangs
+		// After the answer, a write to Rest fails instead of blocking.
+		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe))
 		u.Answer <- r
 	}()
 	writer.Write(text[:first])
 	return u
 }
 
-// Finish sends the rest and returns the answer.
+// Finish sends the rest of the form and returns the answer.
 func (u *HalfUpload) Finish() *Response {
 	u.Rest.Write(u.unsent)
 	u.Rest.Close()
 	return <-u.Answer
 }
 
-// FilesIn lists FILES_DIR: the stored files, then the working names as unfinished/name.
+// FilesIn lists FILES_DIR: first the final names, then the working names as unfinished/<id>.
 func (s *Server) FilesIn(t testing.TB) (names []string) {
 	for _, folder := range []string{"", Unfinished} {
 		entries, err := os.ReadDir(filepath.Join(s.Env["FILES_DIR"], folder))
@@ -77,7 +79,8 @@ func (s *Server) FilesIn(t testing.TB) (names []string) {
 	return names
 }
 
-// WorkingFiles returns the paths of the uploads that are being written.
+// WorkingFiles returns the paths of the working names under which the server has written at least
+// one byte.
 func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 	for _, name := range s.FilesIn(t) {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
@@ -89,7 +92,8 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 	return paths
 }
 
-// AgeUnfinished makes all working names so old that the next sweep looks at them.
+// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
+// sweep does not take them for young ones.
 func (s *Server) AgeUnfinished(t testing.TB) {
 	old := time.Now().Add(-time.Hour)
 	for _, path := range s.WorkingFiles(t) {
@@ -99,23 +103,24 @@ func (s *Server) AgeUnfinished(t testing.TB) {
 	}
 }
 
-// WantStored checks that there are n files, and nothing besides: no working name, no bytes
-// without a row, no row without bytes.
+// WantStored checks that n files are stored, each with a final name and a row, and that there is no
+// other row and no working name.
 func (s *Server) WantStored(t testing.TB, n int) {
 	t.Helper()
 	rows := Query[string](t, s.Database, `select coalesce(
 		string_agg(file_id::text, ' ' order by file_id::text collate "C"), '') from files`)
 	names := s.FilesIn(t)
 	if len(names) != n || strings.Join(names, " ") != rows {
-		t.Errorf("got %q on disk and the rows %q, want %d files with a row each", names, rows, n)
+		t.Errorf("got the names %q and the rows %q, want the same %d ids in both", names, rows, n)
 	}
 }
 
-// WantFile fetches a file and checks its content.
+// WantFile downloads a file and checks its content.
 func (c *Client) WantFile(path, content string) {
 	c.t.Helper()
 	r := c.Elsewhere().Get(path).Want(c.t, 200)
 	if got := string(r.Body); got != content {
-		c.t.Errorf("%s: got %d bytes, want the %d of the file", path, len(got), len(content))
+		c.t.Errorf("%s: got other bytes than were uploaded: %d bytes, want %d",
+			path, len(got), len(content))
 	}
 }

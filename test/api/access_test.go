@@ -12,7 +12,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A call is a right request to one route.
+// A call is a request to one route.
 type call struct {
 	request string // "GET /hubs"
 	body    any
@@ -23,14 +23,17 @@ func (q call) send(c *hubstest.Client) *hubstest.Response {
 	return c.Send(q.request, q.body, q.headers...)
 }
 
-// itemPath splits a path behind the last {…} into where such an item is made, and what follows.
+// itemPath splits a path at its last {…}. The first group is the path of the POST that makes such
+// an item, the second is the rest of the path.
 var itemPath = regexp.MustCompile(`^(.*)/\{[^}]*\}([^{]*)$`)
 
+// uploadForm is the body of a valid upload.
 const uploadForm = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n" +
 	"Content-Type: text/plain\r\n\r\nhello\r\n--b--\r\n"
 
-// sample returns a right call to a route of the contract, made of the contract's examples. What
-// it needs besides the session is made first, by admin.
+// sample returns a valid call to a route of the contract. Its body has the examples of the
+// contract. If the call needs a hub or a file, admin makes it first. If it needs a code, a new user
+// asks for it.
 func sample(
 	t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string,
 ) call {
@@ -46,13 +49,13 @@ func sample(
 	case path == "/files/{fileId}/{name}":
 		q.request = method + " " + upload(t, admin, "hello")
 	case item != nil:
-		making := sample(t, srv, admin, "POST "+item[1])
-		made := making.send(admin).Want(t, 201)
+		create := sample(t, srv, admin, "POST "+item[1])
+		made := create.send(admin).Want(t, 201)
 		q.request = method + " " + made.Header.Get("Location") + item[2]
 	}
 	operation := []string{"paths", path, strings.ToLower(method)}
-	described := hubstest.Contract[map[string]any](t, operation...)
-	if described["requestBody"] == nil {
+	description := hubstest.Contract[map[string]any](t, operation...)
+	if description["requestBody"] == nil {
 		return q
 	}
 	fields := hubstest.Contract[map[string]any](t, append(operation,
@@ -71,8 +74,8 @@ func sample(
 	return q
 }
 
-// needs says who may call each route. It stands here once more, on purpose: the contract and the
-// table in README.md are made from the server's own routes.
+// needs has the access rule of each route. It repeats the rules on purpose: the contract and the
+// table in README.md are made from the server's routes, so they would repeat a mistake in them.
 var needs = map[string]string{
 	"POST /auth/otp/request":     "nothing",
 	"POST /auth/otp/validate":    "nothing",
@@ -90,13 +93,15 @@ var needs = map[string]string{
 	"GET /openapi.json":          "nothing",
 }
 
-// A route of the contract: "GET /hubs" needs "session, terms" and is answered with 200.
+// A route is an operation of the contract, with its access rule.
 type route struct {
-	name   string
-	needs  string
-	status int
+	name   string // "GET /hubs"
+	needs  string // "session, terms"
+	status int    // of a success
 }
 
+// contractRoutes returns all routes of the contract. The lowest status that the contract lists for
+// a route is that of a success.
 func contractRoutes(t *testing.T) []route {
 	t.Helper()
 	var all []route
@@ -109,7 +114,7 @@ func contractRoutes(t *testing.T) []route {
 			}
 			name := strings.ToUpper(method) + " " + path
 			if needs[name] == "" {
-				t.Errorf("access_test.go does not say what %s needs", name)
+				t.Errorf("needs in access_test.go has no entry for %s", name)
 			}
 			answers := operation["responses"].(map[string]any)
 			lowest := slices.Min(slices.Collect(maps.Keys(answers)))
@@ -127,9 +132,9 @@ func contractRoutes(t *testing.T) []route {
 	return all
 }
 
-// A refusal is how a route answers a visitor who lacks what it needs.
+// A refusal is the answer of a route to a visitor that lacks something that the route needs.
 type refusal struct {
-	need   string
+	need   string // the part of a route's needs that the visitor lacks
 	status int
 	code   string
 }
@@ -139,10 +144,11 @@ var (
 	suspended = refusal{"session", 403, "account_suspended"}
 	noTerms   = refusal{"terms", 403, "terms_not_accepted"}
 	noAdmin   = refusal{"admin", 403, "forbidden"}
-	nothing   = refusal{need: "-"} // no route needs this
+	nothing   = refusal{need: "-"} // of a visitor that lacks nothing: no route needs "-"
 )
 
-// A visitor has one kind of session. Routes refuse it if they need what it lacks.
+// A visitor is a client with a certain kind of session, or without one. A route refuses it if the
+// route needs what the visitor lacks.
 type visitor struct {
 	name  string
 	token string
@@ -153,12 +159,15 @@ func (v visitor) isRefusedBy(r route) bool {
 	return strings.Contains(r.needs, v.lacks.need)
 }
 
-// visitors are in the order of refusals. Those who are refused early lack all that is asked
-// for later, too, so that the order shows.
+// visitors returns the visitors in the order of the server's checks: session, account, terms, role.
+// A visitor that fails one check also fails the later ones, so that its answer shows which check
+// comes first. The exception is the administrator without the terms.
 func visitors(
 	t *testing.T, srv *hubstest.Server, admin *hubstest.Client,
 ) []visitor {
 	t.Helper()
+	// signedIn returns the session token of a new user. After the sign-in, it runs the commands
+	// on the user.
 	signedIn := func(role string, commands ...string) string {
 		email, _ := srv.NewUser(t, role)
 		token := srv.SignIn(t, email).Token()
@@ -172,6 +181,7 @@ func visitors(
 		"<userId>", hubstest.NewUUID())
 	member, _ := srv.Member(t, "member")
 	return []visitor{
+		// name, token, lacks
 		{"no session", "", noSession},
 		{"forged", forged, noSession},
 		{"ended", signedIn("member", "suspend", "signout"), noSession},
@@ -183,40 +193,45 @@ func visitors(
 	}
 }
 
-// Z1: who is let in where, and in which order they are refused: session, account, terms, role,
-// and only then the input. The client compares each answer with the contract.
+// Z1: Each route refuses a visitor that lacks what the route needs, and lets all others in. It
+// checks session, account, terms and role in this order, and only then the input: a malformed body
+// does not change the refusal. A refused request changes no row. hubstest.Client compares each
+// answer with the contract.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	all := visitors(t, srv, admin)
 	routes := contractRoutes(t)
-	stored := func() (rows string) {
+	// allRows returns the rows of all tables as a text.
+	allRows := func() (rows string) {
 		for _, table := range tables(t) {
 			rows += hubstest.Query[string](t, srv.Database,
 				"select concat(string_agg(t::text, ' ' order by t::text)) from "+table+" t")
 		}
 		return rows
 	}
-	// First those who are refused: one who is let in may get what they lacked.
+	// Refusals come first, because a request that is let in may give its visitor what it lacks:
+	// POST /terms/acceptance accepts the terms.
 	for _, r := range routes {
-		right := sample(t, srv, admin, r.name)
-		wrong := right
-		wrong.body = `{"`
-		before := stored()
+		valid := sample(t, srv, admin, r.name)
+		malformed := valid
+		malformed.body = `{"`
+		before := allRows()
 		for _, v := range all {
 			if !v.isRefusedBy(r) {
 				continue
 			}
 			t.Run("refused/"+v.name+"/"+r.name, func(t *testing.T) {
-				for _, q := range []call{right, wrong} {
+				for _, q := range []call{valid, malformed} {
 					answer := q.send(srv.With(t, v.token))
 					hubstest.WantProblem(t, answer, v.lacks.status, v.lacks.code)
 				}
 			})
 		}
-		after := stored()
+		after := allRows()
 		if after != before {
-			t.Errorf("%s: refused, but done: %s is now %s", r.name, before, after)
+			t.Errorf("%s: after refused requests: got the rows\n%s\nwant\n%s",
+				r.name, after, before)
 		}
 	}
 	for _, r := range routes {
@@ -225,14 +240,14 @@ func TestRefusals(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				right := sample(t, srv, admin.In(t), r.name)
-				right.send(srv.With(t, v.token)).Want(t, r.status)
+				valid := sample(t, srv, admin.In(t), r.name)
+				valid.send(srv.With(t, v.token)).Want(t, r.status)
 			})
 		}
 	}
 }
 
-// HEAD works wherever GET does, with the same status and headers.
+// A HEAD has the status and the headers of a GET for the same path, and no body.
 func TestHeadIsGetWithoutBody(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
@@ -245,15 +260,15 @@ func TestHeadIsGetWithoutBody(t *testing.T) {
 		get := admin.Get(path).Want(t, 200)
 		head := admin.Do("HEAD", path, nil).Want(t, 200)
 		for _, headers := range []http.Header{get.Header, head.Header} {
-			headers.Del("X-Request-Id")
+			headers.Del("X-Request-Id") // a new one for each request
 			headers.Del("Date")
 		}
 		if !maps.EqualFunc(get.Header, head.Header, slices.Equal) {
-			t.Errorf("%s: got %v, for HEAD %v",
-				r.name, get.Header, head.Header)
+			t.Errorf("HEAD %s: got the headers %v, want those of GET: %v",
+				path, head.Header, get.Header)
 		}
 		if len(head.Body) != 0 {
-			t.Errorf("HEAD %s: got the body %q", path, head.Body)
+			t.Errorf("HEAD %s: got the body %q, want none", path, head.Body)
 		}
 	}
 }

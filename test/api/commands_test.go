@@ -9,25 +9,29 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// run runs a command line of the binary, and returns what it prints, with the exit status behind it
-// if that is not 0. It says what is wrong on standard error alone, all else on standard output alone.
+// run runs a command of the binary and returns its output. If the exit status is not 0, the output
+// ends with the status in brackets.
+//
+// A command that succeeds must print on standard output only, and one that fails on standard error
+// only. No output may contain the password secret-1.
 func run(t *testing.T, env map[string]string, args ...string) string {
 	t.Helper()
-	status, said, silent := hubstest.Run(env, args...)
+	status, output, other := hubstest.Run(env, args...)
 	if status != 0 {
-		said, silent = fmt.Sprintf("%s[%d]\n", silent, status), said
+		output, other = fmt.Sprintf("%s[%d]\n", other, status), output
 	}
-	if silent != "" {
-		t.Errorf("%q: on the other output: %q", args, silent)
+	if other != "" {
+		t.Errorf("%q: exit status %d: got %q on the wrong output, want nothing there",
+			args, status, other)
 	}
-	if strings.Contains(said, "secret-1") {
-		t.Errorf("%q: a secret in %q", args, said)
+	if strings.Contains(output, "secret-1") {
+		t.Errorf("%q: got the secret secret-1 in %q, want no secret", args, output)
 	}
-	return said
+	return output
 }
 
-// What the commands do, say, and refuse. What a change of a user means to their sessions is in
-// TestSessionFollowsAccount.
+// The commands do, print and refuse what testdata/commands.txt says. TestSessionFollowsAccount
+// tests what the user commands do to sessions.
 func TestCommands(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadFile(t, "testdata/commands.txt")
@@ -50,10 +54,12 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// argument is a word of a command line, in single quotes if it is empty or has spaces.
+// argument matches one argument of a command line. It is in single quotes if it is empty or has
+// spaces.
 var argument = regexp.MustCompile(`'[^']*'|\S+`)
 
-// runStep runs the lines of commands.txt up to an empty one.
+// runStep runs one step of commands.txt, which ends before an empty line. It compares the output of
+// each command with the text below the commands.
 func runStep(t *testing.T, env map[string]string, step string) {
 	t.Helper()
 	var commands []string
@@ -73,34 +79,35 @@ func runStep(t *testing.T, env map[string]string, step string) {
 		}
 	}
 	if len(commands) == 0 && want.String() != "" {
-		t.Errorf("no command prints this: %q", want.String())
+		t.Errorf("commands.txt: got no command above %q, want one", want.String())
 	}
-	form := strings.ReplaceAll(regexp.QuoteMeta(want.String()), `\.\.\.`, "(?s:.*)")
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(want.String()), `\.\.\.`, "(?s:.*)")
 	for _, command := range commands {
 		args := argument.FindAllString(command, -1)
 		for i, arg := range args {
 			args[i] = strings.Trim(arg, "'")
 		}
 		got := run(t, env, args[1:]...)
-		if !regexp.MustCompile("^" + form + "$").MatchString(got) {
+		if !regexp.MustCompile("^" + pattern + "$").MatchString(got) {
 			t.Errorf("%s: got\n%s\nwant\n%s", command, got, want.String())
 		}
 	}
 }
 
-// Addresses are compared in ASCII, also by a database whose locale gives I another lower case.
+// E-mail addresses are compared by the letter case of ASCII, even in a database with a Turkish
+// locale, where the lower case of I is ı.
 func TestAddressesInATurkishDatabase(t *testing.T) {
 	t.Parallel()
 	version := hubstest.Query[int](t, hubstest.NewDatabase(t),
 		"select current_setting('server_version_num')::int")
 	if version < 150000 {
-		t.Skip("PostgreSQL 14 has no such locale")
+		t.Skip("PostgreSQL before version 15 has no databases with an ICU locale")
 	}
 	database := hubstest.EmptyDatabase(t, `template template0 encoding utf8
 		locale_provider icu icu_locale 'tr-TR' locale 'C'`)
 	got := hubstest.Query[string](t, database, "select lower('I')")
 	if got != "ı" {
-		t.Fatalf("the lower case of I is %q: the database is not Turkish", got)
+		t.Fatalf("lower('I') in the Turkish database: got %q, want ı", got)
 	}
 	if err := hubstest.Migrate(database); err != nil {
 		t.Fatal(err)
@@ -109,32 +116,33 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	const stored = "INFO@IRIS.EXAMPLE"
 	const lower = "info@iris.example"
 	s.User(t, "add", stored)
-	if said := run(t, s.Env, "user", "add", lower); !strings.HasSuffix(said, "[1]\n") {
-		t.Errorf("a second account of the address: %s", said)
+	if output := run(t, s.Env, "user", "add", lower); !strings.HasSuffix(output, "[1]\n") {
+		t.Errorf("user add of the same address in lower case: got %q, want exit status 1", output)
 	}
 	s.User(t, "suspend", lower)
 	s.User(t, "activate", stored)
 	s.SignIn(t, lower)
 }
 
-// mail-test says what became of a mail.
+// mail-test prints the mail server that has accepted its mail, or the reason why the mail was not
+// sent.
 func TestMailTest(t *testing.T) {
 	t.Parallel()
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	email := hubstest.NewEmail()
-	said := run(t, m.Env(), "mail-test", email)
-	if want := "127.0.0.1:"; !strings.HasPrefix(said, want) {
-		t.Errorf("got %q, want it to begin with %s", said, want)
+	output := run(t, m.Env(), "mail-test", email)
+	if want := "127.0.0.1:"; !strings.HasPrefix(output, want) {
+		t.Errorf("got the output %q, want it to begin with %s", output, want)
 	}
 	mail := m.WaitMail(t, email)
 	if !strings.Contains(mail.Data, "\r\nSubject: A test\r\n") {
-		t.Errorf("got the mail %q, want a test", mail.Data)
+		t.Errorf("got the mail %q, want the subject A test", mail.Data)
 	}
 	m.Fail(hubstest.MailRefusesRecipient)
-	said = run(t, m.Env(), "mail-test", email)
+	output = run(t, m.Env(), "mail-test", email)
 	want := regexp.MustCompile("^the mail was not sent: .*no such mailbox.*\n\\[1\\]\n$")
-	if !want.MatchString(said) {
-		t.Errorf("got %q, want the mail server's words", said)
+	if !want.MatchString(output) {
+		t.Errorf("got the output %q, want the reason that the mail server gave", output)
 	}
 }
 
@@ -148,11 +156,11 @@ require \(
 \)
 $`)
 
-// Two requirements, none that came with them, and nothing that replaces one.
+// go.mod has two requirements, no indirect requirement, and no replacement for one.
 func TestTwoRequirements(t *testing.T) {
 	t.Parallel()
 	text := hubstest.ReadFile(t, "go.mod")
 	if !twoRequirements.MatchString(text) {
-		t.Errorf("got the requirements\n%s\nwant %s", text, twoRequirements)
+		t.Errorf("go.mod: got\n%s\nwant it to match\n%s", text, twoRequirements)
 	}
 }

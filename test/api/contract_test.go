@@ -10,9 +10,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// The server sends web/openapi.json as it is, but for the name of the cookie: that is the one of
-// the environment that serves it. The local page is web/index.html byte for byte: the hashes in its
-// policy are those of the file (TestPageHashes), and with another byte its script would not run.
+// The server sends web/openapi.json with one change: the name of the cookie is the server's own. In
+// the local environment, it sends web/index.html byte for byte. The policy in that file has hashes
+// of its script and style (TestPageHashes), so a browser would not run a script with another byte.
 func TestDocumentsServed(t *testing.T) {
 	t.Parallel()
 	contract := hubstest.ReadFile(t, "web/openapi.json")
@@ -28,25 +28,27 @@ func TestDocumentsServed(t *testing.T) {
 		answer := c.Get("/openapi.json").Want(t, 200)
 		want := strings.Replace(contract, `"name": "hubs_auth_local"`, `"name": "`+name+`"`, 1)
 		if string(answer.Body) != want || !strings.Contains(want, name) {
-			t.Errorf("got another document than web/openapi.json with the cookie %s", name)
+			t.Errorf("GET /openapi.json: got another text, want web/openapi.json with the name %s",
+				name)
 		}
 		page, err := c.Try("GET", "/", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if s.Env["APP_ENV"] == "local" && string(page.Body) != index {
-			t.Error("the page is served with other bytes than those of web/index.html")
+			t.Error("GET /: got other bytes, want those of web/index.html")
 		}
 	}
 }
 
-// startPrism starts a validating proxy, Prism (npm @stoplight/prism-cli), in front of a server.
-// It takes the contract from the server itself, and compares each request and answer with it.
+// startPrism starts Prism (npm @stoplight/prism-cli), a validating proxy, in front of a server, and
+// returns its address. Prism reads the contract from the server, and compares each request and
+// answer with it.
 func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	t.Helper()
 	prism := os.Getenv("PRISM")
 	if prism == "" {
-		hubstest.Skip(t, "PRISM must be the path of the program; .ci/run fetches it and runs this test")
+		hubstest.Skip(t, "PRISM must be the path of Prism; .ci/run fetches it and runs this test")
 	}
 	addr = hubstest.FreeAddr(t)
 	_, port, _ := strings.Cut(addr, ":")
@@ -58,9 +60,9 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	return addr
 }
 
-// All flows pass the proxy: every answer is one that the contract has, headers and body, for
-// requests that it permits. HEAD is left out where GET answers with JSON: Prism would parse the
-// body that is not there.
+// Prism finds no violation of the contract in any flow: the contract permits the requests, and
+// describes the headers and the body of each answer. The test sends no HEAD where a GET returns
+// JSON, because Prism would try to parse the body, which a HEAD does not have.
 func TestContractProxy(t *testing.T) {
 	srv := hubstest.Start(t)
 	direct := srv.Base
@@ -71,16 +73,18 @@ func TestContractProxy(t *testing.T) {
 	}()
 	email, _ := srv.NewUser(t, "admin")
 	admin := srv.SignIn(t, email)
-	seen, err := admin.Try("POST", "/auth/otp/request", `{"email":"a@b.example","role":"admin"}`)
-	if err != nil || !bytes.Contains(seen.Body, []byte("stoplight")) {
-		t.Fatalf("got %v, %v; want a violation that the proxy sees", seen, err)
+	// Prism must report a violation: the contract has no member role here.
+	refused, err := admin.Try("POST", "/auth/otp/request", `{"email":"a@b.example","role":"admin"}`)
+	if err != nil || !bytes.Contains(refused.Body, []byte("stoplight")) {
+		t.Fatalf("an unknown member: got %v, %v, want a violation", refused, err)
 	}
 	p := prismClient{t, admin}
 	p.want(403, "GET /hubs", nil)
 	p.want(409, "POST /terms/acceptance", `{"version":"2020-01-01"}`)
 	admin.AcceptTerms()
 	for _, r := range contractRoutes(t) {
-		if !strings.HasPrefix(r.name, "POST /auth/") { // they change who admin is
+		// The routes below /auth would end or replace the session of admin.
+		if !strings.HasPrefix(r.name, "POST /auth/") {
 			q := sample(t, srv, admin, r.name)
 			p.want(r.status, q.request,
 				q.body, q.headers...)
@@ -110,12 +114,14 @@ func TestContractProxy(t *testing.T) {
 	p.want(429, askRoute, ask)
 }
 
-// A prismClient talks to Prism, which tells what violates the contract.
+// A prismClient sends requests through Prism. Prism reports a violation in the header
+// sl-violations, or answers with an error of its own, which contains "stoplight".
 type prismClient struct {
 	t *testing.T
 	*hubstest.Client
 }
 
+// want sends a request. It fails on a violation of the contract, and on another status.
 func (p prismClient) want(
 	status int, request string, body any, headers ...string,
 ) *hubstest.Response {
@@ -128,7 +134,7 @@ func (p prismClient) want(
 	}
 	violation := answer.Header.Get("sl-violations")
 	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
-		p.t.Errorf("got %s in %v, want an answer of the contract", violation, answer)
+		p.t.Errorf("%s: got the violation %q in %v, want none", request, violation, answer)
 	}
 	return answer.Want(p.t, status)
 }

@@ -16,12 +16,13 @@ import (
 
 // A hostilePlace is where a client can put a long text.
 type hostilePlace struct {
-	request  string // {text} is the text, {file} the path of a file
-	header   string
-	statuses []int // what the texts may mean there
+	request  string // {text} stands for the text, {file} for the path of a file
+	header   string // the same
+	statuses []int  // that the answer may have
 }
 
 var hostilePlaces = []hostilePlace{
+	// request, header, statuses
 	{"GET /hubs/{text}", "Accept: */*", []int{404}},
 	{"GET /hubs?{text}", "Accept: */*", []int{400}},
 	{"GET /hubs?filters[{text}]=a", "Accept: */*", []int{400}},
@@ -36,14 +37,15 @@ var hostilePlaces = []hostilePlace{
 	{"GET {file}", "If-None-Match: {text}", []int{200}},
 }
 
-// hostileTexts are repeated until they are long enough. Each once met, or might meet, an
-// expression that looks for secrets, or a parser of lists.
+// hostileTexts are short texts that the test repeats. Each could be costly for a regular expression
+// that looks for secrets, of this or an earlier version, or for a parser of lists.
 var hostileTexts = []string{
 	"key\u0080", "\xff", "a@a.", "code=", "://a:a@", "eyJa.",
 	"0-0,", `"a",`, "127.0.0.1,", "a=a;", "a=a&",
 }
 
-// H4: a text of fourteen times the length costs at most fourteen times as much, not two hundred
+// H4: The CPU time of a request grows no faster than the length of a text in it: 14 times the
+// length costs at most 14 times as much. If the cost grew with the square, it would be about 200
 // times.
 func TestHostileTextsCostByTheirLength(t *testing.T) {
 	if runtime.GOOS != "linux" {
@@ -52,6 +54,8 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 	srv, client := start(t, "member", staging(t))
 	file := upload(t, client, "some text")
 	conn := hubstest.Dial(t, srv.Addr)
+	// cost puts each text, repeated up to length bytes, into a place. It returns the CPU time of
+	// three requests with each.
 	cost := func(place hostilePlace, length int) time.Duration {
 		before := cpuTime(t, srv.Cmd.Process.Pid)
 		for _, text := range hostileTexts {
@@ -62,7 +66,8 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 				io.WriteString(conn, head+"\r\n")
 				status, closes, err := conn.Receive()
 				if err != nil || !slices.Contains(place.statuses, status) {
-					t.Fatalf("%v, %d bytes of %q: got %d, %v", place, length, text, status, err)
+					t.Fatalf("%v, %d bytes of %q: got status %d, error %v, want one of %v",
+						place, length, text, status, err, place.statuses)
 				}
 				if closes {
 					conn = hubstest.Dial(t, srv.Addr)
@@ -72,20 +77,22 @@ func TestHostileTextsCostByTheirLength(t *testing.T) {
 		return cpuTime(t, srv.Cmd.Process.Pid) - before
 	}
 	for _, place := range hostilePlaces {
-		const times = 14
+		const factor = 14
 		short := cost(place, 1000)
-		long := cost(place, times*1000)
-		if long > times*short {
-			t.Errorf("%v: 1,000 bytes take %v of CPU, %d times as many take %v",
-				place, short, times, long)
+		long := cost(place, factor*1000)
+		if long > factor*short {
+			t.Errorf("%v: got %v of CPU time for %d bytes, want at most %d times the %v for 1000",
+				place, long, factor*1000, factor, short)
 		}
 	}
 }
 
-// cpuTime adds up how long the threads of a process have run.
+// cpuTime returns the CPU time of all threads of a process. It reads the first number of each
+// schedstat, in nanoseconds.
 func cpuTime(t *testing.T, pid int) (sum time.Duration) {
 	t.Helper()
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // it is well formed
+	// The pattern is well formed, so Glob returns no error.
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, thread := range threads {
 		var ran time.Duration
 		text, err := os.ReadFile(thread)

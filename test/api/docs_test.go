@@ -11,7 +11,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// files returns the files of the module that fit one of the patterns.
+// files returns the files of the module that match one of the patterns, relative to its root.
 func files(t *testing.T, patterns ...string) (names []string) {
 	t.Helper()
 	for _, pattern := range patterns {
@@ -26,8 +26,8 @@ func files(t *testing.T, patterns ...string) (names []string) {
 	return names
 }
 
-// declares reports whether a source declares a function, or a method: limitKey, or with its
-// type guess.limitKey.
+// declares reports whether source declares a function or method. The name limitKey stands for a
+// function, or for a method of any type; guess.limitKey stands for the method of that type.
 func declares(source, function string) bool {
 	receiver := `(\([^)]*\) )?`
 	owner, name, isMethod := strings.Cut(function, ".")
@@ -40,7 +40,8 @@ func declares(source, function string) bool {
 }
 
 var (
-	// What docs/yours.md adds to a copy is not here; test/guide follows it.
+	// addedCode matches the code that docs/yours.md adds to a copy. This repository does not have
+	// that code; test/guide tests it.
 	addedCode     = regexp.MustCompile("(?ms)^```(diff|new) .*?^```$")
 	namedFunction = regexp.MustCompile(`\b([a-z]+\.(?:go|html)):(\w+(?:\.\w+)?)`)
 	namedLink     = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
@@ -48,7 +49,7 @@ var (
 	namedTest     = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`)
 )
 
-// What a document names is there: functions, linked files, commands of dev.sh, and tests.
+// Every function, linked file, command of dev.sh and test that a document names exists.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	t.Parallel()
 	script := hubstest.ReadFile(t, "dev.sh")
@@ -88,14 +89,17 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 // securityRow is a row of SECURITY.md's table: id, file and function.
 var securityRow = regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|.*?\\| `([a-z./]+)(?::([\\w.]+))?`")
 
-// Each row of SECURITY.md names a function, whose comment names the row: (O3). No comment names
-// a row that is not there.
+// If a row of SECURITY.md names a function, the comment of that function has the id of the row in
+// brackets, such as (O3). Every id in the comment of a function is the id of a row. No two rows
+// have the same id.
 func TestSecurityPage(t *testing.T) {
 	t.Parallel()
 	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\((?:\w+ )?\*?(\w+)\) )?(\w+)`)
 	mark := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)
-	inComments := map[string]bool{} // rows and places: "O3 otp.go:redeem"
-	ids := map[string]string{}      // of rows in comments, with a place
+	// inComments has each id with the function whose comment names it, without and with the type of
+	// a method: "O3 otp.go:remove" and "O3 otp.go:oneTimeCodes.remove".
+	inComments := map[string]bool{}
+	ids := map[string]string{} // for each id, one such function: "O3": "O3 otp.go:remove"
 	for _, file := range files(t, "*.go") {
 		source := hubstest.ReadFile(t, file)
 		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
@@ -121,12 +125,12 @@ func TestSecurityPage(t *testing.T) {
 	}
 	for id, place := range ids {
 		if !seen[id] {
-			t.Errorf("%s: SECURITY.md has no such row", place)
+			t.Errorf("the comment at %s names a row that SECURITY.md does not have", place)
 		}
 	}
 }
 
-// The README has the route table that the command prints.
+// README.md has the route table that the command routes prints.
 func TestRouteTableInReadme(t *testing.T) {
 	t.Parallel()
 	_, table, _ := hubstest.Run(nil, "routes")
@@ -135,7 +139,7 @@ func TestRouteTableInReadme(t *testing.T) {
 	}
 }
 
-// The table of error codes in docs/clients.md has those of the contract.
+// The table of error codes in docs/clients.md has the codes of the contract, in the same order.
 func TestErrorCodesInDocuments(t *testing.T) {
 	t.Parallel()
 	codes := hubstest.Contract[[]any](t,
@@ -148,23 +152,26 @@ func TestErrorCodesInDocuments(t *testing.T) {
 		documented = append(documented, match[1])
 	}
 	if !slices.Equal(documented, codes) {
-		t.Errorf("docs/clients.md: got the codes\n%q, want\n%q", documented, codes)
+		t.Errorf("docs/clients.md: got the codes\n%q\nwant those of the contract:\n%q",
+			documented, codes)
 	}
 }
 
-// example returns the code between two marks of docs/clients.md.
+// example returns the code of an example in docs/clients.md. It stands below a mark with the name
+// of its language, such as <!-- go -->.
 func example(t *testing.T, language string) string {
 	t.Helper()
 	text := hubstest.ReadFile(t, "docs/clients.md")
-	form := regexp.MustCompile("(?s)<!-- " + language + " -->\n```\\w+\n(.*?)```\n<!-- /")
-	found := form.FindStringSubmatch(text)
+	pattern := regexp.MustCompile("(?s)<!-- " + language + " -->\n```\\w+\n(.*?)```\n<!-- /")
+	found := pattern.FindStringSubmatch(text)
 	if found == nil {
 		t.Fatalf("docs/clients.md has no example in %s", language)
 	}
 	return found[1]
 }
 
-// The program around the Go example.
+// exampleStart and exampleEnd make the Go example a program. Its arguments are the address of the
+// server and a code. It fails unless the session is read with a 200.
 const (
 	exampleStart = `package main
 
@@ -192,7 +199,7 @@ func run(api, code string) error {
 `
 )
 
-// The examples for programs sign in and read the session.
+// The curl and Go examples in docs/clients.md sign a user in and read the session.
 func TestClientExamples(t *testing.T) {
 	t.Parallel()
 	hubstest.Need(t, "curl", "curl")
@@ -200,6 +207,7 @@ func TestClientExamples(t *testing.T) {
 	const email = "member@hubs.example"
 	s.User(t, "add", email)
 	dir := t.TempDir()
+	// The first line asks for a code. The others need it.
 	ask, present, _ := strings.Cut(example(t, "curl"), "\n")
 	shell(t, dir, "API=$1\n"+ask, s.Base)
 	shell(t, dir, "API=$1 CODE=$2\n"+present,
@@ -209,7 +217,7 @@ func TestClientExamples(t *testing.T) {
 	if err := os.WriteFile(dir+"/main.go", []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.Client(t).AskCode(email)
+	s.Client(t).AskCode(email) // the Go example begins with a code
 	shell(t, dir, "go run main.go $1 $2", s.Base,
 		s.Code(t, email))
 }

@@ -7,12 +7,13 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// G3: what net/http's own router and file serving refuse has the one format, too, and none of
-// the headers of a success.
+// G3: The errors of net/http's router and of http.ServeContent also have the error format of this
+// API. They have none of the headers of a success.
 func TestRouterProblems(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	file := upload(t, admin, "hello")
+	// want sends a request as admin and checks that the answer is this error.
 	want := func(status int, code, request string, headers ...string) *hubstest.Response {
 		t.Helper()
 		answer := admin.Send(request, nil, headers...)
@@ -26,7 +27,7 @@ func TestRouterProblems(t *testing.T) {
 		})
 		return answer
 	}
-	// The router would redirect the last four to a cleaned path.
+	// By itself, http.ServeMux would redirect //hubs, /hubs/../hubs and /./hubs to a cleaned path.
 	const paths = "/nowhere /HUBS /hubs/a/b /hubs/a%2Fb /%00 FILE%00 FILE%ff " +
 		"//hubs /hubs/../hubs /./hubs /hubs/"
 	for path := range strings.FieldsSeq(strings.ReplaceAll(paths, "FILE", file)) {
@@ -53,12 +54,13 @@ func TestRouterProblems(t *testing.T) {
 		want(412, "precondition_failed", request, "If-Match", `"other"`)
 		want(416, "range_not_satisfiable", request, "Range", "bytes=9-")
 	}
-	// H2: net/http would answer this by itself.
-	ofServer := srv.Wire(t, "OPTIONS", "*", nil)
-	hubstest.WantProblem(t, ofServer, 404, "not_found")
+	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
+	options := srv.Wire(t, "OPTIONS", "*", nil)
+	hubstest.WantProblem(t, options, 404, "not_found")
 }
 
-// The server has no versions of a hub, so that a write that depends on one is refused.
+// A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
+// is accepted.
 func TestIfMatchRefusesWrites(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
@@ -76,8 +78,8 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 	}
 }
 
-// I5: what the database holds against its constraints is a 500, and nothing of it is sent. The
-// log has it under the same id.
+// I5: An answer made from a row that breaks its constraints is a 500, and no part of the row is
+// sent. The log has the error under the id of the request.
 func TestBrokenRows(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
@@ -86,6 +88,7 @@ func TestBrokenRows(t *testing.T) {
 	file := upload(t, admin, "hello")
 	made := admin.Send("POST /hubs", `{"name":"a"}`).Want(t, 201)
 	hub := made.Header.Get("Location")
+	// Without its constraints, a table takes the broken rows below.
 	hubstest.Exec(t, db, `do $$ declare c record; begin
 		for c in select conrelid::regclass as t, conname from pg_constraint
 			where contype = 'c' and connamespace = 'public'::regnamespace loop
@@ -113,11 +116,12 @@ func TestBrokenRows(t *testing.T) {
 			answer := admin.In(t).Get(path, "X-Request-Id", id)
 			hubstest.WantProblem(t, answer, 500, "internal")
 			if strings.Contains(string(answer.Body), "broken") {
-				t.Errorf("got %v, want nothing of the row", answer)
+				t.Errorf("got %v, want no part of the row", answer)
 			}
 			srv.Log.WaitFor(t, `"level":"ERROR"`, id)
 		})
 	}
+	// No path may have a line break in its file name, so this row is a 404.
 	hubstest.Exec(t, db, good+"; update files set name = E'a\r\nb'")
 	withBreak := strings.Replace(file, "a.txt", "a%0D%0Ab", 1)
 	hubstest.WantProblem(t, admin.Get(withBreak), 404, "not_found")

@@ -21,10 +21,11 @@ const (
 	formType    = "multipart/form-data; boundary=edge"
 	partHeader  = `Content-Disposition: form-data; name="file"; filename="a.txt"`
 	formEnd     = "\r\n--edge--\r\n"
-	otherHeader = `Content-Disposition: form-data; name="other"; filename="a.txt"` // no file
+	otherHeader = `Content-Disposition: form-data; name="other"; filename="a.txt"` // is refused
 )
 
-// An uploadCase is a form, and what becomes of it. uploads.json says what the members mean.
+// An uploadCase is a form and what the server must do with it. testdata/uploads.json explains the
+// members.
 type uploadCase struct {
 	hubstest.CorpusCase
 	Filename    string
@@ -38,11 +39,12 @@ type uploadCase struct {
 	Disposition string
 }
 
-// form returns a form of one part.
+// form returns a form that has one part, with this header and content.
 func form(header, content string) string {
 	return "--edge\r\n" + header + "\r\n\r\n" + content + formEnd
 }
 
+// body returns the body of the request: Form if the case has one, otherwise a form of one part.
 func (test uploadCase) body() string {
 	if test.Form != nil {
 		text := strings.ReplaceAll(*test.Form, "\n", "\r\n")
@@ -56,6 +58,7 @@ func (test uploadCase) body() string {
 	return hubstest.FillIn(form(header, test.Content))
 }
 
+// headers returns the headers of the request, names and values in turn.
 func (test uploadCase) headers() []string {
 	kind := formType
 	if test.Type != nil {
@@ -64,7 +67,8 @@ func (test uploadCase) headers() []string {
 	return append(test.Headers, "Content-Type", kind)
 }
 
-// bothWays returns a body as it is sent with its length, and in chunks without it.
+// bothWays returns two readers of body. net/http sends the body of the first one with a
+// Content-Length, and the body of the second one in chunks.
 func bothWays(body string) map[string]io.Reader {
 	return map[string]io.Reader{
 		"with a length": strings.NewReader(body),
@@ -72,8 +76,8 @@ func bothWays(body string) map[string]io.Reader {
 	}
 }
 
-// What is stored comes back as it was sent, under its name, with the type that the server has
-// found. What is refused leaves nothing.
+// A stored file comes back with the bytes that were sent, under its name, with the content type
+// that the server has detected. A refused upload leaves neither bytes nor a row.
 func TestUploads(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
@@ -94,12 +98,13 @@ func TestUploads(t *testing.T) {
 	s.WantStored(t, stored)
 }
 
-// F3, H1: the limits of an upload hold to the byte, whether it says its length or not.
+// F3, H1: The limits of an upload are exact to the byte, whether or not the request has a
+// Content-Length.
 func TestUploadLimits(t *testing.T) {
 	t.Parallel()
 	const maxFile = 100_000
 	const maxBefore = 4 << 10  // bytes of a form before the content of its file
-	const maxAround = 64 << 10 // bytes before and behind the content
+	const maxAround = 64 << 10 // bytes of a form before and after the content of its file
 	s, c := start(t, "member",
 		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	x := func(length int) string {
@@ -108,7 +113,8 @@ func TestUploadLimits(t *testing.T) {
 	empty := form(partHeader, "")
 	small := form(partHeader, "x")
 	largest := form(partHeader, x(maxFile))
-	around := maxAround - len(empty) // left for what follows the form
+	around := maxAround - len(empty) // bytes that may follow the form
+	// Bytes that a preamble or one more header may add before the content.
 	before := maxBefore - len(strings.TrimSuffix(empty, formEnd))
 	withHeader := func(length int) string {
 		const name = "\r\nX:"
@@ -131,7 +137,8 @@ func TestUploadLimits(t *testing.T) {
 		"more around an empty file":        {empty + x(around+1), 413},
 		"a second part with a long header": {form(partHeader, "x\r\n--edge\r\nX: "+x(around)), 413},
 		"the longest header":               {withHeader(before), 201},
-		// One byte more would cut a line break in two, which is malformed.
+		// Two bytes more, also below: with one, the limit would fall inside a line break, and the
+		// form would be malformed.
 		"a longer header":      {withHeader(before + 2), 413},
 		"the longest preamble": {withPreamble(before), 201},
 		"a longer preamble":    {withPreamble(before + 2), 413},
@@ -140,7 +147,7 @@ func TestUploadLimits(t *testing.T) {
 		for way, body := range bothWays(test.body) {
 			r := c.Elsewhere().Send(uploadRoute, body, "Content-Type", formType)
 			if r.Status != test.want {
-				t.Errorf("%s, %s: got %v, want %d", name, way, r, test.want)
+				t.Errorf("%s, %s: got the answer %v, want the status %d", name, way, r, test.want)
 			}
 			if test.want == 201 {
 				stored++
@@ -150,7 +157,8 @@ func TestUploadLimits(t *testing.T) {
 	s.WantStored(t, stored)
 }
 
-// wantStoredFile fetches an uploaded file, and checks the content and every header about it.
+// wantStoredFile fetches an uploaded file with GET and HEAD. It checks the content and every header
+// that describes the file. file is the answer to the upload.
 func wantStoredFile(
 	t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase,
 ) {
@@ -185,16 +193,17 @@ func wantStoredFile(
 		}
 		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
 		if err != nil || params["filename"] != file["name"] {
-			t.Errorf("file name: got %q, %v, want %q",
+			t.Errorf("file name in Content-Disposition: got %q (error: %v), want %q",
 				params["filename"], err, file["name"])
 		}
 		if test.Disposition != "" && kind != test.Disposition {
-			t.Errorf("disposition: got %q, want %q", kind, test.Disposition)
+			t.Errorf("Content-Disposition: got %q, want %q", kind, test.Disposition)
 		}
 	}
 }
 
-// shell runs a script in a folder.
+// shell runs a script in a folder. The script sees args as $1, $2 and so on. shell ends the test if
+// a command of the script fails.
 func shell(t *testing.T, dir, script string, args ...string) {
 	t.Helper()
 	cmd := exec.Command("sh", "-ec", script, "sh")
@@ -206,7 +215,8 @@ func shell(t *testing.T, dir, script string, args ...string) {
 	}
 }
 
-// A downloadCase is a request for a file. downloads.json says what the members mean.
+// A downloadCase is a request for a file and its answer. testdata/downloads.json explains the
+// members.
 type downloadCase struct {
 	hubstest.CorpusCase
 	Path    string
@@ -214,8 +224,8 @@ type downloadCase struct {
 	Content *string
 }
 
-// Any signed-in user who knows the path of a file may read it. No other path leads to anything,
-// also if there is a folder, a link or a file of its name in FILES_DIR.
+// Any signed-in user may read a file whose path they know. Every other path is a 404, even if
+// FILES_DIR has a folder, a link or a file of that name.
 func TestDownloads(t *testing.T) {
 	t.Parallel()
 	s, owner := start(t, "member")
@@ -257,15 +267,15 @@ func TestDownloads(t *testing.T) {
 			test.Expect.Check(t, r)
 			got := string(r.Body)
 			if test.Content != nil && got != *test.Content {
-				t.Errorf("got %q, want %q", got, *test.Content)
+				t.Errorf("content: got %q, want %q", got, *test.Content)
 			}
 		})
 	}
 }
 
-// What the server has not stored is not served, not even in part: a file of another length, a
-// folder, or a link that leads out of FILES_DIR. All of them have a row, and but for the first
-// three its length.
+// If a file is missing on disk, or is not the one that was uploaded, reading it is a 500, and no
+// part of it is sent. Every case has a row. The folder and the target of the link have the size in
+// that row, so that the size alone does not reveal them.
 func TestFilesThatAreNotAsStored(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
@@ -303,7 +313,8 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 	}
 }
 
-// uploadHead returns what stands before the body of an upload.
+// uploadHead returns the request line and the headers of an upload. kind is its Content-Type,
+// length its Content-Length in bytes, and more holds further header lines.
 func uploadHead(c *hubstest.Client, kind string, length int, more ...string) string {
 	headers := append(more,
 		"Content-Type: "+kind,
@@ -311,11 +322,11 @@ func uploadHead(c *hubstest.Client, kind string, length int, more ...string) str
 	return c.Head(uploadRoute, headers...) + "\r\n"
 }
 
-// A client that sends its whole upload before it reads gets its answer, whatever was wrong,
-// and can go on using the connection: the server reads the rest of a refused upload.
+// The server reads the rest of a refused upload. So a client that sends its whole upload before it
+// reads the answer gets the answer, and can use the connection again.
 func TestRefusedUploadIsAnswered(t *testing.T) {
 	t.Parallel()
-	const maxFile = 4 << 20 // far more than what net/http reads of a refused body by itself
+	const maxFile = 4 << 20 // bytes; net/http by itself reads far less of a refused body
 	s, c := start(t, "member",
 		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
@@ -337,7 +348,7 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 			request := uploadHead(c, test.kind, len(test.body)) + test.body
 			closes := conn.Exchange(t, request, test.want)
 			if closes {
-				t.Error("the connection closes, want it open")
+				t.Error("got an answer that closes the connection, want the connection open")
 			}
 			conn.Exchange(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n", 200)
 		})
@@ -345,8 +356,9 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	s.WantStored(t, 0)
 }
 
-// A client that waits for "100 Continue" is refused at once, if its headers suffice for that. If
-// it was told to send, the server reads what it asked for.
+// A client that sends "Expect: 100-continue" is refused before it sends the body, if the headers of
+// the upload are reason enough. If the server has asked for the body and then refuses the upload,
+// it reads the rest of the body.
 func TestRefusedUploadWithExpect(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
@@ -363,7 +375,9 @@ func TestRefusedUploadWithExpect(t *testing.T) {
 	conn.Exchange(t, body, 400)
 }
 
-// The server waits for the rest of a refused upload for less time than for that of a good one.
+// The server waits for the rest of a refused upload for less time than an accepted upload may
+// pause. The test sees this because the accepted upload begins first and pauses until the other one
+// is refused.
 func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
@@ -373,19 +387,20 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	good.Finish().Want(t, 201)
 }
 
-// The server reads no more of a refused upload than an upload may have.
+// The server reads at most MAX_UPLOAD_BYTES of the rest of a refused upload.
 func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	t.Parallel()
-	const most = 32 << 20 // a few MB are in the buffers of the connection
+	const maxSent = 32 << 20 // bytes; the buffers of the connection hold a few MB of them
 	_, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": "100000"})
 	endless := &endlessReader{}
 	r, _ := c.Try("POST", "/files/upload", endless, "Content-Type", "text/plain")
 	r.Want(t, 415)
-	if endless.read > most {
-		t.Errorf("got %d bytes of an endless upload read, want %d at most", endless.read, most)
+	if endless.read > maxSent {
+		t.Errorf("got %d bytes sent of an endless upload, want at most %d", endless.read, maxSent)
 	}
 }
 
+// An endlessReader is a body without end. read counts the bytes that were read from it.
 type endlessReader struct{ read int }
 
 func (r *endlessReader) Read(p []byte) (int, error) {
@@ -393,8 +408,8 @@ func (r *endlessReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The account is checked again before the row of an upload is written. An upload of a user who
-// has lost the right while it ran is refused, and nothing of it is left.
+// The account is checked again before the row of an upload is written. If the user has lost the
+// right to upload meanwhile, the upload is refused, and no part of it is kept.
 func TestUploadOutlivesItsSession(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -409,14 +424,15 @@ func TestUploadOutlivesItsSession(t *testing.T) {
 		r := upload.Finish()
 		got := r.Field(t, "code")
 		if got != want {
-			t.Errorf("after user %s: got %v, want %s", command, got, want)
+			t.Errorf("upload after user %s: got the code %v, want %s", command, got, want)
 		}
 		s.WantStored(t, 0)
 	}
 }
 
-// Each range would cost a part of its own. (net/http ignores ranges that are longer together than
-// the file, so the file is longer.)
+// A Range header with more than 16 ranges is ignored, because each range would add a part to the
+// answer. The file is longer than all ranges together: net/http ignores ranges that are longer than
+// the file.
 func TestManyRangesAreIgnored(t *testing.T) {
 	t.Parallel()
 	_, c := start(t, "member")

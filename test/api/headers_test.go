@@ -9,8 +9,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// C3, C4: the client checks the headers of every answer. Here is one of each kind, so that none
-// goes unchecked.
+// C3, C4: Every kind of answer has the security headers and the right Cache-Control.
+// hubstest.Client checks them, so this test only sends requests that get one answer of each kind.
 func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	t.Parallel()
 	database, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
@@ -38,9 +38,10 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	hubstest.WantProblem(t, admin.Get("/healthz"), 503, "unavailable")
 }
 
-// The order of the steps. The limit comes before CORS and the routes, so that preflights,
-// refused origins and unknown paths count. Headers and id come before the limit, so that a page
-// of an allowed origin can read the 429. The log frames them all.
+// The steps of a request run in their order. The limit by client address comes before the check of
+// the origin and before the routes, so it also counts preflights, refused origins and unknown
+// paths. Headers and request id come before the limit, so a page of an allowed origin can read the
+// 429. The log comes before all others, so it has a line for the 429.
 func TestOrderOfSteps(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
@@ -58,12 +59,13 @@ func TestOrderOfSteps(t *testing.T) {
 				append(headers, "X-Request-Id", "its-id")...)
 			got := answer.Header.Get("X-Request-Id")
 			if got != "its-id" {
-				t.Errorf("got the id %q, want its own", got)
+				t.Errorf("X-Request-Id: got %q, want the client's own, its-id", got)
 			}
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
 			want := slices.Contains(headers, origin)
 			if readable != want {
-				t.Errorf("readable by its page: got %v, want %v: %v", readable, want, answer)
+				t.Errorf("readable by a page of the origin: got %v, want %v, in %v",
+					readable, want, answer)
 			}
 			method, _, _ := strings.Cut(request, " ")
 			wantLogged(t, srv, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
@@ -71,7 +73,8 @@ func TestOrderOfSteps(t *testing.T) {
 	}
 }
 
-// An answer of any length says how long it is, so that a client sees when its end is missing.
+// Every JSON answer has a Content-Length, whatever its length, so a client notices if the end is
+// missing.
 func TestAnswersTellTheirLength(t *testing.T) {
 	t.Parallel()
 	srv, c := start(t, "member")
@@ -81,20 +84,21 @@ func TestAnswersTellTheirLength(t *testing.T) {
 		answer := c.Get(path)
 		got := answer.Header.Get("Content-Length")
 		if got != strconv.Itoa(len(answer.Body)) {
-			t.Errorf("%s: got Content-Length %q of %d bytes",
+			t.Errorf("%s: got Content-Length %q, want the %d bytes of the body",
 				path, got, len(answer.Body))
 		}
 	}
 }
 
-// G1: a request id in the right form is the client's own, any other is replaced. The same id
-// stands in the answer, the error and the log.
+// G1: The server keeps a request id that the client has sent if it has the right form, and replaces
+// any other. The header of the answer, the error in its body and the log line have the same id.
 func TestRequestID(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t, staging(t))
 	send := func(id string) (got string) {
 		answer := srv.Client(t).Get("/nowhere", "X-Request-Id", id)
-		hubstest.WantProblem(t, answer, 404, "not_found") // and its id is that of the header
+		// WantProblem also compares the id in the body with that in the header.
+		hubstest.WantProblem(t, answer, 404, "not_found")
 		wantLogged(t, srv, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")
 	}
@@ -103,7 +107,7 @@ func TestRequestID(t *testing.T) {
 		strings.Repeat("x", 128),
 	} {
 		if got := send(id); got != id {
-			t.Errorf("got %q, want the client's own id %q", got, id)
+			t.Errorf("X-Request-Id: got %q, want the client's own, %q", got, id)
 		}
 	}
 	bad := strings.Split("|a b|a\tb|a,b|a/b|é|\xff|\u2028|<script>|\"", "|")
@@ -111,16 +115,16 @@ func TestRequestID(t *testing.T) {
 	for _, id := range append(bad, strings.Repeat("x", 129)) {
 		got := send(id)
 		if len(got) < 16 || seen[got] || got == id {
-			t.Errorf("%q became %q, want a new id", id, got)
+			t.Errorf("X-Request-Id %q: got %q, want a new id", id, got)
 		}
 		seen[got] = true
 	}
-	// Of two headers, a good one would not count either: which of them would a proxy log?
+	// The second of two headers is never used, even if only the second has the right form.
 	twice := srv.Wire(t, "GET", "/nowhere", nil,
 		"X-Request-Id", "a b",
 		"X-Request-Id", "c")
 	got := twice.Header.Get("X-Request-Id")
 	if len(got) < 16 {
-		t.Errorf("two headers became %q, want a new id", got)
+		t.Errorf("two X-Request-Id headers: got %q, want a new id", got)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A hub as the server sends it.
+// A hub is the JSON representation of a hub.
 type hub struct {
 	HubID       string    `json:"hubId"`
 	Name        string    `json:"name"`
@@ -34,7 +34,7 @@ type hubPage struct {
 	HasMore bool  `json:"hasMore"`
 }
 
-// decode returns the body of an answer that must have the status.
+// decode returns the body of an answer. It fails if the answer has another status.
 func decode[T any](
 	t testing.TB, answer *hubstest.Response, status int,
 ) (value T) {
@@ -45,14 +45,14 @@ func decode[T any](
 	return value
 }
 
-// A hubReader asks for lists, and knows from a plain model what it must get.
+// A hubReader requests lists of hubs and compares them with a simple model.
 type hubReader struct {
 	*hubstest.Client
-	all []hub
+	all []hub // in the database
 }
 
-// newHubReader starts a server with 400 hubs. Their names are made of the pieces. Many names
-// and times are equal.
+// newHubReader starts a server with 400 hubs. Their names are random sequences of the pieces, which
+// | separates. Many names and times are equal.
 func newHubReader(t testing.TB, namePieces string) *hubReader {
 	t.Helper()
 	srv, member := start(t, "member")
@@ -87,7 +87,8 @@ func newHubReader(t testing.TB, namePieces string) *hubReader {
 	return reader
 }
 
-// model returns the page that the parameters ask for, by a plain look at all hubs.
+// model returns the page that the server must send for the parameters. It filters and sorts all
+// hubs.
 func (r *hubReader) model(q url.Values) hubPage {
 	var found []hub
 	for _, h := range r.all {
@@ -120,6 +121,7 @@ func (r *hubReader) model(q url.Values) hubPage {
 	}
 }
 
+// compareBy compares two hubs by createdAt, updatedAt or, for any other field, by name.
 func compareBy(field string, a, b hub) int {
 	switch field {
 	case "createdAt":
@@ -130,11 +132,13 @@ func compareBy(field string, a, b hub) int {
 	return strings.Compare(a.Name, b.Name) // by bytes
 }
 
-// nameKey is how names are compared: a final sigma is a sigma.
+// nameKey returns the form of a name that a search compares: lower case, with ς (the final sigma)
+// as σ.
 func nameKey(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "ς", "σ")
 }
 
+// numberOr returns the number in text, or fallback if text is not a number.
 func numberOr(text string, fallback int) int {
 	number, err := strconv.Atoi(text)
 	if err != nil {
@@ -143,14 +147,15 @@ func numberOr(text string, fallback int) int {
 	return number
 }
 
-// ask asks for a page, and compares it with the model's.
+// ask requests a page and compares it with the page of the model.
 func (r *hubReader) ask(t testing.TB, query string) hubPage {
 	t.Helper()
 	parameters, err := url.ParseQuery(query)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer := r.Elsewhere().Get("/hubs?" + query) // here, the limit would soon answer
+	// Each request has a client address of its own, because of the limit by client address.
+	answer := r.Elsewhere().Get("/hubs?" + query)
 	got := decode[hubPage](t, answer, 200)
 	want := r.model(parameters)
 	if !reflect.DeepEqual(got, want) {
@@ -168,8 +173,8 @@ var hubOrders = []string{
 	"orderBy=updatedAt&orderDirection=desc",
 }
 
-// Each order, with each filter, page by page: every hub once and in its place, and each
-// page but the last is full.
+// In each order and with each filter, the pages of a list together have every hub once and in its
+// place. Each page but the last is full.
 func TestHubListOrderAndPages(t *testing.T) {
 	t.Parallel()
 	r := newHubReader(t, "North|south|a|B|Ä|ä|é| |日本|1|12|%")
@@ -205,15 +210,15 @@ const (
 		"ä|Ä|É|я|σ|ς|Σ|ΟΔΟΣ|οδος|οδοσ|😀"
 )
 
-// I1: a search finds the names that contain the text, in any case and script. Each character
-// of the text is a plain one.
+// I1: A search finds the names that contain the text. It ignores case, in every script. No
+// character of the text has a special meaning, such as % in a LIKE pattern.
 func TestHubListSearch(t *testing.T) {
 	t.Parallel()
 	r := newHubReader(t, searchPieces)
 	searches := strings.Split(searchTexts, "|")
 	searches = append(searches, strings.Repeat("x", 100))
 	random := rand.New(rand.NewPCG(3, 4))
-	for range 60 { // parts of names that there are
+	for range 60 { // parts of existing names
 		hub := r.all[random.IntN(len(r.all))]
 		name := []rune(hub.Name)
 		from := random.IntN(len(name))
@@ -226,7 +231,7 @@ func TestHubListSearch(t *testing.T) {
 	}
 }
 
-// A hubAdmin makes and changes hubs.
+// A hubAdmin creates, reads and changes hubs. Its user is an administrator.
 type hubAdmin struct {
 	*hubstest.Client
 	srv *hubstest.Server
@@ -261,7 +266,7 @@ func (a hubAdmin) change(id, body string) hub {
 		a.Send("PATCH /hubs/"+id, body), 200)
 }
 
-// wantNone checks that a path names no hub.
+// wantNone checks that GET, DELETE and PATCH of a path are a 404.
 func (a hubAdmin) wantNone(path string) {
 	a.t.Helper()
 	for _, method := range []string{"GET", "DELETE"} {
@@ -287,9 +292,9 @@ func TestHubLife(t *testing.T) {
 	if got.CreatedAt.Before(begin) {
 		t.Errorf("createdAt: got %v, want it after %v", got.CreatedAt, begin)
 	}
-	times := strings.Count(string(answer.Body), `Z"`)
-	if times != 2 {
-		t.Errorf("got %d times in UTC, want 2, in %s", times, answer.Body)
+	inUTC := strings.Count(string(answer.Body), `Z"`)
+	if inUTC != 2 {
+		t.Errorf("got %d times in UTC, want 2, createdAt and updatedAt: %s", inUTC, answer.Body)
 	}
 	want := hub{
 		HubID:     got.HubID,
@@ -311,11 +316,11 @@ func TestHubLife(t *testing.T) {
 	admin.wantNone(path)
 	got = admin.read(twin.HubID)
 	if got != twin {
-		t.Errorf("another hub of the same name: got %v, want %v", got, twin)
+		t.Errorf("the other hub of the same name: got %v, want it unchanged: %v", got, twin)
 	}
 }
 
-// A change sets the fields that it has, and updatedAt.
+// A change sets the fields that it has, and updatedAt. It leaves the other fields as they are.
 func TestHubChange(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
@@ -324,7 +329,7 @@ func TestHubChange(t *testing.T) {
 		`{"name":"South"}`,
 		`{"description":"d"}`,
 		`{"status":"archived"}`,
-		`{"name":"South"}`, // the same once more is a change too
+		`{"name":"South"}`, // the same name again also sets updatedAt
 		`{"description":""}`,
 		`{"name":"East","description":"e","status":"active"}`,
 	} {
@@ -334,7 +339,7 @@ func TestHubChange(t *testing.T) {
 				change, got.UpdatedAt, want.UpdatedAt)
 		}
 		want.UpdatedAt = got.UpdatedAt
-		hubstest.Decode(t, change, change, &want) // sets the fields that it has
+		hubstest.Decode(t, change, change, &want) // sets only the fields in change
 		if got != want {
 			t.Errorf("%s: got %v, want %v", change, got, want)
 		}
@@ -345,7 +350,7 @@ func TestHubChange(t *testing.T) {
 	}
 }
 
-// updatedAt never goes back, also when the database's clock does.
+// updatedAt never goes back, even if the database's clock does.
 func TestHubTimesNeverGoBack(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
@@ -354,11 +359,12 @@ func TestHubTimesNeverGoBack(t *testing.T) {
 	hubstest.Exec(t, admin.srv.Database, "update hubs set updated_at = $1", later)
 	got := admin.change(id, `{"name":"South"}`).UpdatedAt
 	if got != later {
-		t.Errorf("updatedAt: got %v, want %v, as it was", got, later)
+		t.Errorf("updatedAt: got %v, want it unchanged: %v", got, later)
 	}
 }
 
-// What is no identifier names nothing: a 404, never an error of the database's.
+// If the id in a path is not exactly that of a hub, the answer is a 404. No such id causes an error
+// of the database.
 func TestHubOddIdentifiers(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
@@ -377,6 +383,6 @@ func TestHubOddIdentifiers(t *testing.T) {
 	}
 	got := admin.read(id).Name
 	if got != "a" {
-		t.Errorf("name: got %q, want a", got)
+		t.Errorf("name of the hub: got %q, want it unchanged: a", got)
 	}
 }

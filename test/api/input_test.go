@@ -14,7 +14,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// I1, I2: every parameter has its allow-list or its bounds, and stands there once.
+// I1, I2: The server checks each parameter of GET /hubs against its allow-list or its bounds. A
+// parameter that is malformed, repeated or unknown is a 400.
 func TestHubListParameters(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
@@ -40,7 +41,7 @@ func TestHubListParameters(t *testing.T) {
 	}
 }
 
-// A bodyCase is a request with a body. bodies.json says what the members mean.
+// A bodyCase is a request with a body. testdata/bodies.json says what the members mean.
 type bodyCase struct {
 	hubstest.CorpusCase
 	As      string
@@ -51,7 +52,8 @@ type bodyCase struct {
 	Body    json.RawMessage
 }
 
-// I3, Z3, O9: one flat JSON object, each member known, there once, a whole text.
+// I3, Z3, O9: A JSON body that a route takes must be one flat object. Each member must be known,
+// must be sent once, and must be a string of whole Unicode text. A refused body creates nothing.
 func TestStrictJSON(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
@@ -88,6 +90,8 @@ func TestStrictJSON(t *testing.T) {
 	}
 }
 
+// send sends the request of a case with a session token, or without one if session is empty. It
+// replaces the words in body, path and type.
 func (c bodyCase) send(
 	t *testing.T, srv *hubstest.Server, session string, words []string,
 ) *hubstest.Response {
@@ -111,7 +115,9 @@ func (c bodyCase) send(
 		cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
 }
 
-// I3: the limits of a body and of its type hold to the byte, whether it says its length or not.
+// I3: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
+// 413 or a 415. The limit of the body also holds for a body that is sent in chunks, without a
+// Content-Length.
 func TestBodyLimits(t *testing.T) {
 	t.Parallel()
 	const maxBody = 16 << 10
@@ -145,8 +151,8 @@ func TestBodyLimits(t *testing.T) {
 	}
 }
 
-// An answer does not grow with what is wrong: it names at most twenty fields, of an unknown one
-// 64 bytes.
+// The answer to an invalid input is short, however many errors the input has. It names at most 20
+// fields, and at most the first 64 bytes of each name.
 func TestAnswersToBadInputAreShort(t *testing.T) {
 	t.Parallel()
 	const (
@@ -166,7 +172,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		body  string
-		first string // of the fields that the answer names
+		first string // the first field that the answer names
 	}{
 		"many members": {members(1000), "x000"},
 		"no names":     {`{"email":"a@b.example"` + strings.Repeat(`,"":1`, 3000) + `}`, "input"},
@@ -184,10 +190,10 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
 			fields := answer.Fields()
 			if fields[0] != test.first {
-				t.Errorf("got %q first, want %q", fields[0], test.first)
+				t.Errorf("first field: got %q, want %q", fields[0], test.first)
 			}
 			if len(fields) > maxErrors || len(answer.Body) > 2000 {
-				t.Errorf("got %d errors in %d bytes, want at most %d in 2000",
+				t.Errorf("got %d errors in %d bytes, want at most %d errors in 2000 bytes",
 					len(fields), len(answer.Body), maxErrors)
 			}
 		})
@@ -199,32 +205,36 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 	answer := admin.Get("/hubs?"+query.Encode()).Want(t, 400)
 	got := len(answer.Fields())
 	if got != maxErrors {
-		t.Errorf("a query: got %d errors, want %d", got, maxErrors)
+		t.Errorf("30 unknown parameters: got %d errors, want %d", got, maxErrors)
 	}
 }
 
-// Order of refusals: the endpoint's own limit does not count a malformed attempt. A value of a
-// wrong type is one error.
+// A route checks its input before its own limit. So the limit does not count malformed requests,
+// and a malformed request is a 400 even when the limit is reached. The 400 names only the field
+// code.
 func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
 	email := hubstest.NewEmail()
-	wrong := map[string]any{
+	// The field code is unknown to one route, and has a wrong type for both.
+	malformed := map[string]any{
 		"email": email,
 		"code":  12345,
 	}
-	wantCounted := func(route string, right map[string]string, status int) {
+	// wantCounted checks that the limit of a route counts valid requests, which are answered with
+	// the status, and no malformed ones.
+	wantCounted := func(route string, valid map[string]string, status int) {
 		limit := hubstest.LimitOf(t, route)
 		for range limit.Requests + 1 {
 			hubstest.WantProblem(t,
-				c.Send(route, wrong), 400, "invalid_request", "code")
+				c.Send(route, malformed), 400, "invalid_request", "code")
 		}
 		for range limit.Requests {
-			c.Send(route, right).Want(t, status)
+			c.Send(route, valid).Want(t, status)
 		}
-		hubstest.WantProblem(t, c.Send(route, right), 429, "rate_limited")
+		hubstest.WantProblem(t, c.Send(route, valid), 429, "rate_limited")
 		hubstest.WantProblem(t,
-			c.Send(route, wrong), 400, "invalid_request", "code")
+			c.Send(route, malformed), 400, "invalid_request", "code")
 	}
 	wantCounted(askRoute, map[string]string{"email": email}, 200)
 	guess := map[string]string{
@@ -234,7 +244,7 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	wantCounted(guessRoute, guess, 401)
 }
 
-// H1: headers have a bound in size.
+// H1: The headers of a request may have 16 kB. A request with more is a 431.
 func TestLargeHeaders(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
@@ -247,18 +257,19 @@ func TestLargeHeaders(t *testing.T) {
 	}
 }
 
-// H1: headers and bodies have a bound in time, which a byte now and then does not move. Clients
-// that need half of it are served, and others meanwhile.
+// H1: The server closes a connection whose headers or body take longer than their time limit, even
+// if the client sends a little every second. A client that needs half of that time gets its answer.
+// The server also answers other clients meanwhile.
 func TestSlowRequestsEnd(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
 	for _, test := range []struct {
 		name   string
 		limit  time.Duration
-		start  string
-		more   string
-		rest   string
-		answer string // to a client that is too slow
+		start  string // of the request
+		more   string // what the client that is too slow sends every second
+		rest   string // of the request, from a client that is fast enough
+		answer string // first line of the answer to the client that is too slow; "": no answer
 	}{
 		{
 			name:  "headers",
@@ -279,27 +290,28 @@ func TestSlowRequestsEnd(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			conn := hubstest.Dial(t, srv.Addr)
-			// No other limit of the server falls within these four seconds.
-			conn.SetDeadline(time.Now().Add(test.limit + 4*time.Second))
-			go func() { // until the connection is closed
-				_, err := io.WriteString(conn, test.start)
+			tooSlow := hubstest.Dial(t, srv.Addr)
+			// No other time limit of the server ends within these four seconds.
+			tooSlow.SetDeadline(time.Now().Add(test.limit + 4*time.Second))
+			go func() { // sends until the connection is closed
+				_, err := io.WriteString(tooSlow, test.start)
 				for tick := time.Tick(time.Second); err == nil; <-tick {
-					_, err = io.WriteString(conn, test.more)
+					_, err = io.WriteString(tooSlow, test.more)
 				}
 			}()
-			slow := hubstest.Dial(t, srv.Addr)
-			io.WriteString(slow, test.start)
+			inTime := hubstest.Dial(t, srv.Addr)
+			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
-			slow.Exchange(t, test.rest, 200)
+			inTime.Exchange(t, test.rest, 200)
 			srv.Client(t).Get("/openapi.json").Want(t, 200)
-			answer, err := io.ReadAll(conn) // until the server closes
+			answer, err := io.ReadAll(tooSlow) // until the server closes it
 			if os.IsTimeout(err) {
-				t.Errorf("still open %v after its limit of %v", 4*time.Second, test.limit)
+				t.Errorf("the connection is open %v after its limit of %v, want it closed",
+					4*time.Second, test.limit)
 			}
 			line, _, _ := strings.Cut(string(answer), "\r\n")
 			if line != test.answer {
-				t.Errorf("got %q, want %q", line, test.answer)
+				t.Errorf("first line of the answer: got %q, want %q", line, test.answer)
 			}
 		})
 	}

@@ -9,11 +9,12 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// L2: a client is an IPv4 address, also where it is written in IPv6, or the /64 network of an
-// IPv6 address, which one customer has as a whole.
+// L2: Clients are limited by their IPv4 address, also if it is written as an IPv6 address, or by
+// the /64 network of their IPv6 address, because one customer usually has a whole /64.
 func TestLimitByClientAddress(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
+	// same counts against the limit of address, and other against a limit of its own.
 	for _, test := range []struct{ address, same, other string }{
 		{"192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2"},
 		{"2001:db8:0:1::1", "2001:db8:0:1::9", "2001:db8:0:2::1"},
@@ -27,7 +28,8 @@ func TestLimitByClientAddress(t *testing.T) {
 	}
 }
 
-// Every request counts against the limit of its client's address, also one that leads nowhere.
+// Every request counts against the limit by client address, even if it is refused or matches no
+// route.
 func TestRequestsShareALimit(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -35,7 +37,7 @@ func TestRequestsShareALimit(t *testing.T) {
 		"GET /nowhere",
 		"OPTIONS /hubs",
 		"POST /files/upload",
-		"GET /filesystem", // only begins like a file
+		"GET /filesystem", // begins like the path of a file
 	} {
 		c := s.Client(t)
 		flood(t, c, request)
@@ -43,7 +45,8 @@ func TestRequestsShareALimit(t *testing.T) {
 	}
 }
 
-// A client that has spent its limit may still read files, which have a larger one.
+// Downloads count against a limit of their own, which is larger. So a client that has spent the
+// limit of the other requests can still download files.
 func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
@@ -52,8 +55,9 @@ func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	c.Send("HEAD /files/a/b", nil).Want(t, 401)
 }
 
-// O8: requests for codes are counted by the e-mail address, however it is written, and by the
-// client. So one client keeps others from no code, and a refusal spoils no code.
+// O8: Requests for codes are counted by e-mail address and client network together. Another case of
+// the address, or a space around it, makes no difference. So a client can't keep another client
+// from getting a code. A refused request does not make the current code invalid.
 func TestLimitOfCodes(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -73,7 +77,8 @@ func TestLimitOfCodes(t *testing.T) {
 	c.PresentCode(email, s.Code(t, email)).Want(t, 200)
 }
 
-// flood spends the limit by client address, and returns a refusal.
+// flood spends the limit by client address with a request. It returns an answer that refuses the
+// request (429).
 func flood(
 	t *testing.T, c *hubstest.Client, request string, headers ...string,
 ) *hubstest.Response {
@@ -81,8 +86,9 @@ func flood(
 	return spend(t, c, hubstest.LimitOf(t, "GET /hubs"), request, nil, headers...)
 }
 
-// spend sends a request many times at once, and returns a refusal. Exactly as many must pass as
-// the limit says.
+// spend spends a limit: it sends a request more often than the limit permits, all at once. The test
+// fails unless exactly limit.Requests of them pass. spend then sends the request once more and
+// returns the answer, which must be a refusal (429).
 func spend(
 	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
 ) *hubstest.Response {
@@ -90,17 +96,17 @@ func spend(
 	send := func() *hubstest.Response {
 		return c.Send(request, body, headers...)
 	}
-	many := limit.Requests + 30
-	passed := many - atOnce(many, send)[429]
+	sent := limit.Requests + 30
+	passed := sent - atOnce(sent, send)[429]
 	if passed != limit.Requests {
-		t.Errorf("%s: %d passed, want %d", request, passed, limit.Requests)
+		t.Errorf("%s: got %d requests that passed, want %d", request, passed, limit.Requests)
 	}
 	refusal := send()
 	wantLimited(t, refusal, limit)
 	return refusal
 }
 
-// atOnce sends a request n times at once, and counts the answers by their status.
+// atOnce sends a request n times at once, and returns the number of answers by their status.
 func atOnce(n int, send func() *hubstest.Response) map[int]int {
 	statuses := make(chan int, n)
 	for range n {
@@ -115,8 +121,8 @@ func atOnce(n int, send func() *hubstest.Response) map[int]int {
 	return counts
 }
 
-// wantLimited checks a refusal. It names the limit and says how long to wait. (That this is true
-// is a test of the limiter, by its clock.)
+// wantLimited checks that an answer is a 429, that its detail names the limit, and that its
+// Retry-After is at most the period. TestLimitSlides checks that Retry-After is true.
 func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	t.Helper()
 	hubstest.WantProblem(t, r, 429, "rate_limited")
@@ -126,7 +132,7 @@ func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	if got != want {
 		t.Errorf("detail: got %q, want %q", got, want)
 	}
-	wait, _ := time.ParseDuration(r.Header.Get("Retry-After") + "s") // WantProblem checks its form
+	wait, _ := time.ParseDuration(r.Header.Get("Retry-After") + "s") // WantProblem checks the form
 	if wait > l.Period {
 		t.Errorf("Retry-After: got %v, want at most %v", wait, l.Period)
 	}

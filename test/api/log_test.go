@@ -9,7 +9,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// wantLogged waits for a line of the log about a request that was answered.
+// wantLogged waits for a log line that has the request id of an answer and contains all parts. It
+// returns the line.
 func wantLogged(
 	t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string,
 ) string {
@@ -18,7 +19,7 @@ func wantLogged(
 	return s.Log.WaitFor(t, append(parts, id)...)
 }
 
-// A logCase is a request and its line in the log. log.json says what the members mean.
+// A logCase is a request and its log line. testdata/log.json explains the members.
 type logCase struct {
 	Name    string
 	As      string
@@ -27,7 +28,8 @@ type logCase struct {
 	Line    json.RawMessage
 }
 
-// One line a request on staging and production, with these members, and no others.
+// Outside the local environment, each request has a log line with exactly the members that log.json
+// lists. The test uses staging.
 func TestRequestLog(t *testing.T) {
 	t.Parallel()
 	origins := map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"}
@@ -74,8 +76,8 @@ func TestRequestLog(t *testing.T) {
 	}
 }
 
-// wantLine checks the members of a line, but for the values of its times. A member that is nil
-// must not be there.
+// wantLine checks that a log line has exactly the members in want, and time and duration with any
+// value. A member that is nil in want must be missing.
 func wantLine(
 	t *testing.T, line string, want map[string]any,
 ) {
@@ -84,7 +86,7 @@ func wantLine(
 	hubstest.Decode(t, line, line, &got)
 	for _, name := range []string{"time", "duration"} {
 		if got[name] == nil {
-			t.Errorf("no %s in %v", name, got)
+			t.Errorf("got no member %s in %v", name, got)
 		}
 		delete(got, name)
 	}
@@ -92,11 +94,12 @@ func wantLine(
 		return value == nil
 	})
 	if !maps.Equal(got, want) {
-		t.Errorf("got\n%v\nwant\n%v", got, want)
+		t.Errorf("got the members\n%v\nwant\n%v", got, want)
 	}
 }
 
-// Where a client can write: in a path, where WORD is its word, and in a header.
+// The places of a request where a client can put a text of its own: paths, in which WORD stands for
+// the text, and headers.
 const (
 	writtenPaths = "/WORD /nowhere?WORD /hubs/WORD /files/WORD/WORD /hubs?q=WORD /hubs?WORD=1 " +
 		"/hubs?filters[name]=WORD /hubs?orderBy=WORD /hubs?limit=WORD /healthz?WORD"
@@ -104,50 +107,52 @@ const (
 		"X-Forwarded-Host Access-Control-Request-Method If-None-Match"
 )
 
-// G2: no text that a client wrote gets into the log, wherever it stands in the request. Each of
-// the requests has its line.
+// G2: Free text from a client does not get into the log, wherever it is in the request. Each of the
+// requests has its log line.
 func TestLogHasNothingOfTheClients(t *testing.T) {
 	t.Parallel()
 	s, member := start(t, "member", staging(t))
-	logged := func(answer *hubstest.Response) {
+	wantRequestLine := func(answer *hubstest.Response) {
 		t.Helper()
 		wantLogged(t, s, answer, `"msg":"request"`)
 	}
 	long := strings.Repeat("opaque", 1000)
+	// Each word contains "opaque", which must not get into the log.
 	for _, word := range []string{"opaque", "opaque@b.example", "code=opaque", long} {
 		for path := range strings.FieldsSeq(strings.ReplaceAll(writtenPaths, "WORD", word)) {
-			logged(member.Elsewhere().Get(path))
+			wantRequestLine(member.Elsewhere().Get(path))
 		}
 		hub := map[string]string{"name": word}
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
-			logged(c.Get("/healthz", name, word))
-			logged(c.Send("OPTIONS /hubs", nil,
+			wantRequestLine(c.Get("/healthz", name, word))
+			wantRequestLine(c.Send("OPTIONS /hubs", nil,
 				name, word,
 				"Sec-Fetch-Site", "cross-site"))
-			logged(c.Send("POST /hubs", hub,
+			wantRequestLine(c.Send("POST /hubs", hub,
 				name, word,
 				"Sec-Fetch-Site", "cross-site"))
 		}
 		c := member.Elsewhere()
-		logged(c.Send("OPAQUE /hubs", nil))
-		logged(c.Send(askRoute, map[string]string{
+		wantRequestLine(c.Send("OPAQUE /hubs", nil))
+		wantRequestLine(c.Send(askRoute, map[string]string{
 			"email":  word,
 			"opaque": word,
 		}))
-		logged(c.PresentCode(word, word))
-		logged(c.Upload(word, []byte(word)))
+		wantRequestLine(c.PresentCode(word, word))
+		wantRequestLine(c.Upload(word, []byte(word)))
 	}
 	s.Stop(t)
 	for _, line := range s.Log.All() {
 		if strings.Contains(strings.ToLower(line), "opaque") {
-			t.Errorf("got %s, want nothing of the client's", line)
+			t.Errorf("got the log line %s, want none with a client's text", line)
 		}
 	}
 }
 
-// The local environment writes no line a request: there, people watch the log for codes. A code
-// is a line of its own with the whole address as it is stored, between blank lines.
+// The local environment logs no requests, because developers watch the same output for codes. A
+// code has a line of its own, between blank lines, with the whole address as stored in the
+// database.
 func TestLocalLog(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -160,7 +165,7 @@ func TestLocalLog(t *testing.T) {
 	text := s.Log.String()
 	want := "\n\nSign-in code for " + stored + ": " + code + "\n\n"
 	if !strings.Contains(text, want) {
-		t.Errorf("got\n%s\nwant the code between blank lines: %s", text, want)
+		t.Errorf("got the log\n%s\nwant the code in it, between blank lines: %q", text, want)
 	}
 	n := s.Log.Count(`"msg":"request"`)
 	if n != 0 {
@@ -168,9 +173,9 @@ func TestLocalLog(t *testing.T) {
 	}
 }
 
-// G4: one line for each sign-in, refusal and sign-out, in every environment, under the id of its
-// request. It names the user of a session that was ended or suspended: who is it that still
-// tries?
+// G4: In every environment, each sign-in, sign-out and refusal has a log line with the request id.
+// The refusal of a suspended user or of an ended session also has the user's id, so that an
+// operator can see which user still sends requests.
 func TestEventsInTheLog(t *testing.T) {
 	t.Parallel()
 	for name, env := range map[string]map[string]string{
@@ -182,8 +187,8 @@ func TestEventsInTheLog(t *testing.T) {
 			s := hubstest.Start(t, env)
 			email, _ := s.NewUser(t, "member")
 			c := s.Client(t)
-			const someone = `"userId":"`
-			refused := func(code string, parts ...string) {
+			const anyUserID = `"userId":"`
+			wantRefused := func(code string, parts ...string) {
 				t.Helper()
 				parts = append(parts, `"msg":"refused"`, `"code":"`+code, `"route":"/hubs"`)
 				wantLogged(t, s, c.Get("/hubs"), parts...)
@@ -194,25 +199,25 @@ func TestEventsInTheLog(t *testing.T) {
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
 			wantLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
 			right := c.PresentCode(email, code)
-			wantLogged(t, s, right, `"msg":"signed in"`, someone)
-			refused("terms_not_accepted", someone)
+			wantLogged(t, s, right, `"msg":"signed in"`, anyUserID)
+			wantRefused("terms_not_accepted", anyUserID)
 			token := c.Token()
 			out := c.Send("POST /auth/logout", nil)
-			wantLogged(t, s, out, `"msg":"signed out"`, someone)
-			refused("unauthenticated", `"reason":"missing"`)
+			wantLogged(t, s, out, `"msg":"signed out"`, anyUserID)
+			wantRefused("unauthenticated", `"reason":"missing"`)
 			c.SetToken(token)
 			s.User(t, "suspend", email)
-			refused("account_suspended", someone)
+			wantRefused("account_suspended", anyUserID)
 			s.User(t, "signout", email)
-			refused("unauthenticated", `"reason":"ended"`, someone)
+			wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
 			limited := flood(t, s.Client(t), "GET /nowhere")
 			wantLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 		})
 	}
 }
 
-// G2, D3: what a mail server says is logged, but masked: it knows the address and the code, and
-// may say both. The harness looks for them in every log.
+// G2, D3: The text with which a mail server refuses a mail is logged, but masked, because it may
+// contain the address and the code. The harness looks for both in the log of every server.
 func TestMailServersWordsAreMasked(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, staging(t))
@@ -220,13 +225,15 @@ func TestMailServersWordsAreMasked(t *testing.T) {
 	email := failToSend(t, s)
 	line := s.Log.WaitFor(t,
 		`"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
+	// Code fails unless the mail, which the mail server repeats, has a code.
 	if s.Code(t, email); strings.Contains(line, "hunter2") {
-		t.Errorf("got %s, want no password", line)
+		t.Errorf("got the log line %s, want no password in it", line)
 	}
 }
 
-// K3: on staging and production, a database role that may write users in any way is a warning at
-// the start. Locally, and for a role that only reads them, there is none.
+// K3: On staging and production, the server logs a warning at its start if its database role may
+// write to the table users in any way. It logs none if the role may only read the table, and none
+// in the local environment.
 func TestPowerfulDatabaseRole(t *testing.T) {
 	t.Parallel()
 	const warning = "the database role may write users: use the role of deploy/roles.sql"
@@ -234,8 +241,8 @@ func TestPowerfulDatabaseRole(t *testing.T) {
 	staging := staging(t)
 	for _, test := range []struct {
 		env    map[string]string
-		grant  string // on users
-		warned int
+		grant  string // rights on the table users
+		warned int    // number of warnings
 	}{
 		{staging, "select", 0},
 		{staging, "select, insert", 1},

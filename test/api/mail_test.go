@@ -16,16 +16,17 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A mailCase is a mail server, and whether mail gets through to it. mail.json says what the members
-// mean.
+// A mailCase is a mail server. Arrives says whether a mail must reach it. testdata/mail.json
+// explains the members.
 type mailCase struct {
 	Name    string
 	Options hubstest.MailOptions
 	Arrives bool
 }
 
-// D4: mail is encrypted wherever the server is not this machine, and signed in where the URL says
-// so. Without encryption that holds, no password and no mail is sent.
+// D4: Mail to a mail server on another machine is sent over TLS only. If that server does not offer
+// STARTTLS, or if TLS fails at any mail server, neither a mail nor a password is sent. If SMTP_URL
+// has a user, the server signs in to the mail server.
 func TestMailOnlyThroughTLS(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
@@ -43,18 +44,18 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 			}
 			waitNotSent(t, s, failToSend(t, s))
 			if n := m.Passwords(); n != 0 {
-				t.Errorf("got %d passwords, want 0", n)
+				t.Errorf("the mail server got %d passwords, want 0", n)
 			}
 			n := len(m.Received())
 			if n != 0 {
-				t.Errorf("got %d mails, want 0", n)
+				t.Errorf("the mail server got %d mails, want 0", n)
 			}
 		})
 	}
 }
 
-// wantMail signs a user in by a mail. It must go to one recipient, and that one as stored, not as
-// sent in.
+// wantMail signs a user in with a mailed code, and checks the mail. Its only recipient must be the
+// address as stored in the database, not as the client wrote it.
 func wantMail(
 	t *testing.T, s *hubstest.Server, opts hubstest.MailOptions,
 ) {
@@ -74,13 +75,14 @@ func wantMail(
 		Helo: "example.com",
 	}
 	if envelope(got) != envelope(&want) {
-		t.Errorf("got %s, want %s",
+		t.Errorf("got a mail %s, want one %s",
 			envelope(got), envelope(&want))
 	}
 	wantMessage(t, got.Data, stored)
 	c.PresentCode(upper, got.Code(t)).Want(t, 200)
 }
 
+// envelope returns, as text, what the mail server knows about a mail besides its headers and text.
 func envelope(m *hubstest.Mail) string {
 	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s",
 		m.From, m.To, m.TLS, m.User, m.Helo)
@@ -92,12 +94,12 @@ var (
 	messageLine = regexp.MustCompile(`^[ -~]{0,78}$`)
 )
 
-// wantMessage checks a mail's lines, headers and text (RFC 5322).
+// wantMessage checks the lines, headers and text of a mail (RFC 5322).
 func wantMessage(t *testing.T, data, to string) {
 	t.Helper()
 	for line := range strings.SplitSeq(data, "\r\n") {
 		if !messageLine.MatchString(line) {
-			t.Errorf("got the line %q", line)
+			t.Errorf("got the line %q, want a match of %s", line, messageLine)
 		}
 	}
 	message, err := mail.ReadMessage(strings.NewReader(data))
@@ -106,11 +108,11 @@ func wantMessage(t *testing.T, data, to string) {
 	}
 	date, err := message.Header.Date()
 	if err != nil || time.Since(date).Abs() > time.Hour {
-		t.Errorf("got the date %v, %v, want now", date, err)
+		t.Errorf("Date: got %v (error: %v), want a time within an hour of now", date, err)
 	}
 	id := message.Header.Get("Message-Id")
 	if !messageID.MatchString(id) {
-		t.Errorf("got the id %q", id)
+		t.Errorf("Message-ID: got %q, want a match of %s", id, messageID)
 	}
 	delete(message.Header, "Date")
 	delete(message.Header, "Message-Id")
@@ -125,38 +127,40 @@ func wantMessage(t *testing.T, data, to string) {
 	if !maps.EqualFunc(message.Header, want, slices.Equal) {
 		t.Errorf("got the headers %v, want %v", message.Header, want)
 	}
-	life := hubstest.Contract[[]any](t,
+	lifetimes := hubstest.Contract[[]any](t,
 		"components", "schemas", "CodeAnswer", "properties", "expiresInSeconds", "examples")
-	minutes := fmt.Sprint(life[0].(float64) / 60)
+	minutes := fmt.Sprint(lifetimes[0].(float64) / 60)
 	body, _ := io.ReadAll(message.Body)
 	got := messageText.FindStringSubmatch(string(body))
 	if got == nil || got[1] != minutes {
-		t.Errorf("got the text %q, want one that says %s minutes", body, minutes)
+		t.Errorf("got the text %q, want a match of %s with %s minutes", body, messageText, minutes)
 	}
 }
 
-// failToSend asks for a code that can't be sent, which changes no answer.
+// failToSend adds a user and asks for a code for them, which the mail server must fail to take. The
+// client's answer must be the usual 200. failToSend returns the address in lower case.
 func failToSend(t *testing.T, s *hubstest.Server) (email string) {
 	t.Helper()
 	s.AllowErrors("code not sent")
 	email = hubstest.NewEmail()
-	// Stored in capitals: what is undone later must be found all the same.
+	// The address is stored in capitals: the server must remove the failed code all the same.
 	s.User(t, "add", strings.ToUpper(email))
 	s.Client(t).AskCode(email)
 	return email
 }
 
-// waitNotSent waits for the end of a mail, which must be an error.
+// waitNotSent waits for the log line that says what became of the code for an address. The line
+// must be the error "code not sent".
 func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	t.Helper()
 	line := s.Log.WaitFor(t, `"msg":"code `, hubstest.MaskedEmail(email))
 	if !strings.Contains(line, `"level":"ERROR","msg":"code not sent"`) {
-		t.Errorf("got %s, want an error", line)
+		t.Errorf("got the log line %s, want the error \"code not sent\"", line)
 	}
 }
 
-// D3: whatever the mail server does, the answer is the same, the log says so, and the code is
-// gone: the next request, a moment later, mails a new one.
+// D3: If the mail server fails, the client gets the same answer as always, the log has the failure,
+// and the code is removed. So the next request mails a new code, although it comes a moment later.
 func TestMailServerFails(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, staging(t))
@@ -174,24 +178,27 @@ func TestMailServerFails(t *testing.T) {
 			waitNotSent(t, s, email)
 			n := len(s.Mail.Received())
 			if n != before {
-				t.Errorf("got %d mails, want %d", n, before)
+				t.Errorf("the mail server has %d mails, want %d as before the failure", n, before)
 			}
 			s.Mail.Release()
 			s.SignIn(t, email)
 		})
 	}
+	// A code does not work either if the mail server has got its mail but does not confirm it.
 	s.Mail.Fail(hubstest.MailHangsEnd)
 	email := failToSend(t, s)
-	lost := s.Code(t, email) // taken, and never confirmed
+	failed := s.Code(t, email)
 	s.Mail.Fail(hubstest.MailCloses)
 	waitNotSent(t, s, email)
 	s.Mail.Release()
-	wantNoSession(t, s.Client(t).PresentCode(email, lost), 401, "invalid_code")
+	wantNoSession(t, s.Client(t).PresentCode(email, failed), 401, "invalid_code")
 	s.SignIn(t, email)
 }
 
-// A mail counts as sent once the mail server has taken it, whatever it says to QUIT. Nobody
-// waits for that (M1): a conversation that hangs, and began before, ends later.
+// A mail counts as sent once the mail server has accepted it, whatever the mail server does after
+// QUIT. The server does not wait for the answer to QUIT (M1). The test compares it with a
+// conversation that began before and hangs for all the time that a conversation may last: that one
+// must end later.
 func TestFarewellCountsNothing(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]hubstest.MailMode{
@@ -209,43 +216,46 @@ func TestFarewellCountsNothing(t *testing.T) {
 				`"msg":"code sent"`, hubstest.MaskedEmail(email))
 			waitConnections(t, s, 0)
 			if hung.Mail.Connections() == 0 {
-				t.Error("the conversation took as long as one that hangs")
+				t.Error("the hung conversation ended first, so the server waited for QUIT")
 			}
 		})
 	}
 }
 
-// startHung starts a server whose mail has just begun, and hangs: it takes all the time that a
-// mail may take.
+// startHung starts a server, with a mail server of its own that never greets, and begins to send a
+// mail. When startHung returns, the conversation has just begun. It lasts as long as the server
+// lets any conversation last, so a test can use it as a clock.
 func startHung(t *testing.T) *hubstest.Server {
 	t.Helper()
 	s := hubstest.Start(t, staging(t))
 	s.Mail.Fail(hubstest.MailHangs)
-	t.Cleanup(s.Mail.Release) // else its end would wait for the mail
+	t.Cleanup(s.Mail.Release) // otherwise the server, when it stops, would wait for the mail
 	failToSend(t, s)
 	waitConnections(t, s, 1)
 	return s
 }
 
+// waitConnections waits until want connections to the server's mail server are open.
 func waitConnections(t *testing.T, s *hubstest.Server, want int) {
 	t.Helper()
-	hubstest.WaitUntil(t, fmt.Sprint(want, " conversations"), func() bool {
+	hubstest.WaitUntil(t, fmt.Sprint(want, " open connections to the mail server"), func() bool {
 		return s.Mail.Connections() == want
 	})
 }
 
-// D3, M1: a conversation ends, wherever the mail server stops talking, and however slowly it
-// talks. Neither the answer nor another mail waits for it.
+// D3, M1: A conversation with the mail server ends in time, wherever the mail server stops
+// answering and however slowly it answers. Neither a client's answer nor another mail waits for
+// that.
 func TestHungMailServer(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		mode  hubstest.MailMode
-		delay time.Duration // of each answer
+		delay time.Duration // before each answer of the mail server
 	}{
 		"no greeting":     {mode: hubstest.MailHangs},
 		"no word at DATA": {mode: hubstest.MailHangsData},
 		"no confirmation": {mode: hubstest.MailHangsEnd},
-		"slow":            {delay: 3 * time.Second}, // all answers: 24 s
+		"slow":            {delay: 3 * time.Second}, // all eight answers would take 24 s
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -261,8 +271,10 @@ func TestHungMailServer(t *testing.T) {
 	}
 }
 
-// D3: connecting is a part of the time. A mail server that is slow to accept holds nothing twice
-// as long: a conversation that hangs, and began while it was not yet connected, ends later.
+// D3: The time to connect counts as a part of the time that a conversation may last. So a mail
+// server that is slow to accept the connection can't make the conversation last twice as long. The
+// test compares it with a conversation that begins before the connection is accepted, and hangs:
+// that one must end later.
 func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -275,6 +287,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer socket.Close()
+	// setQueue sets how many connections the kernel keeps until they are accepted.
 	setQueue := func(length int) {
 		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
 			t.Fatal(err)
@@ -282,7 +295,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	}
 	setQueue(0)
 	addr := listener.Addr().String()
-	for { // nobody accepts, so the queue soon is full
+	for { // nobody accepts these connections, so the queue is soon full and a dial times out
 		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
 		if err != nil {
 			break
@@ -294,21 +307,25 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 		"MAIL_FROM": "signin@example.com",
 	})
 	email := failToSend(t, s)
-	time.Sleep(2 * time.Second) // TCP tries to connect, again and again
+	time.Sleep(2 * time.Second) // meanwhile, TCP tries to connect again and again
 	hung := startHung(t)
+	// If the time counted only from the connection on, it would end two seconds after that of hung.
 	time.Sleep(2 * time.Second)
-	// Now there is room, and TCP's next attempt connects. Nobody ever says a word.
+	// Now the queue has room, so TCP's next attempt connects. Nobody answers on the connection.
 	setQueue(8)
 	waitNotSent(t, s, email)
 	if hung.Mail.Connections() == 0 {
-		t.Error("the time to connect did not count: a conversation that began later has ended")
+		t.Error("the hung conversation, which began later, has ended first: " +
+			"the time to connect did not count")
 	}
 }
 
-// M1: a mail server that talks without end, or somebody on the way to it, is soon left.
+// M1: If a mail server, or an attacker on the way to it, sends an endless answer, the server soon
+// closes the connection.
 func TestTalkativeMailServer(t *testing.T) {
 	t.Parallel()
-	const much = 32 << 20 // more than any socket's buffers, and far less than comes in a second
+	// Bytes: more than the buffers of a connection hold, and far less than arrives in a second.
+	const maxSent = 32 << 20
 	for name, mode := range map[string]hubstest.MailMode{
 		"line":  hubstest.MailFloods,
 		"lines": hubstest.MailFloodsLines,
@@ -319,15 +336,16 @@ func TestTalkativeMailServer(t *testing.T) {
 			s.Mail.Fail(mode)
 			waitNotSent(t, s, failToSend(t, s))
 			waitConnections(t, s, 0)
-			if n := s.Mail.Flooded(); n > much {
-				t.Errorf("the mail server could say %d bytes", n)
+			if n := s.Mail.Flooded(); n > maxSent {
+				t.Errorf("the mail server sent %d bytes, want at most %d", n, maxSent)
 			}
 		})
 	}
 }
 
-// D3, M2: mail waits for other people's mail only while 32 conversations are under way. So a
-// mail server that hangs holds up no answer, and a mail's time tells nothing of other addresses.
+// D3, M2: A mail waits for mails to other addresses only while 32 conversations are under way. So
+// the time at which a mail arrives reveals nothing about other addresses. A mail server that hangs
+// delays no client's answer.
 func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	const bound = 32
@@ -349,10 +367,10 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 		return hung.Mail.Connections() == 0
 	})
 	if open != bound {
-		t.Errorf("got %d conversations at a time, want %d", open, bound)
+		t.Errorf("got a maximum of %d conversations at once, want %d", open, bound)
 	}
 	s.Mail.Release()
-	hubstest.WaitUntil(t, "the end of all", func() bool {
+	hubstest.WaitUntil(t, "a log line about each code", func() bool {
 		return s.Log.Count(`"msg":"code `) == len(emails)
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
+// An originCase is the origin of a request and what the server must answer. testdata/origins.json
+// explains the members.
 type originCase struct {
 	hubstest.CorpusCase
 	Server    string
@@ -18,7 +20,8 @@ type originCase struct {
 	CORS      bool
 }
 
-// C1, C2: exactly the allowed origins, on each server.
+// C1, C2: The CORS headers are sent to exactly the allowed origins of each server. A write from any
+// other origin but the server's own is refused.
 func TestCORS(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[originCase](t, "origins.json")
@@ -26,9 +29,9 @@ func TestCORS(t *testing.T) {
 		for _, c := range file.Cases {
 			if c.Server != "" && c.Server != name {
 				if file.Settings[c.Server] == nil {
-					t.Fatalf("%s: there is no server %q", c.Name, c.Server)
+					t.Fatalf("%s: got the server %q, want one of the settings", c.Name, c.Server)
 				}
-				continue
+				continue // the case is for another server
 			}
 			t.Run(name+"/"+c.Name, func(t *testing.T) {
 				headers := []string{"X-Forwarded-For", hubstest.NewIP()}
@@ -53,8 +56,10 @@ func TestCORS(t *testing.T) {
 	}
 }
 
-// checkOrigin sends the requests of a case. cors are the headers that let the origin's pages
-// read the answers; nil: they may not.
+// checkOrigin sends reads, preflights and a write with these headers, and checks the answers. cors
+// holds the CORS headers that each answer must have; if it is nil, no answer may have any.
+// preflightHeaders holds the further headers of an accepted preflight. write is the answer to the
+// write.
 func checkOrigin(
 	t *testing.T, srv *hubstest.Server, headers []string,
 	cors, preflightHeaders map[string]*string, write hubstest.Expected,
@@ -64,11 +69,11 @@ func checkOrigin(
 		t.Helper()
 		r := srv.Wire(t, method, path,
 			[]byte(body), slices.Concat(headers, more)...)
-		want.Check(t, r) // looks at Vary, too
+		want.Check(t, r) // also checks that Vary has Origin
 		hubstest.WantHeaders(t, r, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
-				t.Errorf("got %s: %q, in %v",
+				t.Errorf("got the header %s: %q, want no CORS header, in %v",
 					name, r.Header[name], r)
 			}
 		}
@@ -101,7 +106,8 @@ func checkOrigin(
 		"Content-Type", "application/json")
 }
 
-// C2: SameSite=Lax alone would let a page of the same site but another origin write.
+// C2: A write by a page of another origin is refused, even if the page is of the same site:
+// SameSite=Lax alone would let that page write.
 func TestCrossSiteWrites(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin", production(t))
@@ -117,7 +123,7 @@ func TestCrossSiteWrites(t *testing.T) {
 				q.headers = append(q.headers, test.Headers...)
 				answer := q.send(srv.With(t, admin.Token()))
 				isRead := strings.HasPrefix(r.name, "GET ")
-				if test.Allowed || isRead { // CORS keeps foreign pages from reading
+				if test.Allowed || isRead { // CORS keeps the page from seeing the answer
 					answer.Want(t, r.status)
 				} else {
 					hubstest.WantProblem(t, answer, 403, "cross_origin")
@@ -127,8 +133,9 @@ func TestCrossSiteWrites(t *testing.T) {
 	}
 }
 
-// A refused origin, of a write or of a preflight, is one line that names the setting that would
-// allow it. Other requests say nothing of it. Only the local environment shows the origin.
+// Each write or preflight from a refused origin has a log line that names the setting which would
+// allow the origin. Other requests have no such line. The line shows the origin itself only in the
+// local environment.
 func TestRefusedOriginNamesTheSetting(t *testing.T) {
 	t.Parallel()
 	wantRefusedOrigins(t, hubstest.Start(t),
@@ -141,8 +148,9 @@ func TestRefusedOriginNamesTheSetting(t *testing.T) {
 
 const foreignOrigin = "https://front-end.example.org"
 
-// wantRefusedOrigins writes from an allowed origin and from a foreign one. The log must name the
-// setting that would allow the foreign one, which is shown as it says.
+// wantRefusedOrigins sends requests from an allowed origin and from foreignOrigin. Three of them
+// must have a log line about a refused origin: the two writes and the preflight from foreignOrigin.
+// Each line must name the setting and show the origin as the text shown.
 func wantRefusedOrigins(
 	t *testing.T, srv *hubstest.Server, allowed, setting, shown string,
 ) {

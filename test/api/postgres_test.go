@@ -10,9 +10,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// TestPostgresVersion says which PostgreSQL the tests ran against; .ci/run reads it. With
-// HUBS_PG_BIN, that is the one in this folder: a check of five versions that always ran the same
-// one would pass and tell nothing.
+// TestPostgresVersion prints the version of PostgreSQL that the tests run against. .ci/run, which
+// runs them against five versions, looks for that line. If HUBS_PG_BIN is set, the version must be
+// that of the programs in this folder. Otherwise .ci/run could run one version five times.
 func TestPostgresVersion(t *testing.T) {
 	t.Parallel()
 	const oldest = 14
@@ -31,6 +31,6 @@ func TestPostgresVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(version), fmt.Sprintf(" %d.", major)) {
-		t.Errorf("HUBS_PG_BIN has %s, but the tests ran against %d", version, major)
+		t.Errorf("got PostgreSQL %d, want the version in HUBS_PG_BIN: %s", major, version)
 	}
 }

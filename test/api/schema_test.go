@@ -14,8 +14,8 @@ import (
 	"github.com/lib/pq"
 )
 
-// emptyDatabase returns a database without tables, owned by an ordinary role. The role may
-// connect to it and no more.
+// emptyDatabase returns the URL of a database without tables. The role in the URL owns the schema
+// public and is given no other rights.
 func emptyDatabase(t testing.TB) string {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
@@ -25,7 +25,7 @@ func emptyDatabase(t testing.TB) string {
 	return roleURL
 }
 
-// tables returns the names of the tables.
+// tables returns the names of the tables in schema.sql.
 func tables(t testing.TB) (names []string) {
 	t.Helper()
 	table := regexp.MustCompile(`create table if not exists (\w+)`)
@@ -36,7 +36,8 @@ func tables(t testing.TB) (names []string) {
 	return names
 }
 
-// schemaOf returns all that a migration could change, as text.
+// schemaOf returns everything that a migration could change, as lines of text: the columns,
+// indexes, constraints and functions of the schema public, and the extensions of the database.
 func schemaOf(t testing.TB, databaseURL string) string {
 	t.Helper()
 	return hubstest.Query[string](t, databaseURL, `
@@ -52,7 +53,7 @@ func schemaOf(t testing.TB, databaseURL string) string {
 			union all select extname from pg_extension) as lines`)
 }
 
-// wantSchema checks that a database that was migrated has the schema of a new one.
+// wantSchema checks that a migrated database has the same schema as a new one.
 func wantSchema(t testing.TB, database string) {
 	t.Helper()
 	got := strings.Split(schemaOf(t, database), "\n")
@@ -60,35 +61,37 @@ func wantSchema(t testing.TB, database string) {
 	for line := range strings.SplitSeq(want, "\n") {
 		i := slices.Index(got, line)
 		if i < 0 {
-			t.Errorf("only a new database has this; schema.sql needs a guarded alter table: %s", line)
+			t.Errorf("only a new database has this line, so schema.sql needs an alter table "+
+				"that runs only if needed: %s", line)
 			continue
 		}
 		got = slices.Delete(got, i, i+1)
 	}
 	for _, line := range got {
-		t.Errorf("only an old database has this; schema.sql must take it away: %s", line)
+		t.Errorf("only the migrated database has this line, so schema.sql must remove it: %s", line)
 	}
 }
 
-// Servers that start together may migrate together, as a role that owns its schema and no more.
+// Several migrations of one database can run at once. The role needs no rights beyond owning the
+// schema.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
 	database := emptyDatabase(t)
-	var all sync.WaitGroup
+	var migrations sync.WaitGroup
 	for range 8 {
-		all.Go(func() {
+		migrations.Go(func() {
 			if err := hubstest.Migrate(database); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	all.Wait()
+	migrations.Wait()
 	wantSchema(t, database)
 }
 
-// A database of the last release gets the tables of this one, and keeps its rows. "create table
-// if not exists" changes no table that is there: a changed table needs a statement of its own in
-// schema.sql. A release copies schema.sql to testdata/last-release.sql.
+// A migration gives a database of the last release the schema of this one, and keeps its rows.
+// "create table if not exists" does not change a table that exists, so each change of a table needs
+// a statement of its own in schema.sql. A release copies schema.sql to testdata/last-release.sql.
 func TestMigrateFromTheLastRelease(t *testing.T) {
 	t.Parallel()
 	database := emptyDatabase(t)
@@ -111,7 +114,8 @@ func TestMigrateFromTheLastRelease(t *testing.T) {
 	}
 }
 
-// With nothing to change, a migrate waits for no reader, and so no reader waits for it.
+// A migration that has nothing to change takes no lock that conflicts with reads. So it does not
+// wait for reads, and no read waits for it.
 func TestMigrateLetsReadsGoOn(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
@@ -124,14 +128,14 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	if _, err := reader.Exec("select from " + strings.Join(tables(t), ", ")); err != nil {
 		t.Fatal(err)
 	}
-	// A second for a lock that it should not even ask for.
+	// The migration fails if it has to wait for a lock for a second.
 	if err := hubstest.Migrate(database + "&lock_timeout=1s"); err != nil {
-		t.Errorf("beside a transaction that has read all tables: %v", err)
+		t.Errorf("migrate beside a transaction that has read all tables: %v", err)
 	}
 }
 
-// What the server relies on, the tables keep to whoever writes: their limits are those of the
-// contract.
+// The constraints of the tables reject every row that the server can't handle, also one that an
+// operator writes with psql. The limits of lengths are those of the contract.
 func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
@@ -142,13 +146,13 @@ func TestSchemaConstraints(t *testing.T) {
 			statements, want, _ := strings.Cut(hubstest.FillInLimits(t, text), "[")
 			got := sqlErrorOf(t, db, statements)
 			if want = strings.TrimRight(want, "]\n"); got != want {
-				t.Errorf("%s: got %q, want %q", statements, got, want)
+				t.Errorf("%s: got the error %q, want %q", statements, got, want)
 			}
 		})
 	}
 }
 
-// A user who is deleted takes their acceptances along, and leaves their files.
+// Deleting a user also deletes their acceptances of the terms. Their files stay, without a user.
 func TestDeletedUserLeavesFiles(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
@@ -166,13 +170,13 @@ func TestDeletedUserLeavesFiles(t *testing.T) {
 	} {
 		got := hubstest.Query[int](t, database, statement)
 		if got != want {
-			t.Errorf("%s: got %d, want %d", statement, got, want)
+			t.Errorf("%s: got %d rows, want %d", statement, got, want)
 		}
 	}
 }
 
-// sqlErrorOf runs statements in a transaction that it rolls back. It returns the name of
-// PostgreSQL's error, or "".
+// sqlErrorOf runs statements in a transaction that it rolls back. It returns PostgreSQL's name of
+// the error, or "" if there is no error. It ends the test if an error is not from PostgreSQL.
 func sqlErrorOf(t testing.TB, db *sql.DB, statements string, args ...any) string {
 	t.Helper()
 	tx, err := db.Begin()
@@ -184,22 +188,22 @@ func sqlErrorOf(t testing.TB, db *sql.DB, statements string, args ...any) string
 	if err == nil {
 		return ""
 	}
-	refused, ok := errors.AsType[*pq.Error](err)
+	sqlError, ok := errors.AsType[*pq.Error](err)
 	if !ok {
 		t.Fatalf("%s: %v", statements, err)
 	}
-	return refused.Code.Name()
+	return sqlError.Code.Name()
 }
 
-// The table takes the addresses that a request may name, and no others. Otherwise a user could be
-// added whom no request can name, or mail be sent to a text that was never checked.
+// The table users accepts exactly the addresses that a request may have. Otherwise an operator
+// could add a user who can never sign in, or mail could be sent to a text that was never checked.
 func TestTableTakesTheSameAddresses(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
 	for _, c := range hubstest.ReadCorpus[emailCase](t, "emails.json").Cases {
-		email := strings.Trim(hubstest.FillIn(c.Email), " ") // as the server does
+		email := strings.Trim(hubstest.FillIn(c.Email), " ") // the server trims it, too
 		if strings.Contains(email, "\x00") {
-			continue // no text of PostgreSQL's has a NUL
+			continue // a text in PostgreSQL can't contain a NUL
 		}
 		want := "check_violation"
 		if c.Expect.Status == 200 {

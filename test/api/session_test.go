@@ -14,7 +14,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// T1, T2, T4, T5: what is not exactly a token of this server, of now, is none.
+// T1, T2, T4, T5: A token that this server would not have issued, or that has expired or ended, is
+// a 401, and the log has the reason.
 func TestForgedTokens(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
@@ -43,7 +44,7 @@ func TestForgedTokens(t *testing.T) {
 			email := emails[user]
 			id := ids[user]
 			if !isKey || email == "" {
-				t.Fatalf("no key %q or no user %q", c.Key, c.User)
+				t.Fatalf("got the key %q and the user %q, want ones that exist", c.Key, c.User)
 			}
 			token := c.Sign(key,
 				"<user>", fmt.Sprintf(`"email":%q,"userId":%q`, email, id),
@@ -68,11 +69,13 @@ func TestForgedTokens(t *testing.T) {
 			}
 		})
 	}
-	none := s.Client(t).Get("/auth/session")
-	wantLogged(t, s, none, `"reason":"missing"`)
+	withoutToken := s.Client(t).Get("/auth/session")
+	wantLogged(t, s, withoutToken, `"reason":"missing"`)
 }
 
-// T6, T8: a session is in the one cookie of its environment, and nowhere else.
+// T6, T8: The server takes the token only from the cookie of its own environment. A token in
+// another cookie or in another place of the request, or a token of another environment, opens no
+// session.
 func TestCookieName(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
@@ -109,7 +112,8 @@ func TestCookieName(t *testing.T) {
 	}
 }
 
-// T6, T7, T8: the cookie to the letter when it is set and when it is cleared, which empties a jar.
+// T6, T7, T8: Sign-in and sign-out send exactly these cookies, and the second removes the cookie
+// from a browser's jar.
 func TestSessionCookie(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -156,24 +160,24 @@ func TestSessionCookie(t *testing.T) {
 			out := c.Send("POST /auth/logout", nil).Want(t, 204)
 			wantCookie(out, "", "0")
 			if left := c.Token(); left != "" {
-				t.Errorf("got the cookie %q after sign-out, want none", left)
+				t.Errorf("got the token %q in the jar after sign-out, want none", left)
 			}
 		})
 	}
 }
 
-// sessionLife returns the life of the cookie of a sign-in.
-func sessionLife(t *testing.T, view *hubstest.Response) time.Duration {
+// sessionLife returns the Max-Age of the cookie in the answer to a sign-in.
+func sessionLife(t *testing.T, answer *hubstest.Response) time.Duration {
 	t.Helper()
-	cookie, err := http.ParseSetCookie(view.Header.Get("Set-Cookie"))
+	cookie, err := http.ParseSetCookie(answer.Header.Get("Set-Cookie"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return time.Duration(cookie.MaxAge) * time.Second
 }
 
-// T1: the token has four claims and no more. Its times are to the microsecond, it begins now, and
-// ends when the answer says.
+// T1: A token has exactly these four claims. Its times are exact to the microsecond: iat is the
+// time of the sign-in, and exp is the time in the answer.
 func TestTokenClaims(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -196,7 +200,7 @@ func TestTokenClaims(t *testing.T) {
 	issued := expires.Add(-sessionLife(t, view))
 	age := time.Since(issued)
 	if age.Abs() > time.Minute {
-		t.Errorf("got a token of %v ago, want one of now", age)
+		t.Errorf("got a token issued %v ago, want at most a minute", age)
 	}
 	want := map[string]any{
 		"email":  email,
@@ -209,11 +213,13 @@ func TestTokenClaims(t *testing.T) {
 	}
 }
 
-// The rotation of keys: the first signs, all verify, one that is gone does not.
+// The first key in SESSION_SECRET signs new tokens, and every key in it verifies tokens. A token
+// whose key is no longer in SESSION_SECRET is a 401.
 func TestSessionKeys(t *testing.T) {
 	t.Parallel()
 	const older = "the-older-key-of-thirty-two-bytes"
 	const newer = "the-newer-key-of-thirty-two-bytes"
+	// before, during and after are the servers of a change from the older key to the newer one.
 	before := hubstest.Start(t, map[string]string{"SESSION_SECRET": older})
 	email, _ := before.NewUser(t, "member")
 	withKeys := func(keys string) *hubstest.Server {
@@ -235,8 +241,8 @@ func TestSessionKeys(t *testing.T) {
 	wantSession(after, newToken, 200)
 }
 
-// T5, S1: what happens to an account shows at the next request of a session that began before,
-// and in what a code is worth that was made before.
+// T5, S1: A change of an account takes effect at the next request of each session that began before
+// the change, and at a sign-in with a code that was sent before it.
 func TestSessionFollowsAccount(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -265,11 +271,11 @@ func TestSessionFollowsAccount(t *testing.T) {
 			r := s.Client(t).PresentCode(email, code)
 			c.Validate.Check(t, r)
 			if c.Validate.Code == "account_suspended" {
-				// The code proves whose attempt it is, so the log may tell.
+				// The right code proves that the attempt is the user's own, so the log has the id.
 				wantLogged(t, s, r, `"msg":"refused"`, `"userId"`)
 			}
 			if c.Validate.Status != 200 && r.Header.Get("Set-Cookie") != "" {
-				t.Errorf("got a cookie with %v", r)
+				t.Errorf("got a cookie, want none with a refused sign-in: %v", r)
 			}
 			if c.NextCode {
 				s.SignIn(t, email)
@@ -278,21 +284,22 @@ func TestSessionFollowsAccount(t *testing.T) {
 	}
 }
 
-// T5: "sign out everywhere" is exact to the microsecond, both ways: it spares no older session
-// that began in the same second, and ends no later one.
+// T5: "Sign out everywhere" is exact to the microsecond. It ends every session that began before
+// it, even in the same second, and no session that began at the same microsecond or later.
 func TestSignOutIsExact(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "member")
 	start := time.Now().Add(-time.Minute).UnixMicro()
 	for round := range int64(20) {
-		issued := start + round*47_111 // so many different fractions of a second
+		issued := start + round*47_111 // another fraction of a second in each round
 		payload := hubstest.FillIn(
 			`{"email":"<email>","userId":"<userId>","iat":<iat>,"exp":<now+1000>}`,
 			"<email>", email,
 			"<userId>", userID,
 			"<iat>", fmt.Sprintf("%.6f", float64(issued)/1e6))
 		c := s.With(t, hubstest.Forge(s.Env["SESSION_SECRET"], payload))
+		// shift is the time from the start of the session to the sign-out, in microseconds.
 		for shift, want := range map[int64]int{
 			-1: 200,
 			0:  200,
@@ -302,13 +309,15 @@ func TestSignOutIsExact(t *testing.T) {
 				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
 			got := c.Get("/auth/session").Status
 			if got != want {
-				t.Errorf("issued at %d, signed out %+d µs: got %d, want %d", issued, shift, got, want)
+				t.Errorf("issued at %d µs, signed out %+d µs later: got the status %d, want %d",
+					issued, shift, got, want)
 			}
 		}
 	}
 }
 
-// shiftedClock starts a server whose database has another clock, until restore is called.
+// shiftedClock starts a server whose database has a clock that is ahead by shift, an interval of
+// PostgreSQL such as "30 seconds". restore corrects the clock.
 func shiftedClock(
 	t *testing.T, shift string,
 ) (s *hubstest.Server, restore func()) {
@@ -317,7 +326,7 @@ func shiftedClock(
 	hubstest.Exec(t, database, "create schema shifted")
 	hubstest.Exec(t, database, `create function shifted.clock_timestamp() returns timestamptz
 		language sql return pg_catalog.clock_timestamp() + interval '`+shift+`'`)
-	// Of two functions of one name, PostgreSQL takes the first.
+	// PostgreSQL takes clock_timestamp from the first schema in search_path that has it.
 	shifted := database + "&search_path=shifted,pg_catalog,public"
 	s = hubstest.Start(t, map[string]string{"DATABASE_URL": shifted})
 	return s, func() {
@@ -325,8 +334,8 @@ func shiftedClock(
 	}
 }
 
-// T5: a session is dated by the database's clock, as "sign out everywhere" is. So the two are
-// in their order although the clocks of server and database differ.
+// T5: The start of a session and the time of a "sign out everywhere" both come from the database's
+// clock. So the server knows which of them was first, although its own clock differs.
 func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 	t.Parallel()
 	for _, shift := range []string{"-30 seconds", "30 seconds"} {
@@ -342,41 +351,42 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 			_, claims := hubstest.ReadToken(t, before.Token())
 			age := float64(time.Now().Unix()) - claims["iat"].(float64)
 			if math.Abs(age) < 15 {
-				t.Errorf("got a token of %.0f seconds ago: the clock is not shifted", age)
+				t.Errorf("got a token issued %.0f s ago, want about 30 s before or after now: "+
+					"the database's clock is not shifted", age)
 			}
 		})
 	}
 }
 
-// T9: clocks more than a minute apart let nobody sign in, since each token would be refused.
-// The log says how far, at the start and at each attempt. The code stays good.
+// T9: While the clocks of server and database are more than a minute apart, a sign-in is a 503, and
+// the code stays valid. The log has the difference, at the start and at each sign-in.
 func TestClocksApart(t *testing.T) {
 	t.Parallel()
-	for shift, apart := range map[string]string{
-		"-95 seconds": "minus this server's is -9", // 90 to 99 s
+	for shift, difference := range map[string]string{
+		"-95 seconds": "minus this server's is -9", // -90 to -99 s
 		"95 seconds":  "minus this server's is 9",
 	} {
 		t.Run(shift, func(t *testing.T) {
 			t.Parallel()
 			s, restore := shiftedClock(t, shift)
-			s.AllowErrors(apart)
-			s.Log.WaitFor(t, "WARN", apart)
+			s.AllowErrors(difference)
+			s.Log.WaitFor(t, "WARN", difference)
 			email, _ := s.NewUser(t, "member")
 			c := s.Client(t)
 			c.AskCode(email)
 			code := s.Code(t, email)
 			wantNoSession(t, c.PresentCode(email, code), 503, "unavailable")
-			s.Log.WaitFor(t, "ERROR", apart)
+			s.Log.WaitFor(t, "ERROR", difference)
 			restore()
-			hubstest.WaitUntil(t, "sign-in", func() bool {
+			hubstest.WaitUntil(t, "a sign-in with the same code", func() bool {
 				return c.Elsewhere().PresentCode(email, code).Status == 200
 			})
 		})
 	}
 }
 
-// T5: a write is decided by the account as it is when its body has arrived: whoever withholds
-// the body keeps no rights by it.
+// T5: A client can't keep its rights by withholding the end of a body: the account is read after
+// the body has arrived.
 func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -393,7 +403,7 @@ func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 			head := c.Head("POST /hubs", "Content-Type: application/json",
 				fmt.Sprint("Content-Length: ", len(body)), "Expect: 100-continue")
 			conn := hubstest.Dial(t, s.Addr)
-			// The server asks for the body, so it has begun to read.
+			// The status 100 shows that the server has begun to read the body.
 			conn.Exchange(t, head+"\r\n", 100)
 			io.WriteString(conn, body[:5])
 			line := hubstest.FillIn(command, "<email>", email)
@@ -403,7 +413,8 @@ func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 	}
 }
 
-// newcomer returns a client of an admin who has accepted no terms, and the current version.
+// newcomer returns a client of a new admin who has not accepted the terms, the admin's id, and the
+// current version of the terms.
 func newcomer(t *testing.T, s *hubstest.Server) (c *hubstest.Client, userID, current string) {
 	t.Helper()
 	email, userID := s.NewUser(t, "admin")
@@ -412,13 +423,14 @@ func newcomer(t *testing.T, s *hubstest.Server) (c *hubstest.Client, userID, cur
 	return c, userID, view.Field(t, "terms", "version").(string)
 }
 
+// accept sends an acceptance of a version of the terms.
 func accept(c *hubstest.Client, version string) *hubstest.Response {
 	return c.Send("POST /terms/acceptance",
 		map[string]string{"version": version})
 }
 
-// Only the current version of the terms opens the gate: not one that was never current, nor one
-// that another release has recorded, older or newer.
+// Only an acceptance of the current version of the terms counts. No other version can be accepted,
+// and an acceptance that an older or newer release has recorded does not count.
 func TestOnlyTheCurrentTermsCount(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -431,7 +443,7 @@ func TestOnlyTheCurrentTermsCount(t *testing.T) {
 	}
 	c.AcceptTerms()
 	wantTerms(t, c, true)
-	// To raise the version turns what was accepted into another version.
+	// After a release with new terms, the accepted version is no longer the current one.
 	hubstest.Exec(t, s.Database,
 		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
 	wantTerms(t, c, false)
@@ -439,7 +451,8 @@ func TestOnlyTheCurrentTermsCount(t *testing.T) {
 	wantTerms(t, c, true)
 }
 
-// Who accepts the terms again, at once or later, gets the time of the first acceptance.
+// A user who accepts the terms again, at the same time or later, gets the time of the first
+// acceptance.
 func TestFirstAcceptanceIsKept(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -454,22 +467,24 @@ func TestFirstAcceptanceIsKept(t *testing.T) {
 	second := <-answers
 	later := accept(c, current).Want(t, 200)
 	if second != first || string(later.Body) != first {
-		t.Errorf("accepted again: got %s and %s, want %s", second, later.Body, first)
+		t.Errorf("accepted again: got %s and %s, want both as the first time: %s",
+			second, later.Body, first)
 	}
 	year := time.Now().UTC().Format("2006-")
 	begin := `{"version":"` + current + `","acceptedAt":"` + year
 	if !strings.HasPrefix(first, begin) {
-		t.Errorf("got %s, want %s…", first, begin)
+		t.Errorf("got the answer %s, want it to begin with %s", first, begin)
 	}
 }
 
-// wantTerms checks what an admin may do with the terms accepted, or without.
+// wantTerms checks whether the session says that the terms are accepted. If they are, an admin may
+// read hubs; otherwise, reads and writes of hubs are a 403.
 func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 	t.Helper()
 	session := c.Get("/auth/session").Want(t, 200)
 	got := session.Field(t, "terms", "accepted")
 	if got != accepted {
-		t.Errorf("accepted: got %v, want %v", got, accepted)
+		t.Errorf("terms.accepted: got %v, want %v", got, accepted)
 	}
 	if accepted {
 		c.Get("/hubs").Want(t, 200)

@@ -13,8 +13,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A code opens a session for its address, written in any case. The answers say the code's length
-// and life, then whose session it is, as a reload of the page does.
+// A code opens a session for its address, in any case of its letters. The answer to the request for
+// a code has the code's length and lifetime. The answer to the sign-in describes the session. It is
+// the same as that of GET /auth/session, which a page sends after a reload.
 func TestCodeOpensASession(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -27,7 +28,7 @@ func TestCodeOpensASession(t *testing.T) {
 	example := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
 		"responses", "200", "content", "application/json", "example")
 	if !maps.Equal(answer.JSON(t), example) {
-		t.Errorf("got %s, want %v", answer.Body, example)
+		t.Errorf("answer to the request for a code: got %s, want %v", answer.Body, example)
 	}
 	view := c.PresentCode(" "+upper, s.Code(t, email)).Want(t, 200)
 	want := map[string]any{
@@ -41,12 +42,12 @@ func TestCodeOpensASession(t *testing.T) {
 	}
 	reloaded := c.Get("/auth/session").Want(t, 200)
 	if !bytes.Equal(view.Body, reloaded.Body) {
-		t.Errorf("got %s after a reload, want %s", reloaded.Body, view.Body)
+		t.Errorf("got the session %s after a reload, want %s", reloaded.Body, view.Body)
 	}
 }
 
-// O3: a wrong guess, a code at another address, and a used code open no session. The first two
-// leave the code good.
+// O3: A wrong code, the right code with another address, and a used code open no session. After the
+// first two, the code is still valid.
 func TestWrongGuessSpoilsNoCode(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -58,7 +59,7 @@ func TestWrongGuessSpoilsNoCode(t *testing.T) {
 	wantNoSession(t, s.Client(t).PresentCode(email, code), 401, "invalid_code")
 }
 
-// T7: sign-out clears the cookie and no more, as the README says: a copy of the token stays good.
+// T7: Sign-out only clears the cookie. A copy of the token stays valid, as SECURITY.md says.
 func TestSignOutClearsTheCookie(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
@@ -70,6 +71,7 @@ func TestSignOutClearsTheCookie(t *testing.T) {
 	s.With(t, token).Get("/auth/session").Want(t, 200)
 }
 
+// wantNoSession checks that an answer is this error and sets no cookie.
 func wantNoSession(
 	t *testing.T, r *hubstest.Response, status int, code string,
 ) {
@@ -81,8 +83,8 @@ func wantNoSession(
 	}
 }
 
-// O6: nobody can tell whose address it is: not when asking for a code, not when presenting
-// one, and not when refused for asking too often.
+// O6: Known, suspended and unknown addresses get the same answers: to a request for a code, to a
+// wrong code, and to a request that is over the limit.
 func TestAddressesLookAlike(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, staging(t))
@@ -91,7 +93,8 @@ func TestAddressesLookAlike(t *testing.T) {
 	unknown := hubstest.NewEmail()
 	s.User(t, "suspend", suspended)
 	c := s.Client(t)
-	send := func(what, route, code string, status int) {
+	// send sends one request for each of the addresses, and compares the answers.
+	send := func(name, route, code string, status int) {
 		t.Helper()
 		period := hubstest.LimitOf(t, route).Period
 		answers := map[string]bool{}
@@ -101,15 +104,15 @@ func TestAddressesLookAlike(t *testing.T) {
 				body["code"] = code
 			}
 			r := c.Send(route, body, "X-Request-Id", "one")
-			answers[withoutChance(r.Want(t, status), period)] = true
+			answers[constantParts(r.Want(t, status), period)] = true
 		}
 		if len(answers) != 1 {
-			t.Errorf("%s: got answers that differ: %v", what, answers)
+			t.Errorf("%s: got %d different answers, want 1: %v", name, len(answers), answers)
 		}
 	}
 	send("first request", askRoute, "", 200)
 	code := hubstest.OtherCode(s.Code(t, known), 1)
-	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // while one of them has a code
+	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // by now, the known address has a code
 		send("request", askRoute, "", 200)
 	}
 	send("a request too many", askRoute, "", 429)
@@ -124,7 +127,7 @@ func TestAddressesLookAlike(t *testing.T) {
 		"code not sent", hubstest.MaskedEmail(unknown))
 	n := len(s.Mail.Received())
 	if n != 1 {
-		t.Errorf("got %d mails, want 1: to the active user", n)
+		t.Errorf("the mail server got %d mails, want 1, to the active user", n)
 	}
 }
 
@@ -133,9 +136,9 @@ const (
 	guessRoute = "POST /auth/otp/validate"
 )
 
-// withoutChance returns an answer without what differs between any two: the date, and, by
-// some seconds, the time to wait, which is the period of the limit.
-func withoutChance(r *hubstest.Response, period time.Duration) string {
+// constantParts returns an answer, as text, without the parts that differ between any two answers:
+// the header Date, and a Retry-After that is less than a minute short of the limit's period.
+func constantParts(r *hubstest.Response, period time.Duration) string {
 	header := r.Header.Clone()
 	header.Del("Date")
 	wait, err := time.ParseDuration(header.Get("Retry-After") + "s")
@@ -146,7 +149,8 @@ func withoutChance(r *hubstest.Response, period time.Duration) string {
 		r.Status, header, r.Body)
 }
 
-// guess presents a code from n addresses at once, and counts the answers by their status.
+// guess tries to sign in with a code from n client addresses at once. It returns the number of
+// answers by their status.
 func guess(
 	t *testing.T, s *hubstest.Server, n int, email, code string,
 ) map[int]int {
@@ -155,7 +159,8 @@ func guess(
 	})
 }
 
-// asked returns a client that has asked for a code.
+// asked adds a user and asks for a code. It returns the client that has asked, the user's address,
+// and the code.
 func asked(
 	t *testing.T, s *hubstest.Server,
 ) (c *hubstest.Client, email, code string) {
@@ -166,7 +171,8 @@ func asked(
 	return c, email, s.Code(t, email)
 }
 
-// O3: of a hundred who present a right code at once, one gets a session. Each attempt counts.
+// O3: If a hundred clients send the right code at once, exactly one gets a session. Every one of
+// them counts against the limit of guesses.
 func TestOneOfManyRightCodesOpensASession(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -179,12 +185,13 @@ func TestOneOfManyRightCodesOpensASession(t *testing.T) {
 		429: 9 * guesses,
 	}
 	if !maps.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+		t.Errorf("answers by status: got %v, want %v", got, want)
 	}
 }
 
-// O3, O4: guesses at an e-mail address, however it is written, are counted before they are
-// compared, from all clients together. When they are spent, the right code is refused too.
+// O3, O4: Guesses at an e-mail address are counted before the code is compared, from all clients
+// and for all spellings of the address together. Once the limit is spent, the right code is
+// refused, too.
 func TestLimitOfGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -196,13 +203,13 @@ func TestLimitOfGuesses(t *testing.T) {
 		429: limit.Requests,
 	}
 	if !maps.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+		t.Errorf("answers by status: got %v, want %v", got, want)
 	}
 	wantLimited(t, c.PresentCode(strings.ToUpper(email), code), limit)
 	c.PresentCode("x"+email, code).Want(t, 401)
 }
 
-// O5: neither a sign-in nor a new code gives back the guesses that were spent.
+// O5: Neither a sign-in nor a new code gives back guesses that were spent.
 func TestNewCodeBringsNoGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -213,7 +220,8 @@ func TestNewCodeBringsNoGuesses(t *testing.T) {
 	hubstest.WantProblem(t, c.PresentCode(email, s.Code(t, email)), 429, "rate_limited")
 }
 
-// O7: fifty clients ask at once, and one mail is sent.
+// O7: If fifty clients ask for a code for one address at once, the address gets one code. The local
+// server prints the code instead of mailing it.
 func TestOneMailForManyRequests(t *testing.T) {
 	t.Parallel()
 	const many = 50
@@ -223,9 +231,10 @@ func TestOneMailForManyRequests(t *testing.T) {
 		return s.Client(t).Send(askRoute, map[string]string{"email": email})
 	})[200]
 	if answered != many {
-		t.Errorf("got %d good answers, want %d", answered, many)
+		t.Errorf("got %d answers with the status 200, want %d", answered, many)
 	}
-	hubstest.WaitUntil(t, "the end of all requests", func() bool {
+	hubstest.WaitUntil(t, "a log line about each request", func() bool {
+		// One request sends a code. The others are too early for a new one.
 		sent := s.Log.Count(`"code sent"`)
 		early := s.Log.Count("less than a minute old")
 		return sent+early == many
@@ -238,7 +247,8 @@ func TestOneMailForManyRequests(t *testing.T) {
 	s.Client(t).PresentCode(email, code).Want(t, 200)
 }
 
-// onTheWire asks for a code byte for byte as written.
+// onTheWire asks for a code with exactly these headers and a Content-Type. http.Client would change
+// or refuse some of them.
 func onTheWire(
 	t *testing.T, s *hubstest.Server, email string, headers ...string,
 ) *hubstest.Response {
@@ -251,14 +261,16 @@ func onTheWire(
 	return s.Wire(t, "POST", "/auth/otp/request", body, headers...)
 }
 
-// An emailCase is an address. emails.json says what the members mean.
+// An emailCase is an address and the answer to a request with it. testdata/emails.json explains the
+// members.
 type emailCase struct {
 	hubstest.CorpusCase
 	Email  string
 	Stored string
 }
 
-// I4, O9: which addresses are taken, and that the code goes to the address as it is stored.
+// I4, O9: The server accepts and refuses exactly these addresses, in a request for a code and in a
+// sign-in. The code goes to the address as stored in the database.
 func TestEmailForms(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -286,7 +298,9 @@ func TestEmailForms(t *testing.T) {
 	}
 }
 
-// L2: the client is the first address from the right that is no trusted proxy.
+// L2: The client's address is the first one that is not a trusted proxy's, beginning with the peer
+// of the connection and going on with X-Forwarded-For from the right. The test sees it in the log
+// line and in the limit that it shares with other addresses.
 func TestClientAddress(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
@@ -310,7 +324,7 @@ func TestClientAddress(t *testing.T) {
 				line := wantLogged(t, s, r, `"msg":"request"`)
 				client := `"client":"` + c.Client + `"`
 				if !strings.Contains(line, client) {
-					t.Fatalf("got %s, want %s", line, client)
+					t.Fatalf("got the log line %s, want %s in it", line, client)
 				}
 			}
 			for _, chain := range append(c.SharesWith, c.Client) {

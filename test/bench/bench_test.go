@@ -1,5 +1,5 @@
-// Package bench measures what each kind of request costs: ./dev.sh bench. It prints figures in
-// the form of Go's benchmarks, and benchstat makes the table.
+// Package bench measures what each kind of request costs: ./dev.sh bench. It writes the figures to
+// a file in the format of Go's benchmarks, of which benchstat makes a table.
 package bench
 
 import (
@@ -21,10 +21,13 @@ import (
 )
 
 const (
-	connections = 16
-	hubs        = 100_000
-	users       = 1000
-	rounds      = 20 // of all kinds, the sides in turn: what the machine does meets them alike
+	connections = 16      // simultaneous connections of the load generator
+	hubs        = 100_000 // rows in the table hubs
+	users       = 1000    // rows in the table users
+
+	// rounds is how often each kind of request is measured on each side. The sides take turns, so
+	// that other load on the machine affects them alike.
+	rounds = 20
 )
 
 func TestMain(m *testing.M) {
@@ -34,7 +37,8 @@ func TestMain(m *testing.M) {
 	hubstest.Main(m)
 }
 
-// serveBare is what costs least: net/http and a body of the size that the path names.
+// serveBare serves the cheapest possible answers, with net/http alone. The path is the size of the
+// body in bytes. serveBare never returns.
 func serveBare(addr string) {
 	body := bytes.Repeat([]byte("x"), 1<<20)
 	answer := func(w http.ResponseWriter, r *http.Request) {
@@ -45,28 +49,30 @@ func serveBare(addr string) {
 	panic(http.ListenAndServe(addr, http.HandlerFunc(answer)))
 }
 
-// A kind of request, of those in requests.json: the usual ones, and those that cost most of what
-// the limits let through. {10 kB} and the like in its path is a file of that size.
+// A kind is a kind of request in requests.json. The list "usual" has everyday requests, and "abuse"
+// has the most expensive requests that the limits let through.
 type kind struct {
 	Name   string
-	Path   string
-	Upload int    // the size of a file to upload
-	Header string // a header besides: Text, and More so many times
+	Path   string // "{10 kB}" and "{1 MB}" are downloads of a file of that size
+	Upload int    // size of the file to upload in bytes; 0 for a GET
+	Header string // name of an additional header, or ""; its value is Text, then More repeated
 	Text   string
 	More   string
-	Times  int
+	Times  int // repetitions of More
 }
 
-// A side is a server that is measured, or bare net/http beside it.
+// A side is a server that is measured, or bare net/http, with which it is compared.
 type side struct {
 	name, base string
 	process    *exec.Cmd
-	client     *hubstest.Client // nil for bare net/http
-	cookies    string           // a file
-	files      map[string]string
+	client     *hubstest.Client  // nil for bare net/http
+	cookies    string            // path of a file with one Cookie header a line
+	files      map[string]string // paths of the uploaded files, by their names in requests.json
 }
 
-// TestBench measures what BENCH says: "bare", "abuse" or "commits".
+// TestBench checks nothing: it measures. BENCH is "bare" to compare the usual requests with bare
+// net/http, "commits" to compare them with the server BENCH_BEFORE, or "abuse" to measure the most
+// expensive requests. BENCH_OUT is the file for the figures.
 func TestBench(t *testing.T) {
 	what := os.Getenv("BENCH")
 	if what == "" {
@@ -96,7 +102,7 @@ func TestBench(t *testing.T) {
 	for round := range rounds {
 		for _, k := range measured {
 			for i := range sides {
-				s := sides[(i+round)%len(sides)] // in turn
+				s := sides[(i+round)%len(sides)] // each round begins with another side
 				if s.client == nil && k.Upload > 0 {
 					continue
 				}
@@ -111,14 +117,15 @@ func TestBench(t *testing.T) {
 	}
 }
 
+// bareSide starts this test's binary again, as a server of bare net/http (see TestMain).
 func bareSide(t *testing.T) *side {
 	s := &side{name: "bare"}
 	s.start(t, exec.Command(os.Args[0]), "BENCH_BARE", nil)
 	return s
 }
 
-// newSide starts a server on a database of its own, made by its own migrate, with the same rows
-// as every other side's: the session cookies are good for all.
+// newSide starts a server on a new database that its own migrate has made. All sides have the same
+// users and the same session key, so the cookies of one side are valid on all sides.
 func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 	hubstest.Exec(t, pg.URL, "create database "+name)
 	databaseURL := hubstest.WithDatabase(pg.URL, name)
@@ -131,7 +138,7 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
 	env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail), map[string]string{
 		"DATABASE_URL":    databaseURL,
-		"ALLOWED_ORIGINS": "https://app.staging.example.com", // as bench.lua has it
+		"ALLOWED_ORIGINS": "https://app.staging.example.com", // the origin that bench.lua sends
 	})
 	s := &side{
 		name:  name,
@@ -171,8 +178,9 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 	return s
 }
 
-// fill makes users, and hubs with names in no order: a third of them have "Hub", one in 15 has
-// "Harbour", one in 3,000 "Zweibrücken".
+// fill inserts users and hubs. The names of the hubs begin with random characters, so that they are
+// in random order. A third of them contain "Hub", one in 15 "Harbour", and one in 3,000
+// "Zweibrücken". The two numbers of the format are those of the users and of the hubs.
 const fill = `select setseed(0.5);
 	insert into users (user_id, email)
 	select md5('user' || n)::uuid, 'user' || n || '@example.com' from generate_series(1, %d) n;
@@ -186,7 +194,8 @@ const fill = `select setseed(0.5);
 		timestamptz '2026-01-01' + random() * interval '300 days'
 	from generate_series(1, %d) n`
 
-// start starts the process on a free port, which it takes from a variable, without its log.
+// start starts the process on a free port and waits until it listens. The process reads its address
+// from the given environment variable. Its log is discarded.
 func (s *side) start(
 	t *testing.T,
 	cmd *exec.Cmd,
@@ -211,8 +220,8 @@ func (s *side) start(
 	return addr
 }
 
-// pathOf returns the path of a kind. Bare net/http answers with a body of the size of the
-// server's answer.
+// pathOf returns the path to request for a kind of request. For bare net/http, it is the size of
+// the body that server sends for such a request.
 func (s *side) pathOf(t *testing.T, k kind, server *side) string {
 	if s.client == nil {
 		path := server.pathOf(t, k, server)
@@ -225,7 +234,8 @@ func (s *side) pathOf(t *testing.T, k kind, server *side) string {
 	return k.Path
 }
 
-// measure sends requests for a second.
+// measure sends requests of one kind for a second and returns the figures. It fails the test if a
+// request fails. The requests have the cookies of server.
 func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side) (figures string) {
 	url := s.base + s.pathOf(t, k, server)
 	method, contentType, body := "GET", "", ""
@@ -245,7 +255,7 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 		fmt.Sprint("-c", connections),
 		"-s", "bench.lua",
 		url,
-		"--", server.cookies, method, contentType, body, k.Header, header, // see bench.lua
+		"--", server.cookies, method, contentType, body, k.Header, header, // for bench.lua
 	)
 	serverBefore := hubstest.CPU(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)
@@ -256,7 +266,8 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 	var requests, took, p50, p99, failed float64
 	_, scanErr := fmt.Sscan(result, &requests, &took, &p50, &p99, &failed)
 	if err != nil || scanErr != nil || failed > 0 {
-		t.Fatalf("wrk, %s: %v, %v failed\n%s", k.Name, err, failed, out)
+		t.Fatalf("wrk, %s: got the error %v, %v failed requests, want none\n%s",
+			k.Name, err, failed, out)
 	}
 	return fmt.Sprintf(
 		"%.0f req/s %.2f p50-ms %.2f p99-ms %.1f server-us %.1f postgres-us",
@@ -268,6 +279,7 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 	)
 }
 
+// writeFile writes a file that is removed at the end of the test, and returns its path.
 func writeFile(t *testing.T, content []byte) (path string) {
 	path = filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, content, 0o600); err != nil {
@@ -276,6 +288,7 @@ func writeFile(t *testing.T, content []byte) (path string) {
 	return path
 }
 
+// postgresCPU returns the CPU time that all processes of PostgreSQL have used so far.
 func postgresCPU(pg *hubstest.Postgres) time.Duration {
 	postmaster := pg.Postmaster()
 	sum := hubstest.CPU(postmaster)
@@ -285,14 +298,15 @@ func postgresCPU(pg *hubstest.Postgres) time.Duration {
 	return sum
 }
 
-// allocationBounds are what a request may allocate, with net/http's own part in it: what was
-// measured and a tenth.
+// allocationBounds has the most bytes that a request to each path may allocate, including the part
+// of net/http. A bound is the value that was measured, plus a tenth.
 var allocationBounds = map[string]int{
 	"/auth/session": 10_800,
 	"/hubs":         35_500,
 }
 
-// Without garbage collection, the memory grows by what is allocated.
+// A request allocates no more than its bound. The server runs without garbage collection, so its
+// memory grows by what the requests allocate.
 func TestAllocationsOfARequest(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("this test reads /proc")
@@ -315,7 +329,7 @@ func TestAllocationsOfARequest(t *testing.T) {
 		each := (hubstest.Memory(s.Cmd.Process.Pid, "VmRSS") - before) / requests
 		fmt.Fprintf(t.Output(), "GET %s: %d bytes\n", path, each)
 		if each <= 0 || each > most {
-			t.Errorf("GET %s allocates %d bytes, want %d at most", path, each, most)
+			t.Errorf("GET %s: got %d bytes allocated for a request, want 1 to %d", path, each, most)
 		}
 	}
 }

@@ -14,27 +14,30 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// The bound on what time may tell: the chance that a request about a known address takes longer
-// than one about an unknown address (the area under the ROC curve, AUC) is 0.50 ± 0.02.
+// timingBound bounds what the time of a request may reveal about an address. Take one request about
+// a known address and one about an unknown address. The probability that the first takes longer
+// (the area under the ROC curve, AUC) must be 0.50 ± timingBound. The same holds for a suspended
+// address.
 //
-// The AUC of 2,000 samples of each kind has a standard error of 0.009, so chance alone exceeds
-// the bound once in thirty comparisons. Where it is exceeded, further rounds of 2,000 are added
-// to the same samples: of four rounds the error is 0.0046, and chance exceeds 0.02 once in
-// 70,000 comparisons. No figure in seconds is asserted.
+// The AUC of 2,000 samples of each kind has a standard error of 0.009, so chance alone exceeds the
+// bound once in thirty comparisons. If the bound is exceeded, the test adds further rounds of 2,000
+// to the same samples. After four rounds the standard error is 0.0046, and chance alone exceeds the
+// bound once in 70,000 comparisons. The test asserts no time in seconds.
 const (
-	timingSamples = 2000 // of each kind, a round
-	timingRounds  = 4
+	timingSamples = 2000 // requests about each kind of address in one round
+	timingRounds  = 4    // most rounds
 	timingBound   = 0.02
 )
 
-// A timer measures requests to one server, each from a client address of its own.
+// A timer measures requests to one server. Each request comes from a new client address.
 type timer struct {
 	t    *testing.T
 	base string
 }
 
-// send returns how long a request took. It asks again while too many requests for codes are
-// unfinished: that is the same for every address.
+// send sends a request and returns how long it took. A 503 means that too many requests for a code
+// are unfinished, which does not depend on the address. Then send waits and sends the request
+// again.
 func (m timer) send(client *http.Client, method, path, body string, want int) time.Duration {
 	m.t.Helper()
 	for {
@@ -56,21 +59,21 @@ func (m timer) send(client *http.Client, method, path, body string, want int) ti
 			return took
 		}
 		if answer.StatusCode != 503 {
-			m.t.Fatalf("%s: got %d, want %d", path, answer.StatusCode, want)
+			m.t.Fatalf("%s %s: got status %d, want %d", method, path, answer.StatusCode, want)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// O6, O10: time does not tell whose address it is: not the time of a request for a code, nor
-// that of the next request on the same connection or on another one, nor that of a validation.
-// Thousands of requests about fresh addresses, known, suspended and unknown ones in random
-// order; codes go to a mail server.
+// O6, O10: The time of an answer does not reveal whether an address is known. This holds for a
+// request for a code, for the next request on the same or on another connection, and for a
+// validation. The test measures thousands of requests in random order, each about a new address
+// that is known, suspended or unknown. A mail server receives the codes.
 func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
 	s := hubstest.Start(t, m.Env())
 	s.AllowErrors("too many unfinished requests")      // see timer.send
-	const addresses = 5 * timingRounds * timingSamples // of each kind: none is used twice
+	const addresses = 5 * timingRounds * timingSamples // of each kind, so that no case reuses one
 	hubstest.Exec(t, s.Database, `insert into users (email, suspended)
 		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all
 		select 's' || n || '@time.example', true from generate_series(1, $1) n`, addresses)
@@ -87,7 +90,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	}
 	for place, test := range []struct {
 		what string
-		time func(email string) time.Duration
+		time func(email string) time.Duration // sends the request and returns its time
 	}{
 		{"a request for a code", askCode},
 		{"the next request on the same connection", func(email string) time.Duration {
@@ -111,13 +114,15 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	}
 }
 
+// oneConnection returns an HTTP client that uses at most one connection.
 func oneConnection(t *testing.T) *http.Client {
 	transport := &http.Transport{MaxConnsPerHost: 1}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
 
-// wantAlike measures rounds until the bound holds. Addresses are numbered from first on.
+// wantAlike measures a round of requests. While the bound is exceeded, it measures another round,
+// and after timingRounds rounds it fails the test. The numbers in the addresses begin after first.
 func wantAlike(t *testing.T, first int, measure func(email string) time.Duration) {
 	t.Helper()
 	times := map[byte][]time.Duration{}
@@ -137,11 +142,13 @@ func wantAlike(t *testing.T, first int, measure func(email string) time.Duration
 			return
 		}
 	}
-	t.Errorf("the times differ by more than %.2f", timingBound)
+	t.Errorf("after %d rounds, an AUC still differs from 0.5 by more than %.2f",
+		timingRounds, timingBound)
 }
 
-// areaUnderROC is the chance that a value of a is greater than one of b: the statistic of Mann
-// and Whitney, as a share of all pairs. Equal values count half.
+// areaUnderROC returns the probability that a value of a is greater than a value of b: the
+// statistic of Mann and Whitney, divided by the number of pairs. A pair of equal values counts
+// half.
 func areaUnderROC(a, b []time.Duration) float64 {
 	sorted := slices.Sorted(slices.Values(b))
 	sum := 0.0

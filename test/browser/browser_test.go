@@ -1,6 +1,6 @@
 // Package browser tests the learner's page, the example front end, and pages of other origins, in
-// Chromium, Firefox ESR and WebKitGTK. It shows what only a browser does: the cookie that no
-// script can read, SameSite, CORS, Content-Security-Policy.
+// Chromium, Firefox ESR and WebKitGTK. It tests what only a browser can show: that no script can
+// read the cookie, and the effect of SameSite, CORS and Content-Security-Policy.
 package browser
 
 import (
@@ -24,7 +24,7 @@ const (
 
 var engines = []string{chromium, firefox, webkit}
 
-// inEachEngine runs a test once in each engine.
+// inEachEngine runs a test once in each engine, in parallel, each time with a new browser.
 func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
@@ -39,20 +39,21 @@ type browser struct {
 	t         testing.TB
 	engine    string
 	driver    driver
-	downloads string // the folder that it downloads to
+	downloads string // the folder of its downloads
 }
 
-// A driver carries out one command of the WebDriver protocol within a session.
+// A driver carries out commands of the WebDriver protocol in one session.
 type driver interface {
 	command(method, path string, in params) (json.RawMessage, error)
 }
 
 type params = map[string]any
 
-// newBrowser starts a browser that ends with the test. With an address it takes the server there,
-// whatever its certificate, for every host that it reaches by TLS.
+// newBrowser starts a browser and ends it with the test. If server is not empty, it is the address
+// of a TLS server: the browser reaches that server under every https host name, and accepts any
+// certificate.
 func newBrowser(t testing.TB, engine, server string) *browser {
-	// Not t.TempDir, which fails the test if a process that is ending still writes.
+	// Not t.TempDir: it fails the test if a process that is just ending still writes to the folder.
 	dir, err := os.MkdirTemp(hubstest.Dir, engine+"-")
 	if err != nil {
 		t.Fatal(err)
@@ -71,14 +72,15 @@ func newBrowser(t testing.TB, engine, server string) *browser {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			fmt.Fprintln(t.Output(), "the page at the end:", b.text("body"))
+			fmt.Fprintln(t.Output(), "the page at the end of the test:", b.text("body"))
 		}
 		b.command("DELETE", "", nil, nil)
 	})
 	return b
 }
 
-// command sends one command of the WebDriver protocol.
+// command sends one command of the WebDriver protocol, and decodes its result into out. If out is
+// nil, the result is ignored.
 func (b *browser) command(method, path string, in params, out any) {
 	b.t.Helper()
 	answer, err := b.driver.command(method, path, in)
@@ -90,8 +92,9 @@ func (b *browser) command(method, path string, in params, out any) {
 	}
 }
 
-// script runs the body of a function in the page. It awaits a promise that is returned. For null
-// and undefined it returns the zero value.
+// script runs the body of a JavaScript function in the page and returns its result. If the function
+// returns a promise, script waits for it. If the result is null or undefined, script returns the
+// zero value.
 func script[T any](b *browser, body string, args ...any) (value T) {
 	b.t.Helper()
 	call := params{"script": body, "args": append([]any{}, args...)}
@@ -104,8 +107,9 @@ func (b *browser) open(url string) {
 	b.command("POST", "/url", params{"url": url}, nil)
 }
 
-// element returns the path of the one element that a CSS selector names. It scrolls the
-// element to the middle of the window: the drivers don't know what the navigation covers.
+// element returns the path of the first element that matches a CSS selector, for further commands.
+// It scrolls the element to the middle of the window, so that the navigation, of which the drivers
+// know nothing, does not cover it.
 func (b *browser) element(selector string) string {
 	b.t.Helper()
 	script[any](b, `document.querySelector(arguments[0])?.scrollIntoView(
@@ -116,11 +120,11 @@ func (b *browser) element(selector string) string {
 	for _, id := range found {
 		return "/element/" + id
 	}
-	b.t.Fatalf("no element %s", selector)
+	b.t.Fatalf("no element matches %s", selector)
 	return ""
 }
 
-// click fails where a user could not click.
+// click clicks on an element. It fails the test if a user could not click there.
 func (b *browser) click(selector string) {
 	b.t.Helper()
 	b.command("POST", b.element(selector)+"/click", params{}, nil)
@@ -128,7 +132,8 @@ func (b *browser) click(selector string) {
 
 const enterKey = "\uE007"
 
-// keys types into an input in place of what it holds.
+// keys clears an input and types text into it. It does not clear a file input, where text is the
+// path of the file.
 func (b *browser) keys(selector, text string) {
 	b.t.Helper()
 	input := b.element(selector)
@@ -138,6 +143,7 @@ func (b *browser) keys(selector, text string) {
 	b.command("POST", input+"/value", params{"text": text}, nil)
 }
 
+// text returns the text of an element, or "" if no element matches.
 func (b *browser) text(selector string) string {
 	b.t.Helper()
 	return script[string](b, "return document.querySelector(arguments[0])?.textContent", selector)
@@ -145,13 +151,14 @@ func (b *browser) text(selector string) string {
 
 const isVisible = "document.querySelector(arguments[0])?.checkVisibility()"
 
+// visible reports whether an element is there and is visible.
 func (b *browser) visible(selector string) bool {
 	b.t.Helper()
 	return script[bool](b, "return "+isVisible, selector)
 }
 
-// waitFor waits until an expression is true in the page. While the page is being replaced by
-// another, a driver may fail instead of answering; that counts as not yet.
+// waitFor waits until a JavaScript expression is true in the page. If the driver fails, waitFor
+// tries again, because a driver may fail while the browser replaces the page by another.
 func (b *browser) waitFor(expression string, args ...any) {
 	b.t.Helper()
 	call := params{"script": "return " + expression, "args": append([]any{}, args...)}
@@ -161,13 +168,14 @@ func (b *browser) waitFor(expression string, args ...any) {
 	})
 }
 
+// waitText waits until the text of an element contains part.
 func (b *browser) waitText(selector, part string) {
 	b.t.Helper()
 	b.waitFor("document.querySelector(arguments[0])?.textContent.includes(arguments[1])",
 		selector, part)
 }
 
-// inNewTab clicks a link that opens a tab, looks at that tab, and closes it.
+// inNewTab clicks a link that opens a tab, calls look in that tab, and closes the tab.
 func (b *browser) inNewTab(link string, look func()) {
 	var before, handles []string
 	b.command("GET", "/window/handles", nil, &before)
@@ -188,7 +196,8 @@ func (b *browser) switchTo(handle string) {
 	b.command("POST", "/window", params{"handle": handle}, nil)
 }
 
-// cookies returns all that the browser holds for the page, also those hidden from scripts.
+// cookies returns all cookies that the browser has for the page, including those that no script can
+// read.
 func (b *browser) cookies() (all []browserCookie) {
 	b.command("GET", "/cookie", nil, &all)
 	return all
@@ -200,8 +209,9 @@ type browserCookie struct {
 	Expiry                              int64
 }
 
-// console takes what the console has gained since it was last asked. Firefox keeps refused
-// answers apart from it. WebKitGTK's driver does not show its console.
+// console returns the console's messages since the last call. In Firefox, the messages about
+// answers of 400 and more are not in the console. The driver of WebKitGTK does not show the
+// console, so console returns nothing there.
 func (b *browser) console() (messages []string) {
 	switch b.engine {
 	case chromium:
@@ -222,36 +232,38 @@ func (b *browser) console() (messages []string) {
 	return messages
 }
 
-// wantConsole says what the console must have gained: one entry for each of the parts,
-// which it contains, in this order. Without parts: nothing at all.
+// wantConsole requires that the console has as many new messages as there are parts, and that each
+// message contains its part, in this order. It checks nothing in WebKitGTK, and leaves out refusals
+// in Firefox: see console.
 func (b *browser) wantConsole(parts ...string) {
 	b.t.Helper()
 	if b.engine == webkit {
 		return
 	}
 	if b.engine == firefox {
-		isRefusal := func(part string) bool { return strings.HasPrefix(part, refusedBy) }
+		isRefusal := func(part string) bool { return strings.HasPrefix(part, refusalMessage) }
 		parts = slices.DeleteFunc(parts, isRefusal)
 	}
 	got := b.console()
 	if !slices.EqualFunc(got, parts, strings.Contains) {
-		b.t.Errorf("%s: console: %q, want %q", b.engine, got, parts)
+		b.t.Errorf("%s: console: got %q, want messages with %q", b.engine, got, parts)
 	}
 }
 
-// refusedBy are Chromium's words for an answer of 400 and more, before the status.
-const refusedBy = "the server responded with a status of "
+// refusalMessage is how Chromium's console reports an answer of 400 or more. The status follows.
+const refusalMessage = "the server responded with a status of "
 
-// devTools is a command of the Chrome DevTools protocol, for what WebDriver can't do.
+// devTools sends a command of the Chrome DevTools protocol, for what WebDriver can't do.
 func (b *browser) devTools(method string, details params) {
 	b.command("POST", "/goog/cdp/execute", params{"cmd": method, "params": details}, nil)
 }
 
-// look checks what every state of the page must keep: nothing wider than the screen, at
-// a phone's width and at a desk's, and no finding of axe-core, in light and in dark.
-// It looks in Chromium only, which can pretend to have another screen.
-// AXE_JS is the path of axe-core's axe.min.js, which .ci/run fetches: this project does
-// not depend on it.
+// look checks what must hold in every state of the page: nothing is wider than the screen, and
+// axe-core finds no fault. It checks a wide screen in light colors and a narrow one in dark colors.
+// state names the state in failure messages.
+//
+// look checks in Chromium only, because only Chromium can emulate other screens. AXE_JS is the path
+// of axe-core's axe.min.js. .ci/run fetches this file, because the project does not depend on it.
 func (b *browser) look(state string) {
 	if b.engine != chromium {
 		return
@@ -268,7 +280,7 @@ func (b *browser) look(state string) {
 			{"name": "prefers-reduced-motion", "value": "reduce"},
 		}})
 		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
-			b.t.Errorf("%s: %d px wide on a screen of %d", state, wide, width)
+			b.t.Errorf("%s: the page is %d px wide, want at most %d px", state, wide, width)
 		}
 		for _, finding := range b.axe() {
 			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
@@ -277,11 +289,11 @@ func (b *browser) look(state string) {
 	b.devTools("Emulation.clearDeviceMetricsOverride", params{})
 }
 
-// axe has axe-core examine the page, where there is one.
+// axe returns the faults that axe-core finds in the page. It checks nothing if AXE_JS is not set.
 func (b *browser) axe() []string {
 	path := os.Getenv("AXE_JS")
 	if path == "" {
-		fmt.Fprintln(b.t.Output(), "accessibility is not checked: AXE_JS names no axe.min.js")
+		fmt.Fprintln(b.t.Output(), "accessibility is not checked: AXE_JS is not set")
 		return nil
 	}
 	source, err := os.ReadFile(path)
@@ -291,7 +303,7 @@ func (b *browser) axe() []string {
 	return script[[]string](b, string(source)+`;
 		const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
 		return axe.run(document, {runOnly: rules}).then(found => {
-			if (found.passes.length < 10) throw Error('axe-core has examined next to nothing');
+			if (found.passes.length < 10) throw Error('axe-core: fewer than 10 rules passed');
 			return found.violations.map(v => v.id + ' at ' + v.nodes.map(n => n.target.join(' ')));
 		})`)
 }

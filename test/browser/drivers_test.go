@@ -1,8 +1,8 @@
 package browser
 
-// The drivers. Chromium and WebKitGTK come with one that speaks the W3C WebDriver protocol over
-// HTTP. Debian has none for Firefox, so Firefox is driven by its own protocol, Marionette, which
-// has the same commands under other names.
+// The drivers. Chromium and WebKitGTK have drivers that speak the W3C WebDriver protocol over HTTP.
+// Debian has no such driver for Firefox. So the tests drive Firefox by its own protocol,
+// Marionette, which has the same commands under other names.
 
 import (
 	"bufio"
@@ -25,15 +25,16 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startProgram runs a program that is at home in dir.
+// startProgram runs a program until the test ends. dir is its home and its temporary folder.
 func startProgram(t testing.TB, dir, program string, args ...string) *hubstest.Program {
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_RUNTIME_DIR="+dir)
 	return hubstest.StartProgram(t, cmd)
 }
 
-// startChromedriver returns the port on which the driver listens. The driver finds a free port of
-// one protocol, and ends if that port is taken in the other: then it is started again.
+// startChromedriver starts chromedriver and returns its port. chromedriver chooses a port that is
+// free in one of IPv4 and IPv6, and ends if the port is taken in the other. Then startChromedriver
+// starts it again.
 func startChromedriver(t testing.TB, dir string) (port string) {
 	driver := hubstest.Need(t, "chromedriver", "chromium-driver")
 	for range 5 {
@@ -53,19 +54,20 @@ func startChromium(t testing.TB, dir, server string) driver {
 	options := params{
 		"binary": program,
 		"args": []string{
-			"--headless", "--no-sandbox", // root can't have the sandbox
+			"--headless", "--no-sandbox", // Chromium's sandbox does not work for root
 			"--disable-gpu", "--disable-quic", "--no-first-run",
 			"--disable-background-networking", "--disable-component-update", "--disable-sync",
-			// Nothing leaves this machine.
+			// No request leaves this machine.
 			"--host-resolver-rules=MAP * 127.0.0.1",
 			"--proxy-server=https=127.0.0.1:" + startProxy(t, server),
-			// With the pipe, a Chromium whose driver is gone ends.
+			// With the pipe, Chromium ends when its driver has ended.
 			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
 			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
 		},
 		"prefs": params{
 			"download.default_directory": dir + "/Downloads",
-			// Else it is not SameSite that keeps the cookie from another site's requests.
+			// These settings permit third-party cookies. So only SameSite can keep the cookie from
+			// another site's requests.
 			"profile.cookie_controls_mode":      0,
 			"profile.block_third_party_cookies": false,
 		},
@@ -81,7 +83,7 @@ func startChromium(t testing.TB, dir, server string) driver {
 	return d
 }
 
-// startWebKit runs WebKitGTK's MiniBrowser, which needs a display, on a virtual one.
+// startWebKit runs WebKitGTK's MiniBrowser on a virtual display, because it needs a display.
 func startWebKit(t testing.TB, dir, server string) driver {
 	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
 	if err != nil {
@@ -105,13 +107,13 @@ func startWebKit(t testing.TB, dir, server string) driver {
 		},
 	}
 	proxy := startProxy(t, server)
-	// Now and then a driver does not answer, or another program has taken its port: then another one
-	// is started, on another port.
+	// Sometimes a driver does not answer, or another program takes its port first. Then startWebKit
+	// starts another driver on another port.
 	for range 3 {
 		addr := hubstest.FreeAddr(t)
 		port := portOf(addr)
 		startProgram(t, dir, "env", "DISPLAY=:"+display, "GTK_A11Y=none", "NO_AT_BRIDGE=1",
-			"https_proxy=http://127.0.0.1:"+proxy, // plain HTTP goes straight
+			"https_proxy=http://127.0.0.1:"+proxy, // plain HTTP does not use the proxy
 			hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
 		hubstest.WaitListening(t, addr)
 		var d driver
@@ -120,12 +122,13 @@ func startWebKit(t testing.TB, dir, server string) driver {
 			return d
 		}
 	}
-	t.Fatal("WebDriver session, the third attempt: ", err)
+	t.Fatal("WebDriver session, at the third and last attempt: ", err)
 	return nil
 }
 
-// startProxy starts a proxy that takes the server for every host: no driver can map host names.
-// It returns its port. Without a server it is a port where nobody listens.
+// startProxy starts a proxy that connects to the server, whatever host the browser asks for, and
+// returns its port. The tests need it because not every driver can map host names. If server is
+// empty, startProxy returns a port on which nothing listens.
 func startProxy(t testing.TB, server string) (port string) {
 	if server == "" {
 		return "9"
@@ -155,7 +158,7 @@ func startProxy(t testing.TB, server string) (port string) {
 
 func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
 
-// A webDriver speaks the W3C WebDriver protocol. It is the address of a session at the driver.
+// A webDriver is the URL of a session at a driver that speaks the W3C WebDriver protocol.
 type webDriver string
 
 func newWebDriver(port string, capabilities params) (driver, error) {
@@ -195,22 +198,24 @@ func (d webDriver) command(method, path string, in params) (json.RawMessage, err
 		return nil, err
 	}
 	if resp.StatusCode != 200 {
-		message, _, _ := strings.Cut(string(answer.Value), `\n#`) // without the stack
+		message, _, _ := strings.Cut(string(answer.Value), `\n#`) // without the stack trace
 		return nil, errors.New(message)
 	}
 	return answer.Value, nil
 }
 
-// A marionette speaks Firefox's own protocol: messages [0, id, command, parameters] and
-// [1, id, error, result], each with its length and a colon before it.
+// A marionette is a connection to Firefox by its own protocol. A command is the message
+// [0, id, command, parameters], and its result is [1, id, error, result]. Before each message are
+// its length in bytes and a colon.
 type marionette struct {
 	conn   net.Conn
 	reader *bufio.Reader
 	lastID int
 }
 
-// Nothing leaves this machine: everything but localhost goes to a proxy of the tests. With the
-// last preference it is SameSite alone that keeps the cookie from another site's requests.
+// firefoxPrefs keeps every request on this machine: all but those to localhost go to a proxy of the
+// tests. The last preference permits third-party cookies. So only SameSite can keep the cookie from
+// another site's requests.
 const firefoxPrefs = `
 user_pref("marionette.port", 0);
 user_pref("network.proxy.type", 1);
@@ -245,7 +250,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	}
 	t.Cleanup(func() { conn.Close() })
 	d := &marionette{conn: conn, reader: bufio.NewReader(conn)}
-	_, err = d.receive() // it says hello first
+	_, err = d.receive() // Firefox begins with a greeting
 	if err == nil {
 		_, err = d.send("WebDriver:NewSession", params{"acceptInsecureCerts": server != ""})
 	}
@@ -255,8 +260,8 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	return d
 }
 
-// marionetteCommands are Marionette's names of the WebDriver protocol's commands. ID stands for
-// the id of an element, which Marionette takes as a parameter.
+// marionetteCommands maps commands of the WebDriver protocol to Marionette's names. ID stands for
+// the id of an element, which is a parameter in Marionette.
 var marionetteCommands = map[string]string{
 	"POST /url":              "WebDriver:Navigate",
 	"POST /back":             "WebDriver:Back",
@@ -270,7 +275,7 @@ var marionetteCommands = map[string]string{
 	"POST /window":           "WebDriver:SwitchToWindow",
 	"DELETE /window":         "WebDriver:CloseWindow",
 	"DELETE ":                "WebDriver:DeleteSession",
-	"POST /moz/context":      "Marionette:SetContext", // as geckodriver has it
+	"POST /moz/context":      "Marionette:SetContext", // the path is geckodriver's
 }
 
 func (d *marionette) command(method, path string, in params) (json.RawMessage, error) {
@@ -310,7 +315,7 @@ func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 	if failure != nil {
 		return nil, fmt.Errorf("%s: %s", failure.Error, failure.Message)
 	}
-	// Most results, not all, are wrapped into an object with the one member "value".
+	// Most results, but not all, are objects whose only member is "value".
 	var wrapped map[string]json.RawMessage
 	if json.Unmarshal(result, &wrapped) == nil && len(wrapped) == 1 && wrapped["value"] != nil {
 		return wrapped["value"], nil

@@ -14,7 +14,7 @@ import (
 )
 
 // builtExample builds the example front end once, as docs/clients.md says, and returns its
-// folder. The tools come from npm, in the versions that the document names.
+// folder. It takes the tools from npm, in the versions that the document names.
 var builtExample = sync.OnceValues(func() (dir string, err error) {
 	dir = filepath.Join(hubstest.Dir, "example")
 	err = os.CopyFS(dir, os.DirFS(filepath.Join(hubstest.Root(), "examples")))
@@ -37,17 +37,18 @@ var builtExample = sync.OnceValues(func() (dir string, err error) {
 	return dir, nil
 })
 
-// exampleSite serves the example on a port of its own, with the address of the API in it.
+// exampleSite serves the example on a port of its own. The page calls the server at *api, which may
+// change between requests for the page.
 func exampleSite(t testing.TB, api *string) (url string) {
 	hubstest.Need(t, "npm", "npm")
 	dir, err := builtExample()
 	if err != nil {
-		t.Fatal("the example needs npm's registry: ", err)
+		t.Fatal("can't build the example, which needs npm's registry: ", err)
 	}
 	const standard = `content="http://localhost:8080"`
 	index := hubstest.ReadFile(t, "examples/index.html")
 	if !strings.Contains(index, standard) {
-		t.Fatalf("index.html does not have %s", standard)
+		t.Fatalf("examples/index.html has no %s to replace", standard)
 	}
 	files := http.FileServer(http.Dir(dir))
 	return serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -59,13 +60,16 @@ func exampleSite(t testing.TB, api *string) (url string) {
 	})
 }
 
-// An exampleUser is someone at the example, in one engine.
+// An exampleUser uses the example in one browser.
 type exampleUser struct {
 	*browser
-	api string // the address of the server, as the page is told it
+	api string // the URL of the server that the page calls
 	srv *hubstest.Server
 }
 
+// The example works on another port of the server's host, in all engines: a user signs in, accepts
+// the terms, lists hubs, uploads a picture and meets a limit. On a host name other than the
+// server's, the browser does not keep the session.
 func TestExampleInBrowser(t *testing.T) {
 	t.Parallel()
 	inEachEngine(t, func(t *testing.T, b *browser) {
@@ -83,35 +87,37 @@ func TestExampleInBrowser(t *testing.T) {
 		b.keys("#name", "ub 07"+enterKey)
 		b.waitFor("document.querySelector('#list').textContent === 'Hub 07 (active)'")
 		if !e.showsPicture(t) {
-			t.Error("a picture is not shown from another port of localhost")
+			t.Error("want a picture without crossorigin from another port of localhost shown")
 		}
 		b.open(byName)
 		b.waitText("#list", "Hub 01 (active)")
 		b.click("#leave button")
 		e.askTooOften(t)
 
-		// The same by number. Only here Chromium takes another port for another site.
+		// The same with 127.0.0.1 as the host name. Only here, Chromium treats another port as
+		// another site.
 		e.api = e.srv.Base
 		e.begin(byNumber)
 		e.signIn("Hub 01 (active)")
 		if shown := e.showsPicture(t); shown != (b.engine != chromium) {
-			t.Errorf("a picture without crossorigin from another port of 127.0.0.1 is shown: %v", shown)
+			t.Errorf("a picture without crossorigin from another port of 127.0.0.1: got shown %v, "+
+				"want it shown in all engines but Chromium", shown)
 		}
 		b.click("#leave button")
 
-		// Two host names are two sites: the browser keeps no SameSite=Lax cookie.
+		// Two host names are two sites. So the browser does not keep the cookie, which is SameSite=Lax.
 		e.begin(byName)
 		e.signIn("unauthenticated")
 	})
 }
 
-// begin opens the example where nobody is signed in.
+// begin opens the example and waits for its first form. Nobody is signed in.
 func (e *exampleUser) begin(page string) {
 	e.open(page)
 	e.waitFor(isVisible, "#ask")
 }
 
-// signIn signs a new user in and accepts the terms, after which the page has the text.
+// signIn signs a new user in, accepts the terms, and waits until the page has the text.
 func (e *exampleUser) signIn(text string) {
 	email, _ := e.srv.NewUser(e.t, "member")
 	e.keys("#email", email+enterKey)
@@ -122,19 +128,19 @@ func (e *exampleUser) signIn(text string) {
 	e.waitText("body", text)
 }
 
-// turnPages goes to the second page of hubs, which is the last, and back.
+// turnPages goes to the second and last page of hubs, and back.
 func (e *exampleUser) turnPages(t *testing.T) {
 	e.click("#next button")
 	e.waitText("#list", "Hub 12")
 	if e.visible("#next") {
-		t.Error("there is a page after the last one")
+		t.Error("the last page of hubs offers a next page")
 	}
 	e.click("#previous button")
 	e.waitText("#list", "Hub 01")
 }
 
-// showsPicture uploads a picture and waits until the page shows it. It says whether the browser
-// also shows it without crossorigin.
+// showsPicture uploads a picture and waits until the page shows it. It reports whether the browser
+// also shows the picture without crossorigin.
 func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
 	path := filepath.Join(t.TempDir(), "picture.png")
 	if err := os.WriteFile(path, []byte(picture()), 0o600); err != nil {
@@ -151,7 +157,8 @@ func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
 	})`)
 }
 
-// askTooOften meets a limit: the page says for how long, and its button waits.
+// askTooOften asks for one code more than the limit permits. The page must say so, and must disable
+// the button.
 func (e *exampleUser) askTooOften(t *testing.T) {
 	e.waitFor(isVisible, "#ask")
 	e.keys("#email", "nobody@example.com")
@@ -163,6 +170,6 @@ func (e *exampleUser) askTooOften(t *testing.T) {
 	}
 	e.waitText("#message", "rate_limited")
 	if script[bool](e.browser, "return "+enabled) {
-		t.Error("the button does not wait")
+		t.Error("the button is enabled after a 429, want it disabled")
 	}
 }

@@ -14,13 +14,14 @@ import (
 	"hubs/internal/hubstest"
 )
 
+// serve serves a handler on a port of its own until the test ends, and returns the URL.
 func serve(t testing.TB, handler http.HandlerFunc) (url string) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	return server.URL
 }
 
-// servePage serves a page on a port of its own.
+// servePage serves one page for every path, on a port of its own.
 func servePage(t testing.TB, page string) (url string) {
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) { writePage(w, page) })
 }
@@ -32,14 +33,15 @@ func writePage(w http.ResponseWriter, page string) {
 
 const emptyPage = `<!doctype html><title>Another page</title><link rel="icon" href="data:,">`
 
-// The origins are those of pages that a browser opens, and of the server that they call.
+// origins holds the origins of the pages that a browser opens, and of the server that they call.
 type origins struct {
 	api, allowed        string
-	sameSite, crossSite string // not allowed; a request of the former has the cookie
+	sameSite, crossSite string // not allowed; only requests of sameSite have the cookie
 }
 
-// Sites don't differ by port. So of the two foreign pages one is of the same site, and its
-// requests bear the cookie; the other is not.
+// Pages of an allowed origin can use the server, and pages of other origins can't. Two ports of a
+// host are one site. So of the two pages that are not allowed, one is of the server's site, and its
+// requests have the cookie. The other is of another site, and its requests have no cookie.
 func TestOtherOriginsInBrowser(t *testing.T) {
 	t.Parallel()
 	allowed := withLocalhost(servePage(t, emptyPage))
@@ -57,8 +59,8 @@ func TestOtherOriginsInBrowser(t *testing.T) {
 
 func withLocalhost(url string) string { return strings.Replace(url, "127.0.0.1", "localhost", 1) }
 
-// The same as it is deployed: over TLS, behind a proxy, on names of one domain, all of whose
-// subdomains are allowed.
+// The same holds in production: over TLS, behind a proxy, on names of one domain. All subdomains of
+// that domain are allowed, but not the domain itself. The cookie has the attributes of production.
 func TestProductionInBrowser(t *testing.T) {
 	t.Parallel()
 	for _, engine := range engines {
@@ -86,7 +88,8 @@ func TestProductionInBrowser(t *testing.T) {
 	}
 }
 
-// behindProxy serves by TLS: the server on its name, a page on all others. It returns the address.
+// behindProxy starts a TLS server and returns its address. It passes requests for api.example.com
+// to srv, and serves an empty page under every other name.
 func behindProxy(t *testing.T, srv *hubstest.Server) (addr string) {
 	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: srv.Addr})
 	handler := func(w http.ResponseWriter, r *http.Request) {
@@ -101,22 +104,23 @@ func behindProxy(t *testing.T, srv *hubstest.Server) (addr string) {
 	return server.Listener.Addr().String()
 }
 
-// A pageAnswer is what a script gets to see of an answer.
+// A pageAnswer is what a script in a page can see of an answer.
 type pageAnswer struct {
 	Status                   int
 	Type, Body               string
-	ID, RetryAfter, Location string // headers; "" where the browser hides them
-	Failed                   string // what fetch threw instead
+	ID, RetryAfter, Location string // headers; "" if absent, or hidden by the browser
+	Failed                   string // the error of fetch, if there is no answer
 }
 
-// An originTest is a browser with a page of one origin open, which calls the server.
+// An originTest is a browser whose page calls the server.
 type originTest struct {
 	*browser
 	srv *hubstest.Server
 	at  origins
 }
 
-// fetch has the page make a request, with cookies. init is what fetch takes, in JavaScript.
+// fetch makes the page send a request with cookies. init is the second argument of JavaScript's
+// fetch.
 func (o originTest) fetch(path, init string) pageAnswer {
 	o.t.Helper()
 	return script[pageAnswer](o.browser, `
@@ -132,22 +136,23 @@ func (o originTest) fetch(path, init string) pageAnswer {
 			error => ({failed: String(error)}))`, o.at.api, path)
 }
 
-// want is fetch for an answer that the page may read.
+// want is fetch for a request whose answer the page must be able to read.
 func (o originTest) want(status int, path, init string) pageAnswer {
 	o.t.Helper()
 	answer := o.fetch(path, init)
 	if answer.Status != status || answer.Type != "cors" || answer.ID == "" {
-		o.t.Fatalf("%s: want %d, got %+v", path, status, answer)
+		o.t.Fatalf("%s: want %d, readable by the page, got %+v", path, status, answer)
 	}
 	return answer
 }
 
+// jsonInit returns the init of a request with a JSON body.
 func jsonInit(method, body string) string {
 	return `{method: '` + method + `', body: '` + body + `',
 		headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}}`
 }
 
-// testOrigins is what browsers make of CORS (C1), SameSite and the refusal of cross-site writes
+// testOrigins tests what browsers do with CORS (C1), SameSite and the refusal of cross-site writes
 // (C2), on pages of three origins.
 func testOrigins(t *testing.T, b *browser, srv *hubstest.Server, at origins) {
 	o := originTest{browser: b, srv: srv, at: at}
@@ -161,12 +166,12 @@ func testOrigins(t *testing.T, b *browser, srv *hubstest.Server, at origins) {
 	b.open(at.allowed)
 	hubs := o.want(200, "/hubs", `{}`).Body
 	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
-		t.Errorf("a foreign page has written: %s", hubs)
+		t.Errorf("want the two hubs of this test, unchanged by foreign pages, got %s", hubs)
 	}
 	if n := hubstest.Query[int](t, database, "select count(*) from files"); n != 0 {
-		t.Errorf("foreign pages have uploaded %d files", n)
+		t.Errorf("got %d files that foreign pages uploaded, want 0", n)
 	}
-	// No page can frame the server's.
+	// No page can show an answer of the server in a frame.
 	b.console()
 	script[any](b, `return new Promise(loaded => {
 		const frame = document.createElement('iframe');
@@ -177,7 +182,8 @@ func testOrigins(t *testing.T, b *browser, srv *hubstest.Server, at origins) {
 	b.wantConsole("frame-ancestors 'none'")
 }
 
-// useAll: a page of an allowed origin can do all that the API offers, and read each answer.
+// useAll opens a page of the allowed origin. The page can sign in and use the API, and can read
+// each answer.
 func (o originTest) useAll(t *testing.T, hub string) {
 	o.open(o.at.allowed)
 	email, _ := o.srv.NewUser(t, "admin")
@@ -186,40 +192,42 @@ func (o originTest) useAll(t *testing.T, hub string) {
 	code := `{"email":"` + email + `","code":"` + o.srv.Code(t, email) + `"}`
 	signedIn := o.want(200, "/auth/otp/validate", jsonInit("POST", code))
 	if signedIn.ID != "by-the-page" || !strings.Contains(signedIn.Body, email) {
-		t.Errorf("got %+v", signedIn)
+		t.Errorf("sign-in: want the page's X-Request-Id and the user's address, got %+v", signedIn)
 	}
-	// Cookies don't differ by port either.
+	// The browser has the cookie for this page too, although its port or its host name is not the
+	// server's. No script may read it.
 	if visible := script[string](o.browser, "return document.cookie"); visible != "" {
-		t.Errorf("document.cookie: %q", visible)
+		t.Errorf("document.cookie: got %q, want it empty", visible)
 	}
 	o.want(403, "/hubs", `{}`)
 	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(signedIn.Body)
 	o.want(200, "/terms/acceptance", jsonInit("POST", "{"+version+"}"))
 	created := o.want(201, "/hubs", jsonInit("POST", `{"name":"South"}`))
 	if !strings.HasPrefix(created.Location, "/hubs/") {
-		t.Errorf("no Location to read: %+v", created)
+		t.Errorf("want a Location that the page can read, got %+v", created)
 	}
 	o.want(200, hub, jsonInit("PATCH", `{"status":"archived"}`))
-	// The endpoint's own limit answers after CORS.
+	// The page can also read the refusal by the limit of the endpoint itself.
 	limit := hubstest.LimitOf(o.t, "POST /auth/otp/request").Requests
 	for range limit - 1 {
 		o.want(200, "/auth/otp/request", askCode)
 	}
 	limited := o.want(429, "/auth/otp/request", askCode)
 	if limited.RetryAfter == "" || !strings.Contains(limited.Body, "rate_limited") {
-		t.Errorf("got %+v", limited)
+		t.Errorf("want Retry-After and rate_limited, got %+v", limited)
 	}
 }
 
+// attacks are the requests of a page whose origin is not allowed. init is as in fetch.
 var attacks = []struct{ path, init string }{
-	// Reading: by fetch, and without CORS, when it must yield nothing.
+	// Reads. The page must not see the answer, neither with CORS nor without.
 	{"/auth/session", `{}`},
 	{"/auth/session", `{mode: 'no-cors'}`},
 	{"{hub}", `{headers: {'x-request-id': 'by-a-foreign-page'}}`},
-	// Writing that needs a preflight, which is not granted.
+	// Writes that need a preflight, which the server does not grant.
 	{"{hub}", `{method: 'DELETE'}`},
 	{"{hub}", jsonInit("PATCH", `{"name":"Taken"}`)},
-	// Writing that needs none: the request gets to the server, which refuses it.
+	// Writes that need no preflight. The request comes to the server, and the server refuses it.
 	{"/hubs", `{method: 'POST', mode: 'no-cors', body: '{"name":"Foreign"}'}`},
 	{"/auth/logout", `{method: 'POST', mode: 'no-cors'}`},
 	{"/files/upload", `{method: 'POST', mode: 'no-cors', body: (() => {
@@ -229,8 +237,8 @@ var attacks = []struct{ path, init string }{
 	})()}`},
 }
 
-// attack: a page of a foreign origin can read nothing and write nothing. Both reads get through
-// to the server, without the cookie as often as given.
+// attack opens a page whose origin is not allowed. The page can read nothing and write nothing. Its
+// two requests to /auth/session come to the server, withoutCookie of them without the cookie.
 func (o originTest) attack(t *testing.T, name, page, hub string, withoutCookie int) {
 	o.open(page)
 	refused := func() int { return o.srv.Log.Count(`"code":"cross_origin"`) }
@@ -243,26 +251,26 @@ func (o originTest) attack(t *testing.T, name, page, hub string, withoutCookie i
 		answer := o.fetch(strings.Replace(attack.path, "{hub}", hub, 1), attack.init)
 		isOpaque := answer == pageAnswer{Type: "opaque"}
 		if answer.Failed == "" && !isOpaque {
-			t.Errorf("%s: fetch %s %s: %+v", name, attack.path, attack.init, answer)
+			t.Errorf("%s: fetch %s %s: want no answer that the page can read, got %+v",
+				name, attack.path, attack.init, answer)
 		}
 	}
-	// A form is older than all of that.
+	// A form needs neither fetch nor CORS.
 	script[any](o.browser, `
 		document.body.innerHTML = '<form method="post"><button>Win a prize</button></form>';
 		document.forms[0].action = arguments[0] + '/auth/logout';
 		document.forms[0].submit()`, o.at.api)
 	o.waitText("body", `"cross_origin"`)
 	if got := refused() - refusedBefore; got != 4 {
-		t.Errorf("%s: got %d writes refused, want hub, logout, upload and form", name, got)
+		t.Errorf("%s: got %d writes refused, want 4: hub, logout, upload and form", name, got)
 	}
 	if got := noSession() - noSessionBefore; got != withoutCookie {
-		t.Errorf("%s: %d requests came without the cookie, want %d", name, got, withoutCookie)
+		t.Errorf("%s: got %d requests without the cookie, want %d", name, got, withoutCookie)
 	}
 }
 
-// The page's own policy is in force: it allows its one style and its one script, by their
-// hashes, and nothing that anyone may get into the page besides. TestPageHashes compares the
-// hashes.
+// The policy of the learner's page allows its one style and its one script, by their hashes, and
+// nothing else that an attacker may get into the page. TestPageHashes compares the hashes.
 func TestPagePolicy(t *testing.T) {
 	t.Parallel()
 	b := newBrowser(t, chromium, "")
@@ -293,9 +301,9 @@ func TestPagePolicy(t *testing.T) {
 		"script-src-attr", "script-src-elem", "style-src-attr", "style-src-elem",
 	}
 	if !slices.Equal(violated, want) {
-		t.Errorf("got refused by the policy: %q, want %q", violated, want)
+		t.Errorf("directives that refused something: got %q, want %q", violated, want)
 	}
 	if ran := script[any](b, "return window.hostile ?? null"); ran != nil {
-		t.Errorf("hostile script %v ran", ran)
+		t.Errorf("hostile script %v ran, want none to run", ran)
 	}
 }

@@ -14,14 +14,15 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A learner is someone at the page, in one engine, on a server of their own.
+// A learner uses the learner's page in one browser, on a server of their own.
 type learner struct {
 	*browser
 	srv             *hubstest.Server
 	email, database string
-	before          int // exchanges with the server, before the last enter or press
+	before          int // number of requests that the page showed before the last enter or press
 }
 
+// newLearner starts a server with a new user and 12 hubs.
 func newLearner(t *testing.T, b *browser) *learner {
 	srv := hubstest.Start(t)
 	email, _ := srv.NewUser(t, "member")
@@ -40,34 +41,35 @@ func newLearner(t *testing.T, b *browser) *learner {
 
 const exchanges = "document.querySelectorAll('#exchange-log > *').length"
 
-// enter types a text and the enter key. The page then calls the server: see wantMessage.
+// enter types text and the enter key, which makes the page send a request. wantMessage must follow.
 func (l *learner) enter(selector, text string) {
 	l.t.Helper()
 	l.before = script[int](l.browser, "return "+exchanges)
 	l.keys(selector, text+enterKey)
 }
 
-// press clicks on what makes the page call the server: see wantMessage.
+// press clicks on an element, which makes the page send a request. wantMessage must follow.
 func (l *learner) press(selector string) {
 	l.t.Helper()
 	l.before = script[int](l.browser, "return "+exchanges)
 	l.click(selector)
 }
 
-// wantMessage waits for the message after enter or press, and not for an older one. The console
-// has nothing new but the refusal, if the message begins with its status.
+// wantMessage waits until the page shows the request of the last enter or press, and then for the
+// message. If the message begins with a status, the console must have this refusal as its only new
+// message. Otherwise it must have no new message.
 func (l *learner) wantMessage(place, message string) {
 	l.t.Helper()
 	l.waitFor(exchanges+" > arguments[0]", l.before)
 	l.waitText("#message-"+place, message)
 	if strings.HasPrefix(message, "4") {
-		l.wantConsole(refusedBy + message[:3])
+		l.wantConsole(refusalMessage + message[:3])
 	} else {
 		l.wantConsole()
 	}
 }
 
-// codeIsSent is what the page says of the answer to a request for a code.
+// codeIsSent returns what the page must say after a request for a code, by the contract's example.
 func codeIsSent(t *testing.T) string {
 	answer := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
 		"responses", "200", "content", "application/json", "example")
@@ -75,7 +77,7 @@ func codeIsSent(t *testing.T) string {
 	return fmt.Sprintf("a code of %v digits, good for %v minutes", answer["codeLength"], minutes)
 }
 
-// writeFile makes a file to upload.
+// writeFile makes a file to upload and returns its path.
 func (l *learner) writeFile(name, content string) (path string) {
 	path = filepath.Join(l.t.TempDir(), name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -91,8 +93,8 @@ func picture() string {
 	return content.String()
 }
 
-// A learner walks the page from its first step to its last, and tries what it says is left to
-// try.
+// The learner's page works from its first step to its last, in each engine. After each action it
+// shows the message that belongs to the server's answer.
 func TestPageInBrowser(t *testing.T) {
 	t.Parallel()
 	inEachEngine(t, func(t *testing.T, b *browser) {
@@ -101,7 +103,7 @@ func TestPageInBrowser(t *testing.T) {
 		l.open(l.srv.Base + "/")
 		b.look("first sight")
 		if b.visible("#no-script") {
-			t.Error("the page says that its script has not run")
+			t.Error("the page says that its script has not run, but it has")
 		}
 		l.walkSignIn(t)
 		l.walkCookie(t)
@@ -115,8 +117,8 @@ func TestPageInBrowser(t *testing.T) {
 	})
 }
 
-// tryWithoutScript: where the hash in the policy does not fit, the script does not run, and the
-// page says so.
+// tryWithoutScript opens the page with a changed script, whose hash is not in the policy. The
+// browser does not run the script, and the page must say so.
 func (l *learner) tryWithoutScript(t *testing.T) {
 	page := hubstest.ReadFile(t, "web/index.html")
 	changed := strings.Replace(page, "</script>", "// changed\n</script>", 1)
@@ -127,14 +129,14 @@ func (l *learner) tryWithoutScript(t *testing.T) {
 	l.wantConsole("script-src")
 }
 
-// walkSignIn takes steps 1 and 2, by the keyboard where it can.
+// walkSignIn takes steps 1 and 2 with the keyboard.
 func (l *learner) walkSignIn(t *testing.T) {
 	b := l.browser
 	l.enter("#email", l.email)
 	l.wantMessage("request", codeIsSent(t))
 	code := l.srv.Code(t, l.email)
 	if focus := script[string](b, "return document.activeElement.id"); focus != "code" {
-		t.Errorf("the focus is at %q, want the place where the code is entered", focus)
+		t.Errorf("the focus is at %q, want the input for the code", focus)
 	}
 	b.wantConsole()
 	l.enter("#code", "12345")
@@ -143,19 +145,21 @@ func (l *learner) walkSignIn(t *testing.T) {
 	l.enter("#code", hubstest.OtherCode(code, 1))
 	l.wantMessage("validate", "401 invalid_code")
 	if len(b.cookies()) != 0 {
-		t.Errorf("a wrong code: got the cookies %v", b.cookies())
+		t.Errorf("after a wrong code: got the cookies %v, want none", b.cookies())
 	}
-	// People paste a code as their mail program shows it. Only the page takes the space away.
+	// People paste a code as their mail program shows it. The page removes the space. The server
+	// would refuse the code with it.
 	l.enter("#code", code[:3]+" "+code[3:])
 	l.wantMessage("validate", "You are signed in as "+l.email)
 	if current := b.text("#steps [aria-current]"); current != "2 Present" {
-		t.Errorf("the navigation is at %q", current)
+		t.Errorf("the navigation is at %q, want it at step 2", current)
 	}
 	l.enter("#code", code)
 	l.wantMessage("validate", "401 invalid_code")
 }
 
-// walkCookie looks at the cookie as the browser understands it (T6): no script reaches it.
+// walkCookie compares the cookie's attributes as the browser understands them (T6). It requires
+// that no script can read the cookie.
 func (l *learner) walkCookie(t *testing.T) {
 	b := l.browser
 	token := wantCookie(t, b, browserCookie{
@@ -171,15 +175,15 @@ func (l *learner) walkCookie(t *testing.T) {
 		t.Error("a script can read the token")
 	}
 	if visible := script[string](b, "return document.cookie"); visible != "" {
-		t.Errorf("document.cookie: %q", visible)
+		t.Errorf("document.cookie: got %q, want it empty", visible)
 	}
 	if said := b.text("#script-cookie"); said != "has no trace of it" {
-		t.Errorf("the page says that document.cookie %s", said)
+		t.Errorf("the page says that document.cookie %s, want no trace of the cookie", said)
 	}
 }
 
-// wantCookie checks the only cookie: what the browser has understood of it. It returns the
-// token.
+// wantCookie requires that the browser has exactly one cookie for the page, with these attributes,
+// and that it expires within a minute of its token. It returns the token.
 func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
 	cookies := b.cookies()
 	if len(cookies) != 1 {
@@ -189,7 +193,7 @@ func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
 	_, claims := hubstest.ReadToken(t, got.Value)
 	expires, _ := claims["exp"].(float64)
 	if difference := float64(got.Expiry) - expires; difference < -60 || difference > 60 {
-		t.Errorf("the cookie ends %v seconds after its token", difference)
+		t.Errorf("the cookie expires %v s after its token, want at most 60 s apart", difference)
 	}
 	want.Value = got.Value
 	want.Expiry = got.Expiry
@@ -199,7 +203,8 @@ func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
 	return got.Value
 }
 
-// walkTerms takes step 4: the page shows the gate, and the server keeps it.
+// walkTerms takes step 4. Until the user has accepted the terms, the server refuses the list of
+// hubs, and the page hides the later steps.
 func (l *learner) walkTerms(t *testing.T) {
 	b := l.browser
 	b.look("before the terms")
@@ -207,7 +212,7 @@ func (l *learner) walkTerms(t *testing.T) {
 	l.wantMessage("terms-gate", "403 terms_not_accepted")
 	for _, step := range []string{"#list-hubs", "#upload"} {
 		if b.visible(step) {
-			t.Errorf("%s is on offer before the terms", step)
+			t.Errorf("%s is visible before the terms are accepted", step)
 		}
 	}
 	l.press("#terms-accept")
@@ -218,7 +223,7 @@ func (l *learner) walkTerms(t *testing.T) {
 	}
 }
 
-// walkHubs takes step 5: pages, filters, order.
+// walkHubs takes step 5: pages, filters and order.
 func (l *learner) walkHubs(t *testing.T) {
 	b := l.browser
 	wantHubs := func(summary string, names ...string) {
@@ -234,7 +239,7 @@ func (l *learner) walkHubs(t *testing.T) {
 	const last = "Hub 12 <b>no markup</b>"
 	wantHubs("Hubs 1 to 5. There are more.", "Hub 01", "Hub 02", "Hub 03", "Hub 04", "Hub 05")
 	if b.text("#hubs b") != "" {
-		t.Error("what the server says became markup")
+		t.Error("text of the server became markup")
 	}
 	b.look("with hubs")
 	b.click("#next")
@@ -243,7 +248,7 @@ func (l *learner) walkHubs(t *testing.T) {
 	wantHubs("Hubs 11 to 12. These are the last.", "Hub 11", last)
 	b.click("#previous")
 	wantHubs(second, "Hub 06", "Hub 07", "Hub 08", "Hub 09", "Hub 10")
-	// The drivers can't choose: they scroll the select under the navigation.
+	// The drivers can't choose an option, because they scroll the select under the navigation.
 	script[any](b, `document.querySelector('#filter-status').value = 'archived';
 		document.querySelector('#order-direction').value = 'desc'`)
 	b.click("#list-hubs")
@@ -255,7 +260,7 @@ func (l *learner) walkHubs(t *testing.T) {
 	b.wantConsole()
 }
 
-// walkFiles takes steps 6 and 7: a file that the browser shows, and one that it must not.
+// walkFiles takes steps 6 and 7, with a file that the browser must not show and one that it shows.
 func (l *learner) walkFiles(t *testing.T) {
 	b := l.browser
 	b.keys("#file", l.writeFile("hostile.html", "<script>alert(1)</script>"))
@@ -274,8 +279,9 @@ func (l *learner) walkFiles(t *testing.T) {
 	b.look("with a picture")
 }
 
-// openFiles: a file opens in a tab of its own without a word in the console, and a file that a
-// browser must not show is downloaded: by a link of the page, and from such a tab.
+// openFiles opens files that a browser may show: each opens in a tab of its own, without a message
+// in the console. A file that a browser must not show is downloaded, by a link of the page and by a
+// link in such a tab.
 func (l *learner) openFiles(t *testing.T) {
 	b := l.browser
 	const hostile = "<p>Not to be shown.</p>"
@@ -308,6 +314,7 @@ func (l *learner) openUpload(name, content string) {
 	l.waitFor("document.querySelector('#preview a')?.href.endsWith(arguments[0])", name)
 }
 
+// wantDownload waits until the folder of downloads has the file with this content.
 func (b *browser) wantDownload(name, want string) {
 	hubstest.WaitUntil(b.t, "the download of "+name, func() bool {
 		content, err := os.ReadFile(filepath.Join(b.downloads, name))
@@ -315,8 +322,9 @@ func (b *browser) wantDownload(name, want string) {
 	})
 }
 
-// iconMessage is what Firefox says about the icon of each tab that has a policy without
-// pictures. To allow the icon, the server would have to serve one, to any site.
+// iconMessage returns the console messages of a tab that shows an answer other than the page.
+// Firefox reports there that the answer's policy forbids the icon of the tab. To permit the icon,
+// the server would have to serve one, to any site.
 func iconMessage(b *browser) []string {
 	if b.engine == firefox {
 		return []string{"favicon.ico"}
@@ -324,7 +332,7 @@ func iconMessage(b *browser) []string {
 	return nil
 }
 
-// walkRefusals takes step 9.
+// walkRefusals takes step 9: refusals because of a role, a limit and a suspension.
 func (l *learner) walkRefusals(t *testing.T) {
 	b := l.browser
 	l.enter("#new-hub-name", "Mine")
@@ -350,8 +358,8 @@ func (l *learner) walkRefusals(t *testing.T) {
 	l.wantMessage("session", "The session is good.")
 }
 
-// goBack: going back to the page shows it as it is now: no used code, and the session as it is.
-// WebKitGTK then shows the old state of a page, the others load it again.
+// goBack leaves the page and goes back. The page must then show the session as it is now, and no
+// used code. WebKitGTK shows the old state of the page again. The other engines load it again.
 func (l *learner) goBack(t *testing.T) {
 	hubstest.Exec(t, l.database, "update users set permission = 'member'")
 	l.click("footer a")
@@ -360,12 +368,12 @@ func (l *learner) goBack(t *testing.T) {
 	l.command("POST", "/back", params{}, nil)
 	l.waitText("#message-session", "role member")
 	if code := script[string](l.browser, "return document.querySelector('#code').value"); code != "" {
-		t.Errorf("the page still shows the code %s", code)
+		t.Errorf("the page shows the used code %s, want none", code)
 	}
 }
 
-// walkOut takes step 8, after a reload. Whoever comes to the browser next does not see the file
-// of the user who has signed out.
+// walkOut loads the page again and takes step 8. After the sign-out, the page must not show the
+// user's file to the next user of the browser.
 func (l *learner) walkOut(t *testing.T) {
 	b := l.browser
 	b.open(l.srv.Base + "/")
@@ -379,10 +387,10 @@ func (l *learner) walkOut(t *testing.T) {
 	l.wantMessage("logout", "You are signed out.")
 	shown := script[string](b, "return document.querySelector('#preview').textContent")
 	if shown != "" {
-		t.Errorf("signed out, and yet the page shows %q", shown)
+		t.Errorf("after the sign-out the page shows %q, want nothing", shown)
 	}
 	if left := b.cookies(); len(left) != 0 { // T7
-		t.Errorf("signed out, and yet the browser has %v", left)
+		t.Errorf("after the sign-out the browser has the cookies %v, want none", left)
 	}
 	b.wantConsole()
 	l.press("#try-session")
@@ -392,12 +400,14 @@ func (l *learner) walkOut(t *testing.T) {
 	b.waitText("#tries-count", "You have seen 0 of 9.")
 }
 
-// On a host that is not a secure context the page says so.
+// A page that is opened by plain HTTP under another host name is no secure context and can't work.
+// The page says so.
 func TestPageInsecure(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
 	b := newBrowser(t, chromium, "")
-	b.open(strings.Replace(srv.Base, "127.0.0.1", "hubs.example", 1)) // every name is this machine's
+	// Chromium resolves every name to this machine.
+	b.open(strings.Replace(srv.Base, "127.0.0.1", "hubs.example", 1))
 	const message = "This page can't work at http://hubs.example"
 	b.waitText("#insecure:not([hidden])", message)
 	b.click("#request-code")

@@ -16,18 +16,18 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A cluster is three servers on one database and one folder behind HAProxy.
+// A cluster is three servers behind HAProxy. They share a database and a folder of files.
 type cluster struct {
 	*proxy
-	servers []*hubstest.Server // the first is the active one
+	servers []*hubstest.Server // the first is the active one: it gets all requests to /auth/otp/*
 }
 
 func startCluster(t *testing.T) *cluster {
 	c := &cluster{}
 	env := productionEnv(t)
 	env["DATABASE_URL"] = hubstest.NewDatabase(t)
-	// No outgoing connection of this machine takes a port of this address while its server is
-	// away.
+	// Tests start a server again on its old port. No outgoing connection of this machine has this
+	// address, so none can take the port while the server is down.
 	env["ADDR"] = "127.77.0.1:0"
 	var addrs []string
 	for range 3 {
@@ -39,8 +39,8 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// addressElsewhere returns an address whose requests go to another server than the active
-// one.
+// addressElsewhere returns the address of a client. HAProxy sends the client's requests outside
+// /auth/otp/ to another server than the active one.
 func (c *cluster) addressElsewhere(t *testing.T) string {
 	for {
 		address := newAddress()
@@ -48,7 +48,7 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 		hasSeen := func(s *hubstest.Server) bool {
 			return s.Log.Count(`"msg":"request"`, r.Header.Get("X-Request-Id")) > 0
 		}
-		hubstest.WaitUntil(t, "the request in a log", func() bool {
+		hubstest.WaitUntil(t, "a server has logged the request", func() bool {
 			return slices.ContainsFunc(c.servers, hasSeen)
 		})
 		if !hasSeen(c.servers[0]) {
@@ -57,7 +57,7 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 	}
 }
 
-// command is the operator at HAProxy's socket.
+// command sends a line to HAProxy's admin socket, as an operator would, and returns the answer.
 func (c *cluster) command(t *testing.T, line string) string {
 	conn, err := net.Dial("unix", c.dir+"/admin.sock")
 	if err != nil {
@@ -72,20 +72,23 @@ func (c *cluster) command(t *testing.T, line string) string {
 	return string(answer)
 }
 
-// setState is what the operator does before and after a restart.
+// setState sets the state of a server, in both backends of HAProxy, as an operator does: "drain"
+// before a restart, "ready" after it. server counts from 0.
 func (c *cluster) setState(t *testing.T, server int, state string) {
 	for _, backend := range []string{"active", "by_address"} {
 		c.command(t, fmt.Sprintf("set server %s/s%d state %s", backend, server+1, state))
 	}
 }
 
-// waitState waits until HAProxy takes the server for UP or DOWN in both backends.
+// waitState waits until HAProxy reports a server as "UP" or "DOWN" in both backends. server counts
+// from 0.
 func (c *cluster) waitState(t *testing.T, server int, state string) {
 	name := fmt.Sprintf("s%d", server+1)
-	hubstest.WaitUntil(t, name+" "+state, func() bool {
+	hubstest.WaitUntil(t, "HAProxy reports "+name+" as "+state+" in both backends", func() bool {
 		seen := 0
 		for line := range strings.Lines(c.command(t, "show stat -1 4 -1")) {
 			fields := strings.Split(line, ",")
+			// In a line of "show stat", field 1 is the server's name and field 17 its state.
 			if len(fields) > 17 && fields[1] == name && fields[17] == state {
 				seen++
 			}
@@ -105,28 +108,29 @@ func TestCluster(t *testing.T) {
 	})
 }
 
-// Three servers have together the limits of one: each client stays with one server.
+// Three servers together have the limits of one server, because HAProxy sends all requests that a
+// limit counts together to the same server.
 func testLimits(t *testing.T, c *cluster) {
 	s := c.servers[0]
-	network := c.client(s, "")
-	network.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
+	oneNetwork := c.client(s, "")
+	oneNetwork.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
 	paths := []string{"/auth/session", "/hubs"}
-	alone := c.client(s, newAddress())
-	wantLimit(t, "GET /hubs", alone, paths, nil)
-	wantLimit(t, "GET /hubs", network, paths, nil)
+	oneAddress := c.client(s, newAddress())
+	wantLimit(t, "GET /hubs", oneAddress, paths, nil)
+	wantLimit(t, "GET /hubs", oneNetwork, paths, nil)
 
 	body := map[string]string{"email": hubstest.NewEmail()}
 	paths = []string{"/auth/otp/request", "/auth/%6Ftp/request"}
-	elsewhere := c.client(s, c.addressElsewhere(t))
-	wantLimit(t, "POST /auth/otp/request", elsewhere, paths, body)
+	otherServer := c.client(s, c.addressElsewhere(t))
+	wantLimit(t, "POST /auth/otp/request", otherServer, paths, body)
 	body["code"] = "000000"
 	paths = []string{"/auth/otp/validate", "/auth/otp/%76alidate"}
-	everywhere := c.client(s, "")
-	wantLimit(t, "POST /auth/otp/validate", everywhere, paths, body)
+	manyAddresses := c.client(s, "")
+	wantLimit(t, "POST /auth/otp/validate", manyAddresses, paths, body)
 }
 
-// wantLimit requires that of the requests to the paths in turn as many are counted as the limit
-// of the route says, and then none.
+// wantLimit sends eight requests more than the limit of the route permits, to the two paths in
+// turn. It requires that exactly the requests over the limit get a 429.
 func wantLimit(
 	t *testing.T, route string, c *hubstest.Client, paths []string, body any,
 ) {
@@ -136,23 +140,25 @@ func wantLimit(
 		r := c.Do(method, paths[i%2], body)
 		refused := r.Status == 429
 		if refused != (i >= limit) {
-			t.Errorf("%s: request %d: got %d, the limit is %d", r.Path, i+1, r.Status, limit)
+			t.Errorf("%s: request %d: got %d, want a 429 only after %d requests",
+				r.Path, i+1, r.Status, limit)
 		}
 	}
 }
 
-// dialFromNetwork comes from a new address of one /64 each time.
+// dialFromNetwork connects to HAProxy as a new client. Each call takes a new address of the same
+// /64, and gives it to HAProxy by the PROXY protocol.
 func (c *cluster) dialFromNetwork(context.Context, string, string) (net.Conn, error) {
 	conn, err := net.Dial("tcp", c.proxied)
 	if err == nil {
-		host := addresses.Add(1)
+		host := serial.Add(1)
 		_, err = fmt.Fprintf(conn, "PROXY TCP6 2001:db8:1:1::%x 2001:db8::1 1024 443\r\n", host)
 	}
 	return conn, err
 }
 
-// P1: what a server takes for /auth/otp/* has come to the active one, in all forms of target,
-// Host and version.
+// P1: a request that a server takes as one to /auth/otp/* must have come to the active server,
+// whatever its target, its Host and its version of HTTP.
 func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	t.Parallel()
 	t.Run("haproxy", func(t *testing.T) {
@@ -170,7 +176,7 @@ const emptyObject = "Content-Type: application/json\r\n" +
 	"Connection: close\r\n" +
 	"Content-Length: 2\r\n\r\n{}"
 
-// targets are forms in which a client may write the path of a sign-in.
+// targets holds request targets by which a client may try to reach /auth/otp/validate.
 const targets = `
 	/auth/otp/validate
 	/auth/%6ftp/validate
@@ -192,7 +198,9 @@ const targets = `
 	*
 `
 
-// sendTargets sends them all. A target in which the proxy finds no path reaches no server.
+// sendTargets sends each target in four requests: by HTTP/1.0 and 1.1, with and without Host. It
+// requires that a target without a path reaches no server, that a request which reaches no server
+// gets a 400, and that the first server gets sign-in requests and the others get none.
 func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
 	for target := range strings.FieldsSeq(targets) {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
@@ -205,30 +213,31 @@ func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Ser
 			answer := p.raw(t, address, "POST "+target+rest+emptyObject)
 			reached := strings.Contains(strings.ToLower(answer), "\nx-request-id:")
 			if reached && !hasPath {
-				t.Errorf("POST %s%q reached a server", target, rest)
+				t.Errorf("POST %s%q reached a server, want a 400 of the proxy", target, rest)
 			}
 			if !reached && !strings.HasPrefix(answer, "HTTP/1.1 400 ") {
-				t.Errorf("POST %s%q: want 400, got %.100q", target, rest, answer)
+				t.Errorf("POST %s%q: got %.100q, want a 400 or the answer of a server",
+					target, rest, answer)
 			}
 		}
 	}
 	for i, s := range servers {
 		got := s.Log.Count(`"route":"/auth/otp/validate","status":400`)
 		if (got > 0) != (i == 0) {
-			t.Errorf("server %d has seen %d attempts to sign in", i+1, got)
+			t.Errorf("server %d: got %d sign-in requests, want them at server 1 only", i+1, got)
 		}
 	}
 }
 
-// A load is a member who uploads and reads through HAProxy while servers come and go. Each
-// request is from another address, so all servers get some.
+// A load is a user who reads the session and uploads files through HAProxy while servers stop and
+// start. Each request comes from a new address, so that every server gets some.
 type load struct {
 	*hubstest.Client
 	t      *testing.T
 	ledger *hubstest.Ledger
 	stop   atomic.Bool
 	ended  chan struct{}
-	rounds atomic.Int64
+	rounds atomic.Int64 // each is one read of the session and one upload
 	failed atomic.Int64 // requests that got 502, 503 or no answer
 }
 
@@ -252,26 +261,28 @@ func startLoad(t *testing.T, c *cluster) *load {
 	return l
 }
 
-// Do sends a request of the load, which may fail for want of a server and for nothing else.
+// Do sends a request of the load. It counts a request that gets no answer, a 502 or a 503, because
+// a server may be down. Any other error fails the test.
 func (l *load) Do(method, path string, body any, headers ...string) *hubstest.Response {
 	r, err := l.Try(method, path, body, headers...)
 	switch {
 	case err != nil || r.Status == 502 || r.Status == 503:
 		l.failed.Add(1)
 	case r.Status >= 400:
-		l.t.Errorf("under load: %v", r)
+		l.t.Errorf("the load: want an answer below 400, a 502 or a 503, got %v", r)
 	}
 	return r
 }
 
-// waitMore waits for five further rounds.
+// waitMore waits until the load has finished five more rounds.
 func (l *load) waitMore() {
 	goal := l.rounds.Load() + 5
-	hubstest.WaitUntil(l.t, "five rounds more", func() bool {
+	hubstest.WaitUntil(l.t, "the load has finished five more rounds", func() bool {
 		return l.rounds.Load() >= goal
 	})
 }
 
+// end stops the load after its current round. It may be called again.
 func (l *load) end() {
 	l.stop.Store(true)
 	<-l.ended
@@ -286,15 +297,16 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	l.Client.Do("GET", "/auth/session", nil).Want(t, 200)
 }
 
-// rollOut brings a new key without one request dropped. The active server, which alone signs
-// sessions, goes last: when it signs with the new key, all others know it.
+// rollOut restarts one server after the other with a new signing key, and requires that no
+// request fails. The active server comes last: only it signs sessions, so all other servers know
+// the new key before the first session is signed with it.
 func rollOut(t *testing.T, c *cluster, l *load) {
 	keys := "new-secret-of-more-than-thirty-two-bytes," + c.servers[0].Env["SESSION_SECRET"]
 	for _, i := range []int{2, 1, 0} {
 		c.setState(t, i, "drain")
 		code := c.servers[i].Stop(t)
 		if code != 0 {
-			t.Errorf("server %d: exit status %d", i+1, code)
+			t.Errorf("server %d: got exit status %d, want 0", i+1, code)
 		}
 		env := maps.Clone(c.servers[i].Env)
 		env["ADDR"] = c.servers[i].Addr
@@ -306,12 +318,12 @@ func rollOut(t *testing.T, c *cluster, l *load) {
 	}
 	got := l.failed.Load()
 	if got != 0 {
-		t.Errorf("%d requests failed during a rolling restart", got)
+		t.Errorf("got %d failed requests during the rolling restart, want 0", got)
 	}
 }
 
-// killActive ends the active server with kill -9. Requests under way there fail, and no
-// others.
+// killActive kills the active server with SIGKILL. Requests under way at that server may fail. Once
+// HAProxy reports the server as down, no request may fail, and users can sign in again.
 func killActive(t *testing.T, c *cluster, l *load) {
 	c.servers[0].Signal(t, syscall.SIGKILL)
 	c.servers[0].Wait(t)
@@ -320,8 +332,9 @@ func killActive(t *testing.T, c *cluster, l *load) {
 	l.waitMore()
 	got := l.failed.Load()
 	if got != before {
-		t.Errorf("%d requests failed after the server was known to be down", got-before)
+		t.Errorf("got %d failed requests after the active server was reported as down, want 0",
+			got-before)
 	}
-	c.member(c.servers[1], "member") // signs in at the next server
+	c.member(c.servers[1], "member") // signs in at the next server, which is active now
 	c.servers[1].Log.WaitFor(t, `"msg":"signed in"`)
 }

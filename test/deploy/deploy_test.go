@@ -1,8 +1,9 @@
-// Package deploy tests the files in deploy/: proxies, units, settings, the database role.
+// Package deploy tests the files in deploy/: the proxies' configurations, the systemd units, the
+// settings, the database role.
 //
-// They run as they are shipped: the tests replace addresses, paths and users in them, and
-// nothing else. Clients come from addresses of their own in 127.0.0.0/8, so the client's
-// address that the server sees is the one that the proxy saw.
+// The tests run these files as they are shipped. They replace addresses, paths and users, and
+// nothing else. Each client connects from an address of its own in 127.0.0.0/8. The proxy sees
+// that address and passes it on to the server.
 package deploy
 
 import (
@@ -17,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
 
-// shipped returns a file of deploy/ with values replaced, each of which must be in it.
+// shipped returns a file of deploy/ with values replaced. oldNew holds pairs of an old and a new
+// value. shipped fails the test if an old value is not in the file.
 func shipped(t testing.TB, name string, oldNew ...string) string {
 	text := hubstest.ReadFile(t, "deploy/"+name)
 	for i := 0; i < len(oldNew); i += 2 {
@@ -28,7 +30,8 @@ func shipped(t testing.TB, name string, oldNew ...string) string {
 	return strings.NewReplacer(oldNew...).Replace(text)
 }
 
-// readEnv returns the settings in a file of deploy/, as systemd reads them.
+// readEnv returns the settings in a file of deploy/. It fails the test at a value with quotes or
+// backslashes, because systemd would change such a value.
 func readEnv(t testing.TB, name string) map[string]string {
 	env := map[string]string{}
 	for line := range strings.Lines(shipped(t, name)) {
@@ -38,14 +41,15 @@ func readEnv(t testing.TB, name string) map[string]string {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok || strings.ContainsAny(value, `"'\`) {
-			t.Fatalf("%s: want NAME=value, got %q", name, line)
+			t.Fatalf("%s: want NAME=value without quotes and backslashes, got %q", name, line)
 		}
 		env[key] = value
 	}
 	return env
 }
 
-// productionEnv returns production.env with what each server of the tests has of its own.
+// productionEnv returns the settings of production.env, with a folder of files, a free port and a
+// mail server of the test's own.
 func productionEnv(t testing.TB) map[string]string {
 	env := readEnv(t, "production.env")
 	env["FILES_DIR"] = t.TempDir()

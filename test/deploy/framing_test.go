@@ -11,23 +11,25 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// smuggled is a request that a client hides in another one. If the proxy and the server
-// disagreed about where that one ends, the server would take it for a request that the proxy
-// sent: it would believe the address, and no rule of the proxy would have seen it.
+// smuggled is a request that a client hides in the body of another request. If the proxy and the
+// server disagreed about where the outer request ends, the server would take the hidden request for
+// one that the proxy sent. It would believe the address in it, and no rule of the proxy would have
+// been applied to it.
 const smuggled = "GET /smuggled HTTP/1.1\r\n" +
 	"Host: api.example.com\r\n" +
 	"X-Forwarded-For: 198.51.100.66\r\n\r\n"
 
-// chunkless ends before the smuggled request by its chunks, and after it by its length.
-const chunkless = "0\r\n\r\n" + smuggled
+// ambiguousBody ends before the smuggled request if it is read as chunks, and after it if it is
+// read by its length.
+const ambiguousBody = "0\r\n\r\n" + smuggled
 
 const bothProxies = "haproxy and nginx"
 
-// framings are what follows Host and "Connection: close" in a request.
+// framings holds what follows Host and "Connection: close" in a request.
 var framings = map[string]struct {
-	headers   string // <length> is that of the body
-	body      string // chunkless, unless it is another
-	refusedBy string // the others pass the request on, once
+	headers   string // <length> stands for the length of the body
+	body      string // if empty: ambiguousBody
+	refusedBy string // the proxies that refuse the request; the others pass it on, once
 }{
 	"hop by hop": {
 		headers: "Connection: X-Forwarded-For\r\nContent-Length: <length>\r\n",
@@ -54,7 +56,8 @@ var framings = map[string]struct {
 		body:      smuggled,
 		refusedBy: bothProxies,
 	},
-	// HAProxy goes by the chunks, and passes on no length.
+	// In the cases that only nginx refuses, HAProxy reads the body as chunks and drops
+	// Content-Length.
 	"chunked, length short": {
 		headers:   "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
 		body:      fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled),
@@ -80,7 +83,7 @@ var framings = map[string]struct {
 		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
 		refusedBy: "nginx",
 	},
-	// The proxy and the server do not both know these codings.
+	// The proxy might not know these codings, or the server might not, so both proxies refuse them.
 	"no such coding": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: xchunked\r\n",
 		refusedBy: bothProxies,
@@ -100,20 +103,21 @@ var framings = map[string]struct {
 	},
 }
 
-// No client smuggles a request past a proxy. A request whose length is unclear is refused, or
-// reaches the server with one length. Both programs do so by default: no line of their
-// configurations asks for it, so no removal lets one of the lengths through. An upgrade would
-// open a tunnel to the server: HAProxy is told to drop it, and nginx is not told to pass it on.
+// No client can smuggle a request past a proxy. The proxy refuses a request whose length is
+// unclear, or passes it on with one length. Both proxies do so by default. No line of their
+// configurations asks for it, so no removal can make them pass two lengths on. An upgrade would
+// open a tunnel to the server: haproxy.cfg removes the header Upgrade, and nginx does not pass it
+// on unless told to.
 func TestProxyFraming(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
 		backend := newRecorder(t, emptyAnswer)
 		p := startProxy(t, engine, backend.addr)
-		var want []string // what reaches the server
+		var want []string // the beginning of each request that must reach the server
 		for name, c := range framings {
 			address := newAddress()
 			line := "POST /" + strings.ReplaceAll(name, " ", "-")
 			const start = " HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
-			body := cmp.Or(c.body, chunkless)
+			body := cmp.Or(c.body, ambiguousBody)
 			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(body)))
 			answer := p.raw(t, address, line+start+headers+"\r\n"+body)
 			status := "200"
@@ -123,13 +127,13 @@ func TestProxyFraming(t *testing.T) {
 				want = append(want, line)
 			}
 			if !regexp.MustCompile(`^HTTP/1.1 (` + status + `) `).MatchString(answer) {
-				t.Errorf("%s: want %s, got %.100q", name, status, answer)
+				t.Errorf("%s: want status %s, got %.100q", name, status, answer)
 			}
 			for _, head := range backend.seen(line + " ") {
 				wantFramedOnce(t, strings.ToLower(head), address)
 			}
 		}
-		hubstest.WaitUntil(t, "the end of all connections to the server", func() bool {
+		hubstest.WaitUntil(t, "all connections to the server have ended", func() bool {
 			return backend.open.Load() == 0
 		})
 		var got []string
@@ -138,12 +142,13 @@ func TestProxyFraming(t *testing.T) {
 			got = append(got, line)
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("the server has seen\n%q, want\n%q", got, want)
+			t.Errorf("requests at the server: got\n%q, want\n%q", got, want)
 		}
 	})
 }
 
-// wantFramedOnce checks what a proxy says of the client's address, the host and the length.
+// wantFramedOnce checks the head of a request that a proxy has passed on, in lower case. It
+// requires one X-Forwarded-For, which holds the client's address, one Host, and at most one length.
 func wantFramedOnce(t *testing.T, head, address string) {
 	t.Helper()
 	for header, value := range map[string]string{
@@ -152,11 +157,11 @@ func wantFramedOnce(t *testing.T, head, address string) {
 	} {
 		isOnce := strings.Count(head, "\n"+header+":") == 1
 		if !isOnce || !strings.Contains(head, header+": "+value+"\r\n") {
-			t.Errorf("want %s once, %s: %q", header, value, head)
+			t.Errorf("want exactly one %s, with %s, got the head %q", header, value, head)
 		}
 	}
 	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
 	if len(lengths) > 1 {
-		t.Errorf("framed twice: %q", head)
+		t.Errorf("want at most one Content-Length or Transfer-Encoding, got the head %q", head)
 	}
 }

@@ -21,17 +21,18 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A proxy is HAProxy or nginx as deploy/ configures it.
+// A proxy is a running HAProxy or nginx, configured by the file in deploy/.
 type proxy struct {
 	t    testing.TB
-	addr string // takes HTTPS
-	// proxied takes HTTPS after a line of the PROXY protocol, by which a client of the tests
-	// comes from any address. HAProxy only: it is the second bind line.
+	addr string // for HTTPS
+	// proxied is for HTTPS after a line of the PROXY protocol. With that line, a test sends
+	// requests from any address. Only HAProxy listens there, by the second bind line of haproxy.cfg.
 	proxied string
-	dir     string
+	dir     string // folder of its configuration, certificate, sockets and logs
 	log     *hubstest.Program
 }
 
+// forEachProxy runs a test once with each proxy. engine is "haproxy" or "nginx".
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 	t.Parallel()
 	for _, engine := range []string{"haproxy", "nginx"} {
@@ -42,12 +43,14 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 	}
 }
 
-// startProxy runs the proxy until the test ends, in front of one server or, HAProxy only, of
-// three. The test makes its sockets, so that no other process takes the ports.
+// startProxy runs a proxy until the test ends. It stands in front of one server or, with HAProxy
+// only, of three. The test opens the listening sockets and hands them to the proxy, so that no
+// other process can take the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	program := hubstest.Need(t, engine, engine)
-	// t.TempDir is too long for the path of a socket, and the proxies leave root behind.
-	dir := fmt.Sprintf("%s/p%d", hubstest.Dir, addresses.Add(1))
+	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
+	// that root has started runs as another user.
+	dir := fmt.Sprintf("%s/p%d", hubstest.Dir, serial.Add(1))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +66,10 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	} else {
 		config := writeFile(t, dir, "nginx.conf", nginxConfig(t, p, servers[0]))
 		cmd = exec.Command(program, "-g", "daemon off;", "-e", "stderr", "-c", config)
-		cmd.Env = append(os.Environ(), "NGINX=3;") // as it hands sockets to a new version of itself
+		// nginx takes over descriptor 3 as its listening socket, as in an upgrade of its program.
+		cmd.Env = append(os.Environ(), "NGINX=3;")
 	}
-	cmd.ExtraFiles = sockets[:] // 3 and 4
+	cmd.ExtraFiles = sockets[:] // descriptors 3 and 4
 	p.log = hubstest.StartProgram(t, cmd)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -73,14 +77,15 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 		}
 	})
 	for _, socket := range sockets {
-		// To hand a socket on makes it block. A worker of nginx would then wait in accept for a
-		// connection that another worker took, with its own connections at a standstill.
+		// Handing a socket over makes it blocking. A worker of nginx could then block in accept, if
+		// another worker has taken the connection, and would no longer serve its own connections.
 		syscall.SetNonblock(int(socket.Fd()), true)
 		socket.Close()
 	}
 	return p
 }
 
+// listenFile opens a listening socket on a free port, and returns it as a file with its address.
 func listenFile(t testing.TB) (addr string, file *os.File) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -94,6 +99,8 @@ func listenFile(t testing.TB) (addr string, file *os.File) {
 	return listener.Addr().String(), file
 }
 
+// haproxyConfig returns haproxy.cfg with the addresses and paths of the test. HAProxy can change
+// its user and its root folder only if root has started it. Otherwise these lines are left out.
 func haproxyConfig(t testing.TB, dir string, servers []string) string {
 	replace := []string{
 		"0.0.0.0:443 ssl", "fd@3 ssl",
@@ -118,6 +125,8 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 	return shipped(t, "haproxy.cfg", replace...)
 }
 
+// nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
+// temporary files below p.dir.
 func nginxConfig(t testing.TB, p *proxy, server string) string {
 	var folders strings.Builder
 	folders.WriteString("http {\n")
@@ -134,8 +143,8 @@ func nginxConfig(t testing.TB, p *proxy, server string) string {
 		"http {\n", folders.String())
 }
 
-// client returns a browser that comes from the address. Without one, each of its requests
-// has a connection and an address of its own.
+// client returns a client that connects to the proxy from an address and uses HTTP/2. If address is
+// empty, the client uses HTTP/1.1, and each request has a connection and an address of its own.
 func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
 	transport := &http.Transport{
 		DisableCompression: true,
@@ -151,20 +160,22 @@ func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
 	return c
 }
 
-var addresses atomic.Int64
+// serial makes the addresses of clients and the folders of proxies differ.
+var serial atomic.Int64
 
-// newAddress returns an address of this machine that no other client has.
+// newAddress returns an address of this machine that no other client uses.
 func newAddress() string {
-	n := addresses.Add(1)
+	n := serial.Add(1)
 	return fmt.Sprintf("127.100.%d.%d", n>>8, n&255)
 }
 
+// dialFrom connects to a proxy from an address of this machine.
 func dialFrom(address, to string) (net.Conn, error) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 	return dialer.Dial("tcp", to)
 }
 
-// dial opens a TLS connection for requests that no client library would send.
+// dial opens a TLS connection from an address, for requests that no client library would send.
 func (p *proxy) dial(address string) (*tls.Conn, error) {
 	conn, err := dialFrom(address, p.addr)
 	if err != nil {
@@ -175,23 +186,25 @@ func (p *proxy) dial(address string) (*tls.Conn, error) {
 	return secure, secure.Handshake()
 }
 
-// raw sends a request as it is and returns all that comes back.
+// raw sends a request unchanged, and returns everything that the proxy sends before it closes the
+// connection. It fails the test if the proxy does not close the connection in time.
 func (p *proxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
 	conn, err := p.dial(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() // nginx waits for it before it writes its log
+	defer conn.Close() // nginx writes its log line only after this
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
 	if os.IsTimeout(err) {
-		t.Errorf("no end of the answer to %.200q", request)
+		t.Errorf("the connection stays open after %.200q, want it closed after the answer", request)
 	}
 	return string(answer)
 }
 
-// member signs a new user in by way of the proxy, and accepts the terms.
+// member adds a user with a role, and returns a client that has signed in through the proxy and
+// accepted the terms.
 func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
 	c := p.client(s, "")
 	email, _ := s.NewUser(p.t, role)
@@ -200,12 +213,13 @@ func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
 	return c
 }
 
-// A recorder is a server that keeps the head of each request as it came. It gives each the
-// same answer; with an empty one it closes the connection. It agrees to any upgrade.
+// A recorder is a server that keeps the head of each request unchanged. It gives every request the
+// same answer. It closes the connection instead if the answer is empty or the path begins with
+// /dies. It agrees to every upgrade. It answers health checks, and does not keep them.
 type recorder struct {
-	*hubstest.Server // its name to clients
+	*hubstest.Server // for its public URL only
 	addr, answer     string
-	open             atomic.Int64 // connections
+	open             atomic.Int64 // open connections
 
 	mu     sync.Mutex
 	heads  []string
@@ -248,7 +262,7 @@ func (r *recorder) serve(conn net.Conn) {
 		start := raw.Len() - in.Buffered()
 		request, err := http.ReadRequest(in)
 		head := raw.String()[start : raw.Len()-in.Buffered()]
-		if head == "" { // the end
+		if head == "" { // no further request
 			return
 		}
 		if strings.HasPrefix(head, "GET /healthz ") {
@@ -278,7 +292,7 @@ func (r *recorder) keep(head string, isFirst bool) {
 	}
 }
 
-// seen returns the heads so far of all requests that begin so.
+// seen returns the heads that begin with the prefix, of all requests so far.
 func (r *recorder) seen(prefix string) (heads []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,6 +17,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
+// Behind each proxy, a server with the settings of production.env signs users in and takes uploads,
+// which the proxy streams. The server's limits come before those of the proxy. While the server is
+// down, clients get a 503 in the server's format.
 func TestProductionBehindTLSProxy(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
 		env := productionEnv(t)
@@ -26,35 +29,36 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		c := p.member(s, "member")
 		overHTTP2 := p.client(s, newAddress())
 		overHTTP2.SetToken(c.Token())
-		// The beginning of an upload is on the server's disk while the client has the end.
+		// StartUpload returns when the server has begun to write the file, and Finish sends the rest.
+		// So this fails if the proxy does not stream uploads.
 		for _, c := range []*hubstest.Client{c, overHTTP2} {
 			upload := c.StartUpload("a.txt")
 			r := upload.Finish().Want(t, 201)
 			c.WantFile(r.Header.Get("Location"), upload.Content)
 		}
-		// The server's own refusals come first.
+		// The server refuses a body before it reaches a limit of the proxy.
 		large := make([]byte, uploadLimit+1)
 		r := c.Upload("a.bin", large)
 		hubstest.WantProblem(t, r, 413, "too_large")
 		r = c.Do("POST", "/auth/otp/request", large[:20<<10])
 		hubstest.WantProblem(t, r, 413, "too_large")
-		// It compares Origin with Host, which is as the browser wrote it.
+		// The server compares Origin with Host, so the proxy must not change Host.
 		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
 
 		t.Run("server away", func(t *testing.T) {
 			s.Stop(t)
 			r, err := c.Try("GET", "/hubs", nil)
 			if err != nil || r.Status != 503 || r.Code() != "unavailable" {
-				t.Errorf("want a 503 unavailable: %v, %v", err, r)
+				t.Errorf("want 503 unavailable, got the error %v and %v", err, r)
 			}
 			if r.Header.Get("Retry-After") == "" {
-				t.Errorf("no Retry-After in %v", r)
+				t.Errorf("want a Retry-After, got %v", r)
 			}
 		})
 	})
 }
 
-// uploadLimit is more than nginx lets pass unless told otherwise.
+// uploadLimit is in bytes, and more than nginx lets pass by default.
 const uploadLimit = 2 << 20
 
 const (
@@ -69,24 +73,24 @@ const (
 	privateBody = `{"email":"jane.roe@mailbox.example","code":"482913"}`
 )
 
-// privateRequests have in each place of a request what a log must not show. The log has this
-// status of each, a regular expression.
+// privateRequests have private data in every place of a request that a client fills. The value is
+// the status that the log of the proxy must have for the request, a regular expression.
 var privateRequests = map[string]string{
 	// With a body.
 	"POST <path> HTTP/1.1\r\n<headers>Content-Length: <length>\r\n\r\n<body>": "50[23]",
 	// Without a body.
 	"GET <path> HTTP/1.1\r\n<headers>\r\n": "50[23]",
-	// A method that nobody has.
+	// A method that does not exist.
 	"M482913 <path> HTTP/1.1\r\n<headers>\r\n": "400|50[23]",
-	// A method that begins as one.
+	// A method that begins with the name of another.
 	"GETJANE_ROE / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n": "50[23]",
-	// A method that ends as one.
+	// A method that ends with the name of another.
 	"JANE_ROE-GET / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n": "50[23]",
-	// A version that nobody has.
+	// A version of HTTP that does not exist.
 	"GET <path> HTTP/1.482913\r\n<headers>\r\n": "400|505",
 	// A header without a colon.
 	"GET <path> HTTP/1.1\r\n<headers>482913 jane.roe@mailbox.example\r\n\r\n": "400|50[23]",
-	// No request.
+	// Text that is not a request.
 	"482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n": "400",
 	// Too many headers.
 	"GET <path> HTTP/1.1\r\n<headers>X: <482913*12000>\r\n\r\n": "4[0-9][0-9]",
@@ -96,13 +100,13 @@ var privateRequests = map[string]string{
 	"GET x:<path> HTTP/1.0\r\n\r\n": "400",
 }
 
-// G5: no log of a proxy holds anything that a client wrote, whatever fails. nginx would
-// quote the request with each fault.
+// G5: no log of a proxy has private data from a request, whatever fails. By default, nginx would
+// quote the request in each message about an error.
 func TestProxyLogs(t *testing.T) {
 	const broken = "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n"
 	servers := map[string]string{
 		"down":        "127.0.0.1:1",
-		"unreachable": "[fe80::1]:9", // EINVAL, since no link is named
+		"unreachable": "[fe80::1]:9", // EINVAL: the address names no interface
 		"silent":      newRecorder(t, "").addr,
 		"broken":      newRecorder(t, broken).addr,
 	}
@@ -116,6 +120,7 @@ func TestProxyLogs(t *testing.T) {
 	})
 }
 
+// testLog sends all privateRequests, and a request by HTTP/2, and checks the log of the proxy.
 func testLog(t *testing.T, p *proxy) {
 	for request, status := range privateRequests {
 		request = hubstest.FillIn(request,
@@ -127,40 +132,41 @@ func testLog(t *testing.T, p *proxy) {
 		p.raw(t, address, request)
 		p.waitLine(t, address, status)
 	}
-	// With HTTP/2 nginx makes a request line.
+	// With HTTP/2, nginx builds a request line of its own, which could be in a log.
 	s := &hubstest.Server{Base: "https://api.example.com"}
 	address := newAddress()
 	c := p.client(s, address)
 	r, err := c.Try("POST", "/jane.roe@mailbox.example", "{}", "Cookie", "x=482913")
 	if err != nil || r.Status < 500 {
-		t.Errorf("HTTP/2: %v %v", err, r)
+		t.Errorf("HTTP/2: want a status of 500 or more, got the error %v and %v", err, r)
 	}
 	p.waitLine(t, address, "50[23]")
 	secret := regexp.MustCompile(`(?i)jane|roe|mailbox|482913|eyJ`)
 	for _, line := range p.logged() {
 		if secret.MatchString(line) {
-			t.Errorf("in the log: %s", line)
+			t.Errorf("private data in the log: %s", line)
 		}
 	}
 }
 
-// logged returns all that the proxy has logged so far.
+// logged returns all lines that the proxy has logged so far.
 func (p *proxy) logged() []string {
 	faults, _ := os.ReadFile(p.dir + "/faults.log") // nginx only
 	return append(p.log.All(), strings.Split(string(faults), "\n")...)
 }
 
-// waitLine waits for the line about a client's request that got the status.
+// waitLine waits for the log line of a request from the address. status is a regular expression.
 func (p *proxy) waitLine(t *testing.T, address, status string) {
 	line := regexp.MustCompile(regexp.QuoteMeta(address) + `:.*[ =](` + status + `) `)
-	hubstest.WaitUntil(t, "the log says: "+line.String(), func() bool {
+	hubstest.WaitUntil(t, "a line of the log matches "+line.String(), func() bool {
 		return slices.ContainsFunc(p.logged(), line.MatchString)
 	})
 }
 
-// A server that dies after it has taken a request may have done it. The proxy sends the
-// request to no other server, and does not make the client send it again. Nor does it send
-// one on a connection that the server might be closing just then, because it was idle.
+// A proxy sends each request to a server once, because a server that dies after it has taken a
+// request may have carried it out. The proxy does not send the request again, and does not make the
+// client send it again. It opens a new connection for each request, because the server may be
+// closing a connection that was idle.
 func TestProxySendsOnce(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
 		backend := newRecorder(t, emptyAnswer)
@@ -171,46 +177,47 @@ func TestProxySendsOnce(t *testing.T) {
 			for i := range 3 {
 				r, err := c.Try("POST", "/lives", "{}")
 				if err != nil || r.Status != 200 {
-					t.Errorf("%v %v", err, r)
+					t.Errorf("POST /lives: want 200, got the error %v and %v", err, r)
 				}
 				path := fmt.Sprintf("/dies/%s/%d", address, i)
 				r, err = c.Try("POST", path, "{}")
 				if err != nil || r.Status != 502 && r.Status != 503 {
-					t.Errorf("want 502 or 503: %v %v", err, r)
+					t.Errorf("POST /dies: want 502 or 503, got the error %v and %v", err, r)
 				}
 				got := backend.seen("POST " + path + " ")
 				if len(got) != 1 {
-					t.Errorf("%s reached the server %d times", path, len(got))
+					t.Errorf("%s reached the server %d times, want once", path, len(got))
 				}
 			}
 		}
 		if backend.reused > 0 {
-			t.Errorf("%d requests came on a connection that was used before", backend.reused)
+			t.Errorf("got %d requests on a connection that was used before, want 0", backend.reused)
 		}
 	})
 }
 
-// H8: one address opens thousands of connections, idle or with half a head or half a body,
-// and keeps nobody out. Of its requests those over the bound get a clear refusal.
+// H8: one address that opens thousands of connections, idle or with half a head or half a body,
+// keeps no other client out. An address may have 100 requests under way, and each further request
+// gets a 429.
 func TestOneAddressKeepsNobodyOut(t *testing.T) {
 	var files syscall.Rlimit
 	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
 	if err != nil || files.Cur < 16384 {
-		hubstest.Skip(t, "this test needs 16,384 descriptors: ulimit -n")
+		hubstest.Skip(t, "this test needs 16,384 file descriptors: raise ulimit -n")
 	}
 	const head = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
 		"Content-Type: application/json\r\nConnection: close\r\n"
 	const halfBody = head + "Content-Length: 2\r\n\r\n{"
-	size := 16 << 10 // of the largest body that the server takes
+	size := 16 << 10 // bytes of the largest body that the server takes
 	length := fmt.Sprintf("Content-Length: %d\r\n\r\n", size)
-	almost := head + length + strings.Repeat("x", size-1)
+	almost := head + length + strings.Repeat("x", size-1) // the last byte is missing
 	forEachProxy(t, func(t *testing.T, engine string) {
 		s := hubstest.Start(t, productionEnv(t))
 		between := hubstest.NewProxy(t, s.Addr)
 		p := startProxy(t, engine, between.Addr)
-		const bound, more = 100, 50 // requests under way
+		const bound, more = 100, 50 // requests that may be under way, and requests over that
 		few := p.flood(t, bound+more, halfBody)
-		hubstest.WaitUntil(t, "the refusal of all requests over the bound", func() bool {
+		hubstest.WaitUntil(t, "each request over the bound has a 429", func() bool {
 			return few.refused.Load() == more
 		})
 		few.close()
@@ -220,35 +227,38 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 				answer := p.raw(t, newAddress(), head+"Content-Length: 2\r\n\r\n{}")
 				isBad := strings.HasPrefix(answer, "HTTP/1.1 400 ")
 				if !isBad || !strings.Contains(answer, "invalid_request") {
-					t.Errorf("another client, with %.9q… on 5,000 connections: %.100q", sent, answer)
+					t.Errorf("another client, with %.9q… on 5,000 connections: "+
+						"want 400 invalid_request, got %.100q", sent, answer)
 				}
 			}
-			// 200 at a time; some end by their limit of time meanwhile.
+			// HAProxy keeps at most 200 connections of an address open. Some reach a time limit
+			// during the flood and make room for others.
 			if engine == "haproxy" && len(f.conns) > 1000 {
-				t.Errorf("of 5,000 connections only %d were refused", 5000-len(f.conns))
+				t.Errorf("HAProxy refused %d of 5,000 connections, want at least 4,000",
+					5000-len(f.conns))
 			}
 			f.close()
-			hubstest.WaitUntil(t, "the server has answered all", func() bool {
+			hubstest.WaitUntil(t, "the proxy has no connection to the server", func() bool {
 				return between.Connections() == 0
 			})
 			got := s.Log.Count(`"client":"` + f.address + `"`)
 			if got > 0 {
-				t.Errorf("%d requests that were not whole reached the server", got)
+				t.Errorf("got %d unfinished requests at the server, want 0", got)
 			}
 		}
 	})
 }
 
-// A flood is a client's many connections.
+// A flood is many connections from one address.
 type flood struct {
 	address string
 	mu      sync.Mutex
 	conns   []*tls.Conn
-	refused atomic.Int64 // with a 429
+	refused atomic.Int64 // connections with a 429
 }
 
-// flood opens connections from one address and sends the same text on each. Some may be
-// refused.
+// flood opens connections from a new address and sends the same text on each. Connections that the
+// proxy refuses are not among conns.
 func (p *proxy) flood(t *testing.T, connections int, text string) *flood {
 	f := &flood{address: newAddress()}
 	t.Cleanup(f.close)
@@ -273,6 +283,7 @@ func (p *proxy) flood(t *testing.T, connections int, text string) *flood {
 	return f
 }
 
+// read counts the connection if its answer is a 429.
 func (f *flood) read(conn *tls.Conn) {
 	answer := make([]byte, len("HTTP/1.1 429"))
 	io.ReadFull(conn, answer)
@@ -285,6 +296,6 @@ func (f *flood) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, conn := range f.conns {
-		conn.NetConn().Close() // no alert, which would wait for a reader
+		conn.NetConn().Close() // the Close of TLS would send an alert, and could wait for a reader
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A roleDatabase has the tables of hubs_owner, and a stranger's database beside it.
-// roles.sql changes rights in all databases, so it needs a PostgreSQL of its own.
+// A roleDatabase holds URLs of the database hubs_owner, one for each role. The role stranger has a
+// database beside it. Both are in a PostgreSQL of the test's own, because roles.sql changes rights
+// in all databases.
 type roleDatabase struct{ superuser, owner, server, stranger string }
 
 func newRoleDatabase(t *testing.T) roleDatabase {
@@ -36,10 +37,10 @@ func newRoleDatabase(t *testing.T) roleDatabase {
 	return d
 }
 
-// statements returns the lines of a list.
+// statements returns the lines of list, each of them a statement.
 func statements(list string) []string { return strings.Split(strings.TrimSpace(list), "\n") }
 
-// wantRefused requires that each statement fails for want of a right (42501).
+// wantRefused requires that PostgreSQL refuses each statement with insufficient_privilege (42501).
 func wantRefused(t *testing.T, databaseURL string, refused []string) {
 	t.Helper()
 	db := hubstest.OpenDB(t, databaseURL)
@@ -51,6 +52,8 @@ func wantRefused(t *testing.T, databaseURL string, refused []string) {
 	}
 }
 
+// tryRefused runs a statement. It returns an error unless the statement is refused for lack of a
+// right.
 func tryRefused(db *sql.DB, statement string) error {
 	_, err := db.Exec(statement)
 	refusal, ok := errors.AsType[*pq.Error](err)
@@ -60,11 +63,12 @@ func tryRefused(db *sql.DB, statement string) error {
 	return fmt.Errorf("want insufficient_privilege, got %v", err)
 }
 
-// hubs_server, the role of a running server, has enough for every endpoint, and no more.
+// The role hubs_server, with which a server runs, has the rights that the endpoints need, and no
+// others.
 func TestLeastPrivilegeRole(t *testing.T) {
 	t.Parallel()
 	d := newRoleDatabase(t)
-	for range 2 { // after each migrate, so more than once
+	for range 2 { // operators run roles.sql after each migrate, so it must work again
 		hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
 	}
 	hubstest.Exec(t, d.superuser, "alter role hubs_server password 'p'")
@@ -73,16 +77,20 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	t.Run("other databases", func(t *testing.T) {
 		for _, name := range []string{"postgres", "template1", "stranger"} {
 			wantRefused(t, hubstest.WithDatabase(d.server, name), []string{"select 1"})
-			hubstest.Exec(t, hubstest.WithDatabase(d.stranger, name), "select 1") // as before
+			// Other roles can still connect.
+			hubstest.Exec(t, hubstest.WithDatabase(d.stranger, name), "select 1")
 		}
+		// The stranger, in turn, can't connect to the server's database.
 		wantRefused(t, d.stranger, []string{"select 1"})
 	})
-	t.Run("owner", func(t *testing.T) { // keeps what migrate and a dump need
+	t.Run("owner", func(t *testing.T) { // keeps the rights that migrate and a dump need
 		hubstest.Exec(t, d.owner, "select pg_advisory_xact_lock(1)")
 		hubstest.Exec(t, d.owner, "select lo_unlink(lo_create(0))")
 	})
 }
 
+// refusedToServer holds statements that a server never needs. hubs_server must have no right to run
+// them.
 const refusedToServer = `
 create table t ()
 create temporary table t ()
@@ -108,6 +116,7 @@ update terms_acceptances set accepted_at = now()
 update terms_acceptances set user_id = gen_random_uuid()
 update terms_acceptances set version = '1', accepted_at = now()
 update files set name = 'x'
+delete from files
 alter role hubs_server createdb
 create role r
 create database d
@@ -129,13 +138,14 @@ select pg_try_advisory_lock(7239104561)
 select pg_try_advisory_xact_lock(7239104561)
 `
 
+// testServerRoleWorks sends requests that need every right of hubs_server.
 func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": d.server})
 	email := hubstest.NewEmail()
 	hubstest.AddUser(t, d.owner, email, "admin")
 	c := s.SignIn(t, email)
 	c.AcceptTerms()
-	c.AcceptTerms() // again: that is an update
+	c.AcceptTerms() // the second time is an update
 	r := c.Do("POST", "/hubs", `{"name":"North"}`).Want(t, 201)
 	hub := r.Header.Get("Location")
 	c.Do("PATCH", hub, `{"name":"South"}`).Want(t, 200)
@@ -143,11 +153,11 @@ func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	r = c.Upload("a.txt", []byte("a")).Want(t, 201)
 	c.WantFile(r.Header.Get("Location"), "a")
 	c.Do("DELETE", hub, nil).Want(t, 204)
-	hubstest.Exec(t, d.server, "delete from files") // a failed upload is undone
 }
 
-// roles.sql takes back every right that hubs_server was given before, by mistake or by an
-// earlier version of the file, and every setting that a stolen role gave itself.
+// roles.sql takes all other rights from hubs_server, whether they were granted by mistake or by an
+// earlier version of the file. It also resets the role's settings, because somebody who has stolen
+// the role's password could have changed them.
 func TestRolesTakeOldRightsBack(t *testing.T) {
 	t.Parallel()
 	d := newRoleDatabase(t)
@@ -163,7 +173,7 @@ alter role hubs_server in database hubs_owner set synchronous_commit = off
 `) {
 		hubstest.Exec(t, d.superuser, statement)
 	}
-	taken := statements(`
+	refusedAfter := statements(`
 create database d
 create role r
 create table public.t ()
@@ -179,22 +189,22 @@ truncate public.hubs
 select lo_create(0)
 select pg_advisory_lock(1)
 `)
-	before := hubstest.OpenDB(t, d.server)
-	for _, statement := range taken {
-		err := tryRefused(before, statement)
+	db := hubstest.OpenDB(t, d.server)
+	for _, statement := range refusedAfter {
+		err := tryRefused(db, statement)
 		if err == nil {
-			t.Errorf("%s: refused before roles.sql, so this test shows nothing", statement)
+			t.Errorf("%s: PostgreSQL refuses it before roles.sql, want it refused only after", statement)
 		}
 	}
-	before.Close()
+	db.Close()
 	for _, statement := range statements("drop database d\ndrop table t\ndrop schema s\ndrop role r") {
 		hubstest.Exec(t, d.superuser, statement)
 	}
 	hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
-	wantRefused(t, d.server, taken)
+	wantRefused(t, d.server, refusedAfter)
 	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
 	got := hubstest.Query[int](t, d.superuser, settings)
 	if got != 0 {
-		t.Errorf("hubs_server keeps %d settings of its own, want 0", got)
+		t.Errorf("got %d settings of roles after roles.sql, want 0", got)
 	}
 }

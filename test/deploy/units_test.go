@@ -12,12 +12,11 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// The files of settings that deploy/ has.
+// envFiles are the files with settings in deploy/.
 var envFiles = []string{"production.env", "staging.env"}
 
-// envSecrets are the settings that hold a secret. The tests' PostgreSQL has no TLS. With
-// sslmode=verify-full, as the files advise, the server does without the database rather than
-// without TLS.
+// envSecrets returns the settings that hold a secret. DATABASE_URL has sslmode=verify-full, as the
+// files advise. The tests' PostgreSQL has no TLS, so a server with these settings can't connect.
 func envSecrets(t *testing.T) map[string]string {
 	return map[string]string{
 		"DATABASE_URL":   strings.Replace(hubstest.NewDatabase(t), "=disable", "=verify-full", 1),
@@ -26,7 +25,7 @@ func envSecrets(t *testing.T) map[string]string {
 	}
 }
 
-// Both files explain every setting that docs/deploy.md has, and set no other one and no secret.
+// Each file explains every setting of docs/deploy.md. It sets no other setting, and no secret.
 func TestEnvironmentFiles(t *testing.T) {
 	t.Parallel()
 	secrets := envSecrets(t)
@@ -39,19 +38,21 @@ func TestEnvironmentFiles(t *testing.T) {
 			if secrets[setting[1]] == "" {
 				delete(unknown, setting[1])
 			}
-			// Explained: set, or named as unset, right below a comment, maybe with another.
+			// A setting is explained if its line, which may be commented out, follows a comment.
+			// One other setting may be in between.
 			explained := regexp.MustCompile(`(?m)^# .*\n(#?[A-Z_]+=.*\n)?#?` + setting[1] + `=`)
 			if !explained.MatchString(text) {
 				t.Errorf("%s does not explain %s", name, setting[1])
 			}
 		}
 		if len(unknown) > 0 {
-			t.Errorf("%s sets %v: a secret, or not in docs/deploy.md", name, unknown)
+			t.Errorf("%s sets %v: want no secret, and only settings of docs/deploy.md", name, unknown)
 		}
 	}
 }
 
-// The server takes both files: nothing but TLS is missing.
+// The server accepts the settings of both files. It ends only because the tests' PostgreSQL has no
+// TLS.
 func TestServerTakesEnvironmentFiles(t *testing.T) {
 	t.Parallel()
 	for _, name := range envFiles {
@@ -59,26 +60,26 @@ func TestServerTakesEnvironmentFiles(t *testing.T) {
 		maps.Copy(values, envSecrets(t))
 		code, _, errOut := hubstest.Run(values, "serve")
 		if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
-			t.Errorf("%s: exit status %d, want 1 for want of TLS: %s", name, code, errOut)
+			t.Errorf("%s: got exit status %d, want 1 because TLS is missing: %s", name, code, errOut)
 		}
 	}
 }
 
-// The proxy that both files trust is one address: any peer within a wider range can claim to be any
-// client.
+// Both files trust one address as the proxy. If they trusted a range, each peer in it could claim
+// to be any client.
 func TestEnvironmentFilesTrustOneProxy(t *testing.T) {
 	t.Parallel()
 	for _, name := range envFiles {
 		value := readEnv(t, name)["TRUSTED_PROXIES"]
 		proxies, err := netip.ParsePrefix(value)
 		if err != nil || !proxies.IsSingleIP() {
-			t.Errorf("%s: TRUSTED_PROXIES is %q, want one address", name, value)
+			t.Errorf("%s: got TRUSTED_PROXIES %q, want one address", name, value)
 		}
 	}
 }
 
-// T8: browsers send no cookie of production to staging, and allow no page of the one on the
-// other: the domains in the two files are strangers.
+// T8: no domain in one file is, or ends with, a domain in the other. So browsers send no cookie of
+// production to staging, and neither server allows the other's pages.
 func TestStagingAndProductionShareNoDomain(t *testing.T) {
 	t.Parallel()
 	domains := func(name string) []string {
@@ -89,18 +90,18 @@ func TestStagingAndProductionShareNoDomain(t *testing.T) {
 	staging := domains("staging.env")
 	production := domains("production.env")
 	if len(staging) < 2 || len(production) < 2 {
-		t.Fatalf("got %q and %q, want a cookie's domain and origins in each", staging, production)
+		t.Fatalf("got %q and %q, want the cookie's domain and an origin of each", staging, production)
 	}
 	for _, a := range staging {
 		for _, b := range production {
 			if strings.HasSuffix(a, b) || strings.HasSuffix(b, a) {
-				t.Errorf("staging has %s, production %s: one holds the other", a, b)
+				t.Errorf("staging has %s and production %s: one ends with the other", a, b)
 			}
 		}
 	}
 }
 
-// The units as systemd itself rates and reads them.
+// systemd rates the exposure of hubs.service at most 1.3, and finds no fault in either unit.
 func TestSystemdUnits(t *testing.T) {
 	t.Parallel()
 	analyze := hubstest.Need(t, "systemd-analyze", "systemd")
@@ -110,21 +111,23 @@ func TestSystemdUnits(t *testing.T) {
 	writeFile(t, dir, "hubs.socket", shipped(t, "hubs.socket"))
 	rate := exec.Command(analyze, "security", "--offline=yes", "--no-pager", unit)
 	out, err := rate.CombinedOutput()
-	// 1.1 as shipped, by systemd 252; other versions differ by a tenth.
+	// systemd 252 rates the shipped unit 1.1. Other versions differ by 0.1.
 	if err != nil || !regexp.MustCompile(`hubs\.service: (0\.[0-9]|1\.[0-3]) `).Match(out) {
-		t.Errorf("%v, want an exposure of at most 1.3\n%s", err, out)
+		t.Errorf("systemd-analyze security: want an exposure of at most 1.3, got the error %v and\n%s",
+			err, out)
 	}
 	for _, name := range []string{"hubs.service", "hubs.socket"} {
 		verify := exec.Command(analyze, "verify", "--man=no", dir+"/"+name)
 		verify.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
 		out, err := verify.CombinedOutput()
 		if err != nil || len(out) > 0 {
-			t.Errorf("systemd-analyze verify %s: %v\n%s", name, err, out)
+			t.Errorf("systemd-analyze verify %s: want no output, got the error %v and\n%s",
+				name, err, out)
 		}
 	}
 }
 
-// What the units say fits the server and its settings.
+// The units fit the server and the settings of production.env.
 func TestUnitsFitTheServer(t *testing.T) {
 	t.Parallel()
 	env := readEnv(t, "production.env")
@@ -132,18 +135,19 @@ func TestUnitsFitTheServer(t *testing.T) {
 	for name, want := range map[string]string{
 		"ListenStream":      env["ADDR"],
 		"RequiresMountsFor": env["FILES_DIR"],
-		// N1: any end is followed by a start, also status 2, which is a crash of Go, too.
+		// N1: systemd restarts the server after any end, also after status 2. A wrong setting has
+		// this status, but so has a crash of Go.
 		"Restart":                  "always",
 		"RestartPreventExitStatus": "",
 		"StartLimitIntervalSec":    "0",
 		"TriggerLimitIntervalSec":  "0",
-		// Each refusal writes a line; an attack must not drop the lines of others.
+		// The server logs a line for each refusal. An attack must not make journald drop lines.
 		"LogRateLimitIntervalSec": "0",
 	} {
 		line := regexp.MustCompile(`(?m)^` + name + `=.*$`)
 		lines := strings.Join(line.FindAllString(units, -1), " ")
 		if got := strings.TrimPrefix(lines, name+"="); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
+			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startWithDescriptors starts a server that may have so many descriptors.
+// startWithDescriptors starts a server whose limit of open file descriptors is the given number. It
+// uses the plain binary, because the race detector and coverage take memory of their own.
 func startWithDescriptors(t *testing.T, descriptors string) *hubstest.Server {
 	t.Helper()
 	limit := `ulimit -n ` + descriptors + ` && exec "$@"`
@@ -17,23 +18,26 @@ func startWithDescriptors(t *testing.T, descriptors string) *hubstest.Server {
 	return hubstest.StartCommand(t, cmd)
 }
 
-// knock sends a request on a new connection. isServed is false if no answer comes for a while:
-// there is no room for the connection.
-func knock(t *testing.T, s *hubstest.Server) (late *hubstest.Conn, isServed bool) {
+// dialAndRequest opens a connection and sends GET /healthz on it. isServed is false if no answer
+// arrives within a second. Then the server has not accepted the connection, because it already has
+// as many as it takes. The connection stays open, and the test may read the answer later.
+func dialAndRequest(t *testing.T, s *hubstest.Server) (extra *hubstest.Conn, isServed bool) {
 	t.Helper()
-	late = hubstest.Dial(t, s.Addr)
-	io.WriteString(late, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-	late.SetReadDeadline(time.Now().Add(time.Second))
-	_, err := late.In.Peek(1)
-	late.SetReadDeadline(time.Now().Add(4 * hubstest.Patience))
-	return late, err == nil
+	extra = hubstest.Dial(t, s.Addr)
+	io.WriteString(extra, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+	extra.SetReadDeadline(time.Now().Add(time.Second))
+	_, err := extra.In.Peek(1)
+	extra.SetReadDeadline(time.Now().Add(4 * hubstest.Patience))
+	return extra, err == nil
 }
 
-// H8: the server takes a quarter of its descriptors as connections at a time, and no more than
-// 1,024. Further clients wait, and are served when there is room.
+// H8: the server has at most as many connections as a quarter of its file descriptors, and at most
+// 1,024. Further clients wait, and are served when a connection ends.
+//
+// Each connection of this test holds a request whose body never arrives.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
-	for descriptors, want := range map[string]int{
+	for descriptors, want := range map[string]int{ // number of connections, by the limit
 		"400":  100,
 		"8192": 1024,
 	} {
@@ -42,37 +46,37 @@ func TestConnectionsAreBounded(t *testing.T) {
 			s := startWithDescriptors(t, descriptors)
 			c := s.Client(t)
 			var conns []*hubstest.Conn
-			for range want {
+			for range want { // the 100 shows that the server has accepted the connection
 				head := c.Head(
 					"POST /auth/otp/request",
 					"Content-Type: application/json",
 					"Content-Length: 30",
 					"Expect: 100-continue",
 				)
-				conns = append(conns, open(t, s, head, 100))
+				conns = append(conns, beginRequest(t, s, head, 100))
 			}
-			late, isServed := knock(t, s)
+			extra, isServed := dialAndRequest(t, s)
 			if isServed {
-				t.Errorf("got more than %d connections at a time", want)
+				t.Errorf("got an answer on connection %d, want only %d connections", want+1, want)
 			}
 			for _, conn := range conns {
 				conn.Close()
 			}
-			if status, _, err := late.Receive(); status != 200 {
-				t.Errorf("a client that had to wait: got %d, %v, want 200", status, err)
+			if status, _, err := extra.Receive(); status != 200 {
+				t.Errorf("the client that had to wait: got %d, %v, want 200", status, err)
 			}
 		})
 	}
 }
 
-// H8: clients that take all connections and do nothing with them keep others out for a time, no
-// longer. Then the server has recovered by itself.
+// H8: clients that hold all connections and send nothing more keep other clients out for a limited
+// time only. When the server has closed those connections, it serves others again.
 func TestIdleConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	const head = "GET /healthz HTTP/1.1\r\nHost: x\r\n"
 	const post = "POST /auth/otp/request HTTP/1.1\r\nHost: x\r\n" +
 		"Content-Type: application/json\r\nContent-Length: 30\r\n\r\n"
-	for name, sent := range map[string]string{
+	for name, sent := range map[string]string{ // sent on a connection before it goes idle
 		"silent":          "",
 		"half a head":     head,
 		"half a body":     post + "{",
@@ -81,15 +85,16 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startWithDescriptors(t, "64")
-			late, isServed := knock(t, s)
+			extra, isServed := dialAndRequest(t, s)
+			// Idle connections are added until the next client has to wait.
 			for isServed {
-				late.Close()
+				extra.Close()
 				io.WriteString(hubstest.Dial(t, s.Addr), sent)
-				late, isServed = knock(t, s)
+				extra, isServed = dialAndRequest(t, s)
 			}
-			// The late client is kept out now.
-			if status, _, err := late.Receive(); status != 200 {
-				t.Errorf("got %d, %v, want 200 once the others have ended", status, err)
+			// All connections are taken, and the extra client waits for one.
+			if status, _, err := extra.Receive(); status != 200 {
+				t.Errorf("the client that had to wait: got %d, %v, want 200", status, err)
 			}
 		})
 	}

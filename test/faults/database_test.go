@@ -20,12 +20,13 @@ import (
 // An outage is a way in which a server can lose its database.
 type outage struct {
 	name       string
-	proxy      func(*hubstest.Proxy) // what the proxy does; nil: nothing
-	locked     string                // tables that nobody can read
-	begin, end string                // what an operator does
-	knowsUsers bool                  // sessions and codes can still be checked
+	proxy      func(*hubstest.Proxy) // breaks the connections; nil: the proxy passes everything
+	locked     string                // tables on which the test holds a lock, so reads wait
+	begin, end string                // statements of an operator that begin and end the outage
+	knowsUsers bool                  // the table users can be read, so sessions and codes work
 }
 
+// In the statements of outages, <name> stands for the name of the database.
 var outages = []outage{
 	{name: "cut off", proxy: (*hubstest.Proxy).Cut},
 	{name: "hung", proxy: (*hubstest.Proxy).Hang},
@@ -43,8 +44,8 @@ var outages = []outage{
 	{name: "hubs and files locked", locked: "hubs, files", knowsUsers: true},
 }
 
-// takeAway takes the database away from its server. It returns what gives it back.
-func (s *service) takeAway(o outage) (giveBack func()) {
+// beginOutage makes the database unavailable to the server. endOutage makes it available again.
+func (s *service) beginOutage(o outage) (endOutage func()) {
 	s.t.Helper()
 	if o.proxy != nil {
 		o.proxy(s.proxy)
@@ -54,15 +55,17 @@ func (s *service) takeAway(o outage) (giveBack func()) {
 		tx := s.lock(o.locked)
 		return func() { tx.Rollback() }
 	}
-	s.operate(o.begin)
-	return func() { s.operate(o.end) }
+	s.execAsOperator(o.begin)
+	return func() { s.execAsOperator(o.end) }
 }
 
+// endConnections ends all connections to the database.
 const endConnections = `select pg_terminate_backend(pid) from pg_stat_activity
 	where datname = '<name>'`
 
-// operate is an operator who is connected to another database.
-func (s *service) operate(statements string) {
+// execAsOperator runs statements on a connection to another database, postgres, because nobody can
+// close or rename a database while connected to it. It replaces <name> by the database's name.
+func (s *service) execAsOperator(statements string) {
 	s.t.Helper()
 	database, err := url.Parse(s.Database)
 	if err != nil {
@@ -73,7 +76,8 @@ func (s *service) operate(statements string) {
 	hubstest.Exec(s.t, operator, statements)
 }
 
-// lock takes tables from every reader and writer until the end of the transaction.
+// lock locks tables, so that every other read and write of them waits until the transaction that
+// lock returns has ended.
 func (s *service) lock(tables string) *sql.Tx {
 	s.t.Helper()
 	tx, err := hubstest.OpenDB(s.t, s.Database).Begin()
@@ -88,20 +92,21 @@ func (s *service) lock(tables string) *sql.Tx {
 	return tx
 }
 
-// A request is one of those in requests.json.
+// A request is a case of testdata/requests.json. A signed-in admin sends it.
 type request struct {
 	Method     string
 	Path       string
 	Body       any
-	Needs      string // tables: "accounts", which is users alone, "others", or ""
-	Statements *int   // that it takes; nil: they are not counted
+	Needs      string // tables: "accounts" (only users), "others" (also other tables) or "" (none)
+	Statements *int   // number of statements that the server sends; nil: not counted
 }
 
+// send sends the request from a new client address.
 func (q request) send(c *hubstest.Client) *hubstest.Response {
 	return c.Elsewhere().Do(q.Method, q.Path, q.Body)
 }
 
-// fillService makes a hub and a file, and returns requests for them.
+// fillService creates a hub and a file. It returns their paths, and the requests with the paths in.
 func fillService(t *testing.T, admin *hubstest.Client) (hub, file string, requests []request) {
 	t.Helper()
 	hub = location(t, createHub(admin, "North"))
@@ -112,21 +117,24 @@ func fillService(t *testing.T, admin *hubstest.Client) (hub, file string, reques
 	return hub, file, requests
 }
 
-// Z2: a database out of reach is a 503 of everything that needs it, never a session and never
-// the lack of one. What needs no database goes on. Once it is back, all is as before.
+// Z2: while the database is unreachable, every request that needs it gets a 503: nobody gets a
+// session, and nobody loses one. Requests without a session, wrong codes and requests for a code
+// get their usual answers, because those don't depend on the database. After the outage, everything
+// is as before.
 func TestDatabaseAway(t *testing.T) {
 	t.Parallel()
 	for _, outage := range outages {
 		t.Run(outage.name, func(t *testing.T) {
 			t.Parallel()
 			s, admin := startBehindProxy(t)
-			outageEnds := s.AllowErrors("unavailable", "code not sent")
+			disallowErrors := s.AllowErrors("unavailable", "code not sent")
 			hub, file, requests := fillService(t, admin)
 			guest := newGuest(t, s)
 			presented := 0
 
-			giveBack := s.takeAway(outage)
-			// The first requests lose the connections of the pool. The next ones have to connect.
+			endOutage := s.beginOutage(outage)
+			// If the outage breaks connections, the first round loses those of the pool, and the
+			// second round has to open new ones.
 			for range 2 {
 				wantOutage(t, admin, requests, "others")
 				wantUnavailable(t, uploadText(admin, "b.txt"))
@@ -141,19 +149,21 @@ func TestDatabaseAway(t *testing.T) {
 				guest.AskCode(hubstest.NewEmail())
 				s.Log.WaitFor(t, "code not sent", "ERROR")
 			}
+			// These answers need no database.
 			hubstest.WantProblem(t, get(s.Client(t), "/hubs"), 401, "unauthenticated")
 			wrong := hubstest.OtherCode(guest.code, 1)
 			hubstest.WantProblem(t, guest.present(wrong), 401, "invalid_code")
 			presented++
-			giveBack()
+			endOutage()
 
-			hubstest.WaitUntil(t, "service again", func() bool {
+			hubstest.WaitUntil(t, "a 200 of /healthz after the outage", func() bool {
 				return get(admin, "/healthz").Status == 200
 			})
-			outageEnds()
+			disallowErrors()
 			name := get(admin, hub).Want(t, 200).Field(t, "name")
 			if name != "North" {
-				t.Errorf("a hub after refused changes: got %q, want %q", name, "North")
+				t.Errorf("name of the hub, after changes that got a 503: got %q, want %q",
+					name, "North")
 			}
 			admin.WantFile(file, "content")
 			s.wantRows(1, "files")
@@ -162,8 +172,8 @@ func TestDatabaseAway(t *testing.T) {
 	}
 }
 
-// wantOutage sends at once the requests that need such tables. None of the answers sets or clears
-// the cookie.
+// wantOutage sends all requests with the given Needs at the same time. Each answer must be a 503
+// that neither sets nor clears the cookie.
 func wantOutage(t *testing.T, c *hubstest.Client, requests []request, needs string) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -175,16 +185,18 @@ func wantOutage(t *testing.T, c *hubstest.Client, requests []request, needs stri
 			r := q.send(c)
 			wantUnavailable(t, r)
 			if cookie := r.Header.Get("Set-Cookie"); cookie != "" {
-				t.Errorf("got the cookie %q with a 503, want none", cookie)
+				t.Errorf("%s %s: got the cookie %q with a 503, want none", q.Method, q.Path, cookie)
 			}
 		})
 	}
 	all.Wait()
 }
 
-// wantOneSession presents the guest's code at once from many addresses: it is still good, for one
-// of them. All attempts count, those that ended in a 503 too: an outage gives nobody more (O4).
-func wantOneSession(t *testing.T, guest guest, before int) {
+// wantOneSession sends the guest's code from many client addresses at the same time. The code must
+// still work, but only once. Every attempt must count against the limit of the e-mail address, even
+// one that got a 503 in the outage, so an outage gives nobody more guesses (O4). attemptsBefore is
+// the number of attempts before the call.
+func wantOneSession(t *testing.T, guest guest, attemptsBefore int) {
 	t.Helper()
 	limit := hubstest.LimitOf(t, "POST /auth/otp/validate").Requests
 	statuses := map[int]int{}
@@ -200,15 +212,16 @@ func wantOneSession(t *testing.T, guest guest, before int) {
 	}
 	all.Wait()
 	if statuses[200] != 1 {
-		t.Errorf("the code of a 503: got %d sessions, want 1", statuses[200])
+		t.Errorf("a code that got a 503 before: got %d sessions, want 1", statuses[200])
 	}
-	counted := before + statuses[200] + statuses[401]
+	counted := attemptsBefore + statuses[200] + statuses[401]
 	if counted != limit {
-		t.Errorf("got %d attempts, with %d before, want %d", counted, before, limit)
+		t.Errorf("attempts until the limit: got %d, of them %d in the outage, want %d",
+			counted, attemptsBefore, limit)
 	}
 }
 
-// E1: /healthz is a 503 when the server can't read its tables, though the database answers.
+// E1: /healthz is a 503 while the server can't read its tables, even if the database answers.
 func TestHealthReadsTheTables(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
@@ -219,6 +232,7 @@ func TestHealthReadsTheTables(t *testing.T) {
 	c := reader.Client(t)
 	get(c, "/healthz").Want(t, 200)
 	const lostRight = "select on terms_acceptances "
+	// Statements that break the server's access, and those that restore it.
 	for begin, end := range map[string]string{
 		"revoke " + lostRight + "from " + role:  "grant " + lostRight + "to " + role,
 		"alter table files rename to lost":      "alter table lost rename to files",
@@ -233,12 +247,13 @@ func TestHealthReadsTheTables(t *testing.T) {
 	}
 }
 
-// D6: a column gets another type. Statements that were prepared before are of no use any more,
-// on each of the connections. At most one request fails.
+// D6: when the type of a column changes, the prepared statements that use it fail on every
+// connection. Still, at most one request fails, because the first failure makes the server replace
+// its idle connections.
 func TestChangedColumnType(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t)
-	s.AllowErrors("unavailable") // the one that fails
+	s.AllowErrors("unavailable") // of the request that fails
 	for _, change := range []string{
 		"alter table users alter column permission type varchar(10)",
 		"alter table hubs alter column description type varchar(2000)",
@@ -246,29 +261,31 @@ func TestChangedColumnType(t *testing.T) {
 		s.openSeveral("hubs", admin, "/hubs")
 		s.exec(change)
 		failed := 0
-		for range 3 * several {
+		for range 3 * severalConns {
 			if get(admin, "/hubs").Status != 200 {
 				failed++
 			}
 		}
 		if failed > 1 {
-			t.Errorf("%s: got %d failed requests, want 1 at most", change, failed)
+			t.Errorf("after %q: got %d failed requests, want at most 1", change, failed)
 		}
 	}
 }
 
-// several connections to the database are more than one, and no more than a server has.
-const several = 6
+// severalConns is how many connections openSeveral opens: more than one, and fewer than the 8 that
+// a server has at most.
+const severalConns = 6
 
-// openSeveral makes the server open several connections: requests for the path wait for a locked
-// table until that many connections have one of them. All are idle afterwards.
+// openSeveral makes the server open severalConns connections to the database. It locks a table, and
+// sends requests whose statements wait for it, until that many connections wait. When it returns,
+// the lock is released, all requests have been answered, and the connections are idle.
 func (s *service) openSeveral(table string, c *hubstest.Client, path string) {
 	s.t.Helper()
-	defer s.AllowErrors("unavailable")() // one that waits for too long
+	defer s.AllowErrors("unavailable")() // a request may wait for the lock too long
 	tx := s.lock(table)
 	var areOpen atomic.Bool
 	var all sync.WaitGroup
-	for range several {
+	for range severalConns {
 		all.Go(func() {
 			for !areOpen.Load() {
 				get(c, path)
@@ -278,13 +295,16 @@ func (s *service) openSeveral(table string, c *hubstest.Client, path string) {
 	defer all.Wait()
 	defer tx.Rollback()
 	defer areOpen.Store(true)
-	s.waitForLocks(several)
+	s.waitForLocks(severalConns)
 }
 
-// crowd sends more requests at once than the server has connections, all of which wait for the
-// table hubs in vain. It returns how many waited there at a time, at most. Meanwhile it calls do,
-// again and again. The database's own words reach no client.
-func (s *service) crowd(c *hubstest.Client, path string, do func()) (most int) {
+// fillPool sends more requests at the same time than the server has connections. Their statements
+// need the table hubs, which fillPool keeps locked until every request has got a 503. Meanwhile it
+// calls do again and again. It returns the maximum number of connections that waited for the lock
+// at the same time.
+//
+// An answer fails the test if it is not a 503, or if it quotes an error message of the database.
+func (s *service) fillPool(c *hubstest.Client, path string, do func()) (most int) {
 	s.t.Helper()
 	defer s.AllowErrors(`"error":"unavailable`)()
 	tx := s.lock("hubs")
@@ -298,47 +318,48 @@ func (s *service) crowd(c *hubstest.Client, path string, do func()) (most int) {
 			r := get(c, path)
 			wantUnavailable(s.t, r)
 			if strings.Contains(string(r.Body), "pq: ") {
-				s.t.Errorf("got %s, want no word of the database's", r.Body)
+				s.t.Errorf("got the answer %s, want no error message of the database in it", r.Body)
 			}
 			answered.Add(1)
 		})
 	}
 	for answered.Load() < requests {
-		most = max(most, s.count(waiting))
+		most = max(most, s.count(lockWaiters))
 		do()
 	}
 	return most
 }
 
-// waitForLocks waits until so many connections wait for a lock.
+// waitForLocks waits until at least n connections to the database wait for a lock.
 func (s *service) waitForLocks(n int) {
 	s.t.Helper()
-	hubstest.WaitUntil(s.t, "connections that wait for a lock", func() bool {
-		return s.count(waiting) >= n
+	hubstest.WaitUntil(s.t, "enough connections that wait for a lock", func() bool {
+		return s.count(lockWaiters) >= n
 	})
 }
 
-// What count counts: connections that wait for a lock, and all but the operator's own.
+// These are arguments of count. lockWaiters selects the connections that wait for a lock.
+// otherConns selects all connections except the one that counts.
 const (
-	waiting = "pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-	others  = "pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+	lockWaiters = "pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+	otherConns  = "pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
 )
 
-// D2: while every connection is busy, a request that needs one waits a bounded time, and is then
-// a 503. There are the 8 connections of docs/deploy.md, and no more.
+// D2: while every connection is in use, a request that needs one waits for a limited time and then
+// gets a 503. The server has at most 8 connections, as docs/deploy.md says.
 func TestPoolExhausted(t *testing.T) {
 	t.Parallel()
 	const pool = 8
 	s, c := start(t)
-	if n := s.crowd(c, "/hubs", func() {}); n != pool {
-		t.Errorf("got %d connections at a time, want %d", n, pool)
+	if n := s.fillPool(c, "/hubs", func() {}); n != pool {
+		t.Errorf("maximum number of connections: got %d, want %d", n, pool)
 	}
 	s.Log.WaitFor(t, "no free slot for a statement")
 	get(c, "/hubs").Want(t, 200)
 }
 
-// H6: lists with a name filter, and deep pages, hold at most half of the connections. So a
-// session check finds one however long they take.
+// H6: expensive statements (lists with a name filter, and deep pages) use at most half of the
+// connections. So a session check always finds a connection, however long those statements take.
 func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{
@@ -348,21 +369,21 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
-			all := s.crowd(c, "/hubs", func() {})
-			expensive := s.crowd(c, path, func() {
+			all := s.fillPool(c, "/hubs", func() {})
+			expensive := s.fillPool(c, path, func() {
 				get(c, "/auth/session").Want(t, 200)
 			})
 			if expensive == 0 || expensive > all/2 {
-				t.Errorf("got %d expensive statements at a time on %d connections, want half",
-					expensive, all)
+				t.Errorf("got up to %d expensive statements at a time, want 1 to %d (half of %d)",
+					expensive, all/2, all)
 			}
 			get(c, path).Want(t, 200)
 		})
 	}
 }
 
-// A row that the server can't take is a fault inside, and no outage. The statement gives its
-// connection back, however often that happens.
+// A row that the server can't scan is a bug (500), not an outage (503). Each such statement still
+// gives its connection back to the pool.
 func TestBrokenRowsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -371,19 +392,23 @@ func TestBrokenRowsAreNoOutage(t *testing.T) {
 		alter table hubs alter column created_at drop default;
 		alter table hubs drop constraint hubs_created_at_check;
 		alter table hubs alter column created_at type text using 'no time'`)
-	get(c, "/hubs?limit=100") // may be the 503 of a changed column
+	// The first request may get a 503, because the type of a column has changed.
+	get(c, "/hubs?limit=100")
 	const requests = 30
 	for range requests {
 		hubstest.WantProblem(t, get(c, "/hubs?limit=100"), 500, "internal")
 	}
-	if n := s.count(others); n >= requests {
-		t.Errorf("got %d connections after %d requests, one after the other", n, requests)
+	// A statement that kept its connection would make the next request open another one.
+	if n := s.count(otherConns); n >= requests {
+		t.Errorf("got %d connections after %d requests, sent one after another, want fewer",
+			n, requests)
 	}
 	get(c, "/auth/session").Want(t, 200)
 }
 
-// D5: an answer that breaks off in the middle of its rows is a 503. It is neither taken for the
-// whole, nor asked for again: its first rows would be there twice.
+// D5: if the database's answer breaks off in the middle of its rows, the request gets a 503. The
+// server does not treat the rows it has as the whole list. It does not retry the statement either,
+// because the list would then contain its first rows twice.
 func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
@@ -395,15 +420,17 @@ func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 	get(c, "/hubs?limit=100").Want(t, 200)
 }
 
-// loseAnswerTo drops the connection on which the text is sent, once the answer begins.
+// loseAnswerTo makes the proxy close all connections when the database begins to answer the next
+// statement that contains the text. The database has run the statement by then.
 func (s *service) loseAnswerTo(text string) {
 	s.proxy.When(text, func() {
 		s.proxy.WhenAnswered("", s.proxy.Drop)
 	})
 }
 
-// D1: a connection that ends after a statement is done and before its answer. A read is sent
-// again. A write is not: the client gets a 503, and the write is there once.
+// D1: if a connection ends after the database has run a statement, but before its answer arrives,
+// the server retries a read. It does not retry a write: the client gets a 503, and the write is
+// done exactly once.
 func TestWriteIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	s, admin := startBehindProxy(t)
@@ -420,23 +447,26 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	s.loseAnswerTo("once.txt")
 	wantUnavailable(t, uploadText(admin, "once.txt"))
 	s.wantRows(2, "files")
-	// A second DELETE would find nothing. The client would be told that there was no such hub.
+	// If the server sent the DELETE again, it would find no hub, and the client would get a 404.
 	s.loseAnswerTo(id)
 	wantUnavailable(t, admin.Do("DELETE", first, nil))
 	hubstest.WantProblem(t, get(admin, first), 404, "not_found")
 
-	// A second "user add" would find the user of the first one, and say that nothing was changed.
+	// If "user add" sent its insert again, it would find the user that the first one added, and
+	// would report that nothing was changed.
 	email := hubstest.NewEmail()
 	s.loseAnswerTo(email)
 	code, out, errOut := hubstest.Run(s.Env, "user", "add", email)
 	if code != 1 || out != "" || strings.Contains(errOut, "nothing") {
-		t.Errorf("user add: got %d, %q, %q, want 1 and an open outcome", code, out, errOut)
+		t.Errorf("user add: got exit status %d, output %q, error %q; "+
+			"want exit status 1, no output, and an error that does not say \"nothing\"",
+			code, out, errOut)
 	}
 	s.wantRows(1, "users where email = $1", email)
 }
 
-// A request is one exchange of messages for each statement: nothing is parsed anew, and nothing
-// is sent besides.
+// A statement that was prepared before takes one exchange of messages with PostgreSQL: the server
+// does not send its text again, and sends nothing else.
 func TestStatementsArePreparedOnce(t *testing.T) {
 	t.Parallel()
 	s, admin := startBehindProxy(t)
@@ -445,19 +475,19 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 		if q.Statements == nil {
 			continue
 		}
-		q.send(admin) // it may prepare
+		q.send(admin) // prepares the statements that are not prepared yet
 		s.proxy.Sent()
 		q.send(admin)
 		got := messages(s.proxy.Sent())
 		want := strings.Repeat("BES", *q.Statements) // Bind, Execute, Sync
 		if got != want {
-			t.Errorf("%s %s: got the messages %s, want %s", q.Method, q.Path, got, want)
+			t.Errorf("%s %s: got the message types %s, want %s", q.Method, q.Path, got, want)
 		}
 	}
 }
 
-// messages returns the types of the messages that clients have sent to PostgreSQL, a letter each.
-// There must be no start of a connection among them.
+// messages returns the types of the messages that a client of PostgreSQL has sent, one letter for
+// each. sent must not include the start of a connection, because the first message has no type.
 func messages(sent []byte) (types string) {
 	for len(sent) >= 5 {
 		types += string(sent[:1])
@@ -466,12 +496,12 @@ func messages(sent []byte) (types string) {
 	return types
 }
 
-// Whatever DATABASE_URL and the settings of the role say, the server's connections have these
-// settings. search_path and synchronous_commit are DATABASE_URL's if it has them, and never
-// the role's.
+// Every connection of the server sets its own settings when it starts, so that neither DATABASE_URL
+// nor the database role can change them. For search_path and synchronous_commit, a value in
+// DATABASE_URL takes precedence, but not one of the role.
 func TestSettingsOfConnections(t *testing.T) {
 	t.Parallel()
-	always := map[string]string{ // regular expressions
+	always := map[string]string{ // regular expressions for the values, whatever DATABASE_URL says
 		"statement_timeout": "[1-9][0-9]*",
 		"timezone":          "UTC",
 		"plan_cache_mode":   "force_generic_plan",
@@ -480,7 +510,7 @@ func TestSettingsOfConnections(t *testing.T) {
 
 		"max_parallel_workers_per_gather": "0",
 	}
-	for query, want := range map[string]map[string]string{
+	for query, want := range map[string]map[string]string{ // by the settings in DATABASE_URL
 		"statement_timeout=0&timezone=Asia/Tokyo&plan_cache_mode=auto": {
 			"search_path":        `"\$user", public`,
 			"synchronous_commit": "on",
@@ -493,7 +523,7 @@ func TestSettingsOfConnections(t *testing.T) {
 		t.Run(query, func(t *testing.T) {
 			t.Parallel()
 			proxy, through := hubstest.ProxyURL(t, hubstest.NewDatabase(t))
-			proxy.Sent()
+			proxy.Sent() // begins the record
 			hubstest.Start(t, map[string]string{"DATABASE_URL": through + "&" + query})
 			sent := string(proxy.Sent())
 			wantSettings(t, sent, always)
@@ -502,7 +532,8 @@ func TestSettingsOfConnections(t *testing.T) {
 	}
 }
 
-// wantSettings checks that the start of a connection has each setting once.
+// wantSettings fails the test unless the bytes in sent, which start one connection, contain each
+// setting exactly once, with a value that matches the regular expression in settings.
 func wantSettings(t *testing.T, sent string, settings map[string]string) {
 	t.Helper()
 	for name, want := range settings {
@@ -510,30 +541,33 @@ func wantSettings(t *testing.T, sent string, settings map[string]string) {
 		got := setting.FindAllStringSubmatch(sent, -1)
 		isRight := regexp.MustCompile(`^(?:` + want + `)$`).MatchString
 		if len(got) != 1 || !isRight(got[0][1]) {
-			t.Errorf("got %q, want one %s: %s", got, name, want)
+			t.Errorf("setting %s: got %q, want it once, with a value that matches %s",
+				name, got, want)
 		}
 	}
 }
 
-// D1: a database that does not even take connections, because its machine is gone or its queue
-// is full, is given up in time, whatever connect_timeout says.
+// D1: if the database accepts no connections, because its machine is gone or its queue is full, the
+// server stops waiting after a limited time, even if connect_timeout is longer.
 func TestConnectingEndsInTime(t *testing.T) {
 	t.Parallel()
 	env := hubstest.ServerEnv(t, map[string]string{
 		"DATABASE_URL": "postgres://nobody@" + fullQueue(t) +
 			"/none?sslmode=disable&connect_timeout=600",
 	})
-	code, _, errOut := hubstest.Run(env, "serve") // killed after a while: status -1
+	// Run would kill a server that keeps waiting. The exit status would be -1.
+	code, _, errOut := hubstest.Run(env, "serve")
 	if code != 1 {
 		t.Errorf("got exit status %d, want 1\n%s", code, errOut)
 	}
 }
 
-// fullQueue returns an address where nobody accepts, and whose queue of connections is full.
+// fullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
+// connections is full. A connection attempt there gets no reply.
 func fullQueue(t *testing.T) (addr string) {
 	t.Helper()
 	socket, addr := holdSocket(t, "tcp", "127.0.0.1:0")
-	if err := syscall.Listen(int(socket.Fd()), 0); err != nil { // the length of the queue
+	if err := syscall.Listen(int(socket.Fd()), 0); err != nil { // 0: the shortest queue
 		t.Fatal(err)
 	}
 	for {
@@ -545,8 +579,8 @@ func fullQueue(t *testing.T) (addr string) {
 	}
 }
 
-// T5: a user who is deleted between the session check and the write of a request has no session:
-// 401, and no fault inside.
+// T5: if a user is deleted between the session check of a request and its write, the request gets a
+// 401, not a 500.
 func TestUserDeletedDuringARequest(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
@@ -556,7 +590,7 @@ func TestUserDeletedDuringARequest(t *testing.T) {
 	go func() {
 		answer <- uploadText(c, "a.txt")
 	}()
-	s.waitForLocks(1)
+	s.waitForLocks(1) // the insert of the file's row waits for the locked table
 	_, err := tx.Exec("delete from users where lower(email) = lower($1)", email)
 	if err := errors.Join(err, tx.Commit()); err != nil {
 		t.Fatal(err)

@@ -13,16 +13,18 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A pair is a primary and a standby that streams from it. The primary acknowledges only what the
-// standby has on disk, too.
+// A pair is a primary and a synchronous standby: the primary acknowledges a commit only when the
+// standby has it on disk, too.
 type pair struct {
 	t       *testing.T
 	primary *hubstest.Postgres
 	standby *hubstest.Postgres
 }
 
-// makeStandby makes a standby with PostgreSQL's own tools, as an operator would. dev.sh goes on
-// with a cluster that it finds. It belongs to PostgreSQL's own user, where the tests run as root.
+// makeStandby is a shell script that makes the folder of a standby with PostgreSQL's own tools, as
+// an operator would. dev.sh, which starts it later, uses the cluster that it finds in the folder.
+// The cluster gets the owner of the primary's cluster: if the tests run as root, that is another
+// user, because PostgreSQL refuses to run as root.
 const makeStandby = `set -eu
 	mkdir -m 711 "$standby"
 	cp -p "$primary/password" "$standby"
@@ -31,6 +33,7 @@ const makeStandby = `set -eu
 	owner=$(ls -ld "$primary/data" | awk '{ print $3 }')
 	chown -R "$owner" "$standby/data"`
 
+// newPair starts a primary with the schema, and a standby. It returns when the standby is in sync.
 func newPair(t *testing.T) pair {
 	t.Helper()
 	primary := hubstest.NewPostgres(t)
@@ -46,7 +49,7 @@ func newPair(t *testing.T) pair {
 		"url="+primary.URL,
 	)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("a standby: %v\n%s", err, out)
+		t.Fatalf("making a standby: %v\n%s", err, out)
 	}
 	p := pair{
 		t:       t,
@@ -59,6 +62,7 @@ func newPair(t *testing.T) pair {
 	return p
 }
 
+// waitForStandby waits until the primary has a synchronous standby.
 func (p pair) waitForStandby() {
 	p.t.Helper()
 	hubstest.WaitUntil(p.t, "a synchronous standby", func() bool {
@@ -67,16 +71,17 @@ func (p pair) waitForStandby() {
 	})
 }
 
-// promote makes the standby the primary, and returns once it takes writes.
+// promote promotes the standby. It returns when the standby accepts writes.
 func (p pair) promote() {
 	p.t.Helper()
 	hubstest.Exec(p.t, p.standby.URL, "select pg_promote()")
-	hubstest.WaitUntil(p.t, "the promotion", func() bool {
+	hubstest.WaitUntil(p.t, "a standby that is promoted", func() bool {
 		return !hubstest.Query[bool](p.t, p.standby.URL, "select pg_is_in_recovery()")
 	})
 }
 
-// start starts a server that knows both hosts, in the form of docs/deploy.md.
+// start starts a server whose DATABASE_URL names both hosts, in the order given, in the form that
+// docs/deploy.md describes. It also signs an admin in.
 func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Client) {
 	p.t.Helper()
 	u, err := url.Parse(first.URL)
@@ -88,12 +93,14 @@ func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Clien
 	u.Host = u.Hostname() + "," + other.Hostname()
 	server := hubstest.Start(p.t, map[string]string{"DATABASE_URL": u.String()})
 	server.AllowErrors(`"error":"unavailable`)
-	server.Database = p.primary.URL // the form above is lib/pq's alone
+	// The test's own statements go to one host.
+	server.Database = p.primary.URL
 	return newService(p.t, server)
 }
 
-// D5: the database ends in one of these ways and is back. Every connection in the pool is dead.
-// No read and no sign-in fails, not even the first, and each write is done once.
+// D5: when the database is back after a crash, a loss or a stop, every connection in the server's
+// pool is dead. Still no read and no sign-in fails, not even the first one, and each write is done
+// exactly once.
 func TestConnectionsDie(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*hubstest.Postgres){
@@ -111,11 +118,14 @@ func TestConnectionsDie(t *testing.T) {
 			pg := hubstest.NewPostgres(t)
 			s, admin := startOn(t, pg.URL)
 			guest := newGuest(t, s)
+			// loseConnections fills the pool with connections, and restarts the database.
 			loseConnections := func() {
 				s.openSeveral("users", admin, "/auth/session")
 				end(pg)
 				pg.Start()
 			}
+			// The first request after each restart is of another kind. A write also succeeds:
+			// its session check, which is a read, finds the dead connections first.
 			loseConnections()
 			guest.present(guest.code).Want(t, 200)
 			loseConnections()
@@ -125,7 +135,7 @@ func TestConnectionsDie(t *testing.T) {
 			writeOnce(t, s, admin)
 			loseConnections()
 			var all sync.WaitGroup
-			for range 2 * several {
+			for range 2 * severalConns {
 				all.Go(func() { readOnce(t, admin) })
 			}
 			all.Wait()
@@ -133,6 +143,7 @@ func TestConnectionsDie(t *testing.T) {
 	}
 }
 
+// readOnce sends three reads, each of which must get its usual answer.
 func readOnce(t *testing.T, c *hubstest.Client) {
 	t.Helper()
 	for path, want := range map[string]int{
@@ -141,11 +152,12 @@ func readOnce(t *testing.T, c *hubstest.Client) {
 		"/hubs/" + hubstest.NewUUID(): 404,
 	} {
 		if r := get(c, path); r.Status != want {
-			t.Errorf("got %v, want %d", r, want)
+			t.Errorf("got the answer %v, want status %d", r, want)
 		}
 	}
 }
 
+// writeOnce creates a hub. The request must succeed, and create one row.
 func writeOnce(t *testing.T, s *service, admin *hubstest.Client) {
 	t.Helper()
 	name := "hub " + hubstest.NewUUID()
@@ -153,15 +165,15 @@ func writeOnce(t *testing.T, s *service, admin *hubstest.Client) {
 	s.wantRows(1, "hubs where name = $1", name)
 }
 
-// D1, D2, D5: the database is away under load. Meanwhile every answer is a success or a 503.
-// Once it is back, the server serves again without a restart, and everything acknowledged is
-// there, once.
+// D1, D2, D5: while the database is unreachable under load, every answer is a success or a 503.
+// When the database is back, the server works again without a restart, and every acknowledged write
+// is stored exactly once.
 func TestLoadOutlivesTheDatabase(t *testing.T) {
 	t.Parallel()
 	type postgres = *hubstest.Postgres
 	for _, test := range []struct {
 		name       string
-		away, back func(postgres)
+		away, back func(postgres) // begin and end the outage
 	}{
 		{name: "restart", away: postgres.Stop, back: postgres.Start},
 		{name: "loss", away: postgres.Lose, back: postgres.Start},
@@ -172,23 +184,24 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 			pg := hubstest.NewPostgres(t)
 			s, admin := startOn(t, pg.URL)
 			s.AllowErrors(`"error":"unavailable`)
-			s.outlive(admin, pg.URL, func() { test.away(pg) }, func() { test.back(pg) })
+			s.loadThroughOutage(admin, pg.URL, func() { test.away(pg) }, func() { test.back(pg) })
 		})
 	}
 }
 
-// D5: the primary's machine is lost under load. With a synchronous standby that is promoted no
+// D5: if the primary's machine is lost under load, and its synchronous standby is promoted, no
 // acknowledged write is lost.
 func TestFailoverLosesNothing(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
 	s, admin := pair.start(pair.primary, pair.standby)
-	s.outlive(admin, pair.standby.URL, pair.primary.Lose, pair.promote)
+	s.loadThroughOutage(admin, pair.standby.URL, pair.primary.Lose, pair.promote)
 }
 
-// outlive runs a load of writes while the database goes away and comes back, then compares what
-// was acknowledged with what is at the database that came back.
-func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back func()) {
+// loadThroughOutage sends writes, uploads and sign-ins before, during and after an outage of the
+// database. Then it compares the acknowledged writes with the rows and the files. away and back
+// begin and end the outage. databaseURL leads to the database that works after it.
+func (s *service) loadThroughOutage(admin *hubstest.Client, databaseURL string, away, back func()) {
 	t := s.t
 	t.Helper()
 	guests := make(chan guest, 30)
@@ -196,8 +209,8 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 		guests <- newGuest(t, s)
 	}
 	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
-	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
-	ledger := hubstest.NewLedger(fault)
+	report := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
+	ledger := hubstest.NewLedger(report)
 	write := func() *hubstest.Response {
 		return ledger.WriteHub(admin.Elsewhere())
 	}
@@ -205,7 +218,7 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 		return ledger.Upload(admin.Elsewhere())
 	}
 	signIn := func() *hubstest.Response {
-		return enter(ledger, guests, admin, version)
+		return signInStep(ledger, guests, admin, version)
 	}
 	load := startLoad(t, write, write, write, write, upload, upload, signIn)
 	load.waitFor(10, true)
@@ -218,10 +231,13 @@ func (s *service) outlive(admin *hubstest.Client, databaseURL string, away, back
 	ledger.CheckFiles(t, admin.Elsewhere(), databaseURL)
 }
 
-// enter signs a guest in and accepts the terms, one step a call. Without a guest it reads. It
-// reads first, too: a code that is presented while the database is away counts as an attempt,
-// and a guest has few.
-func enter(
+// signInStep takes the next step of a guest, one in each call: first the sign-in, then the
+// acceptance of the terms. It returns the answer. If no guest is left, it only reads the admin's
+// session.
+//
+// Each call reads the admin's session first, and takes no step if that fails: a code that is sent
+// while the database is unreachable counts as an attempt, and each address has only a few.
+func signInStep(
 	ledger *hubstest.Ledger,
 	guests chan guest,
 	admin *hubstest.Client,
@@ -244,9 +260,12 @@ func enter(
 	}
 }
 
-// D2: while the synchronous standby is away a write is a 503, which may mean "done", and reads go
-// on. Once the standby is back, each write is there, once. The settings of the role, which a
-// thief of its password can change, don't change this.
+// D2: while the synchronous standby is unreachable, a write gets a 503, although it may be done
+// later, and reads succeed. When the standby is back, each write has been done exactly once.
+//
+// The settings of the database role don't change this. A person who steals the role's password
+// could change them: here, the search_path would lead to another table, and without
+// synchronous_commit the primary would acknowledge a write that the standby does not have.
 func TestStandbyAway(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
@@ -270,8 +289,9 @@ func TestStandbyAway(t *testing.T) {
 	}
 }
 
-// D5: a primary that hangs, or that was made read-only, is left for the one that was promoted,
-// though its connections live on. At most a few requests fail, not one for each connection.
+// D5: when a primary hangs or becomes read-only and its standby is promoted, the server switches to
+// the new primary, although the connections to the old one are still open. A few requests may fail,
+// but not one for each connection.
 func TestDeposedPrimaryIsLeft(t *testing.T) {
 	t.Parallel()
 	for name, depose := range map[string]func(pair){
@@ -286,7 +306,7 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 			depose(pair)
 			pair.promote()
 			failed := 0
-			for created := 0; created < 2*several && failed < several; {
+			for created := 0; created < 2*severalConns && failed < severalConns; {
 				r := createHub(admin, "North")
 				if r.Status == 201 {
 					created++
@@ -295,15 +315,17 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 				wantUnavailable(t, r)
 				failed++
 			}
-			if failed == several {
-				t.Errorf("got %d failed writes, one for each connection", failed)
+			if failed == severalConns {
+				t.Errorf("got %d failed writes, want fewer than the %d connections",
+					failed, severalConns)
 			}
 			s.Database = pair.standby.URL
-			s.wantRows(2*several, "hubs where name = 'North'")
+			s.wantRows(2*severalConns, "hubs where name = 'North'")
 		})
 	}
 }
 
+// makeReadOnly makes the primary refuse writes, on open connections too.
 func (p pair) makeReadOnly() {
 	p.t.Helper()
 	primary := p.primary.URL
@@ -315,8 +337,8 @@ func (p pair) makeReadOnly() {
 	})
 }
 
-// A DATABASE_URL that is none, or that leads nowhere, ends every command. The password is not
-// shown.
+// With a DATABASE_URL that is malformed or leads to no database, every command fails. Its messages
+// do not contain the password.
 func TestDatabaseURLIsNotShown(t *testing.T) {
 	t.Parallel()
 	const password = "not-to-be-shown"
@@ -332,10 +354,12 @@ func TestDatabaseURLIsNotShown(t *testing.T) {
 			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": form})
 			code, out, errOut := hubstest.Run(env, command)
 			if code == 0 || errOut == "" {
-				t.Errorf("%s: %s: got %d, %q, want an error", command, form, code, errOut)
+				t.Errorf("%s: %s: got exit status %d, error %q, want an error",
+					command, form, code, errOut)
 			}
 			if strings.Contains(out+errOut, password) {
-				t.Errorf("%s: %s: the password is shown: %s%s", command, form, out, errOut)
+				t.Errorf("%s: %s: got the password in the output %s%s, want no password",
+					command, form, out, errOut)
 			}
 		}
 	}

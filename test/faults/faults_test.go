@@ -1,6 +1,10 @@
-// Package faults tests what the server does while database, mail server, disk and network fail,
-// and when it is stopped or killed: the promised status comes, everything acknowledged is there,
-// nothing half-done is, and the service recovers by itself.
+// Package faults tests the server while its database, its mail server, its disk or the network
+// fails, and while the server is stopped or killed. The tests check four promises:
+//
+//   - A client gets the status that SECURITY.md and docs/deploy.md promise.
+//   - Everything that the server has acknowledged is stored.
+//   - Nothing is left of an upload or a write that failed, except where a test says so.
+//   - The server works again, without a restart, when the fault is over.
 package faults
 
 import (
@@ -14,27 +18,28 @@ func TestMain(m *testing.M) {
 	hubstest.Main(m)
 }
 
-// A service is a server with its database.
+// A service is a server with its database. The test t fails if a method of the service fails.
 type service struct {
 	*hubstest.Server
 	t     *testing.T
-	proxy *hubstest.Proxy // between the two, by startBehindProxy
+	proxy *hubstest.Proxy // between server and database; nil without startBehindProxy
 }
 
-// start starts a server on a database of its own, and signs an admin in.
+// start starts a server on a new database, and signs an admin in. env overrides the settings of
+// hubstest.ServerEnv.
 func start(t *testing.T, env ...map[string]string) (*service, *hubstest.Client) {
 	t.Helper()
 	return newService(t, hubstest.Start(t, env...))
 }
 
-// startOn is start on a database that is there.
+// startOn is like start, but uses an existing database.
 func startOn(t *testing.T, databaseURL string) (*service, *hubstest.Client) {
 	t.Helper()
 	return start(t, map[string]string{"DATABASE_URL": databaseURL})
 }
 
-// startBehindProxy is start with a proxy that can take the database away from the server. The
-// test's own statements go past it.
+// startBehindProxy is like start, but puts a proxy between the server and its database. The proxy
+// can cut or hang the server's connections. The test's own statements don't go through the proxy.
 func startBehindProxy(t *testing.T) (*service, *hubstest.Client) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
@@ -45,50 +50,54 @@ func startBehindProxy(t *testing.T) (*service, *hubstest.Client) {
 	return s, admin
 }
 
+// newService returns the service of a running server, and an admin who is signed in.
 func newService(t *testing.T, server *hubstest.Server) (*service, *hubstest.Client) {
 	t.Helper()
 	admin, _ := server.Member(t, "admin")
 	return &service{Server: server, t: t}, admin
 }
 
-// exec is the operator at the psql prompt.
+// exec runs statements in the database, as an operator would with psql.
 func (s *service) exec(query string, args ...any) {
 	s.t.Helper()
 	hubstest.Exec(s.t, s.Database, query, args...)
 }
 
-// count counts the rows of a table, which may have a condition behind its name.
+// count returns the number of rows in a table. The table's name may be followed by a condition,
+// such as "hubs where name = $1", and args are its parameters.
 func (s *service) count(table string, args ...any) int {
 	s.t.Helper()
 	return hubstest.Query[int](s.t, s.Database, "select count(*) from "+table, args...)
 }
 
+// wantRows fails the test if count does not return want.
 func (s *service) wantRows(want int, table string, args ...any) {
 	s.t.Helper()
 	if got := s.count(table, args...); got != want {
-		s.t.Errorf("%s %q: got %d rows, want %d", table, args, got, want)
+		s.t.Errorf("rows of %s %q: got %d, want %d", table, args, got, want)
 	}
 }
 
-// A load is clients that send one request after the other.
+// A load is a number of clients at the same time, each of which sends one request after another.
 type load struct {
 	t       *testing.T
 	clients sync.WaitGroup
-	n       int // clients
+	n       int // number of clients
 
 	mu      sync.Mutex
 	ended   bool
-	answers map[answer]int // since waitFor was called
+	answers map[answer]int // number of each answer since waitFor was called
 }
 
-// An answer is a client's success, or its 503.
+// An answer is a success or a 503 that one client got.
 type answer struct {
-	client int
-	isGood bool
+	client int  // from 0
+	isGood bool // a status from 200 to 299; otherwise, a 503
 }
 
-// startLoad starts a client for each function, which is called again and again until end.
-// Each answer must be a success or a 503.
+// startLoad starts one client for each function in clients. The function sends one request and
+// returns its answer. The client calls it again and again until end is called. An answer that is
+// neither a success nor a 503 fails the test.
 func startLoad(t *testing.T, clients ...func() *hubstest.Response) *load {
 	l := &load{
 		t:       t,
@@ -105,7 +114,8 @@ func startLoad(t *testing.T, clients ...func() *hubstest.Response) *load {
 	return l
 }
 
-// note counts an answer and reports whether the load goes on.
+// note counts an answer of a client. It fails the test if the answer is neither a success nor a
+// 503. It reports whether the client must send another request.
 func (l *load) note(client int, r *hubstest.Response) bool {
 	isGood := r.Status/100 == 2
 	if !isGood {
@@ -117,13 +127,14 @@ func (l *load) note(client int, r *hubstest.Response) bool {
 	return !l.ended
 }
 
-// waitFor waits until each client has had n more answers of success, or of 503.
+// waitFor waits until each client has had n more answers: successes if isGood is true, 503s if it
+// is false.
 func (l *load) waitFor(n int, isGood bool) {
 	l.t.Helper()
 	l.mu.Lock()
 	clear(l.answers)
 	l.mu.Unlock()
-	hubstest.WaitUntil(l.t, "more answers", func() bool {
+	hubstest.WaitUntil(l.t, "every client has the expected answers", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for client := range l.n {
@@ -135,7 +146,7 @@ func (l *load) waitFor(n int, isGood bool) {
 	})
 }
 
-// end may be called more than once.
+// end stops the clients and waits for their last answers. It may be called more than once.
 func (l *load) end() {
 	l.mu.Lock()
 	l.ended = true
@@ -143,12 +154,13 @@ func (l *load) end() {
 	l.clients.Wait()
 }
 
-// A guest has a code and has not presented it yet.
+// A guest is a client that has received a code but has not signed in yet.
 type guest struct {
 	*hubstest.Client
 	email, code string
 }
 
+// newGuest adds a user, asks for a code for the address, and reads the code.
 func newGuest(t *testing.T, s *service) guest {
 	t.Helper()
 	email, _ := s.NewUser(t, "member")
@@ -161,37 +173,43 @@ func newGuest(t *testing.T, s *service) guest {
 	}
 }
 
-// present presents the code from a new address.
+// present tries to sign in with a code, from a new client address, so that the limit by client
+// address is not reached.
 func (g guest) present(code string) *hubstest.Response {
 	return g.Elsewhere().PresentCode(g.email, code)
 }
 
-// get, createHub and uploadText send a request from a new address, so that no limit is met.
+// get sends a GET from a new client address. Like createHub and uploadText below, it may be called
+// often: no limit by client address is reached.
 func get(c *hubstest.Client, path string) *hubstest.Response {
 	return c.Elsewhere().Get(path)
 }
 
+// createHub sends a request that creates a hub, from a new client address.
 func createHub(admin *hubstest.Client, name string) *hubstest.Response {
 	hub := map[string]string{"name": name}
 	return admin.Elsewhere().Do("POST", "/hubs", hub)
 }
 
+// uploadText uploads a file with the text "content", from a new client address.
 func uploadText(c *hubstest.Client, name string) *hubstest.Response {
 	return c.Elsewhere().Upload(name, []byte("content"))
 }
 
-// store uploads a small file and returns its path.
+// store uploads a small file and returns its path. It ends the test if the answer is not a 201.
 func store(t *testing.T, c *hubstest.Client, name string) (path string) {
 	t.Helper()
 	return location(t, uploadText(c, name))
 }
 
-// location returns the path of what a request has made.
+// location returns the path of the hub or the file that a request has created. It ends the test if
+// the answer is not a 201.
 func location(t *testing.T, r *hubstest.Response) string {
 	t.Helper()
 	return r.Want(t, 201).Header.Get("Location")
 }
 
+// wantUnavailable fails the test if the answer is not a 503 with the code "unavailable".
 func wantUnavailable(t *testing.T, r *hubstest.Response) {
 	t.Helper()
 	hubstest.WantProblem(t, r, 503, "unavailable")

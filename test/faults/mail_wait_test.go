@@ -7,33 +7,39 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// askUntilRefused asks for the codes of new users, while the mail server hangs, until a request
-// is refused. It returns how many were accepted.
+// askUntilRefused makes the mail server hang, and requests a code for one new user after another
+// until a request is refused. It returns the addresses of all new users and the number of requests
+// that were accepted: those for the first addresses.
 func askUntilRefused(t *testing.T, s *hubstest.Server) (emails []string, accepted int) {
 	t.Helper()
 	s.AllowErrors("code not sent", "too many unfinished requests")
 	emails = addUsers(t, s, 3000)
 	s.Mail.Fail(hubstest.MailHangs)
 	c := s.Client(t)
-	for accepted < len(emails) && ask(c, emails[accepted]).Status == 200 {
+	for accepted < len(emails) && requestCode(c, emails[accepted]).Status == 200 {
 		accepted++
 	}
 	return emails, accepted
 }
 
-func ask(c *hubstest.Client, email string) *hubstest.Response {
+// requestCode requests a code from a new client address, so that no limit by client address is
+// reached. Unlike AskCode, it accepts every answer.
+func requestCode(c *hubstest.Client, email string) *hubstest.Response {
 	body := map[string]string{"email": email}
 	return c.Elsewhere().Do("POST", "/auth/otp/request", body)
 }
 
-// failed counts the requests whose mail failed.
-func failed(s *hubstest.Server) int {
+// failedMails returns the number of requests so far whose mail failed. It does not count requests
+// that waited too long.
+func failedMails(s *hubstest.Server) int {
 	return s.Log.Count(`"msg":"code not sent"`, `"level":"ERROR"`)
 }
 
-// A request for a code that has waited a minute for its mail is dropped, and the log says so:
-// nobody waits for that code any more. Here the mail server hangs, and each conversation with
-// it fails, so that most requests wait for longer.
+// A request for a code whose mail has waited for a minute is dropped with a log line, because no
+// user still waits for that code.
+//
+// Here the mail server hangs. Each conversation with it takes 10 s and fails, and only 32 take
+// place at the same time, so most of about 1,000 requests wait for longer than a minute.
 func TestOldRequestsAreDropped(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
@@ -43,40 +49,43 @@ func TestOldRequestsAreDropped(t *testing.T) {
 	dropped := func() int {
 		return s.Log.Count("code not sent: waited too long", `"level":"WARN"`)
 	}
+	// WaitUntil is not enough here: the wait is longer than hubstest.Patience.
 	for dropped() == 0 {
 		if time.Since(begun) > wait+hubstest.Patience {
-			t.Fatalf("no request was dropped within %v", time.Since(begun))
+			t.Fatalf("no request was dropped within %v, want one after %v", time.Since(begun), wait)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
 	if waited := time.Since(begun); waited < wait {
-		t.Errorf("got a request dropped after %v, want at least %v", waited, wait)
+		t.Errorf("a request was dropped %v after the first one, want at least %v", waited, wait)
 	}
-	hubstest.WaitUntil(t, "the end of all requests", func() bool {
-		return failed(s)+dropped() == accepted
+	hubstest.WaitUntil(t, "a log line for the end of each accepted request", func() bool {
+		return failedMails(s)+dropped() == accepted
 	})
+	// The server can mail codes again.
 	s.Mail.Release()
 	s.Client(t).SignIn(emails[0])
 }
 
-// D3, O6: at most 1,000 requests for a code are unfinished. Above that each address gets the
-// same 503, and each request that was accepted is worked off.
+// D3, O6: at most 1,000 requests for a code are unfinished at the same time. While there are so
+// many, every new request gets a 503, whether its address has an account or not. Every accepted
+// request is finished.
 func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	const bound = 1000
 	s := startWithMail(t)
 	emails, accepted := askUntilRefused(t, s)
-	unfinished := accepted - failed(s)
+	unfinished := accepted - failedMails(s)
 	if accepted < bound || unfinished > bound {
-		t.Errorf("got %d requests accepted and %d of them unfinished, want %d unfinished",
-			accepted, unfinished, bound)
+		t.Errorf("got %d accepted and %d unfinished requests, want at least %d and at most %d",
+			accepted, unfinished, bound, bound)
 	}
 	c := s.Client(t)
-	wantUnavailable(t, ask(c, emails[0]))
-	wantUnavailable(t, ask(c, hubstest.NewEmail())) // of nobody
+	wantUnavailable(t, requestCode(c, emails[0]))
+	wantUnavailable(t, requestCode(c, hubstest.NewEmail())) // an address without an account
 	s.Mail.Fail(hubstest.MailCloses)
-	hubstest.WaitUntil(t, "a line in the log for each that was accepted", func() bool {
-		return failed(s) == accepted
+	hubstest.WaitUntil(t, "a log line for the failed mail of each accepted request", func() bool {
+		return failedMails(s) == accepted
 	})
 	s.Mail.Release()
 	s.Member(t, "member")

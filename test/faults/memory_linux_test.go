@@ -10,41 +10,44 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// H8: what the most expensive connections cost together: files that nobody reads, uploads that
-// stand still, requests without an end. The process stays below 256 MB, and so do the kernel's
-// buffers. Once the connections are gone, others are served.
+// H8: with as many connections as the server takes, all of the most expensive kinds, the memory of
+// the process stays below 256 MB, and so do the kernel's buffers of data to send. The kinds are
+// downloads that the client does not read, uploads that make no progress, and requests whose
+// headers never end. When the connections are closed, the server serves other clients.
 func TestMemoryIsBounded(t *testing.T) {
 	t.Parallel()
 	s := startWithDescriptors(t, "8192")
 	owner, _ := s.Member(t, "member")
 	large := strings.Repeat("0123456789abcdef", 1<<19) // 8 MiB
 	path := location(t, owner.Upload("large.txt", []byte(large)))
-	const members, each = 60, 6 // each has as many downloads and as many uploads
+	// Every member has perMember downloads and as many uploads. Together they stay below the 16
+	// transfers that one user may have.
+	const members, perMember = 60, 6
 	var conns []*hubstest.Conn
 	for range members {
 		member, _ := s.Member(t, "member")
-		for range each {
-			download := open(t, s, member.Head("GET "+path), 200)
-			upload := open(t, s, longUpload(member), 100)
+		for range perMember {
+			download := beginRequest(t, s, member.Head("GET "+path), 200)
+			upload := beginRequest(t, s, longUpload(member), 100)
 			io.WriteString(upload, longPart)
 			conns = append(conns, download, upload)
 		}
 	}
-	const connections = 1500 // more than the server takes: the last ones wait
+	const connections = 1500 // more than the 1,024 that the server accepts: the last ones wait
 	for len(conns) < connections {
 		conn := hubstest.Dial(t, s.Addr)
 		io.WriteString(conn, unfinishedHead)
 		conns = append(conns, conn)
 	}
-	hubstest.WaitUntil(t, "all downloads to stand still", func() bool {
+	hubstest.WaitUntil(t, "at least 90 % of the downloads with unsent data", func() bool {
 		_, full := sendQueues(t, s.Addr)
-		return full >= members*each*9/10
+		return full >= members*perMember*9/10
 	})
 	queued, _ := sendQueues(t, s.Addr)
 	resident := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 	const bound = 256 << 20
 	if resident == 0 || resident > bound || queued > bound {
-		t.Errorf("got %d MB of the process and %d MB in the kernel, want at most %d MB of each",
+		t.Errorf("got %d MB in the process (0: unknown), %d MB in the kernel, want at most %d MB",
 			resident>>20, queued>>20, bound>>20)
 	}
 	for _, conn := range conns {
@@ -53,6 +56,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	owner.WantFile(path, large)
 }
 
+// longUpload returns the head of an upload without the empty line at its end. "Expect" makes the
+// server answer 100 when it begins to read the form.
 func longUpload(c *hubstest.Client) string {
 	return c.Head("POST /files/upload",
 		"Content-Length: 100000",
@@ -60,14 +65,16 @@ func longUpload(c *hubstest.Client) string {
 		"Expect: 100-continue")
 }
 
-// longPart is the begin of a form whose part has long headers.
+// longPart is the beginning of a form whose part has long headers. They never end, and stay below
+// the 4 kB that the server accepts before the file.
 var longPart = "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n" +
 	manyLines(3900)
 
-// unfinishedHead is 11 kB of a request's head.
+// unfinishedHead is a request line and 11 kB of headers, without the empty line that ends them.
 var unfinishedHead = "GET /hubs HTTP/1.1\r\nHost: x\r\n" + manyLines(11<<10)
 
-// manyLines is so many bytes of small header lines.
+// manyLines returns small header lines, together a little less than size bytes. Many small lines
+// take more memory than few long ones.
 func manyLines(size int) string {
 	var lines strings.Builder
 	for n := 0; lines.Len() < size-80; n++ {
@@ -76,7 +83,8 @@ func manyLines(size int) string {
 	return lines.String()
 }
 
-// sendQueues returns what the kernel holds for the clients of a listener, and for how many.
+// sendQueues adds up the data that the kernel holds for the clients of a server, because they have
+// not received it yet. It returns the sum in bytes, and the number of clients with such data.
 func sendQueues(t *testing.T, addr string) (bytes, clients int) {
 	t.Helper()
 	var port int

@@ -11,9 +11,12 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startOnSlowDisk starts a server whose fsyncs take 5 s each, under the unit's bound of tasks. It
-// runs as a user of its own, whose tasks are counted. Only a fsync stops for strace: if every
-// system call did, requests would wait for each other for so long that they end as 503s.
+// startOnSlowDisk starts a server on which strace delays each fsync by 5 s. The server may have as
+// many tasks (threads) as the systemd unit in deploy/ permits. The system counts the tasks of a
+// user, so the server runs as a user that has no other process.
+//
+// With --seccomp-bpf, only fsync stops for strace. If every system call did, requests would become
+// so slow that they get a 503. With -D, the server keeps the process id that the test signals.
 func startOnSlowDisk(t *testing.T) (*service, *hubstest.Client) {
 	t.Helper()
 	hubstest.NeedRoot(t)
@@ -31,42 +34,45 @@ func startOnSlowDisk(t *testing.T) (*service, *hubstest.Client) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: user, Gid: user},
 	}
-	owned := map[string]string{}
+	dirs := map[string]string{}
 	for _, name := range []string{"FILES_DIR", "GOCOVERDIR"} {
-		dir, err := os.MkdirTemp(hubstest.Dir, "owned-") // others may not look into t.TempDir
+		// Other users can't enter t.TempDir.
+		dir, err := os.MkdirTemp(hubstest.Dir, "owned-")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Chown(dir, user, user); err != nil {
 			t.Fatal(err)
 		}
-		owned[name] = dir
+		dirs[name] = dir
 	}
-	return newService(t, hubstest.StartCommand(t, cmd, owned))
+	return newService(t, hubstest.StartCommand(t, cmd, dirs))
 }
 
-// N1: 400 uploads end together on a slow disk. Each fsync holds a thread of the system meanwhile.
-// All are answered, and so are others.
+// N1: when 400 uploads end at the same time on a slow disk, all of them succeed, and the server
+// answers other requests meanwhile. Each upload holds a thread of the system during its fsync, so
+// the unit must permit enough threads.
 func TestUploadsThatEndTogether(t *testing.T) {
 	t.Parallel()
 	s, c := startOnSlowDisk(t)
 	s.AllowErrors("unavailable")
-	const users, each = 40, 10
+	const users, perUser = 40, 10
 	var uploads []*hubstest.HalfUpload
 	for range users {
 		member, _ := s.Member(t, "member")
-		for range each {
+		for range perUser {
 			uploads = append(uploads, member.BeginUpload("a.txt"))
 		}
 	}
-	hubstest.WaitUntil(t, "all uploads to be written", func() bool {
+	hubstest.WaitUntil(t, "a working file of each upload", func() bool {
 		return len(s.WorkingFiles(t)) == len(uploads)
 	})
-	statuses := make(chan int, users*each)
+	statuses := make(chan int, users*perUser)
 	for _, upload := range uploads {
 		go func() { statuses <- upload.Finish().Status }()
 	}
-	hubstest.WaitUntil(t, "a thread for most of the uploads, or the end", func() bool {
+	// If the server has too few threads, it crashes: then its folder in /proc is missing.
+	hubstest.WaitUntil(t, "a thread for most of the uploads", func() bool {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.Cmd.Process.Pid))
 		return err != nil || len(threads) > len(uploads)*3/4
 	})
@@ -76,7 +82,7 @@ func TestUploadsThatEndTogether(t *testing.T) {
 		answers[<-statuses]++
 	}
 	if answers[201] != len(uploads) {
-		t.Errorf("got the answers %v, want %d of 201", answers, len(uploads))
+		t.Errorf("number of answers by status: got %v, want %d with a 201", answers, len(uploads))
 	}
 	get(c, "/healthz").Want(t, 200)
 }

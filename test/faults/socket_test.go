@@ -11,23 +11,25 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// onSocket returns a command that starts a server on a socket: descriptor 3, named by LISTEN_PID
-// and by LISTEN_FDS, the number of sockets, as by systemd.
+// onSocket returns a command that starts a server on a socket, in the same way as systemd: the
+// socket is descriptor 3, LISTEN_FDS is the number of sockets, and LISTEN_PID is the process id of
+// the server.
 func onSocket(socket *os.File) *exec.Cmd {
-	// exec keeps the number of the shell's process.
+	// exec keeps the process id of the shell.
 	script := `LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" serve`
 	cmd := exec.Command("sh", "-c", script, hubstest.Binary())
 	cmd.ExtraFiles = []*os.File{socket}
 	return cmd
 }
 
-// A listener gives away its socket.
+// A listener is a net.Listener whose File method returns a copy of its socket.
 type listener interface {
 	net.Listener
 	File() (*os.File, error)
 }
 
-// holdSocket returns the listening socket as systemd would hold it: nothing here accepts on it.
+// holdSocket returns a listening socket that accepts no connections in this process, as systemd
+// would hold it. bound is the address that it listens on.
 func holdSocket(t *testing.T, network, addr string) (socket *os.File, bound string) {
 	t.Helper()
 	l, err := net.Listen(network, addr)
@@ -43,8 +45,9 @@ func holdSocket(t *testing.T, network, addr string) (socket *os.File, bound stri
 	return socket, l.Addr().String()
 }
 
-// startConnecting starts six clients. Three of them connect anew for each request. A 503 would
-// stand in the log as an error, which this test does not allow.
+// startConnecting starts a load of six clients, of which three open a new connection for each
+// request. Each answer must be a success: the load would accept a 503, but the server would log it
+// as an error, and the test allows no errors in the log.
 func startConnecting(t *testing.T, s *hubstest.Server) *load {
 	t.Helper()
 	var clients []func() *hubstest.Response
@@ -53,7 +56,7 @@ func startConnecting(t *testing.T, s *hubstest.Server) *load {
 		requests := 0
 		clients = append(clients, func() *hubstest.Response {
 			requests++
-			if i%2 == 0 {
+			if i%2 == 0 { // the next request needs a new connection
 				c.HTTP.CloseIdleConnections()
 			}
 			if requests%4 == 0 {
@@ -65,8 +68,8 @@ func startConnecting(t *testing.T, s *hubstest.Server) *load {
 	return startLoad(t, clients...)
 }
 
-// Servers come and go on one listening socket under load: no connection is refused or reset, and
-// each server finishes its requests.
+// When one server replaces another on the same listening socket under load, no connection is
+// refused or reset, and each server answers all its requests before it ends.
 func TestGenerationsOnOneSocket(t *testing.T) {
 	t.Parallel()
 	socket, addr := holdSocket(t, "tcp", "127.0.0.1:0")
@@ -76,37 +79,38 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 	}
 	current := startNext()
 	if current.Addr != addr {
-		t.Fatalf("the server listens on %s, want the socket's %s", current.Addr, addr)
+		t.Fatalf("address of the server: got %s, want the socket's address %s", current.Addr, addr)
 	}
 	load := startConnecting(t, current)
 	load.waitFor(4, true)
 	member, _ := current.Member(t, "member")
 
-	// The next server starts beside the old one, which then stops.
+	// The next server starts while the old one still runs. Then the old one stops.
 	for range 2 {
 		upload := member.StartUpload("slow.txt")
 		next := startNext()
 		load.waitFor(4, true)
 		current.Signal(t, syscall.SIGTERM)
-		load.waitFor(8, true) // the old server accepts nothing any more
+		load.waitFor(8, true) // the old server accepts no connections now
 		upload.Finish().Want(t, 201)
 		wantExit(t, current, 0)
 		current = next
 		load.waitFor(4, true)
 	}
 
-	// The next server starts when the old one has ended, as by systemctl restart.
+	// The next server starts after the old one has ended, as with systemctl restart. Connections
+	// wait in the socket's queue meanwhile.
 	current.Stop(t)
 	wantExit(t, current, 0)
-	early := hubstest.Dial(t, addr) // nobody serves now
+	waiting := hubstest.Dial(t, addr) // no server runs now
 	current = startNext()
-	early.Exchange(t, current.Client(t).Head("GET /healthz")+"\r\n", 200)
+	waiting.Exchange(t, current.Client(t).Head("GET /healthz")+"\r\n", 200)
 	load.waitFor(4, true)
 	load.end()
 }
 
-// Descriptors that are meant for another process are not taken: LISTEN_PID names one that
-// started this one and left its environment.
+// The server does not use a socket that is meant for another process, which LISTEN_PID names. This
+// happens if that process started the server, and the server has inherited its environment.
 func TestSocketOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	socket, addr := holdSocket(t, "tcp", "127.0.0.1:0")
@@ -117,12 +121,12 @@ func TestSocketOfAnotherProcess(t *testing.T) {
 		"LISTEN_FDS": "1",
 	})
 	if s.Addr == addr {
-		t.Errorf("got a server on %s, which is the socket of another process", addr)
+		t.Errorf("got a server on %s, the socket of another process, want another address", addr)
 	}
 }
 
-// A socket that can't be used is the operator's mistake. The server says so at the start, instead
-// of listening on ADDR while clients wait at the socket.
+// If the server can't use the socket that it gets, it does not start, and it says why. It must not
+// listen on ADDR instead, because clients would wait at the socket.
 func TestSocketThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	unix, _ := holdSocket(t, "unix", t.TempDir()+"/socket")
@@ -133,6 +137,7 @@ func TestSocketThatCannotBeUsed(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	code := cmd.ProcessState.ExitCode()
 	if code != 2 || !strings.Contains(string(out), "LISTEN_FDS: ") {
-		t.Errorf("got %v, %q, want exit status 2 and a sentence", err, out)
+		t.Errorf("got error %v, output %q, want exit status 2 and a message about LISTEN_FDS",
+			err, out)
 	}
 }

@@ -15,13 +15,14 @@ import (
 	"hubs/internal/hubstest"
 )
 
+// startWithMail starts a server that sends its mail to a mail server of the test.
 func startWithMail(t *testing.T) *hubstest.Server {
 	t.Helper()
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	return hubstest.Start(t, m.Env())
 }
 
-// addUsers adds n users at once.
+// addUsers adds n users with one statement, and returns their addresses.
 func addUsers(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 	t.Helper()
 	domain := "@" + strings.ToLower(hubstest.NewUUID()) + ".example"
@@ -33,8 +34,8 @@ func addUsers(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 	return emails
 }
 
-// askCodes asks for the codes of n new users, while the mail server hangs. It returns when the
-// first conversation has begun.
+// askCodes makes the mail server hang, and requests codes for n new users. It returns their
+// addresses, after the first conversation with the mail server has begun.
 func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 	t.Helper()
 	emails = addUsers(t, s, n)
@@ -43,17 +44,22 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 	for _, email := range emails {
 		c.Elsewhere().AskCode(email)
 	}
-	hubstest.WaitUntil(t, "a conversation", func() bool {
+	hubstest.WaitUntil(t, "a conversation with the mail server", func() bool {
 		return s.Mail.Connections() > 0
 	})
 	return emails
 }
 
-// manyMails is more than there are conversations at a time: some wait for others.
+// manyMails is more than the 32 conversations that the server has with the mail server at the same
+// time, so some mails wait for others.
 const manyMails = 100
 
-// H3: SIGTERM under load. Every request that was taken is answered, and its client is told that
-// the connection ends. Every mail that was promised is sent. The exit status is 0.
+// H3: on SIGTERM under load, the server answers every request that it has accepted, if the request
+// ends in time, and tells the clients that their connections end. It sends the mail of every
+// accepted request for a code. Then it ends with exit status 0.
+//
+// When the server gets the signal, there is an upload of which it has the first half, an idle
+// connection, a request for a code with half a body, clients under load, and mail that waits.
 func TestStopAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
@@ -62,22 +68,23 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	stranger := s.Client(t)
 	idle := hubstest.Dial(t, s.Addr)
 	idle.Exchange(t, stranger.Head("GET /healthz")+"\r\n", 200)
-	late, _ := s.NewUser(t, "member")
-	body := fmt.Sprintf(`{"email":%q}`, late)
-	asking := hubstest.Dial(t, s.Addr)
+	lateEmail, _ := s.NewUser(t, "member")
+	body := fmt.Sprintf(`{"email":%q}`, lateEmail)
+	halfSent := hubstest.Dial(t, s.Addr)
 	head := stranger.Head(
 		"POST /auth/otp/request",
 		"Content-Type: application/json",
 		fmt.Sprintf("Content-Length: %d", len(body)),
 	)
-	io.WriteString(asking, head+"\r\n"+body[:5])
+	io.WriteString(halfSent, head+"\r\n"+body[:5])
 	clients := startKeepAlive(t, s)
 	emails := askCodes(t, s, manyMails)
-	emails = append(emails, late)
+	emails = append(emails, lateEmail)
 
 	s.Signal(t, syscall.SIGTERM)
-	wantEnd(t, idle) // from here on, the server waits for the requests under way
-	asking.Exchange(t, body[5:], 200)
+	// Afterwards, the server only waits for the requests that are not finished.
+	wantConnClosed(t, idle)
+	halfSent.Exchange(t, body[5:], 200)
 	clients.Wait()
 	wantRunning(t, s, "with an upload under way")
 	upload.Finish().Want(t, 201)
@@ -90,13 +97,13 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	}
 	for _, email := range emails {
 		if mails[email] != 1 {
-			t.Errorf("to %s: got %d mails, want 1", email, mails[email])
+			t.Errorf("mails to %s: got %d, want 1", email, mails[email])
 		}
 	}
 	s.WantStored(t, 1)
 }
 
-// wantExit waits for the end of a server.
+// wantExit waits until a server has ended, and fails the test if its exit status is not want.
 func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	t.Helper()
 	if code := s.Wait(t); code != want {
@@ -104,28 +111,31 @@ func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	}
 }
 
-// wantEnd waits until the server has closed the connection.
-func wantEnd(t *testing.T, conn *hubstest.Conn) {
+// wantConnClosed waits until the server has closed the connection. It fails the test if that takes
+// longer than hubstest.Patience.
+func wantConnClosed(t *testing.T, conn *hubstest.Conn) {
 	t.Helper()
 	_, err := io.Copy(io.Discard, conn.In)
 	if os.IsTimeout(err) {
-		t.Errorf("after %v the connection is still open", hubstest.Patience)
+		t.Errorf("the connection is still open after %v, want it closed", hubstest.Patience)
 	}
 }
 
-// wantRunning checks that the server does not end for a while. Nothing announces what it waits
-// for. The while is longer than its steps of half a second.
+// wantRunning fails the test if the server ends within 1.5 s. Nothing shows what the server waits
+// for, so the test can only give it time to end too early. A stopping server looks every half a
+// second, or more often, whether it can go on; 1.5 s is longer.
 func wantRunning(t *testing.T, s *hubstest.Server, why string) {
 	t.Helper()
 	select {
 	case <-s.Done():
-		t.Fatalf("the server has ended %s\n%s", why, s.Log)
+		t.Fatalf("the server has ended %s, want it to wait\n%s", why, s.Log)
 	case <-time.After(1500 * time.Millisecond):
 	}
 }
 
-// startKeepAlive starts clients that send one request after the other on a connection that they
-// keep, until the server tells them that it ends. It returns when they have had many answers.
+// startKeepAlive starts 8 clients. Each sends one request after another on one connection, until an
+// answer says that the connection ends. Every request must be answered. startKeepAlive returns when
+// the clients together have had more than 500 answers.
 func startKeepAlive(t *testing.T, s *hubstest.Server) (clients *sync.WaitGroup) {
 	t.Helper()
 	clients = &sync.WaitGroup{}
@@ -138,7 +148,7 @@ func startKeepAlive(t *testing.T, s *hubstest.Server) (clients *sync.WaitGroup) 
 				io.WriteString(conn, c.Head("GET /openapi.json")+"\r\n")
 				status, closes, err := conn.Receive()
 				if err != nil || status != 200 {
-					t.Errorf("a request was lost: got %d, %v, want 200", status, err)
+					t.Errorf("a request under load: got %d, %v, want 200", status, err)
 					return
 				}
 				answered.Add(1)
@@ -148,26 +158,30 @@ func startKeepAlive(t *testing.T, s *hubstest.Server) (clients *sync.WaitGroup) 
 			}
 		})
 	}
-	hubstest.WaitUntil(t, "load", func() bool {
+	hubstest.WaitUntil(t, "500 answers", func() bool {
 		return answered.Load() > 500
 	})
 	return clients
 }
 
-// A mail server that never answers does not keep a stopping server for ever. The mail is given
-// up, the log says so, and so does the exit status.
+// If the mail server hangs, a server that is stopping waits for its mail only for a limited time.
+// Then it ends without having sent the mail. It says so on standard error, and ends with exit
+// status 1.
 func TestStopGivesUpOnMail(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
 	s.AllowErrors("code not sent")
-	askCodes(t, s, manyMails) // the last conversations begin when the first have ended
+	// The last conversations begin only when the first ones have failed. All together take longer
+	// than the server waits.
+	askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s, 1)
 	s.WantStderr(t, "mail unsent")
 }
 
-// A request that does not end does not keep a stopping server. It is cut off, the log says so,
-// and so does the exit status.
+// If a request does not end, a server that is stopping waits for it only for a limited time. Then
+// it cuts the request off, says so in the log and on standard error, and ends with exit status 1.
+// The next server removes the working file of an upload that was cut off.
 func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -182,7 +196,7 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	s.waitFiles(0)
 }
 
-// Ctrl-C stops the server as SIGTERM does.
+// SIGINT (Ctrl-C) stops the server in the same way as SIGTERM.
 func TestInterruptStopsInOrder(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -191,21 +205,21 @@ func TestInterruptStopsInOrder(t *testing.T) {
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":false`)
 }
 
-// A second signal ends at once a server that is about to stop: here it waits for its mail.
+// A second signal ends a server at once, even if it is stopping and still waits for its mail.
 func TestSecondInterruptEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
 	s.AllowErrors("code not sent")
 	askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGINT)
-	// Perhaps the server has not heard of the first signal yet.
+	// Repeat the signal: the server may not have received the first one yet.
 	hubstest.WaitUntil(t, "the end of the process", func() bool {
 		return s.Cmd.Process.Signal(syscall.SIGINT) != nil
 	})
-	wantExit(t, s, -1) // by the signal
+	wantExit(t, s, -1) // -1: ended by a signal
 }
 
-// H1: a client that does not read its answers is cut off.
+// H1: the server closes the connection of a client that does not read its answers.
 func TestUnreadAnswersEnd(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -214,14 +228,15 @@ func TestUnreadAnswersEnd(t *testing.T) {
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(4 * hubstest.Patience))
 	request := c.Head("GET /hubs?limit=100") + "\r\n"
-	requests := strings.Repeat(request, 80) // 64 MB of answers
+	requests := strings.Repeat(request, 80) // 64 MB of answers, more than fits into buffers
 	_, err := io.WriteString(conn, requests)
 	for err == nil {
-		time.Sleep(100 * time.Millisecond) // nothing announces the end to one who does not read
+		// A client that does not read is not told of the end, so try until a write fails.
+		time.Sleep(100 * time.Millisecond)
 		_, err = io.WriteString(conn, request)
 	}
 	hasEnded := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 	if !hasEnded {
-		t.Fatalf("got %v, want the end of the connection", err)
+		t.Fatalf("got the error %v, want one of a closed connection", err)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// mount puts a file system of one mebibyte into memory, and returns its folder.
-func mount(t *testing.T) (dir string) {
+// mountSmallDisk mounts a file system of 1 MiB that is kept in memory, and returns its folder.
+func mountSmallDisk(t *testing.T) (dir string) {
 	t.Helper()
 	hubstest.NeedRoot(t)
 	dir = t.TempDir()
@@ -28,13 +28,15 @@ func mount(t *testing.T) (dir string) {
 	return dir
 }
 
-// F3: an upload to a full disk is a 507 that leaves nothing. A disk that has become read-only, with
-// a leftover on it, does not keep the server from serving.
+// F3: an upload to a full disk gets a 507, and nothing is left of it. If the disk has become
+// read-only and holds an unfinished upload, which the sweep can't remove, the server still starts
+// and serves downloads.
 func TestDiskFullThenReadOnly(t *testing.T) {
 	t.Parallel()
-	dir := mount(t)
+	dir := mountSmallDisk(t)
 	s, c := start(t, map[string]string{"FILES_DIR": dir})
 	s.AllowErrors("insufficient_storage")
+	// The ballast leaves room for a small file, but not for the large one.
 	ballast := filepath.Join(dir, "ballast")
 	if err := os.WriteFile(ballast, make([]byte, 600<<10), 0o600); err != nil {
 		t.Fatal(err)
@@ -44,7 +46,7 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	for range 2 {
 		r := c.Elsewhere().Upload("large.bin", large)
 		hubstest.WantProblem(t, r, 507, "insufficient_storage")
-		s.waitFiles(2) // the ballast and the first file
+		s.waitFiles(2) // the ballast and kept.txt
 	}
 	c.WantFile(kept, "content")
 	if err := os.Remove(ballast); err != nil {
@@ -53,6 +55,7 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
 	s.WantStored(t, 2)
 
+	// The upload that was killed leaves a working file, which can't be removed now.
 	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
 	if err != nil {
@@ -66,14 +69,15 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	hubstest.WantProblem(t, uploadText(client, "a.txt"), 500, "internal")
 }
 
-// A trace is a strace that is attached to a server.
+// A trace is a running strace that is attached to a server.
 type trace struct {
 	t      *testing.T
-	output string // the file that it writes
-	end    func() // detaches it
+	output string // path of the file that strace writes
+	end    func() // detaches strace; may be called more than once
 }
 
-// attach returns when every system call of the server is under the control of strace.
+// attach attaches strace to a server. args say which system calls it traces, and what it does with
+// them. When attach returns, strace controls every system call of the server.
 func attach(t *testing.T, s *service, args ...string) *trace {
 	t.Helper()
 	strace := hubstest.Need(t, "strace", "strace")
@@ -103,7 +107,8 @@ func attach(t *testing.T, s *service, args ...string) *trace {
 	return tr
 }
 
-// attachFault attaches a strace that makes system calls fail.
+// attachFault attaches a strace that makes system calls fail. calls is a list of their names,
+// separated by commas, and errno is the name of the error. args may restrict the trace further.
 func attachFault(t *testing.T, s *service, calls, errno string, args ...string) *trace {
 	t.Helper()
 	fault := []string{
@@ -113,8 +118,8 @@ func attachFault(t *testing.T, s *service, calls, errno string, args ...string) 
 	return attach(t, s, append(fault, args...)...)
 }
 
-// calls ends the trace and returns the system calls in the order in which they began. Each is a
-// line such as: 4711 fsync(7</var/files>) = 0
+// calls ends the trace and returns the system calls in the order in which they began, one on each
+// line. An example: 4711 fsync(7</var/files>) = 0
 func (tr *trace) calls() string {
 	tr.t.Helper()
 	tr.end()
@@ -125,23 +130,26 @@ func (tr *trace) calls() string {
 	return string(text)
 }
 
-// wantInjected ends the trace, which must have made a call fail.
+// wantInjected ends the trace. It ends the test if strace has made no call fail.
 func (tr *trace) wantInjected() {
 	tr.t.Helper()
 	if !strings.Contains(tr.calls(), "(INJECTED)") {
-		tr.t.Fatal("no call has failed: this test shows nothing")
+		tr.t.Fatal("strace has made no system call fail, so the test shows nothing")
 	}
 }
 
-// A step of an upload that fails is a 500, or a 507 if there is no room. Nothing of the upload
-// can be seen, nothing is left on disk, and the next upload works.
+// If a step of an upload fails, the client gets a 500, or a 507 if the disk has no room. Nothing of
+// the upload is left on disk or in the table, and the next upload works.
 func TestUploadStepFails(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
-	store(t, c, "first.txt") // the server has its connections to the database
+	// This upload makes the server open its connections to the database, before calls fail.
+	store(t, c, "first.txt")
 	stored := 1
-	for _, step := range []struct{ call, of, errno string }{
+	// call fails with errno. target restricts this to calls on the working file ("file") or on
+	// FILES_DIR ("folder").
+	for _, step := range []struct{ call, target, errno string }{
 		{"openat", "", "EMFILE"}, // no descriptor is left for the file
 		{"openat", "", "EDQUOT"}, // the user's quota is used up
 		{"write", "file", "EIO"},
@@ -151,22 +159,24 @@ func TestUploadStepFails(t *testing.T) {
 		{"linkat", "", "EDQUOT"}, // the folder needs another block
 		{"fsync", "folder", "EIO"},
 	} {
-		t.Run(step.call+" "+step.of+" "+step.errno, func(t *testing.T) {
+		t.Run(step.call+" "+step.target+" "+step.errno, func(t *testing.T) {
 			c := c.In(t)
-			atOnce := step.call == "openat" // before the body is read
+			// openat fails when the server creates the working file. So the upload must begin
+			// after the trace. In all other cases, the working file exists before the trace.
+			failsBeforeFile := step.call == "openat"
 			var upload *hubstest.HalfUpload
-			if !atOnce {
+			if !failsBeforeFile {
 				upload = c.StartUpload("a.txt")
 			}
 			var args []string
-			switch step.of {
+			switch step.target {
 			case "file":
 				args = []string{"-P", s.WorkingFiles(t)[0]}
 			case "folder":
 				args = []string{"-P", s.Env["FILES_DIR"]}
 			}
 			tr := attachFault(t, s, step.call, step.errno, args...)
-			if atOnce {
+			if failsBeforeFile {
 				upload = c.BeginUpload("a.txt")
 			}
 			r := upload.Finish()
@@ -176,7 +186,7 @@ func TestUploadStepFails(t *testing.T) {
 			} else {
 				hubstest.WantProblem(t, r, 500, "internal")
 			}
-			s.WantStored(t, stored)
+			s.WantStored(t, stored) // the same files as before
 			store(t, c, "next.txt")
 			stored++
 			s.WantStored(t, stored)
@@ -184,11 +194,12 @@ func TestUploadStepFails(t *testing.T) {
 	}
 }
 
-// A disk may refuse to remove the working name. If it has refused the upload as well, nothing of
-// it can be seen. Else the file is there for good. The sweep takes the name.
+// If the disk fails to remove the working name of an upload, the sweep removes it later. If the
+// link to the final name failed before, the upload gets a 500, and no file is stored. Otherwise the
+// upload succeeds, and the file stays.
 func TestUploadWorkingNameStays(t *testing.T) {
 	t.Parallel()
-	for calls, stored := range map[string]int{
+	for calls, stored := range map[string]int{ // number of stored files, by the calls that fail
 		"linkat,unlinkat": 0,
 		"unlinkat":        1,
 	} {
@@ -205,16 +216,17 @@ func TestUploadWorkingNameStays(t *testing.T) {
 			} else {
 				hubstest.WantProblem(t, r, 500, "internal")
 			}
-			s.waitFiles(stored + 1)
+			s.waitFiles(stored + 1) // the final name, if any, and the working name
 			s.AgeUnfinished(t)
 			s.sweep()
-			s.WantStored(t, stored)
+			s.WantStored(t, stored) // the working name is gone
 		})
 	}
 }
 
-// The bytes are on disk before they get their final name, and this name is on disk before the row
-// makes the file visible. The folder that is synced is FILES_DIR itself.
+// An upload is stored in this order: its bytes are synced to disk before they get their final name,
+// and that name is synced before the row makes the file visible. The folder to sync is FILES_DIR
+// itself, because it contains the final name.
 func TestUploadStepsAreInOrder(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -223,7 +235,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 	id := filepath.Base(working)
 	tr := attach(t, s, "-e", "trace=write,fsync,fdatasync,linkat,renameat,renameat2,unlinkat")
 	upload.Finish().Want(t, 201)
-	var steps strings.Builder
+	var steps strings.Builder // one letter for each step
 	for call := range strings.Lines(tr.calls()) {
 		for step, pattern := range map[string]string{
 			"w": `write\(\d+<` + working + `>`,
@@ -238,15 +250,15 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			}
 		}
 	}
-	// Writes, fsync, link, fsync of the folder, the row, unlink, and the answer. The answer looks
-	// like the row: it has the id, too.
+	// The steps are: writes, fsync, link, fsync of the folder, row, unlink, answer. The answer to
+	// the client also matches the pattern of the row, because it contains the id.
 	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps.String()) {
-		t.Errorf("got the steps %s", steps.String())
+		t.Errorf("got the steps %s, want w+fldrur", steps.String())
 	}
 }
 
-// A download goes from the file to the socket in the kernel, through all that the server puts
-// around its connections.
+// The kernel sends the bytes of a download with sendfile, although the server wraps its connections
+// and its answers in types of its own. net/http reads only the first bytes of the file itself.
 func TestDownloadIsSentByTheKernel(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -264,20 +276,20 @@ func TestDownloadIsSentByTheKernel(t *testing.T) {
 		}
 	}
 	if sent == 0 || read > 1 {
-		t.Errorf("got %d calls of sendfile and %d reads, want one read at most", sent, read)
+		t.Errorf("got %d calls of sendfile and %d reads, want at least 1 and at most 1", sent, read)
 	}
 }
 
-// openFiles counts what a server has open in FILES_DIR.
+// openFiles returns how many files and folders the server has open in FILES_DIR.
 func (s *service) openFiles() (n int) {
 	s.t.Helper()
 	pattern := fmt.Sprintf("/proc/%d/fd/*", s.Cmd.Process.Pid)
-	links, err := filepath.Glob(pattern)
+	links, err := filepath.Glob(pattern) // one link for each open descriptor
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	for _, link := range links {
-		name, _ := os.Readlink(link) // an error means that it is closed
+		name, _ := os.Readlink(link) // an error means that it was closed meanwhile
 		if strings.HasPrefix(name, s.Env["FILES_DIR"]) {
 			n++
 		}
@@ -285,8 +297,8 @@ func (s *service) openFiles() (n int) {
 	return n
 }
 
-// Every upload and every download, however it ends, closes its file. There is no garbage
-// collection here, which would close a lost file, too.
+// Every upload and every download closes its file, however the transfer ends. The test turns
+// garbage collection off, because it would also close a file that the server forgot to close.
 func TestFilesAreClosed(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, map[string]string{
@@ -294,10 +306,10 @@ func TestFilesAreClosed(t *testing.T) {
 		"MAX_UPLOAD_BYTES": "300000",
 	})
 	path := store(t, c, "a.txt")
-	idle := s.openFiles()
+	idle := s.openFiles() // such as FILES_DIR itself
 	wantClosed := func(after string) {
 		t.Helper()
-		hubstest.WaitUntil(t, "all closed after "+after, func() bool {
+		hubstest.WaitUntil(t, "all files closed after "+after, func() bool {
 			return s.openFiles() == idle
 		})
 	}
@@ -306,7 +318,7 @@ func TestFilesAreClosed(t *testing.T) {
 	wantClosed("an upload that is too large")
 	upload := c.StartUpload("c.txt")
 	if got := s.openFiles(); got != idle+1 {
-		t.Errorf("during an upload: got %d open, want %d", got, idle+1)
+		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}
 	breakOff(t, upload)
 	wantClosed("an upload that broke off")

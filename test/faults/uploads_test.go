@@ -16,24 +16,25 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// onDisk returns the place of a file's bytes.
+// onDisk returns where the bytes of a file are on disk. path is its path in the API.
 func (s *service) onDisk(path string) string {
 	id := strings.Split(path, "/")[2]
 	return filepath.Join(s.Env["FILES_DIR"], id)
 }
 
 // sweep starts another server on the same data, and returns it when its first sweep is over. A
-// sweep goes through the names in their order, so it is over when the last one is gone.
+// server sweeps the working names in alphabetical order. So this method makes a working name that
+// comes last, and waits until it is gone.
 func (s *service) sweep() *hubstest.Server {
 	s.t.Helper()
 	last := hubstest.Unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
-	s.put(time.Hour, last)
-	if after := slices.Max(s.FilesIn(s.t)); after != last {
-		s.t.Fatalf("%s is swept after %s, which is to be the last", after, last)
+	s.putFiles(time.Hour, last)
+	if highest := slices.Max(s.FilesIn(s.t)); highest != last {
+		s.t.Fatalf("last name in alphabetical order: got %s, want %s", highest, last)
 	}
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
 	if err != nil {
-		s.t.Fatal("the next server does not start: ", err)
+		s.t.Fatal("starting another server: ", err)
 	}
 	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {
 		return !slices.Contains(s.FilesIn(s.t), last)
@@ -41,15 +42,16 @@ func (s *service) sweep() *hubstest.Server {
 	return second
 }
 
-// waitFiles waits until FILES_DIR has n files, those with a working name included.
+// waitFiles waits until there are n names in FILES_DIR, final names and working names together.
 func (s *service) waitFiles(n int) {
 	s.t.Helper()
-	hubstest.WaitUntil(s.t, fmt.Sprint(n, " files"), func() bool {
+	hubstest.WaitUntil(s.t, fmt.Sprint(n, " names in FILES_DIR"), func() bool {
 		return len(s.FilesIn(s.t)) == n
 	})
 }
 
-// killMidUpload ends a server in the middle of an upload.
+// killMidUpload kills the server in the middle of an upload. It makes the working file that is left
+// old enough to be swept.
 func (s *service) killMidUpload(c *hubstest.Client) {
 	s.t.Helper()
 	upload := c.StartUpload("lost.txt")
@@ -59,16 +61,18 @@ func (s *service) killMidUpload(c *hubstest.Client) {
 	s.AgeUnfinished(s.t)
 }
 
-// breakOff breaks an upload off, which then has no answer.
+// breakOff ends the client's side of an upload before the form is complete. The client must get no
+// answer.
 func breakOff(t *testing.T, upload *hubstest.HalfUpload) {
 	t.Helper()
 	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
 	if r := <-upload.Answer; r.Status != 0 {
-		t.Errorf("got %v, want no answer", r)
+		t.Errorf("an upload that broke off: got the answer %v, want none", r)
 	}
 }
 
-// A client that goes away in the middle of an upload, in order or not, leaves nothing.
+// If a client disconnects in the middle of an upload, nothing of the upload is left. The test
+// closes and resets connections, with Content-Length and with chunked bodies.
 func TestClientGoneMidUpload(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -86,7 +90,7 @@ func TestClientGoneMidUpload(t *testing.T) {
 				return len(s.WorkingFiles(t)) == 1
 			})
 			if reset {
-				conn.Conn.(*net.TCPConn).SetLinger(0)
+				conn.Conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
 			}
 			conn.Close()
 			s.waitFiles(0)
@@ -96,8 +100,8 @@ func TestClientGoneMidUpload(t *testing.T) {
 	s.WantStored(t, 1)
 }
 
-// A server that is killed in the middle of an upload leaves no part of it to the next one, which
-// has all the others.
+// If a server is killed in the middle of an upload, the next server removes what is left of it. All
+// other files are kept.
 func TestKilledMidUpload(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -111,8 +115,8 @@ func TestKilledMidUpload(t *testing.T) {
 	s.WantStored(t, 2)
 }
 
-// put makes files of that age in FILES_DIR.
-func (s *service) put(age time.Duration, names ...string) {
+// putFiles creates files in FILES_DIR. age is the time since their last modification.
+func (s *service) putFiles(age time.Duration, names ...string) {
 	s.t.Helper()
 	modified := time.Now().Add(-age)
 	for _, name := range names {
@@ -125,24 +129,24 @@ func (s *service) put(age time.Duration, names ...string) {
 	}
 }
 
-// A sweep removes what killed uploads have left, and nothing else. What it can't open keeps
-// neither the server from starting nor the rest from being swept.
+// A sweep removes what is left of uploads whose server was killed, and nothing else. A working name
+// that can't be opened prevents neither the start of the server nor the sweep of the others.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
 	s.Stop(t)
 	const working = hubstest.Unfinished + "/"
 	newID := hubstest.NewUUID
-	partial := newID()  // killed before the file was whole
-	rowless := newID()  // killed before its row
-	complete := newID() // killed after its row
-	young := newID()    // its upload may be about to lock its file
-	s.put(time.Hour, working+partial, working+rowless, rowless, working+complete, complete)
-	s.put(0, working+young, young)
+	partial := newID()  // killed before the link to the final name
+	rowless := newID()  // killed before the row was written
+	complete := newID() // killed after the row was written
+	young := newID()    // its upload may have just created the file, and be about to lock it
+	s.putFiles(time.Hour, working+partial, working+rowless, rowless, working+complete, complete)
+	s.putFiles(0, working+young, young)
 	s.exec(`insert into files (file_id, name, content_type, size)
 		values ($1, 'a.txt', 'text/plain', 1)`, complete)
 	foreign := []string{
-		newID(), // has no working name: of another database
+		newID(), // no working name: the file may belong to another database
 		newID() + ".bak",
 		strings.ToUpper(newID()),
 		"notes.txt",
@@ -150,8 +154,8 @@ func TestSweep(t *testing.T) {
 		working + strings.ToUpper(newID()),
 		working + "a note",
 	}
-	s.put(time.Hour, foreign...)
-	// A folder can't be swept. It is the first by its name.
+	s.putFiles(time.Hour, foreign...)
+	// A folder can't be swept. This one comes first, so the sweep must go on after it.
 	const folder = working + "00000000-0000-4000-8000-000000000000"
 	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
 	if err != nil {
@@ -166,29 +170,30 @@ func TestSweep(t *testing.T) {
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("left:\n%q\nwant:\n%q", got, want)
+		t.Errorf("names after the sweep: got\n%q\nwant\n%q", got, want)
 	}
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "is a directory")
 }
 
-// A sweep by another server spares an upload that runs, however old its file.
+// The sweep of another server does not touch a running upload, however old its working file is.
 func TestSweepSparesUploadsOfOtherServers(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	running := c.StartUpload("running.txt")
 	s.AgeUnfinished(t)
-	s.sweep()
+	s.sweep() // by another server: the running upload's lock protects its file
 	running.Finish().Want(t, 201)
 	s.WantStored(t, 1)
 }
 
-// A sweep removes nothing that it could not ask the database about.
+// If the sweep can't ask the database whether an upload has a row, it removes nothing of that
+// upload. A later sweep does so.
 func TestSweepWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
 	s.killMidUpload(c)
 	id := filepath.Base(s.WorkingFiles(t)[0])
-	s.proxy.When(id, s.proxy.Cut)
+	s.proxy.When(id, s.proxy.Cut) // when the sweep asks for the row
 	second := hubstest.Start(t, s.Env)
 	second.AllowErrors("the sweep of unfinished uploads failed")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "unavailable")
@@ -198,7 +203,8 @@ func TestSweepWithoutDatabase(t *testing.T) {
 	s.WantStored(t, 0)
 }
 
-// A client that goes away in the middle of an upload leaves nothing, also without a database.
+// If a client disconnects in the middle of an upload, nothing of the upload is left, even while the
+// database is unreachable.
 func TestClientGoneWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
@@ -208,13 +214,14 @@ func TestClientGoneWithoutDatabase(t *testing.T) {
 	s.waitFiles(0)
 }
 
-// An upload whose row did not get to the database is a 503. The server can't know this, so it
-// leaves the bytes to the sweep, which removes them.
+// If the insert of an upload's row never reaches the database, the client gets a 503. The server
+// can't know whether the row was written, so it keeps the bytes. The sweep finds no row and removes
+// them.
 func TestUploadRowIsLost(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
 	s.AllowErrors("unavailable")
-	s.proxy.When("lost.txt", s.proxy.Cut)
+	s.proxy.When("lost.txt", s.proxy.Cut) // before the insert reaches the database
 	wantUnavailable(t, uploadText(c, "lost.txt"))
 	s.proxy.Resume()
 	s.waitFiles(2) // the final and the working name
@@ -223,18 +230,18 @@ func TestUploadRowIsLost(t *testing.T) {
 	s.WantStored(t, 0)
 }
 
-// An upload whose row was made is a 503 too if the database's answer is lost. The row is not sent
-// again, and the sweep finds it and keeps the bytes.
+// If an upload's row is written, but the database's answer is lost, the client gets a 503. The
+// server does not send the insert again. The sweep finds the row and keeps the bytes.
 func TestUploadRowIsUnanswered(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
 	s.AllowErrors("unavailable")
-	s.proxy.When("done.txt", s.proxy.DropReplies)
+	s.proxy.When("done.txt", s.proxy.DropReplies) // the insert reaches the database
 	answer := make(chan *hubstest.Response, 1)
 	go func() {
 		answer <- uploadText(c, "done.txt")
 	}()
-	hubstest.WaitUntil(t, "the row", func() bool {
+	hubstest.WaitUntil(t, "the row of the upload", func() bool {
 		return s.count("files where name = 'done.txt'") == 1
 	})
 	s.proxy.Resume()
@@ -245,8 +252,9 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 	s.WantStored(t, 1)
 }
 
-// A link that is made but reported as failed, as a network file system may do: here the test has
-// made it, so the server's own call fails.
+// If a link to the final name is made but reported as failed, as on a network file system, the
+// upload gets a 500, and the server removes both names. Here the test makes the link first, so the
+// server's own call fails.
 func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -254,14 +262,15 @@ func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	upload := c.StartUpload("a.txt")
 	working := s.WorkingFiles(t)[0]
 	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))
-	if err := os.Link(working, final); err != nil {
+	if err := os.Link(working, final); err != nil { // the server will make the same link
 		t.Fatal(err)
 	}
 	hubstest.WantProblem(t, upload.Finish(), 500, "internal")
 	s.WantStored(t, 0)
 }
 
-// Only the local environment makes FILES_DIR. A folder that goes away later is a 503 of /healthz.
+// The server creates FILES_DIR in the local environment only. Elsewhere, it does not start if the
+// folder is missing or is not a folder. While the folder is missing later, /healthz is a 503.
 func TestFilesDirMissing(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "missing")
@@ -276,53 +285,59 @@ func TestFilesDirMissing(t *testing.T) {
 		env["FILES_DIR"] = dir
 		code, _, stderr := hubstest.Run(env, "serve")
 		if code != 2 || !strings.HasPrefix(stderr, "FILES_DIR: ") {
-			t.Errorf("%s: got %d, %q, want 2 and the name of the setting", dir, code, stderr)
+			t.Errorf("%s: got exit status %d, error %q, want 2 and the name of the setting",
+				dir, code, stderr)
 		}
 	}
+	// The local environment: the server creates the missing folder.
 	s := hubstest.Start(t, map[string]string{"FILES_DIR": missing})
 	s.AllowErrors("unavailable")
 	info, err := os.Stat(filepath.Join(missing, hubstest.Unfinished))
 	if err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("got %v, %v, want a folder for the server alone", info, err)
+		t.Errorf("got %v, error %v, want a folder with the mode 0700", info, err)
 	}
 	c := s.Client(t)
 	get(c, "/healthz").Want(t, 200)
+	// The folder disappears while the server runs.
 	os.Rename(missing, missing+"-moved")
 	wantUnavailable(t, get(c, "/healthz"))
 	os.Rename(missing+"-moved", missing)
 	get(c, "/healthz").Want(t, 200)
 }
 
-// storeLarge uploads more than the buffers of a connection take.
+// storeLarge uploads a file of 16 MiB, which is more than the buffers of a connection hold, and
+// returns its path.
 func storeLarge(t *testing.T, c *hubstest.Client) (path string) {
 	t.Helper()
 	large := make([]byte, 16<<20)
 	return location(t, c.Upload("large.bin", large))
 }
 
-// open begins a request, and waits for the status of the answer. Of a download it reads next to
-// nothing.
-func open(t *testing.T, s *hubstest.Server, head string, want int) *hubstest.Conn {
+// beginRequest sends the head of a request on a new connection. It ends the test if the status of
+// the answer is not want. It reads no more of the answer than its buffers hold: the rest of a large
+// download stays with the server. The connection has no deadline afterwards.
+func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubstest.Conn {
 	t.Helper()
 	conn := hubstest.Dial(t, s.Addr)
 	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
 	io.WriteString(conn, head+"\r\n")
 	line, err := conn.In.ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", want)) {
-		t.Fatalf("got %q, %v, want %d", line, err, want)
+		t.Fatalf("got the status line %q, error %v, want status %d", line, err, want)
 	}
 	conn.SetDeadline(time.Time{})
 	return conn
 }
 
-// hold begins a download.
-func (s *service) hold(c *hubstest.Client, path string) *hubstest.Conn {
+// beginDownload begins a download and does not read its bytes.
+func (s *service) beginDownload(c *hubstest.Client, path string) *hubstest.Conn {
 	s.t.Helper()
-	return open(s.t, s.Server, c.Head("GET "+path), 200)
+	return beginRequest(s.t, s.Server, c.Head("GET "+path), 200)
 }
 
-// One user has 16 transfers at a time, as docs/deploy.md says, whatever the address; the next is
-// a 429. Others are served, and a transfer that ends makes room, however it ends.
+// One user has at most 16 transfers at the same time, as docs/deploy.md says, from all client
+// addresses together. Further ones get a 429. Other requests and other users are not affected. When
+// a transfer ends, the user may begin another one, however it ended.
 func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	t.Parallel()
 	const limit = 16
@@ -332,20 +347,22 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	large := storeLarge(t, greedy)
 	small := store(t, greedy, "small.txt")
 	lost := store(t, greedy, "lost.txt")
-	os.Remove(s.onDisk(lost))
-	for range limit { // those that have ended don't count
+	os.Remove(s.onDisk(lost)) // its download fails with a 500
+	// Transfers that have ended, with or without success, don't count.
+	for range limit {
 		greedy.WantFile(small, "content")
 		get(greedy, lost).Want(t, 500)
 		greedy.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
 		greedy.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
 	}
 
-	var held []*hubstest.Conn
+	// The user now begins as many transfers as permitted: downloads and two uploads.
+	var downloads []*hubstest.Conn
 	for range limit - 2 {
-		held = append(held, s.hold(greedy, large))
+		downloads = append(downloads, s.beginDownload(greedy, large))
 	}
-	started := greedy.StartUpload("a.txt")
-	empty := hubstest.Dial(t, s.Addr) // an upload counts before any of its form has come
+	upload := greedy.StartUpload("a.txt")
+	empty := hubstest.Dial(t, s.Addr) // an upload counts before any byte of its form arrives
 	head := greedy.Head(
 		"POST /files/upload",
 		"Content-Type: multipart/form-data; boundary=edge",
@@ -356,59 +373,63 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 		r, _ := greedy.Elsewhere().Try("GET", small, nil)
 		return r.Status == 200
 	}
-	hubstest.WaitUntil(t, "as many transfers as the user may have", func() bool {
+	hubstest.WaitUntil(t, "a refusal of one more transfer", func() bool {
 		return !served()
 	})
+	// Only transfers of this user are refused.
 	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
 	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
 	greedy.Get("/hubs").Want(t, 200)
 	neighbour.IP = greedy.IP
 	neighbour.Get(small).Want(t, 200)
 
-	held[0].Close()
-	hubstest.WaitUntil(t, "room after a client has gone", served)
-	s.hold(greedy, large)
+	// Each transfer that ends makes room for one other.
+	downloads[0].Close()
+	hubstest.WaitUntil(t, "a transfer instead of one whose client disconnected", served)
+	s.beginDownload(greedy, large)
 	get(greedy, small).Want(t, 429)
-	started.Finish().Want(t, 201)
-	hubstest.WaitUntil(t, "room after an upload", served)
+	upload.Finish().Want(t, 201)
+	hubstest.WaitUntil(t, "a transfer instead of an upload that ended", served)
 }
 
-// A transfer that makes no progress ends. A slow one, which began before it, goes on.
+// The server ends a transfer that makes no progress for 30 s. A slow transfer that began earlier
+// continues.
 func TestStalledTransfersEnd(t *testing.T) {
 	t.Parallel()
 	s, stalled := start(t)
 	slow, _ := s.Member(t, "member")
 	large := storeLarge(t, stalled)
 	small := store(t, stalled, "small.txt")
-	download := s.hold(slow, large)
-	moving := slow.StartUpload("slow.txt")
-	upload := stalled.StartUpload("stalled.txt")
-	hubstest.WaitUntil(t, "a user who has no transfer left", func() bool {
+	slowDownload := s.beginDownload(slow, large)
+	slowUpload := slow.StartUpload("slow.txt")
+	stalledUpload := stalled.StartUpload("stalled.txt")
+	hubstest.WaitUntil(t, "a user who has as many transfers as possible", func() bool {
 		if get(stalled, small).Status == 429 {
 			return true
 		}
-		s.hold(stalled, large)
+		s.beginDownload(stalled, large)
 		return false
 	})
 
+	// The slow transfers take a piece each second, until the stalled upload has ended.
 	piece := make([]byte, 16<<10)
 	var ended *hubstest.Response
 	for ended == nil {
 		select {
-		case ended = <-upload.Answer:
+		case ended = <-stalledUpload.Answer:
 		case <-time.Tick(time.Second):
 		}
-		_, readErr := io.ReadFull(download.In, piece)
-		_, writeErr := moving.Rest.Write(piece)
+		_, readErr := io.ReadFull(slowDownload.In, piece)
+		_, writeErr := slowUpload.Rest.Write(piece)
 		if err := errors.Join(readErr, writeErr); err != nil {
-			t.Fatal("a slow transfer ends before the stalled one, or with it: ", err)
+			t.Fatal("a slow transfer ended before the stalled upload, or with it: ", err)
 		}
 	}
 	ended.Want(t, 400)
-	s.hold(stalled, large) // has the place of the upload
-	hubstest.WaitUntil(t, "room after a stalled download", func() bool {
+	s.beginDownload(stalled, large) // takes the place of the stalled upload
+	hubstest.WaitUntil(t, "a transfer instead of a stalled download", func() bool {
 		return get(stalled, small).Status == 200
 	})
-	moving.Finish().Want(t, 201)
+	slowUpload.Finish().Want(t, 201)
 	s.WantStored(t, 3)
 }

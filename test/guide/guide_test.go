@@ -1,4 +1,5 @@
-// Package guide follows docs/yours.md in a copy of the working tree, as a reader would.
+// Package guide follows the steps of docs/yours.md in a copy of the working tree, as a reader
+// would.
 package guide
 
 import (
@@ -16,12 +17,13 @@ import (
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
 
-// A step is a fence of the document: ```diff FILE, ```new FILE or ```sh.
+// step matches a step: a block of the document that begins with ```diff FILE, ```new FILE or ```sh.
 var step = regexp.MustCompile("(?ms)^```(diff|new|sh) ?(\\S*)\n(.*?)^```$")
 
-// Each step fits what the steps before it have left, and then the first two tiers pass.
+// Each step of docs/yours.md fits the code that the previous steps have left. After the last step,
+// go vet and ./dev.sh test pass. A step that fails ends the test.
 func TestGuide(t *testing.T) {
-	hubstest.NewDatabase(t) // PostgreSQL is there: ./dev.sh test would install it
+	hubstest.NewDatabase(t) // skips the test without PostgreSQL, which ./dev.sh test would install
 	document := hubstest.ReadFile(t, "docs/yours.md")
 	dir := t.TempDir()
 	run(t, `cd ../..; git -c safe.directory='*' ls-files -co --exclude-standard -z |
@@ -30,7 +32,8 @@ func TestGuide(t *testing.T) {
 	run(t, "git init -q . && git add .") // the steps use git ls-files and git mv
 	steps := step.FindAllStringSubmatchIndex(document, -1)
 	if fences := strings.Count(document, "\n```"); fences != 2*len(steps) {
-		t.Fatalf("got %d steps, want %d: a fence is none of diff, new and sh", len(steps), fences/2)
+		t.Fatalf("got %d steps in %d blocks, want each block to be diff, new or sh",
+			len(steps), fences/2)
 	}
 	end := 0
 	for _, at := range steps {
@@ -40,7 +43,7 @@ func TestGuide(t *testing.T) {
 		line := 1 + strings.Count(document[:at[0]], "\n")
 		fits := t.Run(fmt.Sprintf("line %d: %s %s", line, kind, file), func(t *testing.T) {
 			if kind != "sh" && !strings.Contains(above, "`"+file+"`") {
-				t.Errorf("the text above does not name %s: a reader does not see the fence", file)
+				t.Errorf("the text above does not name %s, which the page shows nowhere else", file)
 			}
 			follow(t, kind, file, body)
 		})
@@ -52,7 +55,7 @@ func TestGuide(t *testing.T) {
 	run(t, "./dev.sh test")
 }
 
-// follow takes one step in the copy of the tree.
+// follow makes one step in the copy of the tree.
 func follow(t *testing.T, kind, file, body string) {
 	t.Helper()
 	switch kind {
@@ -65,16 +68,18 @@ func follow(t *testing.T, kind, file, body string) {
 	}
 }
 
+// run runs a command in bash and fails the test if the command fails.
 func run(t *testing.T, command string) {
 	t.Helper()
 	cmd := exec.Command("bash", "-eu", "-o", "pipefail", "-c", command)
-	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false") // the copy has no commit
+	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false") // the copy has no commit to stamp
 	output, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", command, err, output)
 	}
 }
 
+// write writes a file of the copy.
 func write(t *testing.T, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -82,8 +87,8 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-// change changes a file as a removal would. "@@ readJSON" begins a change within that function,
-// "@@" one within the whole file.
+// change makes the changes of a diff in a file. They have the form of the changes of a removal:
+// "@@ readJSON" begins a change within that function, and "@@" begins one within the whole file.
 func change(t *testing.T, file, diff string) {
 	t.Helper()
 	source, err := removals.ReadSource()
@@ -94,8 +99,8 @@ func change(t *testing.T, file, diff string) {
 	for part := range strings.SplitSeq(strings.TrimPrefix("\n"+diff, "\n@@"), "\n@@") {
 		scope, lines, _ := strings.Cut(part, "\n")
 		scope = cmp.Or(strings.TrimSpace(scope), file)
-		if now, _ := source.Lines(scope); now != file {
-			t.Errorf("%s is in %s, not in %s", scope, now, file)
+		if got, _ := source.Lines(scope); got != file {
+			t.Errorf("%s: got the file %q, want %q", scope, got, file)
 		}
 		change, err := removals.ReadChange(scope, lines)
 		if err != nil {

@@ -14,22 +14,23 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A client sends requests to one of the servers, each from an address of its own, and counts
-// the answers.
+// A client sends requests to one of the servers and counts the answers. Each request comes from a
+// new client address, so that no limit by client address refuses it.
 type client struct {
 	*hubstest.Client
 	soak     *soak
 	server   *server
-	expected []string // "200", "403 forbidden"; 503 is expected always
+	expected []string // such as "200" and "403 forbidden"; "503 unavailable" is always expected
 }
 
+// expecting returns the client with other expected answers.
 func (c *client) expecting(answers ...string) *client {
 	other := *c
 	other.expected = answers
 	return &other
 }
 
-// fresh returns a client with nobody signed in.
+// fresh returns a client of the same server that is not signed in.
 func (c *client) fresh() *client {
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -37,10 +38,10 @@ func (c *client) fresh() *client {
 	}
 	browser := *c.HTTP
 	browser.Jar = jar
-	moved := c.Elsewhere()
-	moved.HTTP = &browser
+	other := c.Elsewhere()
+	other.HTTP = &browser
 	return &client{
-		Client: moved,
+		Client: other,
 		soak:   c.soak,
 		server: c.server,
 	}
@@ -48,13 +49,14 @@ func (c *client) fresh() *client {
 
 var idInPath = regexp.MustCompile(`/[0-9a-f-]{36}(/.*)?$`)
 
-// Do sends a request. It returns status 0 if no answer came, which is a fault unless the server
-// was stopped meanwhile.
+// Do sends a request and counts the answer. An answer that is not expected, or that breaks the
+// contract, is a fault. If there is no answer, Do returns the status 0. That is a fault unless the
+// server was stopped during the request.
 func (c *client) Do(method, path string, body any, headers ...string) *hubstest.Response {
 	s := c.soak
-	before := c.server.life.Load()
+	lifeBefore := c.server.life.Load()
 	r, err := c.Elsewhere().Try(method, path, body, headers...)
-	wasStopped := isStopped(before) || c.server.life.Load() != before
+	wasStopped := isStopped(lifeBefore) || c.server.life.Load() != lifeBefore
 	route := idInPath.ReplaceAllString(path, "/{id}")
 	route, _, _ = strings.Cut(route, "?")
 	route = method + " " + route
@@ -71,10 +73,10 @@ func (c *client) Do(method, path string, body any, headers ...string) *hubstest.
 		got = "none"
 		s.fault("no answer", fmt.Sprint(route, ": ", err))
 	case r.Fault() != nil:
-		s.fault("an answer outside the contract", r.Fault())
+		s.fault("an answer that breaks the contract", r.Fault())
 	case got != "503 unavailable" && !slices.Contains(c.expected, got):
-		detail := fmt.Sprintf("%q, %v", c.expected, r)
-		s.fault("an answer that should be another", detail)
+		detail := fmt.Sprintf("want one of %q, got %v", c.expected, r)
+		s.fault("an unexpected answer", detail)
 	}
 	s.mu.Lock()
 	s.answers[route+": "+got]++
@@ -82,9 +84,10 @@ func (c *client) Do(method, path string, body any, headers ...string) *hubstest.
 	return r
 }
 
+// startClients starts clients of every kind at each server. They run until quit is closed.
 func (s *soak) startClients() {
 	for _, server := range s.servers {
-		admin := s.member(server, "admin")
+		admin := s.signedIn(server, "admin")
 		for range 8 {
 			s.repeat(100*time.Millisecond, func() {
 				admin.fresh().signIn()
@@ -106,9 +109,9 @@ func (s *soak) startClients() {
 				s.ledger.ReadFile(admin.expecting("200", "429 rate_limited"))
 			})
 		}
-		s.repeat(time.Second, admin.leaveUpload)
+		s.repeat(time.Second, admin.breakOffUpload)
 		s.repeat(200*time.Millisecond, func() {
-			admin.fresh().offend()
+			admin.fresh().sendRefused()
 		})
 		s.repeat(200*time.Millisecond, func() {
 			admin.expecting("200").Do("GET", "/healthz", nil)
@@ -116,8 +119,9 @@ func (s *soak) startClients() {
 	}
 }
 
-// member returns a client who is signed in, with the terms accepted. Nothing may fail meanwhile.
-func (s *soak) member(server *server, role string) *client {
+// signedIn returns a client that is signed in as a new user with this role and has accepted the
+// terms. It fails the test if a request fails, so it must not run during a failure.
+func (s *soak) signedIn(server *server, role string) *client {
 	email, _ := server.NewUser(s.t, role)
 	c := server.Client(s.t)
 	c.AskCode(email)
@@ -130,7 +134,8 @@ func (s *soak) member(server *server, role string) *client {
 	}
 }
 
-// repeat runs a client until the end, with a pause between two rounds.
+// repeat calls round in a new goroutine, again and again until quit is closed. Before each call it
+// waits for a random time; pause is the mean.
 func (s *soak) repeat(pause time.Duration, round func()) {
 	s.clients.Go(func() {
 		for s.wait(pause/2 + rand.N(pause)) {
@@ -139,7 +144,7 @@ func (s *soak) repeat(pause time.Duration, round func()) {
 	})
 }
 
-// wait returns false at the end of the soak.
+// wait waits for the duration d. It returns false at once when quit is closed.
 func (s *soak) wait(d time.Duration) bool {
 	select {
 	case <-s.quit:
@@ -149,7 +154,8 @@ func (s *soak) wait(d time.Duration) bool {
 	}
 }
 
-// signIn is a new user: code, session, terms, sometimes the way out.
+// signIn adds a user, requests a code, exchanges it for a session and accepts the terms. One time
+// in three, it signs out. A right code must work, unless the server has stopped and forgotten it.
 func (c *client) signIn() {
 	s := c.soak
 	email := hubstest.NewEmail()
@@ -169,10 +175,10 @@ func (c *client) signIn() {
 		s.mu.Unlock()
 		return
 	}
-	s.wait(rand.N(2 * hold)) // some take their time: the database may be away by then
-	refused := c.present(email, code)
+	s.wait(rand.N(2 * hold)) // so that some codes are used while the database is unreachable
+	refused := c.useCode(email, code)
 	if refused && c.server.life.Load() == life {
-		s.fault("a right code refused", email+", though its server never stopped")
+		s.fault("a right code refused", email+", although the server has not stopped")
 	}
 	if c.Token() == "" {
 		return
@@ -195,21 +201,22 @@ func (c *client) signIn() {
 	}
 }
 
-// addUser inserts the user, or returns false while the database is away.
+// addUser inserts a user. It returns false if that fails, because the database is unreachable.
 func (s *soak) addUser(email string) bool {
 	_, err := s.operator.Exec("insert into users (email) values ($1)", email)
 	return err == nil
 }
 
-// present presents a code twice at once, so that only one may work, and again while the answer
-// is a 503: the code must stay good. It reports whether the right code was refused.
-func (c *client) present(email, code string) (refused bool) {
+// useCode sends the right code in two requests at once, of which at most one may succeed. If
+// neither succeeds and not both are a 401, it sends the code again, because a 503 must leave the
+// code valid. refused reports whether both requests got a 401.
+func (c *client) useCode(email, code string) (refused bool) {
 	s := c.soak
 	input := map[string]string{
 		"email": email,
 		"code":  code,
 	}
-	for range 4 { // two attempts each, which the limit allows
+	for range 4 { // 8 attempts in all; the limit by e-mail allows 10
 		var both sync.WaitGroup
 		var statuses [2]int
 		for i := range statuses {
@@ -225,7 +232,7 @@ func (c *client) present(email, code string) (refused bool) {
 		if slices.Contains(statuses[:], 200) {
 			return false
 		}
-		// While one attempt waits for the database in vain, the other finds no code.
+		// After one 401 alone, try again: the other request got no answer, or an error.
 		if statuses == [2]int{401, 401} {
 			return true
 		}
@@ -236,6 +243,7 @@ func (c *client) present(email, code string) (refused bool) {
 	return false
 }
 
+// readPage reads a random page of the list of the ledger's hubs.
 func (c *client) readPage() {
 	const query = "/hubs?limit=20&offset=%d&filters[name]=ledger" +
 		"&orderBy=updatedAt&orderDirection=desc"
@@ -243,15 +251,15 @@ func (c *client) readPage() {
 	c.expecting("200").Do("GET", path, nil)
 }
 
-// leaveUpload goes away in the middle of an upload.
-func (c *client) leaveUpload() {
+// breakOffUpload begins an upload and breaks it off in the middle.
+func (c *client) breakOffUpload() {
 	upload := c.BeginUpload("left.bin")
 	upload.Rest.CloseWithError(errors.New("gone"))
 	<-upload.Answer
 }
 
-// offend sends what nobody should send.
-func (c *client) offend() {
+// sendRefused sends one of five requests, each of which the server must refuse.
+func (c *client) sendRefused() {
 	code := map[string]string{
 		"email": hubstest.NewEmail(),
 		"code":  "123456",

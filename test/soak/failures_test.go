@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	hold = 4 * time.Second // how long each failure lasts
-	rest = 2 * time.Second // between two
+	hold = 4 * time.Second // duration of most failures
+	rest = 2 * time.Second // pause between two failures
 )
 
-// A failure is one way in which something fails that the servers stand on.
+// A failure is one way in which a server, PostgreSQL, the mail server or the disk fails.
 type failure struct {
 	name   string
-	shows  string // an answer that it must cause; "" if nobody may notice
-	isLate bool   // it shows once a client has lost patience, perhaps after the failure
-	run    func()
+	shows  string // an answer that it must cause; "" if it need not cause any
+	isLate bool   // clients may get that answer only after the failure, so it is not required
+	run    func() // begins the failure and ends it
 }
 
-// mailFailure is a mail server that fails for so long.
+// mailFailure returns a failure of the mail server, in the given mode, that lasts for d.
 func (s *soak) mailFailure(name string, mode hubstest.MailMode, d time.Duration) failure {
 	return failure{name: name, shows: noCode, isLate: true, run: func() {
 		s.mail.Fail(mode)
@@ -35,7 +35,8 @@ func (s *soak) mailFailure(name string, mode hubstest.MailMode, d time.Duration)
 	}}
 }
 
-// failures returns all kinds that this machine can have.
+// failures returns all failures that this machine can have. For each that it lacks the means for,
+// it adds an event instead.
 func (s *soak) failures() []failure {
 	const (
 		noDatabase = "503 unavailable"
@@ -75,7 +76,7 @@ func (s *soak) failures() []failure {
 			s.pg.Start()
 		}},
 	}
-	if s.isSmall {
+	if s.hasOwnDisk {
 		list = append(list, failure{name: "disk full", shows: noDisk, run: s.fillDisk})
 	} else {
 		s.event("disk full: NOT TRIED, it needs root")
@@ -88,7 +89,7 @@ func (s *soak) failures() []failure {
 	return list
 }
 
-// failAll runs one failure after the other until the time is over, each at least once.
+// failAll runs one failure after the other until the given time, and each at least once.
 func (s *soak) failAll(until time.Time) {
 	all := s.failures()
 	for round := 0; round == 0 || time.Now().Before(until); round++ {
@@ -101,7 +102,8 @@ func (s *soak) failAll(until time.Time) {
 	}
 }
 
-// fail lets something fail, waits until all is well again, and checks that the failure showed.
+// fail runs a failure and waits until both servers sign users in again. If the failure has not
+// caused the answer that it must cause, that is a fault.
 func (s *soak) fail(f failure) {
 	before := s.seen(f.shows)
 	f.run()
@@ -113,23 +115,26 @@ func (s *soak) fail(f failure) {
 		s.event("%-28s back after %5.1f s, %5d times: %s", f.name, back.Seconds(), seen, f.shows)
 	}
 	if f.shows != "" && seen == 0 && !f.isLate {
-		s.fault("a failure that did not show", f.name)
+		s.fault("a failure that no client noticed", f.name)
 	}
 	time.Sleep(rest)
 }
 
+// hold waits for the duration of a failure.
 func (s *soak) hold() {
 	time.Sleep(hold)
 }
 
+// restart stops a server with SIGTERM and starts it again. An exit status other than 0 is a fault.
 func (s *soak) restart(server *server) {
 	if status := server.end(s.t, syscall.SIGTERM); status != 0 {
-		s.fault("a server that did not stop well", fmt.Sprint("exit status ", status))
+		detail := fmt.Sprintf("got exit status %d, want 0", status)
+		s.fault("a server that did not stop cleanly", detail)
 	}
 	server.start(s.t)
 }
 
-// moveFiles takes FILES_DIR away for a while, as a mount that is lost.
+// moveFiles renames FILES_DIR for the duration of a failure, as if its mount were lost.
 func (s *soak) moveFiles() {
 	away := s.dir + ".away"
 	if err := os.Rename(s.dir, away); err != nil {
@@ -141,6 +146,7 @@ func (s *soak) moveFiles() {
 	}
 }
 
+// fillDisk fills the disk of FILES_DIR for the duration of a failure.
 func (s *soak) fillDisk() {
 	ballast, err := os.Create(filepath.Join(filepath.Dir(s.dir), "ballast"))
 	if err != nil {
@@ -153,13 +159,14 @@ func (s *soak) fillDisk() {
 		return
 	}
 	defer zero.Close()
-	io.Copy(ballast, zero) // until there is no room
+	io.Copy(ballast, zero) // ends with an error when the disk is full
 	s.hold()
 	ballast.Close()
 	os.Remove(ballast.Name())
 }
 
-// changeColumn changes a column's type and back, which breaks every prepared statement on it.
+// changeColumn changes the type of a column and later changes it back. Each change makes the
+// prepared statements that return the column fail.
 func (s *soak) changeColumn() {
 	for _, kind := range []string{"varchar(3000)", "text"} {
 		hubstest.Exec(s.t, s.pg.URL, "alter table hubs alter column description type "+kind)
@@ -167,13 +174,14 @@ func (s *soak) changeColumn() {
 	}
 }
 
-// slowUploads delays every fsync of one server while a hundred uploads end together. Each is
-// answered, and so is everybody else.
+// slowUploads delays every fsync of one server by two seconds, while 100 uploads end at about the
+// same time. The server must answer each upload, and all other requests meanwhile.
 func (s *soak) slowUploads() {
 	server := s.servers[1]
-	var members []*client // signed in first: to attach strace may stop the server for seconds
+	// Sign in first, because attaching strace may stop the server for seconds.
+	var members []*client
 	for range 10 {
-		members = append(members, s.member(server, "member"))
+		members = append(members, s.signedIn(server, "member"))
 	}
 	slow := exec.Command(
 		"strace", "-f", "-qq",
@@ -188,7 +196,7 @@ func (s *soak) slowUploads() {
 	}
 	var uploads sync.WaitGroup
 	for _, member := range members {
-		for range 10 { // uploads at once
+		for range 10 { // uploads of one user at once; the limit is 16
 			uploads.Go(func() {
 				s.ledger.Upload(member.expecting("201"))
 			})

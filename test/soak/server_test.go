@@ -11,17 +11,21 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A server is one of the two. Each start is a process of its own at the same address. At the end of
-// the test, hubstest checks the log of each: in an hour, they grow to some hundred megabytes.
+// A server is one of the two servers. Each start makes a new process at the same address. hubstest
+// keeps the log of each process in memory and checks it at the end of the test. In an hour, the
+// logs grow to some hundred megabytes.
 type server struct {
 	*hubstest.Server
-	life atomic.Int64 // odd while the server is down: no answer is then no fault
+	life atomic.Int64 // goes up with each start and stop; odd while the server is stopped
 }
 
+// isStopped reports whether a value of life means that the server is stopped. A request without an
+// answer is then not a fault.
 func isStopped(life int64) bool {
 	return life%2 == 1
 }
 
+// newServer starts a server. Both servers use the same database, FILES_DIR and mail server.
 func (s *soak) newServer() *server {
 	server := &server{
 		Server: &hubstest.Server{
@@ -37,7 +41,8 @@ func (s *soak) newServer() *server {
 	return server
 }
 
-// start returns when the server takes connections.
+// start starts a process of the server and returns when it accepts connections. It allows the
+// errors in the log that the failures cause.
 func (v *server) start(t *testing.T) {
 	v.Server = hubstest.Start(t, v.Env)
 	v.AllowErrors(
@@ -49,16 +54,18 @@ func (v *server) start(t *testing.T) {
 	v.life.Add(1)
 }
 
-// end stops the server by a signal and returns the exit status.
+// end sends a signal to the server, waits until it has stopped, and returns the exit status.
 func (v *server) end(t *testing.T, signal syscall.Signal) int {
 	v.life.Add(1)
 	v.Signal(t, signal)
 	return v.Wait(t)
 }
 
-// A size is what must not grow. Both are 0 on a system without /proc.
+// A size is what a server uses of memory and descriptors, which must not keep growing. Both figures
+// are 0 on a system without /proc.
 type size struct{ residentMB, descriptors int }
 
+// size returns the current size of the server.
 func (v *server) size() size {
 	pid := v.Cmd.Process.Pid
 	open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -68,15 +75,16 @@ func (v *server) size() size {
 	}
 }
 
-// checkSize checks that the server that ran all the time is about as small as at its start.
+// checkSize compares the size of a server that has never restarted with its size before the soak.
+// It stops the server to count its goroutines. Too much growth is a fault.
 func (s *soak) checkSize(v *server, before size) {
 	const (
-		moreMB          = 64
-		moreDescriptors = 16
-		mostGoroutines  = 100
+		moreMB          = 64  // that memory may grow
+		moreDescriptors = 16  // that may be open in addition
+		mostGoroutines  = 100 // at the end
 	)
 	after := v.size()
-	// The clients' idle connections end within a minute or so.
+	// Wait for the clients' idle connections to end, which takes about a minute.
 	for range 20 {
 		if after.descriptors <= before.descriptors+moreDescriptors {
 			break
@@ -84,9 +92,9 @@ func (s *soak) checkSize(v *server, before size) {
 		time.Sleep(10 * time.Second)
 		after = v.size()
 	}
-	v.end(s.t, syscall.SIGQUIT) // the Go runtime prints its goroutines
+	v.end(s.t, syscall.SIGQUIT) // the Go runtime prints all goroutines on standard error
 	goroutines := v.Stderr.Count("goroutine ", "]:")
-	v.Stderr = &hubstest.Log{} // so hubstest takes them for no fault
+	v.Stderr = &hubstest.Log{} // discards them: hubstest allows no output on standard error
 	s.event("memory %d MB, then %d", before.residentMB, after.residentMB)
 	s.event(
 		"descriptors %d, then %d; goroutines at the end %d",
@@ -95,12 +103,15 @@ func (s *soak) checkSize(v *server, before size) {
 		goroutines,
 	)
 	if after.residentMB > before.residentMB+moreMB {
-		s.fault("memory grows", after)
+		s.fault("memory grows", fmt.Sprintf(
+			"got %d MB, want at most %d MB", after.residentMB, before.residentMB+moreMB))
 	}
 	if after.descriptors > before.descriptors+moreDescriptors {
-		s.fault("descriptors leak", after)
+		s.fault("descriptors leak", fmt.Sprintf(
+			"got %d, want at most %d", after.descriptors, before.descriptors+moreDescriptors))
 	}
 	if goroutines == 0 || goroutines > mostGoroutines {
-		s.fault("goroutines leak", goroutines)
+		s.fault("goroutines leak, or are not printed", fmt.Sprintf(
+			"got %d, want 1 to %d", goroutines, mostGoroutines))
 	}
 }

@@ -1,6 +1,7 @@
-// Package soak runs two servers for minutes or hours, with clients of every kind, while one
-// thing after the other fails that they stand on. At the end it compares what is there with
-// what the clients were told, and prints a table: ./dev.sh soak.
+// Package soak runs two servers for minutes or hours: ./dev.sh soak. Clients of every kind use
+// them, while PostgreSQL, the mail server, the disk and the servers themselves fail, one after the
+// other. At the end, the test compares the tables and the files with the writes that were
+// acknowledged to the clients, and prints a table of failures and answers.
 package soak
 
 import (
@@ -26,35 +27,39 @@ func TestMain(m *testing.M) {
 	hubstest.Main(m)
 }
 
-// What stands in the table for an answer that did not come.
+// Rows of the table for answers and codes that clients did not get.
 const (
 	noCode   = "codes that did not come"
 	noServer = "none, the server restarts"
 )
 
-// A soak is what all clients know.
+// A soak is one run of the test, with all that its clients and failures share.
 type soak struct {
-	t       *testing.T
-	pg      *hubstest.Postgres
-	mail    *hubstest.MailServer
-	dir     string // FILES_DIR
-	isSmall bool   // FILES_DIR is on a disk of its own, which can be filled
-	servers [2]*server
-	ledger  *hubstest.Ledger
+	t          *testing.T
+	pg         *hubstest.Postgres
+	mail       *hubstest.MailServer
+	dir        string // FILES_DIR
+	hasOwnDisk bool   // FILES_DIR is on a small disk of its own, which can be filled
+	servers    [2]*server
+	ledger     *hubstest.Ledger
 
-	operator *sql.DB
-	quit     chan struct{}
+	operator *sql.DB       // adds the users
+	quit     chan struct{} // closed when the clients must end
 	clients  sync.WaitGroup
 	begun    time.Time
 
 	mu       sync.Mutex
-	answers  map[string]int // "POST /hubs: 201" or noCode, and how many
-	faults   map[string]int // what must not be, and how often
-	examples map[string]string
-	codes    map[string]bool // that were mailed
-	events   []string        // rows of the table
+	answers  map[string]int    // number of each kind: "POST /hubs: 201", or noCode
+	faults   map[string]int    // number of each kind of wrong behavior
+	examples map[string]string // the first fault of each kind
+	codes    map[string]bool   // codes that were mailed
+	events   []string          // rows of the table about failures
 }
 
+// The server keeps its promises through failures of all that it depends on. Every write that it
+// acknowledges is stored, and none is done twice. Every answer fits the contract, and a code works
+// once. After each failure, both servers sign users in again within 20 s. The second server is
+// never restarted: its memory, descriptors and goroutines must not keep growing.
 func TestSoak(t *testing.T) {
 	if os.Getenv("SOAK_MINUTES") == "" {
 		t.Skip("the soak takes minutes: ./dev.sh soak")
@@ -64,7 +69,7 @@ func TestSoak(t *testing.T) {
 		t.Fatal("SOAK_MINUTES: ", err)
 	}
 	s := newSoak(t)
-	steady := s.servers[1]
+	steady := s.servers[1] // no failure restarts this one
 	before := steady.size()
 	s.startClients()
 	s.failAll(time.Now().Add(time.Duration(minutes) * time.Minute))
@@ -77,6 +82,8 @@ func TestSoak(t *testing.T) {
 	s.report()
 }
 
+// newSoak starts PostgreSQL, the mail server and both servers. FILES_DIR gets a small disk of its
+// own if the test may mount one, which needs root.
 func newSoak(t *testing.T) *soak {
 	disk := t.TempDir()
 	s := &soak{
@@ -96,8 +103,8 @@ func newSoak(t *testing.T) *soak {
 		s.fault(kind, detail)
 	})
 	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", disk)
-	s.isSmall = mount.Run() == nil
-	if s.isSmall {
+	s.hasOwnDisk = mount.Run() == nil
+	if s.hasOwnDisk {
 		t.Cleanup(func() {
 			exec.Command("umount", "--lazy", disk).Run()
 		})
@@ -111,7 +118,8 @@ func newSoak(t *testing.T) *soak {
 	return s
 }
 
-// fault notes what must not be. One of each kind is kept whole.
+// fault counts wrong behavior of a server by its kind. It keeps the detail of the first of each
+// kind.
 func (s *soak) fault(kind string, detail any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,12 +130,12 @@ func (s *soak) fault(kind string, detail any) {
 	}
 }
 
-// event adds a row to the table.
+// event adds a row to the part of the table about failures.
 func (s *soak) event(format string, args ...any) {
 	s.events = append(s.events, fmt.Sprintf(format, args...))
 }
 
-// seen counts the answers so far that contain the text.
+// seen returns how many answers so far contain the text.
 func (s *soak) seen(text string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +147,8 @@ func (s *soak) seen(text string) (n int) {
 	return n
 }
 
-// waitBack waits until both servers are healthy again, and sign a new user in.
+// waitBack waits until both servers are healthy and sign a new user in, and returns how long that
+// took. If it takes too long, that is a fault. what names the failure before it.
 func (s *soak) waitBack(what string) time.Duration {
 	const within = 20 * time.Second
 	start := time.Now()
@@ -147,7 +156,7 @@ func (s *soak) waitBack(what string) time.Duration {
 		email, _ := server.NewUser(s.t, "member")
 		for !s.isBack(server, email) {
 			if time.Since(start) > within {
-				s.fault("not back", what)
+				s.fault("a server that does not recover", "after "+what)
 				return time.Since(start)
 			}
 			time.Sleep(50 * time.Millisecond)
@@ -156,7 +165,7 @@ func (s *soak) waitBack(what string) time.Duration {
 	return time.Since(start)
 }
 
-// isBack reports whether a server is healthy and signs a user in.
+// isBack reports whether a server is healthy and signs the user in.
 func (s *soak) isBack(server *server, email string) bool {
 	client := server.Client(s.t)
 	isGood := func(method, path string, body any) bool {
@@ -171,7 +180,8 @@ func (s *soak) isBack(server *server, email string) bool {
 	return isGood("POST", "/auth/otp/validate", input)
 }
 
-// mailedCode waits for the code that was mailed to an address, or returns "".
+// mailedCode waits for a mail to an address and returns the code in the newest one. If none arrives
+// within the limit, it returns "".
 func (s *soak) mailedCode(to string, limit time.Duration) string {
 	end := time.Now().Add(limit)
 	for ; time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
@@ -188,10 +198,10 @@ func (s *soak) mailedCode(to string, limit time.Duration) string {
 	return ""
 }
 
-// checkStored compares the tables and the disk with what was acknowledged. Of uploads that were
-// not, nothing is left: the sweep spares what is younger than a minute.
+// checkStored compares the tables and the files with the writes that were acknowledged. Then it
+// waits for the sweep, after which every file in FILES_DIR must have a row.
 func (s *soak) checkStored() {
-	reader := s.member(s.servers[1], "member")
+	reader := s.signedIn(s.servers[1], "member")
 	s.ledger.Check(s.t, s.pg.URL)
 	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL)
 	s.waitSwept()
@@ -204,8 +214,8 @@ func (s *soak) checkStored() {
 	}
 }
 
-// checkPassword looks for the database's password in the logs. All else that no log may have is
-// looked for by hubstest.
+// checkPassword looks for the database's password in the log of each server's last process.
+// hubstest looks for all other secrets.
 func (s *soak) checkPassword() {
 	database, err := url.Parse(s.pg.URL)
 	if err != nil {
@@ -214,12 +224,13 @@ func (s *soak) checkPassword() {
 	password, _ := database.User.Password()
 	for _, server := range s.servers {
 		if n := server.Log.Count(password); n > 0 {
-			s.fault("the database's password in the log", n)
+			s.fault("the database's password in the log", fmt.Sprintf("got %d lines, want 0", n))
 		}
 	}
 }
 
-// waitSwept waits until nothing is left of unfinished uploads.
+// waitSwept waits until the sweep has removed all working names. It dates them back, because the
+// sweep leaves working names that are younger than a minute.
 func (s *soak) waitSwept() {
 	unfinished := filepath.Join(s.dir, hubstest.Unfinished, "*")
 	end := time.Now().Add(2*time.Minute + hubstest.Patience)
@@ -227,18 +238,18 @@ func (s *soak) waitSwept() {
 	left, _ := filepath.Glob(unfinished)
 	for len(left) > 0 {
 		if time.Now().After(end) {
-			s.fault("unfinished uploads left", left)
+			s.fault("working names that are not swept", left)
 			return
 		}
 		for _, path := range left {
-			os.Chtimes(path, old, old) // it may just have been swept
+			os.Chtimes(path, old, old) // an error means that it has just been swept
 		}
 		time.Sleep(time.Second)
 		left, _ = filepath.Glob(unfinished)
 	}
 }
 
-// report prints the table.
+// report prints the table, and fails the test for each kind of fault.
 func (s *soak) report() {
 	var table strings.Builder
 	fmt.Fprintln(&table, "\nWhat happened:")
@@ -257,6 +268,6 @@ func (s *soak) report() {
 	)
 	fmt.Println(&table)
 	for _, kind := range slices.Sorted(maps.Keys(s.faults)) {
-		s.t.Errorf("%s: %d times, such as after %s", kind, s.faults[kind], s.examples[kind])
+		s.t.Errorf("%s: got %d, want 0; the first after %s", kind, s.faults[kind], s.examples[kind])
 	}
 }

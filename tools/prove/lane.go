@@ -19,26 +19,28 @@ import (
 )
 
 const (
-	testTimeout   = 4 * time.Minute  // of one test; none needs two
-	mostPatience  = 30 * time.Second // for one event that a test waits for, as hubstest has it
-	leastPatience = 4 * time.Second
+	testTimeout   = 4 * time.Minute  // for one test; no test needs two minutes
+	mostPatience  = 30 * time.Second // for one event that a test waits for; hubstest's own value
+	leastPatience = 4 * time.Second  // for one event, in addition to the time that the test takes
 )
 
 // The outcomes of a removal.
 const (
 	proven   = "proven"
-	survives = "SURVIVES" // a test that should fail passes
-	broken   = "BROKEN"   // it shows nothing: it does not compile, no server starts, …
+	survives = "SURVIVES" // a test that must fail passes
+	broken   = "BROKEN"   // the run shows nothing: the code does not compile, no server starts, …
 )
 
+// A verdict is the result for one removal.
 type verdict struct {
 	removals.Removal
 	outcome string
-	said    string // what the tests said, or why it is not proven
-	took    time.Duration
+	said    string        // the failures of the tests, or why the removal is not proven
+	took    time.Duration // to compile and to run the tests
 }
 
-// proveAll proves removals in several lanes.
+// proveAll proves removals, several at the same time, each in a lane. It prints each verdict at
+// once, and returns all of them. If ctx ends, it returns those it has, and an error.
 func proveAll(
 	ctx context.Context, source removals.Source, chosen []removals.Removal,
 ) ([]verdict, error) {
@@ -47,7 +49,7 @@ func proveAll(
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	os.Chmod(dir, 0o755) // a test's own PostgreSQL runs as another user
+	os.Chmod(dir, 0o755) // a PostgreSQL that a test starts runs as another user
 	os.Setenv("TMPDIR", dir)
 
 	asIs := &lane{ctx: ctx, dir: dir + "/as-is"}
@@ -76,7 +78,7 @@ func proveAll(
 					return
 				}
 				v := l.prove(source, r)
-				if v.outcome == broken { // a machine under load can fail a run
+				if v.outcome == broken { // try again: the machine may have been overloaded
 					v = l.prove(source, r)
 				}
 				mu.Lock()
@@ -94,14 +96,14 @@ func proveAll(
 type lane struct {
 	ctx  context.Context
 	dir  string
-	asIs *lane    // the lane without any removal, with the tests of all folders
-	seen sync.Map // of asIs, by test: how long it takes
+	asIs *lane    // the lane without a removal; it has the compiled tests of all folders
+	seen sync.Map // in asIs only: for each test, a function that returns its duration (measure)
 }
 
-// folders returns the folders of the removals' tests.
-func folders(some ...removals.Removal) []string {
+// folders returns the folders of the tests that removals name, sorted, each once.
+func folders(chosen ...removals.Removal) []string {
 	var all []string
-	for _, r := range some {
+	for _, r := range chosen {
 		for _, name := range r.Tests {
 			folder, _ := removals.SplitTest(name)
 			all = append(all, folder)
@@ -111,8 +113,9 @@ func folders(some ...removals.Removal) []string {
 	return slices.Compact(all)
 }
 
-// prepare makes asIs: the tests of each folder are compiled once, since a removal changes only what
-// they run and read.
+// prepare fills the lane asIs: it copies the tree, then compiles the server and the tests of each
+// folder. Other lanes use these tests too, because a removal changes the server that the tests run
+// and the files that they read, not the tests.
 func (l *lane) prepare(chosen []removals.Removal) error {
 	err := l.copyTree()
 	if err == nil {
@@ -126,25 +129,27 @@ func (l *lane) prepare(chosen []removals.Removal) error {
 	return err
 }
 
-// copyTree copies what git knows, and what it would add. ls leaves out what was deleted.
+// copyTree copies the files that git tracks and the new files that it does not ignore. ls leaves
+// out the files that git still lists but that were deleted.
 func (l *lane) copyTree() error {
 	const script = `mkdir -p "$0" && git -c 'safe.directory=*' ls-files -coz --exclude-standard |
 		xargs -0 ls -d 2>/dev/null | tar -T - -cf - | tar -xf - -C "$0"`
 	tree := l.dir + "/tree"
 	output, err := exec.CommandContext(l.ctx, "bash", "-c", script, tree).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("the tree can't be copied: %w\n%s", err, output)
+		return fmt.Errorf("can't copy the tree: %w\n%s", err, output)
 	}
 	return nil
 }
 
-// testBinary is the name of the compiled tests of a folder.
+// testBinary returns the file name of the compiled tests of a folder.
 func testBinary(folder string) string {
 	return strings.ReplaceAll(folder, "/", "-") + ".test"
 }
 
-// build builds the server, or with "test" the tests of a folder: as quickly as it can be, and so
-// without optimization. It gives way to the tests that run meanwhile.
+// build compiles the server with the command "build", or the tests of a folder with "test". It does
+// not optimize, because that would take longer. It uses nice, because other lanes run tests at the
+// same time, which must not become slow.
 func (l *lane) build(command, binary, folder string) error {
 	args := []string{"go", command, "-trimpath", "-gcflags=-N -l", "-ldflags=-s -w"}
 	if command == "test" {
@@ -156,12 +161,12 @@ func (l *lane) build(command, binary, folder string) error {
 	cmd.Env = append(os.Environ(), "GOGC=off") // the compiler ends before it needs much memory
 	output, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("it does not compile: %w\n%s", err, output)
+		return fmt.Errorf("the code does not compile: %w\n%s", err, output)
 	}
 	return nil
 }
 
-// prove takes a removal out of the lane's copy, runs its tests, and puts the files back.
+// prove applies a removal to the lane's copy, runs the tests that it names, and restores the files.
 func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 	v := verdict{Removal: r, outcome: broken}
 	changed, err := source.Apply(r.Changes)
@@ -184,7 +189,8 @@ func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 	return v
 }
 
-// swap writes files of the lane's copy, and returns what stood in them before.
+// swap overwrites files of the lane's copy. It returns their previous text, by path, even if it
+// fails after some of them.
 func (l *lane) swap(files map[string]string) (before map[string]string, err error) {
 	before = map[string]string{}
 	for file, text := range files {
@@ -202,7 +208,8 @@ func (l *lane) swap(files map[string]string) (before map[string]string, err erro
 	return before, nil
 }
 
-// buildFor builds what the tests of a removal run: the server, or the tests of package main.
+// buildFor compiles what the tests of a removal run: the server, and for tests of package main, the
+// tests themselves, because they include the server.
 func (l *lane) buildFor(r removals.Removal) error {
 	for _, folder := range folders(r) {
 		var err error
@@ -218,7 +225,7 @@ func (l *lane) buildFor(r removals.Removal) error {
 	return nil
 }
 
-// tryTests runs the tests of a removal. Each of them must fail.
+// tryTests runs the tests of a removal until one of them does not fail as it must.
 func (l *lane) tryTests(names []string) (outcome, said string) {
 	for _, name := range names {
 		one, saidByOne := l.tryTest(name)
@@ -230,13 +237,16 @@ func (l *lane) tryTests(names []string) (outcome, said string) {
 	return proven, said
 }
 
-// tryTest runs a test without the protection. It mostly waits for what never comes. So it waits for
-// one event no longer than all of it takes with the protection, and leastPatience. If it may have
-// failed for want of time, it must pass with the protection, given as little time, at once.
+// tryTest runs a test with the removal in place. The test must fail.
+//
+// Most tests then wait for an event that never comes. To save time, the limit of each wait is the
+// time that the whole test takes without the removal, plus leastPatience. A test that took as long
+// as the limit may have failed only because the limit is too short. So it runs again at once,
+// without the removal and with the same limit, and must pass.
 func (l *lane) tryTest(name string) (outcome, said string) {
 	took, failure := l.asIs.measure(name)
 	if failure != "" {
-		return broken, "it fails without the removal too: " + failure
+		return broken, "the test fails without the removal too: " + failure
 	}
 	patience := min(took+leastPatience, mostPatience)
 	started := time.Now()
@@ -247,13 +257,15 @@ func (l *lane) tryTest(name string) (outcome, said string) {
 	}
 	again, _ := l.asIs.runTest(name, patience)
 	if again != survives {
-		return broken, fmt.Sprintf("in %v it fails without the removal too: %s", patience, said)
+		return broken, fmt.Sprintf("with waits of at most %v, the test fails without the removal "+
+			"too. With the removal: %s", patience, said)
 	}
 	return outcome, said
 }
 
-// measure returns how long a test takes in this lane, once. One that fails twice proves nothing:
-// failure is what it said.
+// measure returns how long a test takes in this lane. Only the first call for a test runs it. A
+// test that fails runs a second time. If it fails again, failure is its output, and the test proves
+// nothing.
 func (l *lane) measure(name string) (took time.Duration, failure string) {
 	run := sync.OnceValues(func() (took time.Duration, failure string) {
 		for range 2 {
@@ -270,18 +282,24 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 	return first.(func() (time.Duration, string))()
 }
 
-// assertion is a line of a test's own. A wait in vain stands there too, and so does what the server
-// has logged (t.Helper). A line of internal/hubstest alone says that no server starts, say, or that
-// the harness itself fails: that would prove every removal that breaks much. What a test notes goes
-// to t.Output, since a line of t.Log looks the same: TestNotesGoToOutput.
+// assertion matches the beginning of a failure at a line of a test file. hubstest calls t.Helper,
+// so the failures that it finds for a test are reported there too: a wait that reached its limit,
+// for example, or a secret in the log.
+//
+// A failure at a line of internal/hubstest is one of the harness: no server starts, for example. It
+// does not count, because otherwise every removal that breaks the whole server would be proven.
+//
+// A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output
+// (TestNotesGoToOutput).
 var assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
 
-// runTest runs a test on the lane's server. The removal is proven if it fails by an assertion; said
-// is then the first lines of that.
+// runTest runs a test against the lane's server. Each wait in the test ends after patience. The
+// outcome is proven if the test fails by an assertion; said is then the first 500 bytes of the
+// failure.
 func (l *lane) runTest(name string, patience time.Duration) (outcome, said string) {
 	folder, test := removals.SplitTest(name)
 	compiledBy := l.asIs
-	if folder == "." {
+	if folder == "." { // tests of package main: see buildFor
 		compiledBy = l
 	}
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
@@ -289,7 +307,7 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	defer cancel()
 	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+testBinary(folder),
 		"-test.run="+pattern,
-		"-test.parallel=8") // most subtests wait
+		"-test.parallel=8") // subtests mostly wait, so many can run at the same time
 	cmd.Dir = l.dir + "/tree/" + folder
 	cmd.Env = append(os.Environ(),
 		"HUBS_BINARY="+l.dir+"/hubs",
@@ -301,11 +319,11 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	start := assertion.FindIndex(output)
 	switch {
 	case ctx.Err() != nil:
-		return broken, fmt.Sprintf("it does not end within %v\n%s", testTimeout, output)
+		return broken, fmt.Sprintf("the test does not end within %v\n%s", testTimeout, output)
 	case err == nil:
-		return survives, "it passes"
+		return survives, "the test passes, want a failure"
 	case start == nil:
-		return broken, fmt.Sprintf("it fails by no assertion of its own: %v\n%s", err, output)
+		return broken, fmt.Sprintf("got a failure at no line of a test file: %v\n%s", err, output)
 	}
 	output, _, _ = bytes.Cut(output[start[0]:], []byte("\nFAIL"))
 	return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(output))

@@ -1,15 +1,17 @@
-// Prove takes each protection of testdata/removals out of a copy of the server, and shows that the
-// tests which the removal names fail. dev.sh gives it a PostgreSQL and its settings:
+// Prove shows that the tests notice when a protection is missing. It applies each removal of
+// testdata/removals to a copy of the server, and runs the tests that the removal names. All of them
+// must fail. dev.sh starts Prove with a PostgreSQL and the settings that it needs:
 //
 //	./dev.sh prove                all removals
-//	./dev.sh prove O3 order       those of a row of SECURITY.md, and of a topic
-//	./dev.sh prove TestSweep      those that name a test, or a part of it
-//	./dev.sh prove -v O3          for readers: protection, removal, and what the tests said
-//	./dev.sh prove -ci            those of changed code and tests, and a tenth of the others
-//	./dev.sh prove -lanes 3       three at a time
+//	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
+//	./dev.sh prove TestSweep      the removals that name this test or a subtest of it
+//	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
+//	./dev.sh prove -ci            the removals of changed code and tests, and a tenth of the rest
+//	./dev.sh prove -lanes 3       three removals at the same time
 //
-// At the end it names each removal that no test notices, and each that shows nothing. If there is
-// one, the exit status is 1.
+// At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
+// removal in place. BROKEN means that the run shows nothing. If there is one of either, the exit
+// status is 1.
 package main
 
 import (
@@ -32,12 +34,12 @@ import (
 	"hubs/tools/removals"
 )
 
-const ciShare = 10 // -ci takes one of so many whose functions have not changed
+const ciShare = 10 // -ci takes one in ciShare of the removals that the commit does not touch
 
 var (
-	verbose = flag.Bool("v", false, "show the code, the removal, and what the tests said")
-	ci      = flag.Bool("ci", false, "only those of changed code and tests, and a tenth of the others")
-	lanes   = flag.Int("lanes", 4*runtime.NumCPU(), "how many removals at a time: most tests wait")
+	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
+	ci      = flag.Bool("ci", false, "those of changed code and tests, and a tenth of the rest")
+	lanes   = flag.Int("lanes", 4*runtime.NumCPU(), "removals at the same time; tests mostly wait")
 )
 
 func main() {
@@ -52,6 +54,7 @@ func main() {
 	}
 }
 
+// run proves the wanted removals and prints the result. It returns an error if one is not proven.
 func run(ctx context.Context, wanted []string) error {
 	all, err := removals.Read()
 	if err != nil {
@@ -86,13 +89,15 @@ func run(ctx context.Context, wanted []string) error {
 	fmt.Printf("%d of %d removals are proven, in %.1f minutes\n",
 		count, len(chosen), time.Since(started).Minutes())
 	if err == nil && count < len(chosen) {
-		err = errors.New("some are not proven")
+		err = errors.New("some removals are not proven")
 	}
 	return err
 }
 
-// turn orders the removals: at random, since neighbours that name the same test both wait for its
-// first run, and those that wait longest in the first half, so that none is left over at the end.
+// turn returns a number that removals are sorted by. The order is random, because neighbours in a
+// file often name the same test, and all would wait for its first run (measure). The tests in
+// test/faults take longest. Their removals get a number in the lower half, so that none of them
+// begins last.
 func turn(r removals.Removal) uint64 {
 	isSlow := strings.HasPrefix(r.Tests[0], "faults/")
 	if isSlow {
@@ -101,14 +106,15 @@ func turn(r removals.Removal) uint64 {
 	return number(r.Name)
 }
 
-// number looks random, and is always the same for a name.
+// number returns a hash of a name. It looks random, but is always the same for the same name.
 func number(name string) uint64 {
 	hash := fnv.New64a()
 	hash.Write([]byte(name))
 	return hash.Sum64()
 }
 
-// choose returns the removals of the rows, topics, names and tests, or all.
+// choose returns the removals that wanted selects, or all if wanted is empty. Each element is a
+// row, a topic, the name of a removal, or a test. An element that selects nothing is an error.
 func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error) {
 	if len(wanted) == 0 {
 		return all, nil
@@ -131,9 +137,9 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// chooseForCI returns the removals that the last commit has changed, or whose functions, files or
-// tests it has changed, and a tenth of the others, not the same one with each commit. PROVE_BASE
-// names an earlier commit to compare with.
+// chooseForCI returns the removals that the last commit changed, the removals whose functions,
+// files or tests it changed, and a tenth of the rest. The tenth depends on the commit. The
+// environment variable PROVE_BASE names an older commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
@@ -165,7 +171,7 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	return chosen, nil
 }
 
-// git returns what a command of git prints.
+// git runs a command of git and returns its output.
 func git(args ...string) (string, error) {
 	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
 	cmd.Stderr = os.Stderr
@@ -176,6 +182,8 @@ func git(args ...string) (string, error) {
 	return string(out), nil
 }
 
+// print prints a verdict and the beginning of the failures. With -v, it first prints the row of
+// SECURITY.md, the protection, the removal and the failures. number is the count, such as "3/200".
 func (v verdict) print(source removals.Source, number string) {
 	if *verbose {
 		page, _ := os.ReadFile("SECURITY.md")

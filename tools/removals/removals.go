@@ -1,6 +1,6 @@
-// Package removals reads testdata/removals, and takes what a removal names out of the source. The
-// form of a removal stands in testdata/removals/README.md. The changes of docs/yours.md have the
-// form of its changes, and are made by this package too.
+// Package removals reads the removals in testdata/removals and applies them to the source.
+// testdata/removals/README.md describes the form of a removal. The changes in docs/yours.md have
+// the form of a removal's changes, and this package applies them too.
 package removals
 
 import (
@@ -14,21 +14,21 @@ import (
 // A Removal takes one protection out of the server.
 type Removal struct {
 	Name    string
-	Row     string   // of SECURITY.md, or a topic
-	Gains   string   // who gains what by it
-	Tests   []string // those that must fail, each with its folder below test/
+	Row     string   // a row of SECURITY.md, or a topic
+	Gains   string   // what an attacker or a fault gains from it
+	Tests   []string // the tests that must fail, each with its folder below test/
 	Changes []Change
-	Text    string // as it stands there
+	Text    string // the whole removal, as in its file
 }
 
 // A Change replaces lines of one scope.
 type Change struct {
-	Scope string // a declaration, by its name in a Source, or a file
-	Old   []string
-	New   []string
+	Scope string   // a declaration, by its name in a Source, or the path of a file
+	Old   []string // lines that the scope has exactly once
+	New   []string // lines that replace them
 }
 
-// Read returns the removals of testdata/removals.
+// Read returns the removals of testdata/removals, in the order of the files.
 func Read() ([]Removal, error) {
 	paths, _ := filepath.Glob("testdata/removals/*.txt") // the pattern is well formed
 	var all []Removal
@@ -52,11 +52,12 @@ func Read() ([]Removal, error) {
 var form = regexp.MustCompile(
 	`(?s)^(\S+)\nRow:\s+(\S+)\nGains:\s+(.+?)\nTests:\s+(.+?)(\nIn:\s.+)$`)
 
+// parse reads one removal. text is the removal without the "== " at its beginning.
 func parse(text string) (Removal, error) {
 	text = strings.TrimSpace(text)
 	parts := form.FindStringSubmatch(text)
 	if parts == nil {
-		return Removal{}, fmt.Errorf("this has not the form of a removal:\n%s", text)
+		return Removal{}, fmt.Errorf("this text does not have the form of a removal:\n%s", text)
 	}
 	r := Removal{
 		Name:  parts[1],
@@ -76,14 +77,14 @@ func parse(text string) (Removal, error) {
 	return r, nil
 }
 
-// ReadChange reads the lines of a change. Those that begin with - are replaced by those that begin
-// with +. Those that begin with a space stay: they say where.
+// ReadChange reads the lines of a change. The lines that begin with - are replaced by the lines
+// that begin with +. The lines that begin with a space stay: they show where the change is made.
 func ReadChange(scope, lines string) (Change, error) {
 	change := Change{Scope: scope}
 	for line := range strings.Lines(lines) {
 		sign, text := line[0], strings.TrimRight(line[1:], "\n")
 		if !strings.ContainsRune("-+ \n", rune(sign)) {
-			return change, fmt.Errorf("a line of a change begins with -, + or a space, not as %q", line)
+			return change, fmt.Errorf("a change has the line %q, want -, + or a space first", line)
 		}
 		if sign != '+' {
 			change.Old = append(change.Old, text)
@@ -95,8 +96,9 @@ func ReadChange(scope, lines string) (Change, error) {
 	return change, nil
 }
 
-// SplitTest splits the name of a test into the folder of its source, such as test/api, and what
-// go test -run takes, such as TestCORS/local. The folder is "." for a test of package main.
+// SplitTest splits the name of a test, such as api/TestCORS/local, into the folder of its source,
+// test/api, and the name that go test prints, TestCORS/local. The folder of a test of package main
+// is ".".
 func SplitTest(name string) (folder, test string) {
 	folder, test, hasFolder := strings.Cut(name, "/")
 	if !hasFolder || strings.HasPrefix(folder, "Test") {
@@ -105,7 +107,8 @@ func SplitTest(name string) (folder, test string) {
 	return "test/" + folder, test
 }
 
-// TestFunction returns the name in a Source of a test, or of the test that a subtest is part of.
+// TestFunction returns the name that the function of a test or subtest has in a Source: for
+// api/TestCORS/local, test/api/TestCORS.
 func TestFunction(name string) string {
 	folder, test := SplitTest(name)
 	function, _, _ := strings.Cut(test, "/")

@@ -12,19 +12,20 @@ import (
 	"strings"
 )
 
-// A Source is what changes are made in: declarations by name, and files by path. The name of a
-// declaration in test/api, say, has the folder before it.
+// A Source holds the declarations that changes are made in, by name. The name of a declaration
+// outside package main begins with its folder, such as test/api/TestCORS. A change can also be made
+// in a whole file: find reads it by its path.
 type Source map[string]scope
 
-// A scope is the lines of a file from number start to number end, without the latter.
+// A scope is the part of a file that a change is made in: a declaration, or the whole file.
 type scope struct {
 	file  string
 	lines []string // of the whole file
-	start int
-	end   int
+	start int      // index of the first line of the scope
+	end   int      // index of the line after the last
 }
 
-// ReadSource finds the declarations of package main and of the tests.
+// ReadSource returns the declarations of package main and of the tests in the folders of test/.
 func ReadSource() (Source, error) {
 	source := Source{}
 	paths, _ := filepath.Glob("*.go") // the patterns are well formed
@@ -51,7 +52,7 @@ func ReadSource() (Source, error) {
 	return source, nil
 }
 
-// find returns a declaration, or else a whole file.
+// find returns the declaration of that name. If there is none, it returns the file of that path.
 func (source Source) find(name string) (scope, error) {
 	found, isDeclared := source[name]
 	if isDeclared {
@@ -65,7 +66,8 @@ func (source Source) find(name string) (scope, error) {
 	return scope{file: name, lines: lines, end: len(lines)}, nil
 }
 
-// named returns what a declaration declares: a function, or the specs of a group.
+// named returns the parts of a declaration by name: one function, or each name of a group of
+// constants, variables or types.
 func named(declaration ast.Decl) map[string]ast.Node {
 	f, isFunction := declaration.(*ast.FuncDecl)
 	if isFunction {
@@ -76,7 +78,7 @@ func named(declaration ast.Decl) map[string]ast.Node {
 	for _, spec := range group.Specs {
 		var node ast.Node = spec
 		if len(group.Specs) == 1 {
-			node = group // with its keyword
+			node = group // so that the scope includes the keyword
 		}
 		switch spec := spec.(type) {
 		case *ast.TypeSpec:
@@ -90,7 +92,7 @@ func named(declaration ast.Decl) map[string]ast.Node {
 	return nodes
 }
 
-// functionName returns the name of a function, or type.name of a method.
+// functionName returns the name of a function, such as main, or of a method, such as limiter.take.
 func functionName(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return f.Name.Name
@@ -99,7 +101,8 @@ func functionName(f *ast.FuncDecl) string {
 	return strings.TrimPrefix(receiver, "*") + "." + f.Name.Name
 }
 
-// Lines returns the lines of a scope, and the file in which they stand.
+// Lines returns the path of a scope's file, and the scope's lines. If there is no such scope, file
+// is "" and text is the error.
 func (source Source) Lines(name string) (file, text string) {
 	s, err := source.find(name)
 	if err != nil {
@@ -108,11 +111,12 @@ func (source Source) Lines(name string) (file, text string) {
 	return s.file, strings.Join(s.lines[s.start:s.end], "\n")
 }
 
-// gone marks a line that is taken out. It stays until all changes are made: the lines below keep
-// their numbers.
+// gone marks a line that Apply removes. The line stays until all changes are made, so that the
+// lines below it keep their indices.
 const gone = "\x00"
 
-// Apply returns the files that some changes change, as they are afterwards. It writes none.
+// Apply makes changes, and returns the new text of each file that they affect, by path. It writes
+// no file. Each change must fit the scope as it was before the first change.
 func (source Source) Apply(changes []Change) (map[string]string, error) {
 	changed := map[string][]string{}
 	for _, change := range changes {
@@ -142,14 +146,16 @@ func (source Source) Apply(changes []Change) (map[string]string, error) {
 	return files, nil
 }
 
-// shown is how many lines of a scope an error shows.
+// shown is the number of lines of a scope that an error shows.
 const shown = 40
 
-// fit returns the numbers of the lines that a change replaces. They must stand in the scope once.
+// fit returns the indices, in the file, of the lines that a change replaces. The scope must have
+// these lines exactly once.
 func (s scope) fit(change Change) ([]int, error) {
 	old, _ := s.code(change.Old)
 	if len(old) == 0 {
-		return nil, fmt.Errorf("%s: no line of code says where the change is made", change.Scope)
+		return nil, fmt.Errorf("%s: the change has no line of code with - or a space, "+
+			"so its place is unknown", change.Scope)
 	}
 	code, numbers := s.code(s.lines[s.start:s.end])
 	var found [][]int
@@ -160,20 +166,21 @@ func (s scope) fit(change Change) ([]int, error) {
 	}
 	if len(found) != 1 {
 		start := s.start
-		if s.end-start > shown { // from a line on that begins with the same word
+		if s.end-start > shown { // then show lines from the first that begins with the same word
 			word, _, _ := strings.Cut(old[0], " ")
 			begins := func(line string) bool { return strings.HasPrefix(line, word) }
 			start = numbers[max(0, slices.IndexFunc(code, begins))]
 		}
 		now := s.lines[start:min(s.end, start+shown)]
-		return nil, fmt.Errorf("in %s (%s) these lines stand %d times, not once:\n%s\nThere is now:\n%s",
-			change.Scope, s.file, len(found), strings.Join(change.Old, "\n"), strings.Join(now, "\n"))
+		return nil, fmt.Errorf("%s (%s) has these lines %d times, want once:\n%s\nIt has:\n%s",
+			change.Scope, s.file, len(found),
+			strings.Join(change.Old, "\n"), strings.Join(now, "\n"))
 	}
 	return found[0], nil
 }
 
-// code returns lines without comments, indentation and empty lines, which make no difference, and
-// the number in the file of each line of code.
+// code returns the lines of code, and for each of them its index in the file if lines are those of
+// the scope. It leaves out comments, indentation and empty lines, because they make no difference.
 func (s scope) code(lines []string) (code []string, numbers []int) {
 	mark := " # "
 	switch filepath.Ext(s.file) {
