@@ -6,8 +6,6 @@ import (
 	"io"
 	"net/mail"
 	"reflect"
-	"regexp"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,25 +83,23 @@ func TestTokenKeepsItsTimes(t *testing.T) {
 	}
 }
 
-// isUUID accepts a UUID in the one form in which PostgreSQL writes it, and no other text. The cases
-// are a UUID with one character replaced, removed or added at each place.
+// isUUID accepts a UUID in the one form in which PostgreSQL writes it. It rejects the UUID with one
+// character replaced, removed or added at any place.
 func TestIdentifierForm(t *testing.T) {
 	t.Parallel()
-	form := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	const id = "0a1b2c3d-4e5f-6789-abcd-ef0123456789"
-	texts := []string{
-		id,
-		id + "0",
-		strings.ToUpper(id),
+	if !isUUID(id) {
+		t.Errorf("isUUID(%q): got false, want true", id)
 	}
+	wrong := []string{id + "0", id + "\n"}
 	for i := range id {
-		for _, other := range []string{"", "0", "-", "g", "/", ":", "`", "A", "é", "\x00", "00"} {
-			texts = append(texts, id[:i]+other+id[i+1:])
+		for _, other := range []string{"", "g", "/", ":", "`", "A", "é", "\x00", "00"} {
+			wrong = append(wrong, id[:i]+other+id[i+1:])
 		}
 	}
-	for _, text := range texts {
-		if got, want := isUUID(text), form.MatchString(text); got != want {
-			t.Errorf("isUUID(%q): got %v, want %v", text, got, want)
+	for _, text := range wrong {
+		if isUUID(text) {
+			t.Errorf("isUUID(%q): got true, want false", text)
 		}
 	}
 }

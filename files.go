@@ -312,11 +312,11 @@ type uploadForm struct {
 	maxFile int64     // maximum size of the file in bytes
 	started time.Time // when the upload began; uploadTimeout counts from here
 
-	body     io.ReadCloser // the request's body, limited in size
-	received int64         // body bytes received so far
-	parts    *multipart.Reader
-	part     *multipart.Part // the file; nil until its headers are read
-	name     string          // name of the file, as sent by the client without folders
+	body     io.ReadCloser     // the request's body, limited in size; readFile lowers the limit
+	received int64             // body bytes received so far
+	parts    *multipart.Reader // reads the body through Read
+	part     *multipart.Part   // the file; nil until its headers are read
+	name     string            // name of the file, as sent by the client without folders
 }
 
 // readHead reads the form up to the beginning of the file. It checks the request's headers before

@@ -73,13 +73,13 @@ func (tok Token) Sign(key string, words ...string) string {
 	return alter(FillIn(strings.TrimSuffix(sent, end), words...), end)
 }
 
-// encodePart returns the base64 of a header or payload, after filling in words and times. An
-// alteration at the end of the text is applied to the base64.
+// encodePart returns the base64 of a header or payload, after replacing ' by " and filling in words
+// and times. An alteration at the end of the text is applied to the base64.
 func encodePart(text string, words []string) string {
 	now := time.Now().Unix()
 	end := alteration.FindString(text)
-	text = FillIn(strings.TrimSuffix(text, end), words...)
-	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
+	text = strings.ReplaceAll(strings.TrimSuffix(text, end), "'", `"`)
+	text = tokenNow.ReplaceAllStringFunc(FillIn(text, words...), func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // <now> has the offset 0
 	})

@@ -164,3 +164,31 @@ func TestTwoRequirements(t *testing.T) {
 		t.Errorf("go.mod: got\n%s\nwant it to match\n%s", text, twoRequirements)
 	}
 }
+
+// With a DATABASE_URL that is malformed or leads to no database, every command fails. Its messages
+// do not contain the password.
+func TestDatabaseURLIsNotShown(t *testing.T) {
+	t.Parallel()
+	const password = "not-to-be-shown"
+	for _, form := range []string{
+		"host=a.example,b.example port=1,2,3 user=u password=" + password,
+		"postgres://u:" + password + "@127.0.0.1:port/db",
+		"postgres://u:" + password + "@127.0.0.1:1/db?sslmode=" + password,
+		"postgres://u:" + password + "@127.0.0.1:1/db?sslmode=disable",
+		"password=" + password + " " + password,
+		password,
+	} {
+		for _, command := range []string{"serve", "migrate"} {
+			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": form})
+			code, out, errOut := hubstest.Run(env, command)
+			if code == 0 || errOut == "" {
+				t.Errorf("%s: %s: got exit status %d, error %q, want an error",
+					command, form, code, errOut)
+			}
+			if strings.Contains(out+errOut, password) {
+				t.Errorf("%s: %s: got the password in the output %s%s, want no password",
+					command, form, out, errOut)
+			}
+		}
+	}
+}

@@ -399,17 +399,3 @@ func (l *learner) walkOut(t *testing.T) {
 	b.click("#start-over")
 	b.waitText("#tries-count", "You have seen 0 of 9.")
 }
-
-// A page that is opened by plain HTTP under another host name is no secure context and can't work.
-// The page says so.
-func TestPageInsecure(t *testing.T) {
-	t.Parallel()
-	srv := hubstest.Start(t)
-	b := newBrowser(t, chromium, "")
-	// Chromium resolves every name to this machine.
-	b.open(strings.Replace(srv.Base, "127.0.0.1", "hubs.example", 1))
-	const message = "This page can't work at http://hubs.example"
-	b.waitText("#insecure:not([hidden])", message)
-	b.click("#request-code")
-	b.waitText("#message-request", message)
-}

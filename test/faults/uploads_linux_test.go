@@ -150,14 +150,14 @@ func TestUploadStepFails(t *testing.T) {
 	// call fails with errno. target restricts this to calls on the working file ("file") or on
 	// FILES_DIR ("folder").
 	for _, step := range []struct{ call, target, errno string }{
-		{"openat", "", "EMFILE"}, // no descriptor is left for the file
-		{"openat", "", "EDQUOT"}, // the user's quota is used up
-		{"write", "file", "EIO"},
-		{"write", "file", "ENOSPC"}, // the disk is full
-		{"fsync", "file", "EIO"},
-		{"linkat", "", "EIO"},
-		{"linkat", "", "EDQUOT"}, // the folder needs another block
-		{"fsync", "folder", "EIO"},
+		{call: "openat", errno: "EMFILE"}, // no descriptor is left for the file
+		{call: "openat", errno: "EDQUOT"}, // the user's quota is used up
+		{call: "write", target: "file", errno: "EIO"},
+		{call: "write", target: "file", errno: "ENOSPC"}, // the disk is full
+		{call: "fsync", target: "file", errno: "EIO"},
+		{call: "linkat", errno: "EIO"},
+		{call: "linkat", errno: "EDQUOT"}, // the folder needs another block
+		{call: "fsync", target: "folder", errno: "EIO"},
 	} {
 		t.Run(step.call+" "+step.target+" "+step.errno, func(t *testing.T) {
 			c := c.In(t)
@@ -322,15 +322,15 @@ func TestFilesAreClosed(t *testing.T) {
 	}
 	breakOff(t, upload)
 	wantClosed("an upload that broke off")
-	for _, headers := range [][]string{
-		nil,
-		{"Range", "bytes=1-2"},
-		{"Range", "bytes=10-"},
-		{"If-None-Match", "*"},
-		{"If-Match", `"another"`},
+	for status, headers := range map[int][]string{
+		200: nil,
+		206: {"Range", "bytes=1-2"},
+		416: {"Range", "bytes=10-"},
+		304: {"If-None-Match", "*"},
+		412: {"If-Match", `"another"`},
 	} {
-		c.Elsewhere().Do("GET", path, nil, headers...)
-		c.Elsewhere().Do("HEAD", path, nil, headers...)
+		c.Elsewhere().Do("GET", path, nil, headers...).Want(t, status)
+		c.Elsewhere().Do("HEAD", path, nil, headers...).Want(t, status)
 		wantClosed(fmt.Sprintf("a download %q", headers))
 	}
 }

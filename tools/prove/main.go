@@ -25,6 +25,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -137,8 +138,11 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
+// dataFile matches the name of a file of testdata in the code of a test.
+var dataFile = regexp.MustCompile(`[a-z-]+\.(json|txt)`)
+
 // chooseForCI returns the removals that the last commit changed, the removals whose functions,
-// files or tests it changed, and a tenth of the rest. The tenth depends on the commit. The
+// files, tests or test data it changed, and a tenth of the rest. The tenth depends on the commit. The
 // environment variable PROVE_BASE names an older commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
@@ -153,6 +157,12 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	share := number(head) % ciShare
 	isChanged := func(scope string) bool {
 		_, now := source.Lines(scope)
+		for _, name := range dataFile.FindAllString(now, -1) {
+			data, _ := os.ReadFile("testdata/" + name) // empty if there is no such file
+			if !strings.Contains(before, string(data)) {
+				return true
+			}
+		}
 		return !strings.Contains(before, now)
 	}
 	var chosen []removals.Removal
