@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The developer's commands: a running server, the tests, a tour, on a fresh Debian or
-# macOS machine that has Go. Everything it keeps is in .dev/, which git ignores.
-# Written for bash 3.2, which is what macOS has.
+# The developer's commands, such as a running server, the tests and a tour. They work on a
+# fresh Debian or macOS machine that has Go. Everything this script keeps is in .dev/, which
+# git ignores. It is written for bash 3.2, the version that macOS has.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 project=$PWD
@@ -39,7 +39,8 @@ has() { command -v "$1" >/dev/null 2>&1; }
 is_root() { [ "$(id -u)" = 0 ]; }
 random() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
 
-# What was started is stopped on every way out: the server first, then what it needs.
+# However the script ends, cleanup stops what it has started: the server first, then what the
+# server needs.
 tmp='' pg_dir='' server='' reader='' watcher=''
 cleanup() {
 	local status=$?
@@ -58,10 +59,10 @@ trap 'exit 130' INT TERM HUP
 make_tmp() {
 	tmp=$(mktemp -d "${TMPDIR:-/tmp}/hubs.XXXXXX")
 	tmp=$(cd "$tmp" && pwd -P)
-	if is_root; then chmod 711 "$tmp"; fi # PostgreSQL's own user has to pass
+	if is_root; then chmod 711 "$tmp"; fi # PostgreSQL's own user must be able to enter it
 }
 
-# --- programs: what is missing is installed ---
+# --- programs: the script installs missing ones ---
 
 as_root() {
 	if is_root; then "$@"; elif has sudo; then sudo "$@"; else die "root or sudo is needed for: $*"; fi
@@ -76,7 +77,7 @@ apt_install() {
 	apt_get install -y --no-install-recommends "$@"
 }
 
-# install_missing PROGRAM[:PACKAGE]... installs what is missing, from Debian's packages.
+# install_missing PROGRAM[:PACKAGE]... installs the missing programs from Debian's packages.
 install_missing() {
 	local program missing=()
 	for program in "$@"; do
@@ -94,7 +95,7 @@ find_postgres() {
 		as_pg test -x "$pg_bin/postgres" || die "PostgreSQL's user can't run $pg_bin/postgres"
 		return
 	fi
-	# Word splitting is meant: one folder a word, the newest version first.
+	# The words are split on purpose: each is a folder, the newest version first.
 	# shellcheck disable=SC2046
 	for pg_bin in "$(dirname "$(command -v initdb)")" \
 		$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -t/ -k5,5rn) \
@@ -112,8 +113,8 @@ need_postgres() {
 		say "Installing with Homebrew: postgresql@17"
 		brew install postgresql@17 </dev/null >&2
 	else
-		# Debian's package would also make and start a cluster on port 5432, which
-		# nobody asked for: it is told not to, for this installation only.
+		# By default, Debian's package also makes a cluster and starts it on port 5432.
+		# Prevent that, for this installation only.
 		apt_install postgresql-common
 		as_root sed -i.before-hubs 's/^#*create_main_cluster.*/create_main_cluster = false/' "$conf"
 		apt_install postgresql || failed=yes
@@ -126,14 +127,15 @@ need_postgres() {
 # --- a private PostgreSQL ---
 #
 # DIR/data        the cluster, with server.log
-# DIR/password    of its roles; mode 600
-# DIR/port        the port of the last start, used again when it is free
-# DIR/owner       process id of the dev.sh that keeps it
+# DIR/password    the password of its roles; mode 600
+# DIR/port        the port of the last start, used again if it is free
+# DIR/owner       the process id of the dev.sh that uses it
 #
-# It listens on 127.0.0.1 only and asks for the password: any account of the machine
-# can reach a port. No Unix socket: their paths may have about 100 bytes only.
+# It listens only on 127.0.0.1. It asks for the password, because every account of the machine
+# can reach a port. It has no Unix socket, because the path of a socket can have only about
+# 100 bytes.
 
-# Runs one of PostgreSQL's programs. They refuse to run as root.
+# Runs one of PostgreSQL's programs, not as root, because they refuse that.
 as_pg() {
 	local user=postgres
 	id -u postgres >/dev/null 2>&1 || user=nobody
@@ -146,7 +148,7 @@ as_pg() {
 	fi
 }
 
-# Tells whether the PostgreSQL of a folder runs, kept by another dev.sh.
+# Tells whether the PostgreSQL in a folder is running and another dev.sh uses it.
 is_kept() {
 	local owner
 	owner=$(cat "$1/owner" 2>/dev/null) && kill -0 "$owner" 2>/dev/null || return
@@ -154,7 +156,7 @@ is_kept() {
 }
 
 # start_postgres DIR [SETTING=VALUE...] makes the cluster if there is none, and starts it.
-# Sets pg_dir, port and password.
+# It sets pg_dir, port and password.
 start_postgres() {
 	local dir setting options='-c listen_addresses=127.0.0.1 -c unix_socket_directories=' attempt
 	need_postgres
@@ -170,7 +172,7 @@ start_postgres() {
 	[ -d "$dir/data" ] || make_cluster "$dir"
 	if is_kept "$dir"; then die "$dir is in use by another dev.sh, process $(cat "$dir/owner")"; fi
 	pg_dir=$dir
-	stop_postgres # one that a killed dev.sh left
+	stop_postgres # a killed dev.sh may have left one running
 	echo $$ >"$dir/owner"
 	port=$(cat "$dir/port" 2>/dev/null || echo $((20000 + RANDOM % 12000)))
 	for attempt in 1 2 3 4 5 6 7 8 9 10; do
@@ -182,13 +184,13 @@ start_postgres() {
 			return
 		fi
 		grep -q 'could not bind' "$dir/data/server.log" || break
-		port=$((20000 + RANDOM % 12000)) # below the ports that systems hand to outgoing connections
+		port=$((20000 + RANDOM % 12000)) # below the ports that systems use for outgoing connections
 	done
 	cat "$dir/data/server.log" >&2
 	die "PostgreSQL did not start ($attempt attempts)"
 }
 
-# Makes the cluster under another name first: an interruption leaves no half cluster.
+# Makes the cluster under another name first, so that an interruption leaves no half-made one.
 make_cluster() {
 	local locale=C
 	rm -rf "$1/new"
@@ -203,14 +205,15 @@ make_cluster() {
 stop_postgres() {
 	local pid
 	pid=$(head -n 1 "$pg_dir/data/postmaster.pid" 2>/dev/null) || return 0
-	# A test may have left them frozen: then they would never see that they shall stop.
+	# A test may have left the processes frozen. Wake them, or they would never see the signal
+	# to stop.
 	# shellcheck disable=SC2046
 	kill -CONT "$pid" $(pgrep -P "$pid" 2>/dev/null) 2>/dev/null || true
 	as_pg "$pg_bin/pg_ctl" -D "$pg_dir/data" -m fast -t 20 stop >/dev/null 2>&1 ||
 		as_pg "$pg_bin/pg_ctl" -D "$pg_dir/data" -m immediate -t 20 stop >/dev/null 2>&1 || true
 }
 
-# Passwords go by the environment: other accounts can read a command line.
+# sql passes the password in the environment, because other accounts can read a command line.
 sql() {
 	local psql=psql
 	[ ! -x "$pg_bin/psql" ] || psql=$pg_bin/psql
@@ -220,10 +223,11 @@ sql() {
 cmd_postgres() {
 	find_postgres || { say "PostgreSQL is not installed"; exit 69; } # the tests install nothing
 	if [ $# = 0 ]; then make_tmp; set -- "$tmp/postgres"; fi
-	# Tests may lose their data when the machine's power goes, not when a process dies.
+	# With fsync=off, a power failure can lose the data of the tests. The death of a process
+	# can't.
 	start_postgres "$1" fsync=off max_connections=200
 	echo "postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable"
-	# Not in the foreground: bash would put off the signals until cat ends.
+	# cat runs in the background: otherwise bash would handle signals only after cat ends.
 	exec 3<&0
 	cat <&3 >/dev/null &
 	watcher=$!
@@ -232,7 +236,7 @@ cmd_postgres() {
 
 # --- run ---
 
-# An ordinary role that owns its database, as a deployment has it; sets DATABASE_URL.
+# Makes a database and an ordinary role that owns it, as in a deployment. Sets DATABASE_URL.
 make_database() {
 	sql -d "postgres://postgres@127.0.0.1:$port/postgres" >&2 <<-END
 		select 'create role hubs login'
@@ -244,15 +248,15 @@ make_database() {
 	export DATABASE_URL="postgres://hubs:$password@127.0.0.1:$port/hubs?sslmode=disable"
 }
 
-# Demo data, only into empty tables: what a developer has made of the data stays as it is.
+# Fills empty tables with demo data. Tables that have rows stay as the developer left them.
 seed() { sql -d "$DATABASE_URL" -f examples/demo.sql >&2; }
 
-# use_private_database own starts the cluster of ./dev.sh run; with shared, it may run already.
-# Sets DATABASE_URL.
+# use_private_database own starts the cluster of ./dev.sh run. use_private_database shared does
+# so only if the cluster is not running yet. Both set DATABASE_URL.
 use_private_database() {
 	local home=$project/.dev/postgres
 	need_postgres
-	# Root's home, for one, is closed to the user that PostgreSQL runs as.
+	# The user that PostgreSQL runs as can't enter every folder, such as root's home.
 	if is_root && ! { chmod 711 .dev && as_pg test -x "$project/.dev"; }; then
 		home=/var/lib/hubs-dev-$(printf '%s' "$project" | cksum | cut -d' ' -f1)
 		[ -e .dev/database ] || rm -rf "$home" # .dev/ was deleted: start afresh
@@ -268,14 +272,14 @@ use_private_database() {
 
 listen_address() { printf '%s\n' "$1" | sed -n 's/.*"msg":"listening".*"addr":"\([^"]*\)".*/\1/p'; }
 
-# Passes the server's output on, and says what to try once it listens.
+# Prints the server's output. Once the server listens, it also prints what to try.
 show_output() {
 	local line url
-	trap '' INT TERM HUP # to the end: the server's last lines are to be seen too
+	trap '' INT TERM HUP # so that the server's last lines are shown too
 	while IFS= read -r line; do
 		printf '%s\n' "$line"
 		case $line in *'"msg":"listening"'*) ;; *) continue ;; esac
-		# By name: 127.0.0.1 and localhost are two sites, and front ends run on localhost.
+		# Show the name: 127.0.0.1 and localhost are two sites, and front ends run on localhost.
 		url=$(listen_address "$line" | sed 's/^127\.0\.0\.1:/localhost:/')
 		cat >&2 <<-END
 
@@ -288,7 +292,7 @@ show_output() {
 	done
 }
 
-# Ends the run early, with a sentence, if another program has the port.
+# Ends the script with a message if another program uses the port.
 need_port() {
 	local host=${1%:*} taken_port=${1##*:}
 	(exec 3<>"/dev/tcp/${host:-127.0.0.1}/$taken_port") 2>/dev/null || return 0
@@ -318,7 +322,8 @@ cmd_run() {
 	mkfifo "$tmp/output"
 	show_output <"$tmp/output" &
 	reader=$!
-	# A process group of its own (set -m): Ctrl-C reaches this script, which sends one TERM.
+	# set -m gives the server its own process group. So Ctrl-C reaches only this script, which
+	# sends the server one TERM.
 	set -m
 	APP_ENV=local ADDR=$addr FILES_DIR=${FILES_DIR:-.dev/files} \
 		SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
@@ -330,7 +335,7 @@ cmd_run() {
 	return "$status"
 }
 
-# Works beside ./dev.sh run and after its end.
+# Works while ./dev.sh run is running, and after it has ended.
 cmd_user() {
 	[ -x .dev/hubs ] || die "there is no database yet: ./dev.sh run makes it"
 	[ -n "${DATABASE_URL:-}" ] || use_private_database shared
@@ -343,10 +348,11 @@ cmd_test() {
 	need_go; need_postgres
 	if [ "${1:-}" = guide ]; then go test -count=1 ./test/guide; return; fi # ./dev.sh test guide
 	if [ "${1:-}" = all ]; then test_all; return; fi
-	go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api # most tests wait
+	go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api # most tests spend their time waiting
 }
 
-# The server's binary is built once, with race detector and coverage; units add theirs. .ci/run runs TestContractProxy.
+# Builds the server's binary once, with the race detector and coverage. The coverage of the unit
+# tests is added to that of the binary. TestContractProxy is left out, because .ci/run runs it.
 test_all() {
 	local total profile=.dev/coverage.out
 	mkdir -p .dev
@@ -392,7 +398,7 @@ cmd_soak() {
 
 # --- tour ---
 
-# Without a URL: against a server of the tour's own, on a free port, with a database of its own.
+# Without a URL, the tour starts its own server on a free port, with its own database.
 cmd_tour() {
 	local i url=''
 	has curl || apt_install curl ca-certificates
@@ -417,7 +423,7 @@ cmd_tour() {
 
 # --- bench ---
 
-# test/bench measures, benchstat makes the table.
+# test/bench measures, and benchstat makes the table.
 cmd_bench() {
 	local what=${1:-} benchstat=golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 	need_go
@@ -440,7 +446,7 @@ cmd_bench() {
 	[ -n "$what" ] || cp "$tmp/table" docs/bench.txt
 }
 
-# build_server FOLDER BINARY builds as a release is built.
+# build_server FOLDER BINARY builds the server with the same options as a release.
 build_server() {
 	(cd "$1" && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$2" .)
 }

@@ -96,31 +96,31 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 func TestConfiguration(t *testing.T) {
 	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
 		for _, environment := range c.Environments {
-			for value := range c.Good {
+			for value, reason := range c.Good {
 				name := fmt.Sprintf("%s/good %s=%q", environment, c.Variable, value)
 				t.Run(name, func(t *testing.T) {
 					if err := loadWith(t, environment, c.Variable, value); err != nil {
-						t.Errorf("got %v, want no error", err)
+						t.Errorf("%s: got %v, want no error", reason, err)
 					}
 				})
 			}
-			for value := range c.Bad {
+			for value, reason := range c.Bad {
 				name := fmt.Sprintf("%s/bad %s=%q", environment, c.Variable, value)
 				t.Run(name, func(t *testing.T) {
-					wantRefused(t, environment, c.Variable, value)
+					wantRefused(t, environment, c.Variable, value, reason)
 				})
 			}
 		}
 	}
 }
 
-// wantRefused checks that loadConfig rejects a value, with an error that names the setting and has
-// no secret.
-func wantRefused(t *testing.T, environment, variable, value string) {
+// wantRefused checks that loadConfig rejects a value for a reason, with an error that names the
+// setting and has no secret.
+func wantRefused(t *testing.T, environment, variable, value, reason string) {
 	t.Helper()
 	err := loadWith(t, environment, variable, value)
 	if err == nil || !strings.Contains(err.Error(), variable) {
-		t.Fatalf("got the error %v, want one that names %s", err, variable)
+		t.Fatalf("%s: got the error %v, want one that names %s", reason, err, variable)
 	}
 	secrets := []string{"secret-1", "session-secret", "password@"}
 	if variable == "SESSION_SECRET" && len(value) > 5 { // every text contains the value ""
@@ -145,7 +145,7 @@ func TestExampleKeysAreRefused(t *testing.T) {
 		t.Error("got no session key in the examples of deploy/, want at least one")
 	}
 	for _, key := range keys {
-		wantRefused(t, envStaging, "SESSION_SECRET", key)
+		wantRefused(t, envStaging, "SESSION_SECRET", key, "a placeholder")
 	}
 }
 
