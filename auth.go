@@ -188,10 +188,10 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if u == nil { // the account was deleted, or its address changed, after the code was sent
 		return sessionView{}, errInvalidCode
 	}
+	state.user = u // for the log
 	if err := compareClocks(u.now); err != nil {
 		return sessionView{}, err
 	}
-	state.user = u // for the log
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
 	removed := s.codes.remove(in.email, code)
 	if !removed || signedOutEverywhere {

@@ -66,7 +66,7 @@ func (f file) isValid() bool {
 // with one of these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const unsafeInName = `/\` + "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
-// isFileName reports whether name is safe in a path, in a header and on a screen.
+// isFileName reports whether name is safe in a path and in a header, and shows in its own order.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
@@ -341,8 +341,8 @@ func (form *uploadForm) readHead() error {
 	form.name = part.FileName() // removes folders before "/"; the next line, those before "\"
 	form.name = form.name[strings.LastIndex(form.name, `\`)+1:]
 	if part.FormName() != "file" || !isFileName(form.name) {
-		return invalid(fieldError{"file", "must be the only part, its file name 1 to 255 bytes of " +
-			"UTF-8 without control characters and without U+202A to U+202E and U+2066 to U+2069"})
+		return invalid(fieldError{"file", "must be the only part, with a file name of 1 to 255 bytes " +
+			"of UTF-8 without control characters and without U+202A to U+202E and U+2066 to U+2069"})
 	}
 	return nil
 }
@@ -383,14 +383,17 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	// Package multipart alone would keep 10 MB of the headers of a second part (H1).
+	// Package multipart alone would keep 10 MB of the headers of a second part (H1). What it has
+	// read ahead, some kB, counts as form.
 	formReceived := form.received - size
 	form.body = http.MaxBytesReader(nil, form.body, maxFormBytes-formReceived)
 	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
 	}
-	if err != io.EOF { // io.EOF: the form is complete
+	// The form is complete only at io.EOF itself. If the form is cut off, package multipart wraps
+	// io.EOF, so errors.Is would be wrong here.
+	if err != io.EOF {
 		return "", 0, err
 	}
 	if _, err := io.Copy(io.Discard, form); err != nil {

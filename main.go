@@ -575,10 +575,10 @@ func (r *configReader) databaseURL() string {
 }
 
 func (r *configReader) maxUploadBytes() int64 {
-	size, err := strconv.ParseInt(cmp.Or(os.Getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 64)
-	r.check(err == nil && size > 0 && size <= 1<<40,
-		"MAX_UPLOAD_BYTES: must be digits, 1 to 2^40")
-	return size
+	size, err := strconv.ParseUint(cmp.Or(os.Getenv("MAX_UPLOAD_BYTES"), "26214400"), 10, 40)
+	r.check(err == nil && size > 0,
+		"MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
+	return int64(size)
 }
 
 // placeholderKey is the session key in the examples in deploy/.

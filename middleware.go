@@ -40,7 +40,7 @@ import (
 // Part 1: the steps.
 
 // handler returns the handler of all requests. It chains six steps, each wrapped around the
-// steps above it, so the last line runs first.
+// steps above it, so the last line runs first: logRequests makes the state that the others use.
 func (s *server) handler(routes []route) http.Handler {
 	h := s.router(routes)       // 6. authentication, permission, input, output
 	h = s.checkOrigin(h)        // 5. preflights, cross-origin writes
@@ -297,8 +297,9 @@ func (s *server) router(routes []route) http.Handler {
 
 // Part 2: the contract.
 
-// An access is the rule for who may call an endpoint: everyone, or the users that meet all
-// conditions. The zero value is not a valid rule, so that a route without one prevents the start.
+// An access is the rule for who may call an endpoint: everyone, or the users that meet all of its
+// conditions. Every condition needs a session. A rule that is neither of the two, such as the zero
+// value, prevents the start.
 type access struct {
 	public  bool
 	session bool     // the user must be signed in and not suspended
@@ -336,17 +337,19 @@ type route struct {
 	contract     contract
 }
 
-// validate panics, so that the server does not start, if a route has no access rule, if its input
-// is not parsed, or if its input is counted but has no limit (Z1).
+// validate panics, so that the server does not start, if a route has no valid access rule, if its
+// input is not parsed, or if its input is counted but has no limit (Z1).
 func (r route) validate() {
 	name := r.method + " " + r.path
-	if r.access.public == r.access.session {
-		panic("no access rule: " + name)
+	a := r.access
+	hasConditions := a.session || a.terms || a.roles != nil
+	if a.public == hasConditions {
+		panic("no valid access rule: " + name)
 	}
 	c := r.contract
 	_, takesNothing := c.input.(nothing)
 	if takesNothing != (c.parse == nil) {
-		panic("an input without a parse function: " + name)
+		panic("input and parse function do not match: " + name)
 	}
 	_, isCounted := c.input.(limitKeyer)
 	if isCounted && c.limit == nil {
@@ -654,16 +657,16 @@ func (f *fields) take(r rule) (value string, sent bool) {
 // validate returns a description of the error in a value, or "" if the value is valid. It rejects
 // U+FFFD (utf8.RuneError), with which encoding/json replaces lone surrogates and invalid UTF-8.
 func (r rule) validate(value string) string {
-	switch {
-	case strings.ContainsRune(value, utf8.RuneError): // also true for invalid UTF-8 in a query
+	if strings.ContainsRune(value, utf8.RuneError) { // also true for invalid UTF-8 in a query
 		return "must be whole Unicode text"
-	case r.oneOf != nil && !slices.Contains(r.oneOf, value):
-		return "must be one of: " + strings.Join(r.oneOf, ", ")
-	case r.number:
-		return r.validateNumber(value)
-	default:
-		return r.validateText(value)
 	}
+	if r.oneOf != nil && !slices.Contains(r.oneOf, value) {
+		return "must be one of: " + strings.Join(r.oneOf, ", ")
+	}
+	if r.number {
+		return r.validateNumber(value)
+	}
+	return r.validateText(value)
 }
 
 // validateNumber accepts a number within its bounds, without plus sign, spaces or leading zeros.

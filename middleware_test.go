@@ -50,8 +50,10 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 			}
 		}
 		changed := r
-		changed.access = access{}
-		wantNoStart("no access", changed)
+		for _, invalid := range []access{{}, {public: true, terms: true}} {
+			changed.access = invalid
+			wantNoStart("no valid access", changed)
+		}
 		if r.contract.parse != nil {
 			changed = r
 			changed.contract.parse = nil

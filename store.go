@@ -3,12 +3,14 @@ package main
 // The store: PostgreSQL through database/sql. Each statement is next to the handler that uses
 // it. This file has what they share: the pool, prepared statements, and the handling of failures:
 //
-//	all connections are in use     wait dbTimeout at most (an          takeSlot
+//	all slots are taken            wait dbTimeout at most (an          takeSlot
 //	                               expensive statement twice), 503
 //	a statement runs too long      PostgreSQL cancels it: 503          statementTimeout
 //	PostgreSQL does not answer     the socket times out: 503           deadlineConn
 //	a connection has died          retry a read once                   store.rows
 //	PostgreSQL reports an outage   503                                 classifyDBError
+//	a connection is of no use any  503, and all idle ones are closed   classifyDBError
+//	more (staleClasses)
 //	it reports another error       500                                 classifyDBError
 //	any other failure              503                                 classifyDBError
 
@@ -381,7 +383,7 @@ func (c deadlineConn) Read(b []byte) (int, error) {
 		c.Close()
 	}
 	if errors.Is(err, io.EOF) {
-		err = &net.OpError{Op: "read", Net: "tcp", Err: errors.New("closed by the database")}
+		err = &net.OpError{Op: "read", Err: errors.New("closed by the database")}
 	}
 	return n, err
 }
