@@ -93,7 +93,7 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 
 // The server accepts every good value of a setting. For a bad value, the error names the setting
 // and has no secret.
-func TestConfiguration(t *testing.T) {
+func TestSettingsAreChecked(t *testing.T) {
 	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
 		for _, environment := range c.Environments {
 			for value, reason := range c.Good {

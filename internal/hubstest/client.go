@@ -442,5 +442,6 @@ func (c *Client) PresentCode(email, code string) *Response {
 // OtherCode returns the code that is n greater than the right one. After 999999 comes 000000.
 func OtherCode(code string, n int) string {
 	value, _ := strconv.Atoi(code)
-	return fmt.Sprintf("%06d", (value+n)%1_000_000)
+	text := fmt.Sprintf("%0*d", len(code), value+n)
+	return text[len(text)-len(code):]
 }

@@ -212,9 +212,9 @@ func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
 	}
 }
 
-// codeInLine matches six digits that may be a code. It does not match a part of a longer number or
+// codeInLine matches digits that may be a code. It does not match a part of a longer number or
 // word, or the fraction of a second.
-var codeInLine = regexp.MustCompile(`(?:^|[^0-9A-Za-z.])([0-9]{6})\b`)
+var codeInLine = regexp.MustCompile(`(?:^|[^0-9A-Za-z.])(` + codePattern + `)\b`)
 
 // bareNumber matches a member's value that is a number. Such a number, for example a duration, may
 // have six digits by chance. It is not a code, because the server keeps codes as strings.

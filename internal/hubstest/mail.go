@@ -303,10 +303,10 @@ func (m *Mail) Code(t testing.TB) string {
 	return codes[0]
 }
 
-// Codes returns the numbers of six digits in the mail's text.
+// Codes returns the numbers in the mail's text that are as long as a code.
 func (m *Mail) Codes() []string {
 	_, body, _ := strings.Cut(m.Data, "\r\n\r\n")
-	return regexp.MustCompile(`\b[0-9]{6}\b`).FindAllString(body, -1)
+	return regexp.MustCompile(`\b`+codePattern+`\b`).FindAllString(body, -1)
 }
 
 // An smtpConversation is the server's side of one connection.

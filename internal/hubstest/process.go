@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -42,19 +42,17 @@ func Memory(pid int, name string) (bytes int) {
 	return bytes << 10 // the file counts in kB
 }
 
-// CPU returns the processor time used so far by a process and by those of its children that have
-// ended. /proc/PID/stat counts in ticks of 10 ms. Without such a file, CPU returns 0.
+// CPU returns the CPU time that the threads of a process have used so far, without the threads that
+// have ended. It reads the first number of each schedstat, in nanoseconds. Without such files, CPU
+// returns 0.
 func CPU(pid int) (sum time.Duration) {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 15 {
-		return 0 // the process has just ended
-	}
-	// After the name of the program, these are utime, stime, cutime and cstime; see proc(5).
-	for _, field := range fields[11:15] {
-		ticks, _ := strconv.Atoi(field)
-		sum += time.Duration(ticks) * 10 * time.Millisecond
+	// The pattern is well formed, so Glob returns no error.
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, thread := range threads {
+		text, _ := os.ReadFile(thread) // an error means that the thread has just ended
+		var ran time.Duration
+		fmt.Sscan(string(text), &ran)
+		sum += ran
 	}
 	return sum
 }

@@ -246,8 +246,10 @@ func (s *Server) WantStderr(t testing.TB, part string) {
 // This is the only text in the log that is not JSON.
 const codeLinePrefix = "Sign-in code for "
 
-// codeForm matches a code.
-var codeForm = regexp.MustCompile(`^[0-9]{6}$`)
+// codePattern matches a code. No other place in the harness knows how long a code is.
+const codePattern = "[0-9]{6}"
+
+var codeForm = regexp.MustCompile("^" + codePattern + "$")
 
 // Code waits for the next code that the server sends to the address, and returns it. It returns
 // each code once.
@@ -260,7 +262,7 @@ func (s *Server) Code(t testing.TB, email string) string {
 		code = s.printedCode(t, email)
 	}
 	if !codeForm.MatchString(code) {
-		t.Fatalf("code for %s: got %q, want six digits", email, code)
+		t.Fatalf("code for %s: got %q, want one that matches %s", email, code, codePattern)
 	}
 	return code
 }

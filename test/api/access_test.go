@@ -197,7 +197,7 @@ func visitors(
 // checks session, account, terms and role in this order, and only then the input: a malformed body
 // does not change the refusal. A refused request changes no row. hubstest.Client compares each
 // answer with the contract.
-func TestRefusals(t *testing.T) {
+func TestEveryRouteChecksAccess(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	all := visitors(t, srv, admin)

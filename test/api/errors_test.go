@@ -80,7 +80,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 
 // I5: An answer made from a row that breaks its constraints is a 500, and no part of the row is
 // sent. The log has the error under the id of the request.
-func TestBrokenRows(t *testing.T) {
+func TestBrokenRowsAreNotSent(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	srv.AllowErrors("breaks its contract", "file on disk is not the one")

@@ -278,7 +278,7 @@ func (a hubAdmin) wantNone(path string) {
 }
 
 // A hub is created with defaults, read and deleted. Two hubs may have the same name.
-func TestHubLife(t *testing.T) {
+func TestHubIsCreatedChangedAndDeleted(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
 	begin := hubstest.Query[time.Time](t, admin.srv.Database, "select now()")

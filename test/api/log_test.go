@@ -234,7 +234,7 @@ func TestMailServersWordsAreMasked(t *testing.T) {
 // K3: On staging and production, the server logs a warning at its start if its database role may
 // write to the table users in any way. It logs none if the role may only read the table, and none
 // in the local environment.
-func TestPowerfulDatabaseRole(t *testing.T) {
+func TestPowerfulDatabaseRoleIsReported(t *testing.T) {
 	t.Parallel()
 	const warning = "the database role may write users: use the role of deploy/roles.sql"
 	database := hubstest.NewDatabase(t)

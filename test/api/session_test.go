@@ -113,7 +113,7 @@ func TestCookieName(t *testing.T) {
 }
 
 // T6, T7, T8: Sign-in and sign-out send exactly these cookies, and the second removes the cookie
-// from a browser's jar.
+// from a browser's jar. A copy of the token stays valid, as SECURITY.md says.
 func TestSessionCookie(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -155,13 +155,15 @@ func TestSessionCookie(t *testing.T) {
 			}
 
 			in := c.SignIn(email)
-			wantCookie(in, c.Token(), "5184000") // 60 days
+			token := c.Token()
+			wantCookie(in, token, "5184000") // 60 days
 
 			out := c.Send("POST /auth/logout", nil).Want(t, 204)
 			wantCookie(out, "", "0")
 			if left := c.Token(); left != "" {
 				t.Errorf("got the token %q in the jar after sign-out, want none", left)
 			}
+			s.With(t, token).Get("/auth/session").Want(t, 200)
 		})
 	}
 }

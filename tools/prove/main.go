@@ -35,6 +35,8 @@ import (
 	"hubs/tools/removals"
 )
 
+const ciBound = 150 // -ci takes at most so many
+
 const ciShare = 10 // -ci takes one in ciShare of the removals that the commit does not touch
 
 var (
@@ -138,12 +140,10 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// dataFile matches the name of a file of testdata in the code of a test.
-var dataFile = regexp.MustCompile(`[a-z-]+\.(json|txt)`)
-
 // chooseForCI returns the removals that the last commit changed, the removals whose functions,
-// files, tests or test data it changed, and a tenth of the rest. The tenth depends on the commit. The
-// environment variable PROVE_BASE names an older commit to compare with.
+// files, tests, helpers of tests or test data it changed, and a tenth of the rest; but at most
+// ciBound of all, at random. The choice depends on the commit. The environment variable PROVE_BASE
+// names an older commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
@@ -154,31 +154,51 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	if err != nil {
 		return nil, err
 	}
-	share := number(head) % ciShare
-	isChanged := func(scope string) bool {
-		_, now := source.Lines(scope)
-		for _, name := range dataFile.FindAllString(now, -1) {
-			data, _ := os.ReadFile("testdata/" + name) // empty if there is no such file
-			if !strings.Contains(before, string(data)) {
-				return true
-			}
-		}
-		return !strings.Contains(before, now)
-	}
+	changed := changedTests(source, before)
 	var chosen []removals.Removal
 	for _, r := range all {
 		isTouched := !strings.Contains(before, r.Text)
 		for _, change := range r.Changes {
-			isTouched = isTouched || isChanged(change.Scope)
+			_, now := source.Lines(change.Scope)
+			isTouched = isTouched || !strings.Contains(before, now)
 		}
 		for _, test := range r.Tests {
-			isTouched = isTouched || isChanged(removals.TestFunction(test))
+			isTouched = isTouched || changed[removals.TestFunction(test)]
 		}
-		if isTouched || number(r.Name)%ciShare == share {
+		if isTouched || number(r.Name)%ciShare == number(head)%ciShare {
 			chosen = append(chosen, r)
 		}
 	}
-	return chosen, nil
+	slices.SortFunc(chosen, func(a, b removals.Removal) int {
+		return cmp.Compare(number(head+a.Name), number(head+b.Name))
+	})
+	return chosen[:min(len(chosen), ciBound)], nil
+}
+
+// wordForm matches a word of Go, and the name of a file of testdata.
+var wordForm = regexp.MustCompile(`[a-z-]+\.(json|txt)|\w+`)
+
+// changedTests returns the declarations of tests and harness that are not in before, whose test
+// data is not, or that use one of these. It knows the use by the name only, whatever its package.
+func changedTests(source removals.Source, before string) map[string]bool {
+	changed := map[string]bool{} // the whole names, and the last part of each
+	isChanged := func(word string) bool {
+		data, _ := os.ReadFile("testdata/" + word) // empty if the word is no name of a file
+		return changed[word] || !strings.Contains(before, string(data))
+	}
+	for count := -1; count < len(changed); {
+		count = len(changed)
+		for name := range source {
+			file, now := source.Lines(name)
+			isOfTests := strings.Contains(file, "test") // middleware_test.go, test/, hubstest/
+			isNew := !strings.Contains(before, now)
+			if isOfTests && (isNew || slices.ContainsFunc(wordForm.FindAllString(now, -1), isChanged)) {
+				changed[name] = true
+				changed[name[strings.LastIndexAny(name, "/.")+1:]] = true
+			}
+		}
+	}
+	return changed
 }
 
 // git runs a command of git and returns its output.

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// A Source holds the declarations that changes are made in, by name. The name of a declaration
-// outside package main begins with its folder, such as test/api/TestCORS. A change can also be made
+// A Source holds the declarations of the server, its tests and their harness, by name. The name of a
+// declaration outside package main begins with its folder, such as test/api/TestCORS. A change can also be made
 // in a whole file: find reads it by its path.
 type Source map[string]scope
 
@@ -25,12 +25,13 @@ type scope struct {
 	end   int      // index of the line after the last
 }
 
-// ReadSource returns the declarations of package main and of the tests in the folders of test/.
+// ReadSource returns the declarations of package main, the tests in test/ and internal/hubstest.
 func ReadSource() (Source, error) {
 	source := Source{}
 	paths, _ := filepath.Glob("*.go") // the patterns are well formed
 	tests, _ := filepath.Glob("test/*/*_test.go")
-	for _, path := range append(paths, tests...) {
+	harness, _ := filepath.Glob("internal/hubstest/*.go")
+	for _, path := range slices.Concat(paths, tests, harness) {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
 		if err != nil {
