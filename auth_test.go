@@ -91,7 +91,12 @@ func TestIdentifierForm(t *testing.T) {
 	if !isUUID(id) {
 		t.Errorf("isUUID(%q): got false, want true", id)
 	}
-	wrong := []string{id + "0", id + "\n"}
+	wrong := []string{
+		id + "0",
+		id + "\n",
+		"0a1b2c3-d4e5f-6789-abcd-ef0123456789",
+		"0a1b2c3d04e5f-6789-abcd-ef0123456789",
+	}
 	for i := range id {
 		for _, other := range []string{"", "g", "/", ":", "`", "A", "é", "\x00", "00"} {
 			wrong = append(wrong, id[:i]+other+id[i+1:])
