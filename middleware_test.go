@@ -118,7 +118,7 @@ func failing(write func(*requestState)) contract {
 // G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
 // reveal the cause, and has no header of the failed answer. If a part of the answer was already
 // sent, the connection is cut instead. The log has an error with the same request id.
-func TestFailuresInside(t *testing.T) {
+func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
 	half := func(state *requestState) { state.Write([]byte("half")) }
 	for name, test := range map[string]struct {
@@ -130,7 +130,7 @@ func TestFailuresInside(t *testing.T) {
 		// for a path, because a long path would be masked or cut off.
 		"panic": {
 			contract: failing(func(*requestState) { panic(panicSecret) }),
-			logged:   "TestFailuresInside",
+			logged:   "TestInternalErrorsAreLoggedNotShown",
 		},
 		"contract": {contract: failing(nil)},
 		"standard": {contract: failing(func(state *requestState) {

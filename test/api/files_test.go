@@ -78,7 +78,7 @@ func bothWays(body string) map[string]io.Reader {
 
 // A stored file comes back with the bytes that were sent, under its name, with the content type
 // that the server has detected. A refused upload leaves neither bytes nor a row.
-func TestUploads(t *testing.T) {
+func TestUploadsAreStoredAsSent(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
 	stored := 0
@@ -226,7 +226,7 @@ type downloadCase struct {
 
 // Any signed-in user may read a file whose path they know. Every other path is a 404, even if
 // FILES_DIR has a folder, a link or a file of that name.
-func TestDownloads(t *testing.T) {
+func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	t.Parallel()
 	s, owner := start(t, "member")
 	stored := owner.Upload("a.txt", []byte("0123456789abcdef")).Want(t, 201)

@@ -54,7 +54,7 @@ type bodyCase struct {
 
 // I3, Z3, O9: A JSON body that a route takes must be one flat object. Each member must be known,
 // must be sent once, and must be a string of whole Unicode text. A refused body creates nothing.
-func TestStrictJSON(t *testing.T) {
+func TestJSONBodiesAreStrict(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	member, _ := srv.Member(t, "member")

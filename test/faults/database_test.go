@@ -121,7 +121,7 @@ func fillService(t *testing.T, admin *hubstest.Client) (hub, file string, reques
 // session, and nobody loses one. Requests without a session, wrong codes and requests for a code
 // get their usual answers, because those don't depend on the database. After the outage, everything
 // is as before.
-func TestDatabaseAway(t *testing.T) {
+func TestDatabaseAwayIsUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, outage := range outages {
 		t.Run(outage.name, func(t *testing.T) {

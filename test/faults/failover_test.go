@@ -100,7 +100,7 @@ func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Clien
 // D5: when the database is back after a crash, a loss or a stop, every connection in the server's
 // pool is dead. Still no read and no sign-in fails, not even the first one, and each write is done
 // exactly once.
-func TestConnectionsDie(t *testing.T) {
+func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*hubstest.Postgres){
 		"crash": func(pg *hubstest.Postgres) {
