@@ -39,28 +39,29 @@ func (d *deadlines) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// An upload may take uploadStart, and one second more for each uploadPace bytes that the server has
-// received. An upload without progress ends after stallTimeout. So the read deadline is the earlier
-// of the two.
+// An upload may take a minute, and one second more for each 16 KiB that the server has received. An
+// upload without progress ends after 30 s. So the read deadline is the earlier of the two.
 func TestUploadDeadlines(t *testing.T) {
 	t.Parallel()
+	const stall = 30 * time.Second
+	const pace = 16 << 10 // bytes
 	for _, test := range []struct {
 		name     string
 		started  time.Duration // before now
 		received int64         // bytes
 		want     time.Duration // the read deadline, from now
 	}{
-		{name: "at the start", want: stallTimeout},
-		{name: "with time left", received: 100 * uploadPace, want: stallTimeout},
-		{name: "in its last second", started: uploadStart, received: uploadPace, want: time.Second},
-		{name: "not yet the next", started: uploadStart, received: 2*uploadPace - 1, want: time.Second},
-		{name: "25 MiB", started: uploadStart, received: 25 << 20, want: stallTimeout},
+		{name: "at the start", want: stall},
+		{name: "with time left", received: 100 * pace, want: stall},
+		{name: "in its last second", started: time.Minute, received: pace, want: time.Second},
+		{name: "not yet the next", started: time.Minute, received: 2*pace - 1, want: time.Second},
+		{name: "25 MiB", started: time.Minute, received: 25 << 20, want: stall},
 		{
 			name:     "25 MiB, late",
-			started:  uploadStart + 25<<20/uploadPace*time.Second,
+			started:  time.Minute + 25<<20/pace*time.Second,
 			received: 25 << 20,
 		},
-		{name: "too late", started: uploadStart},
+		{name: "too late", started: time.Minute},
 	} {
 		synctest.Test(t, func(t *testing.T) { // time stands still, so the deadline is exact
 			d := &deadlines{}
@@ -90,7 +91,7 @@ func TestAnswerToAnUploadHasItsOwnTime(t *testing.T) {
 		d := &deadlines{}
 		request := httptest.NewRequest("POST", "/files/upload", nil)
 		s.upload(&requestState{ResponseWriter: d, request: request, user: &user{}}, nothing{})
-		if want := []time.Duration{answerTimeout}; !slices.Equal(d.left, want) {
+		if want := []time.Duration{30 * time.Second}; !slices.Equal(d.left, want) {
 			t.Errorf("got the write deadlines %v, want %v", d.left, want)
 		}
 	})

@@ -238,21 +238,6 @@ func TestRemovalsFit(t *testing.T) {
 	}
 }
 
-// Each of these two pages has an example that is an existing removal, word for word, because people
-// copy it.
-func TestExamplesAreRemovals(t *testing.T) {
-	all, _ := removals.Read() // TestRemovalsFit reports the error
-	pages := hubstest.ReadFile(t, "docs/CONTRIBUTING.md") +
-		hubstest.ReadFile(t, "testdata/removals/README.md")
-	examples := 0
-	for _, r := range all {
-		examples += strings.Count(pages, "\n== "+r.Text+"\n```")
-	}
-	if examples != 2 {
-		t.Errorf("got %d examples that are an existing removal, want 2: one in each page", examples)
-	}
-}
-
 // No test calls t.Log, because tools/prove takes a line of t.Log for a failure. Tests write to
 // t.Output instead.
 func TestNotesGoToOutput(t *testing.T) {

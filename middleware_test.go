@@ -75,13 +75,16 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 // The server has the page at / only in the local environment.
 func TestPageIsLocal(t *testing.T) {
 	t.Parallel()
-	s := newServer(config{env: envStaging}, nil, io.Discard)
-	handler := s.handler(s.routes())
-	for path, want := range map[string]int{"/openapi.json": 200, "/": 404} {
+	for environment, want := range map[string]int{
+		envLocal:      200,
+		envStaging:    404,
+		envProduction: 404,
+	} {
+		s := newServer(config{env: environment}, nil, io.Discard)
 		answer := httptest.NewRecorder()
-		handler.ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
+		s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
 		if answer.Code != want {
-			t.Errorf("GET %s: got status %d, want %d", path, answer.Code, want)
+			t.Errorf("GET / in %s: got status %d, want %d", environment, answer.Code, want)
 		}
 	}
 }

@@ -209,9 +209,10 @@ func (c *Client) AcceptTerms() {
 	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Want(c.t, 200)
 }
 
-// SignIn returns a new client that has signed in with this address.
+// SignIn returns a new client that has signed in with this address. Like Member, it is for what a
+// test begins with, so a failure is at a line of this package. A test of the sign-in itself calls
+// the method of Client.
 func (s *Server) SignIn(t testing.TB, email string) *Client {
-	t.Helper()
 	c := s.Client(t)
 	c.SignIn(email)
 	return c
@@ -220,7 +221,6 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 // Member adds a user with this role. It returns a client that has signed in as the user and has
 // accepted the terms. So the client may do everything that the role permits.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
-	t.Helper()
 	email, _ = s.NewUser(t, role)
 	c = s.SignIn(t, email)
 	c.AcceptTerms()

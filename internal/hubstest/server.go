@@ -112,9 +112,7 @@ func mustStart(t testing.TB, err error) {
 
 // TryStart is like StartCommand, but returns an error if the server does not start. It is for tests
 // that check the start itself.
-func TryStart(
-	t testing.TB, cmd *exec.Cmd, overrides ...map[string]string,
-) (*Server, error) {
+func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Server, error) {
 	t.Helper()
 	env := ServerEnv(t, overrides...)
 	s := &Server{

@@ -34,9 +34,7 @@ const uploadForm = "--b\r\nContent-Disposition: form-data; name=\"file\"; filena
 // sample returns a valid call to a route of the contract. Its body has the examples of the
 // contract. If the call needs a hub or a file, admin makes it first. If it needs a code, a new user
 // asks for it.
-func sample(
-	t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string,
-) call {
+func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
 	t.Helper()
 	method, path, _ := strings.Cut(route, " ")
 	q := call{request: route}
@@ -162,9 +160,7 @@ func (v visitor) isRefusedBy(r route) bool {
 // visitors returns the visitors in the order of the server's checks: session, account, terms, role.
 // A visitor that fails one check also fails the later ones, so that its answer shows which check
 // comes first. The exception is the administrator without the terms.
-func visitors(
-	t *testing.T, srv *hubstest.Server, admin *hubstest.Client,
-) []visitor {
+func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visitor {
 	t.Helper()
 	// signedIn returns the session token of a new user. After the sign-in, it runs the commands
 	// on the user.
@@ -230,8 +226,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 		}
 		after := allRows()
 		if after != before {
-			t.Errorf("%s: after refused requests: got the rows\n%s\nwant\n%s",
-				r.name, after, before)
+			t.Errorf("%s: after refused requests: got the rows\n%s\nwant\n%s", r.name, after, before)
 		}
 	}
 	for _, r := range routes {

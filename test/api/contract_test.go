@@ -82,8 +82,7 @@ func TestContractProxy(t *testing.T) {
 		// The routes below /auth would end or replace the session of admin.
 		if !strings.HasPrefix(r.name, "POST /auth/") {
 			q := sample(t, srv, admin, r.name)
-			p.want(r.status, q.request,
-				q.body, q.headers...)
+			p.want(r.status, q.request, q.body, q.headers...)
 		}
 	}
 	p.want(404, "GET /hubs/"+hubstest.NewUUID(), nil)
@@ -123,8 +122,7 @@ func (p prismClient) want(
 ) *hubstest.Response {
 	p.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
-	answer, err := p.Try(method, path,
-		body, headers...)
+	answer, err := p.Try(method, path, body, headers...)
 	if err != nil {
 		p.t.Fatalf("%s: %v", request, err)
 	}

@@ -66,8 +66,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, named := range namedLink.FindAllStringSubmatch(content, -1) {
-			target := filepath.Join(hubstest.Root(), filepath.Dir(document),
-				named[1])
+			target := filepath.Join(hubstest.Root(), filepath.Dir(document), named[1])
 			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: there is no file %s", document, named[1])
 			}
@@ -210,14 +209,12 @@ func TestClientExamples(t *testing.T) {
 	// The first line asks for a code. The others need it.
 	ask, present, _ := strings.Cut(example(t, "curl"), "\n")
 	shell(t, dir, "API=$1\n"+ask, s.Base)
-	shell(t, dir, "API=$1 CODE=$2\n"+present,
-		s.Base, s.Code(t, email))
+	shell(t, dir, "API=$1 CODE=$2\n"+present, s.Base, s.Code(t, email))
 
 	program := exampleStart + example(t, "go") + exampleEnd
 	if err := os.WriteFile(dir+"/main.go", []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.Client(t).AskCode(email) // the Go example begins with a code
-	shell(t, dir, "go run main.go $1 $2", s.Base,
-		s.Code(t, email))
+	shell(t, dir, "go run main.go $1 $2", s.Base, s.Code(t, email))
 }

@@ -105,8 +105,7 @@ func TestUploadLimits(t *testing.T) {
 	const maxFile = 100_000
 	const maxBefore = 4 << 10  // bytes of a form before the content of its file
 	const maxAround = 64 << 10 // bytes of a form before and after the content of its file
-	s, c := start(t, "member",
-		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	x := func(length int) string {
 		return strings.Repeat("x", length)
 	}
@@ -159,9 +158,7 @@ func TestUploadLimits(t *testing.T) {
 
 // wantStoredFile fetches an uploaded file with GET and HEAD. It checks the content and every header
 // that describes the file. file is the answer to the upload.
-func wantStoredFile(
-	t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase,
-) {
+func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase) {
 	t.Helper()
 	name := hubstest.FillIn(cmp.Or(test.Stored, test.Filename))
 	if file["name"] != name {
@@ -238,8 +235,7 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	}
 	folder := hubstest.NewUUID()
 	link := hubstest.NewUUID()
-	shell(t, s.Env["FILES_DIR"],
-		`echo "no id" > plain; mkdir $1; ln -s /etc/passwd $2`, folder, link)
+	shell(t, s.Env["FILES_DIR"], `echo "no id" > plain; mkdir $1; ln -s /etc/passwd $2`, folder, link)
 	words := []string{
 		"<id>", id,
 		"<ID>", strings.ToUpper(id),
@@ -299,8 +295,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := c.In(t)
 			f := c.Upload("a.txt", content).Want(t, 201).JSON(t)
-			shell(t, s.Env["FILES_DIR"],
-				damage, f["fileId"].(string), outside)
+			shell(t, s.Env["FILES_DIR"], damage, f["fileId"].(string), outside)
 			for _, method := range []string{"GET", "HEAD"} {
 				r := c.Do(method, f["path"].(string), nil)
 				hubstest.WantProblem(t, r, 500, "internal")
@@ -316,9 +311,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 // uploadHead returns the request line and the headers of an upload. kind is its Content-Type,
 // length its Content-Length in bytes, and more holds further header lines.
 func uploadHead(c *hubstest.Client, kind string, length int, more ...string) string {
-	headers := append(more,
-		"Content-Type: "+kind,
-		fmt.Sprint("Content-Length: ", length))
+	headers := append(more, "Content-Type: "+kind, fmt.Sprint("Content-Length: ", length))
 	return c.Head(uploadRoute, headers...) + "\r\n"
 }
 
@@ -327,8 +320,7 @@ func uploadHead(c *hubstest.Client, kind string, length int, more ...string) str
 func TestRefusedUploadIsAnswered(t *testing.T) {
 	t.Parallel()
 	const maxFile = 4 << 20 // bytes; net/http by itself reads far less of a refused body
-	s, c := start(t, "member",
-		map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
+	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
 	good := form(partHeader, large)
 	for name, test := range map[string]struct {

@@ -88,8 +88,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 func TestOrderOfSteps(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
-	srv := hubstest.Start(t, staging(t),
-		map[string]string{"ALLOWED_ORIGINS": origin})
+	srv := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})
 	for request, headers := range map[string][]string{
 		"OPTIONS /hubs":  {"Origin", origin, "Access-Control-Request-Method", "POST"},
 		"POST /hubs":     {"Sec-Fetch-Site", "cross-site"},
@@ -98,8 +97,7 @@ func TestOrderOfSteps(t *testing.T) {
 	} {
 		t.Run(request, func(t *testing.T) {
 			t.Parallel()
-			answer := flood(t, srv.Client(t), request,
-				append(headers, "X-Request-Id", "its-id")...)
+			answer := flood(t, srv.Client(t), request, append(headers, "X-Request-Id", "its-id")...)
 			got := answer.Header.Get("X-Request-Id")
 			if got != "its-id" {
 				t.Errorf("X-Request-Id: got %q, want the client's own, its-id", got)

@@ -35,9 +35,7 @@ type hubPage struct {
 }
 
 // decode returns the body of an answer. It fails if the answer has another status.
-func decode[T any](
-	t testing.TB, answer *hubstest.Response, status int,
-) (value T) {
+func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T) {
 	t.Helper()
 	if err := json.Unmarshal(answer.Want(t, status).Body, &value); err != nil {
 		t.Fatalf("%v in %v", err, answer)
@@ -92,18 +90,14 @@ func newHubReader(t testing.TB, namePieces string) *hubReader {
 func (r *hubReader) model(q url.Values) hubPage {
 	var found []hub
 	for _, h := range r.all {
-		hasName := strings.Contains(
-			nameKey(h.Name),
-			nameKey(q.Get("filters[name]")))
+		hasName := strings.Contains(nameKey(h.Name), nameKey(q.Get("filters[name]")))
 		hasStatus := strings.Contains(h.Status, q.Get("filters[status]"))
 		if hasName && hasStatus {
 			found = append(found, h)
 		}
 	}
 	slices.SortFunc(found, func(a, b hub) int {
-		order := cmp.Or(
-			compareBy(q.Get("orderBy"), a, b),
-			strings.Compare(a.HubID, b.HubID))
+		order := cmp.Or(compareBy(q.Get("orderBy"), a, b), strings.Compare(a.HubID, b.HubID))
 		if q.Get("orderDirection") == "desc" {
 			return -order
 		}
@@ -250,28 +244,24 @@ func newHubAdmin(t testing.TB) hubAdmin {
 
 func (a hubAdmin) create(body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t,
-		a.Send("POST /hubs", body), 201)
+	return decode[hub](a.t, a.Send("POST /hubs", body), 201)
 }
 
 func (a hubAdmin) read(id string) hub {
 	a.t.Helper()
-	return decode[hub](a.t,
-		a.Send("GET /hubs/"+id, nil), 200)
+	return decode[hub](a.t, a.Send("GET /hubs/"+id, nil), 200)
 }
 
 func (a hubAdmin) change(id, body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t,
-		a.Send("PATCH /hubs/"+id, body), 200)
+	return decode[hub](a.t, a.Send("PATCH /hubs/"+id, body), 200)
 }
 
 // wantNone checks that GET, DELETE and PATCH of a path are a 404.
 func (a hubAdmin) wantNone(path string) {
 	a.t.Helper()
 	for _, method := range []string{"GET", "DELETE"} {
-		hubstest.WantProblem(a.t,
-			a.Do(method, path, nil), 404, "not_found")
+		hubstest.WantProblem(a.t, a.Do(method, path, nil), 404, "not_found")
 	}
 	changed := a.Do("PATCH", path, `{"name":"x"}`)
 	hubstest.WantProblem(a.t, changed, 404, "not_found")
@@ -335,8 +325,7 @@ func TestHubChange(t *testing.T) {
 	} {
 		got := admin.change(want.HubID, change)
 		if !got.UpdatedAt.After(want.UpdatedAt) {
-			t.Errorf("%s: updatedAt: got %v, want it after %v",
-				change, got.UpdatedAt, want.UpdatedAt)
+			t.Errorf("%s: updatedAt: got %v, want it after %v", change, got.UpdatedAt, want.UpdatedAt)
 		}
 		want.UpdatedAt = got.UpdatedAt
 		hubstest.Decode(t, change, change, &want) // sets only the fields in change

@@ -83,8 +83,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 			}
 		})
 	}
-	got := hubstest.Query[int](t,
-		srv.Database, "select count(*) from hubs")
+	got := hubstest.Query[int](t, srv.Database, "select count(*) from hubs")
 	if got != created {
 		t.Errorf("got %d hubs, want %d: one for each 201", got, created)
 	}
@@ -111,8 +110,7 @@ func (c bodyCase) send(
 		headers = append(headers, "Cookie", srv.CookieName()+"="+session)
 	}
 	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
-	return srv.Wire(t,
-		cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
+	return srv.Wire(t, cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
 }
 
 // I3: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
@@ -226,15 +224,13 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	wantCounted := func(route string, valid map[string]string, status int) {
 		limit := hubstest.LimitOf(t, route)
 		for range limit.Requests + 1 {
-			hubstest.WantProblem(t,
-				c.Send(route, malformed), 400, "invalid_request", "code")
+			hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
 		}
 		for range limit.Requests {
 			c.Send(route, valid).Want(t, status)
 		}
 		hubstest.WantProblem(t, c.Send(route, valid), 429, "rate_limited")
-		hubstest.WantProblem(t,
-			c.Send(route, malformed), 400, "invalid_request", "code")
+		hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
 	}
 	wantCounted(askRoute, map[string]string{"email": email}, 200)
 	guess := map[string]string{

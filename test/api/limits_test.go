@@ -79,9 +79,7 @@ func TestLimitOfCodes(t *testing.T) {
 
 // flood spends the limit by client address with a request. It returns an answer that refuses the
 // request (429).
-func flood(
-	t *testing.T, c *hubstest.Client, request string, headers ...string,
-) *hubstest.Response {
+func flood(t *testing.T, c *hubstest.Client, request string, headers ...string) *hubstest.Response {
 	t.Helper()
 	return spend(t, c, hubstest.LimitOf(t, "GET /hubs"), request, nil, headers...)
 }

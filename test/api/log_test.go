@@ -11,9 +11,7 @@ import (
 
 // wantLogged waits for a log line that has the request id of an answer and contains all parts. It
 // returns the line.
-func wantLogged(
-	t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string,
-) string {
+func wantLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string) string {
 	t.Helper()
 	id := `"requestId":"` + r.Header.Get("X-Request-Id") + `"`
 	return s.Log.WaitFor(t, append(parts, id)...)
@@ -33,8 +31,7 @@ type logCase struct {
 func TestRequestLog(t *testing.T) {
 	t.Parallel()
 	origins := map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"}
-	s, admin := start(t,
-		"admin", staging(t), origins)
+	s, admin := start(t, "admin", staging(t), origins)
 	hub := admin.Send("POST /hubs", `{"name":"North"}`).Want(t, 201)
 	large := make([]byte, 1<<20) // sent in several pieces
 	file := admin.Upload("plan.txt", large).Want(t, 201)
@@ -70,17 +67,14 @@ func TestRequestLog(t *testing.T) {
 			}
 			line := hubstest.FillIn(string(c.Line), words...)
 			hubstest.Decode(t, c.Name, line, &want)
-			wantLine(t,
-				wantLogged(t, s, r, `"msg":"request"`), want)
+			wantLine(t, wantLogged(t, s, r, `"msg":"request"`), want)
 		})
 	}
 }
 
 // wantLine checks that a log line has exactly the members in want, and time and duration with any
 // value. A member that is nil in want must be missing.
-func wantLine(
-	t *testing.T, line string, want map[string]any,
-) {
+func wantLine(t *testing.T, line string, want map[string]any) {
 	t.Helper()
 	var got map[string]any
 	hubstest.Decode(t, line, line, &got)
@@ -126,12 +120,8 @@ func TestLogHasNothingOfTheClients(t *testing.T) {
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
 			wantRequestLine(c.Get("/healthz", name, word))
-			wantRequestLine(c.Send("OPTIONS /hubs", nil,
-				name, word,
-				"Sec-Fetch-Site", "cross-site"))
-			wantRequestLine(c.Send("POST /hubs", hub,
-				name, word,
-				"Sec-Fetch-Site", "cross-site"))
+			wantRequestLine(c.Send("OPTIONS /hubs", nil, name, word, "Sec-Fetch-Site", "cross-site"))
+			wantRequestLine(c.Send("POST /hubs", hub, name, word, "Sec-Fetch-Site", "cross-site"))
 		}
 		c := member.Elsewhere()
 		wantRequestLine(c.Send("OPAQUE /hubs", nil))
@@ -193,8 +183,7 @@ func TestEventsInTheLog(t *testing.T) {
 				parts = append(parts, `"msg":"refused"`, `"code":"`+code, `"route":"/hubs"`)
 				wantLogged(t, s, c.Get("/hubs"), parts...)
 			}
-			wantLogged(t, s, c.AskCode(email),
-				`"msg":"code sent"`, hubstest.MaskedEmail(email))
+			wantLogged(t, s, c.AskCode(email), `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			code := s.Code(t, email)
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
 			wantLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
@@ -223,8 +212,7 @@ func TestMailServersWordsAreMasked(t *testing.T) {
 	s := hubstest.Start(t, staging(t))
 	s.Mail.Fail(hubstest.MailRepeats)
 	email := failToSend(t, s)
-	line := s.Log.WaitFor(t,
-		`"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
+	line := s.Log.WaitFor(t, `"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
 	// Code fails unless the mail, which the mail server repeats, has a code.
 	if s.Code(t, email); strings.Contains(line, "hunter2") {
 		t.Errorf("got the log line %s, want no password in it", line)
@@ -253,10 +241,8 @@ func TestPowerfulDatabaseRoleIsReported(t *testing.T) {
 		t.Run(test.env["APP_ENV"]+" "+test.grant, func(t *testing.T) {
 			role, url := hubstest.NewRole(t, database)
 			hubstest.Exec(t, database, "grant select on all tables in schema public to "+role)
-			hubstest.Exec(t, database,
-				"grant "+test.grant+" on users to "+role)
-			s := hubstest.Start(t, test.env,
-				map[string]string{"DATABASE_URL": url})
+			hubstest.Exec(t, database, "grant "+test.grant+" on users to "+role)
+			s := hubstest.Start(t, test.env, map[string]string{"DATABASE_URL": url})
 			s.Stop(t)
 			got := s.Log.Count(`"level":"WARN"`, warning)
 			if got != test.warned {

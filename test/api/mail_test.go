@@ -56,9 +56,7 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 
 // wantMail signs a user in with a mailed code, and checks the mail. Its only recipient must be the
 // address as stored in the database, not as the client wrote it.
-func wantMail(
-	t *testing.T, s *hubstest.Server, opts hubstest.MailOptions,
-) {
+func wantMail(t *testing.T, s *hubstest.Server, opts hubstest.MailOptions) {
 	t.Helper()
 	email := hubstest.NewEmail()
 	stored := strings.Replace(email, "user@u", "User@U", 1)
@@ -75,8 +73,7 @@ func wantMail(
 		Helo: "example.com",
 	}
 	if envelope(got) != envelope(&want) {
-		t.Errorf("got a mail %s, want one %s",
-			envelope(got), envelope(&want))
+		t.Errorf("got a mail %s, want one %s", envelope(got), envelope(&want))
 	}
 	wantMessage(t, got.Data, stored)
 	c.PresentCode(upper, got.Code(t)).Want(t, 200)
@@ -84,8 +81,7 @@ func wantMail(
 
 // envelope returns, as text, what the mail server knows about a mail besides its headers and text.
 func envelope(m *hubstest.Mail) string {
-	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s",
-		m.From, m.To, m.TLS, m.User, m.Helo)
+	return fmt.Sprintf("from %s to %q, TLS %v, user %q, helo %s", m.From, m.To, m.TLS, m.User, m.Helo)
 }
 
 var (
@@ -212,8 +208,7 @@ func TestFarewellCountsNothing(t *testing.T) {
 			s.Mail.Fail(mode)
 			email, _ := s.NewUser(t, "member")
 			s.SignIn(t, email)
-			s.Log.WaitFor(t,
-				`"msg":"code sent"`, hubstest.MaskedEmail(email))
+			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			waitConnections(t, s, 0)
 			if hung.Mail.Connections() == 0 {
 				t.Error("the hung conversation ended first, so the server waited for QUIT")

@@ -49,8 +49,7 @@ func TestCORS(t *testing.T) {
 				if !c.CORS {
 					cors = nil
 				}
-				checkOrigin(t, srv, headers,
-					cors, file.PreflightHeaders, c.Expect)
+				checkOrigin(t, srv, headers, cors, file.PreflightHeaders, c.Expect)
 			})
 		}
 	}
@@ -67,14 +66,12 @@ func checkOrigin(
 	t.Helper()
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
-		r := srv.Wire(t, method, path,
-			[]byte(body), slices.Concat(headers, more)...)
+		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r) // also checks that Vary has Origin
 		hubstest.WantHeaders(t, r, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
-				t.Errorf("got the header %s: %q, want no CORS header, in %v",
-					name, r.Header[name], r)
+				t.Errorf("got the header %s: %q, want no CORS header, in %v", name, r.Header[name], r)
 			}
 		}
 	}
@@ -118,8 +115,7 @@ func TestCrossSiteWrites(t *testing.T) {
 	}](t, "testdata/cross-site.json") {
 		t.Run(test.Name, func(t *testing.T) {
 			for _, r := range contractRoutes(t) {
-				q := sample(t, srv,
-					admin.In(t).Elsewhere(), r.name)
+				q := sample(t, srv, admin.In(t).Elsewhere(), r.name)
 				q.headers = append(q.headers, test.Headers...)
 				answer := q.send(srv.With(t, admin.Token()))
 				isRead := strings.HasPrefix(r.name, "GET ")
@@ -138,8 +134,7 @@ func TestCrossSiteWrites(t *testing.T) {
 // local environment.
 func TestRefusedOriginNamesTheSetting(t *testing.T) {
 	t.Parallel()
-	wantRefusedOrigins(t, hubstest.Start(t),
-		"http://127.0.0.1:5173", foreignOrigin)
+	wantRefusedOrigins(t, hubstest.Start(t), "http://127.0.0.1:5173", foreignOrigin)
 	length := len(strings.TrimPrefix(foreignOrigin, "https://"))
 	wantRefusedOrigins(t, hubstest.Start(t, production(t)),
 		"https://app.example.com",

@@ -20,8 +20,7 @@ func emptyDatabase(t testing.TB) string {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
 	role, roleURL := hubstest.NewRole(t, database)
-	hubstest.Exec(t, database,
-		"drop schema public cascade; create schema public authorization "+role)
+	hubstest.Exec(t, database, "drop schema public cascade; create schema public authorization "+role)
 	return roleURL
 }
 
@@ -96,8 +95,7 @@ func TestMigrateAtOnce(t *testing.T) {
 func TestMigrateFromTheLastRelease(t *testing.T) {
 	t.Parallel()
 	database := emptyDatabase(t)
-	hubstest.Exec(t, database,
-		hubstest.ReadFile(t, "testdata/last-release.sql"))
+	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/last-release.sql"))
 	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "admin")
 	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
 	if err := hubstest.Migrate(database); err != nil {

@@ -61,8 +61,7 @@ func TestForgedTokens(t *testing.T) {
 				"Cookie", s.CookieName()+"="+token)
 			c.Expect.Check(t, r)
 			if r.Status == 401 && c.Reason != "any" {
-				wantLogged(t, s, r,
-					`"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
+				wantLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
 			if r.Status == 200 && r.Field(t, "user", "userId") != id {
 				t.Errorf("got the session of another user: %v", r)
@@ -86,13 +85,10 @@ func TestCookieName(t *testing.T) {
 	db := hubstest.NewDatabase(t)
 	email := hubstest.NewEmail()
 	id := hubstest.AddUser(t, db, email, "member")
-	servers := hubstest.StartEnvironments(t, file.Settings,
-		map[string]string{"DATABASE_URL": db})
+	servers := hubstest.StartEnvironments(t, file.Settings, map[string]string{"DATABASE_URL": db})
 	tokenOf := func(server string) string {
 		secret := servers[server].Env["SESSION_SECRET"]
-		return hubstest.Token{}.Sign(secret,
-			"<email>", email,
-			"<userId>", id)
+		return hubstest.Token{}.Sign(secret, "<email>", email, "<userId>", id)
 	}
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -231,8 +227,7 @@ func TestSessionKeys(t *testing.T) {
 	before := hubstest.Start(t, map[string]string{"SESSION_SECRET": older})
 	email, _ := before.NewUser(t, "member")
 	withKeys := func(keys string) *hubstest.Server {
-		return hubstest.Start(t, before.Env,
-			map[string]string{"SESSION_SECRET": keys})
+		return hubstest.Start(t, before.Env, map[string]string{"SESSION_SECRET": keys})
 	}
 	during := withKeys(newer + "," + older)
 	after := withKeys(newer)
@@ -326,9 +321,7 @@ func TestSignOutIsExact(t *testing.T) {
 
 // shiftedClock starts a server whose database has a clock that is ahead by shift, an interval of
 // PostgreSQL such as "30 seconds". restore corrects the clock.
-func shiftedClock(
-	t *testing.T, shift string,
-) (s *hubstest.Server, restore func()) {
+func shiftedClock(t *testing.T, shift string) (s *hubstest.Server, restore func()) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
 	hubstest.Exec(t, database, "create schema shifted")
@@ -433,8 +426,7 @@ func newcomer(t *testing.T, s *hubstest.Server) (c *hubstest.Client, userID, cur
 
 // accept sends an acceptance of a version of the terms.
 func accept(c *hubstest.Client, version string) *hubstest.Response {
-	return c.Send("POST /terms/acceptance",
-		map[string]string{"version": version})
+	return c.Send("POST /terms/acceptance", map[string]string{"version": version})
 }
 
 // Only an acceptance of the current version of the terms counts. No other version can be accepted,

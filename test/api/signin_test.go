@@ -60,9 +60,7 @@ func TestWrongGuessSpoilsNoCode(t *testing.T) {
 }
 
 // wantNoSession checks that an answer is this error and sets no cookie.
-func wantNoSession(
-	t *testing.T, r *hubstest.Response, status int, code string,
-) {
+func wantNoSession(t *testing.T, r *hubstest.Response, status int, code string) {
 	t.Helper()
 	hubstest.WantProblem(t, r, status, code)
 	cookies := r.Header.Values("Set-Cookie")
@@ -109,10 +107,8 @@ func TestAddressesLookAlike(t *testing.T) {
 	}
 	send("a code too many", guessRoute, code, 429)
 
-	s.Log.WaitFor(t,
-		"code not sent", hubstest.MaskedEmail(suspended))
-	s.Log.WaitFor(t,
-		"code not sent", hubstest.MaskedEmail(unknown))
+	s.Log.WaitFor(t, "code not sent", hubstest.MaskedEmail(suspended))
+	s.Log.WaitFor(t, "code not sent", hubstest.MaskedEmail(unknown))
 	n := len(s.Mail.Received())
 	if n != 1 {
 		t.Errorf("the mail server got %d mails, want 1, to the active user", n)
@@ -133,15 +129,12 @@ func constantParts(r *hubstest.Response, period time.Duration) string {
 	if err == nil && wait > period-time.Minute && wait <= period {
 		header.Set("Retry-After", "the period")
 	}
-	return fmt.Sprintf("%d %v %s",
-		r.Status, header, r.Body)
+	return fmt.Sprintf("%d %v %s", r.Status, header, r.Body)
 }
 
 // guess tries to sign in with a code from n client addresses at once. It returns the number of
 // answers by their status.
-func guess(
-	t *testing.T, s *hubstest.Server, n int, email, code string,
-) map[int]int {
+func guess(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]int {
 	return atOnce(n, func() *hubstest.Response {
 		return s.Client(t).PresentCode(email, code)
 	})
@@ -149,9 +142,7 @@ func guess(
 
 // asked adds a user and asks for a code. It returns the client that has asked, the user's address,
 // and the code.
-func asked(
-	t *testing.T, s *hubstest.Server,
-) (c *hubstest.Client, email, code string) {
+func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
 	t.Helper()
 	email, _ = s.NewUser(t, "member")
 	c = s.Client(t)

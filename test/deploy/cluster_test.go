@@ -131,9 +131,7 @@ func testLimits(t *testing.T, c *cluster) {
 
 // wantLimit sends eight requests more than the limit of the route permits, to the two paths in
 // turn. It requires that exactly the requests over the limit get a 429.
-func wantLimit(
-	t *testing.T, route string, c *hubstest.Client, paths []string, body any,
-) {
+func wantLimit(t *testing.T, route string, c *hubstest.Client, paths []string, body any) {
 	limit := hubstest.LimitOf(t, route).Requests
 	method, _, _ := strings.Cut(route, " ")
 	for i := range limit + 8 {

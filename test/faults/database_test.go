@@ -546,8 +546,7 @@ func wantSettings(t *testing.T, sent string, settings map[string]string) {
 		got := setting.FindAllStringSubmatch(sent, -1)
 		isRight := regexp.MustCompile(`^(?:` + want + `)$`).MatchString
 		if len(got) != 1 || !isRight(got[0][1]) {
-			t.Errorf("setting %s: got %q, want it once, with a value that matches %s",
-				name, got, want)
+			t.Errorf("setting %s: got %q, want it once, with a value that matches %s", name, got, want)
 		}
 	}
 }

@@ -137,7 +137,6 @@ func TestSocketThatCannotBeUsed(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	code := cmd.ProcessState.ExitCode()
 	if code != 2 || !strings.Contains(string(out), "LISTEN_FDS: ") {
-		t.Errorf("got error %v, output %q, want exit status 2 and a message about LISTEN_FDS",
-			err, out)
+		t.Errorf("got error %v, output %q, want exit status 2 and a message about LISTEN_FDS", err, out)
 	}
 }

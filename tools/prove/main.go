@@ -35,7 +35,7 @@ import (
 	"hubs/tools/removals"
 )
 
-const ciBound = 150 // -ci takes at most so many
+const ciBound = 150 // -ci takes no more than this, unless the commit touches more
 
 const ciShare = 10 // -ci takes one in ciShare of the removals that the commit does not touch
 
@@ -140,10 +140,10 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// chooseForCI returns the removals that the last commit changed, the removals whose functions,
-// files, tests, helpers of tests or test data it changed, and a tenth of the rest; but at most
-// ciBound of all, at random. The choice depends on the commit. The environment variable PROVE_BASE
-// names an older commit to compare with.
+// chooseForCI returns the removals that the last commit changed, and those whose functions or files
+// it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose tests,
+// helpers of tests or test data the commit changed, and with a tenth of the rest, at random. The
+// environment variable PROVE_BASE names an older commit to compare with.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
@@ -155,36 +155,41 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 		return nil, err
 	}
 	changed := changedTests(source, before)
-	var chosen []removals.Removal
+	var chosen, others []removals.Removal
 	for _, r := range all {
 		isTouched := !strings.Contains(before, r.Text)
 		for _, change := range r.Changes {
 			_, now := source.Lines(change.Scope)
 			isTouched = isTouched || !strings.Contains(before, now)
 		}
-		for _, test := range r.Tests {
-			isTouched = isTouched || changed[removals.TestFunction(test)]
-		}
-		if isTouched || number(r.Name)%ciShare == number(head)%ciShare {
+		isTested := func(test string) bool { return changed[removals.TestFunction(test)] }
+		isOfShare := number(r.Name)%ciShare == number(head)%ciShare
+		if isTouched {
 			chosen = append(chosen, r)
+		} else if isOfShare || slices.ContainsFunc(r.Tests, isTested) {
+			others = append(others, r)
 		}
 	}
-	slices.SortFunc(chosen, func(a, b removals.Removal) int {
+	slices.SortFunc(others, func(a, b removals.Removal) int {
 		return cmp.Compare(number(head+a.Name), number(head+b.Name))
 	})
-	return chosen[:min(len(chosen), ciBound)], nil
+	room := max(ciBound-len(chosen), 0)
+	return append(chosen, others[:min(len(others), room)]...), nil
 }
 
 // wordForm matches a word of Go, and the name of a file of testdata.
-var wordForm = regexp.MustCompile(`[a-z-]+\.(json|txt)|\w+`)
+var wordForm = regexp.MustCompile(`[a-z/-]+\.(json|txt)|\w+`)
 
 // changedTests returns the declarations of tests and harness that are not in before, whose test
 // data is not, or that use one of these. It knows the use by the name only, whatever its package.
 func changedTests(source removals.Source, before string) map[string]bool {
 	changed := map[string]bool{} // the whole names, and the last part of each
 	isChanged := func(word string) bool {
-		data, _ := os.ReadFile("testdata/" + word) // empty if the word is no name of a file
-		return changed[word] || !strings.Contains(before, string(data))
+		// Both are empty if the word is not the name of a file.
+		data, _ := os.ReadFile(word)
+		ofCorpus, _ := os.ReadFile("testdata/" + word)
+		isNew := !strings.Contains(before, string(data)) || !strings.Contains(before, string(ofCorpus))
+		return changed[word] || isNew
 	}
 	for count := -1; count < len(changed); {
 		count = len(changed)
