@@ -466,10 +466,10 @@ func (c contract) readInput(state *requestState) (any, error) {
 		return nil, err
 	}
 	input := c.parse(sent)
+	state.loggedInput = strings.Join(sent.forLog, "&")
 	if err := sent.finish(); err != nil {
 		return nil, err
 	}
-	state.loggedInput = strings.Join(sent.forLog, "&")
 	return input, nil
 }
 
