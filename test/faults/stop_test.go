@@ -52,7 +52,7 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 
 // manyMails is more than the 32 conversations that the server has with the mail server at the same
 // time, so some mails wait for others.
-const manyMails = 100
+const manyMails = 40
 
 // H3: on SIGTERM under load, the server answers every request that it has accepted, if the request
 // ends in time, and tells the clients that their connections end. It sends the mail of every
