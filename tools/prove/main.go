@@ -42,7 +42,7 @@ const ciShare = 10 // -ci takes one in ciShare of the removals that the commit d
 var (
 	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
 	ci      = flag.Bool("ci", false, "those of changed code and tests, and a tenth of the rest")
-	lanes   = flag.Int("lanes", 4*runtime.NumCPU(), "removals at the same time; tests mostly wait")
+	lanes   = flag.Int("lanes", 5*runtime.NumCPU(), "removals at the same time; tests mostly wait")
 )
 
 func main() {
