@@ -109,11 +109,12 @@ func (b *browser) open(url string) {
 
 // element returns the path of the first element that matches a CSS selector, for further commands.
 // It scrolls the element to the middle of the window, so that the navigation, of which the drivers
-// know nothing, does not cover it.
+// know nothing, does not cover it. From then on the page does not scroll smoothly: while it does, a
+// click can miss the element.
 func (b *browser) element(selector string) string {
 	b.t.Helper()
-	script[any](b, `document.querySelector(arguments[0])?.scrollIntoView(
-		{block: 'center', behavior: 'instant'})`, selector)
+	script[any](b, `document.documentElement.style.scrollBehavior = 'auto';
+		document.querySelector(arguments[0])?.scrollIntoView({block: 'center'})`, selector)
 	var found map[string]string
 	wanted := params{"using": "css selector", "value": selector}
 	b.command("POST", "/element", wanted, &found)
