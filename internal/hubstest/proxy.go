@@ -33,7 +33,6 @@ const (
 	proxyPasses proxyMode = iota
 	proxyCut
 	proxyHangs
-	proxyDropsReplies
 )
 
 // A proxyPair is a client's connection to the proxy, and the proxy's own to the server.
@@ -41,7 +40,6 @@ type proxyPair struct {
 	client, server net.Conn
 	ended          chan struct{} // closed by close
 	close          func()        // closes both connections; may be called again
-	tainted        bool          // a reply was dropped, so the connection is of no more use
 }
 
 // NewProxy starts a proxy that passes all data to target (host:port). It runs until the test ends.
@@ -93,17 +91,11 @@ func (p *Proxy) Cut() { p.set(proxyCut) }
 // Hang holds all data back. Connections stay open, and the proxy accepts new ones.
 func (p *Proxy) Hang() { p.set(proxyHangs) }
 
-// DropReplies passes what a client sends, and drops what the server answers. So a statement is
-// executed, but the client does not learn that it was.
-func (p *Proxy) DropReplies() { p.set(proxyDropsReplies) }
-
-// Resume passes all data again, including the data that Hang held back. It closes the connections
-// that have lost a reply.
+// Resume passes all data again, including the data that Hang held back.
 func (p *Proxy) Resume() { p.set(proxyPasses) }
 
 // When calls do once, when a client sends the text, before the proxy passes the text on. If do is
-// Cut, the statement is not executed. If do is DropReplies, it is executed, but the client does not
-// learn that it was. A text that arrives in two pieces is not found.
+// Cut, the statement is not executed. A text that arrives in two pieces is not found.
 func (p *Proxy) When(text string, do func()) { p.when(trigger{text, false}, do) }
 
 // WhenAnswered is like When, for a text that the server sends. Any data contains the text "".
@@ -140,17 +132,18 @@ func (p *Proxy) Connections() int {
 	return len(p.pairs)
 }
 
-// set changes the mode. It closes the connections that can't be used in the new mode.
+// set changes the mode. A cut closes all connections.
 func (p *Proxy) set(mode proxyMode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mode = mode
 	close(p.changed)
 	p.changed = make(chan struct{})
+	if mode != proxyCut {
+		return
+	}
 	for pair := range p.pairs {
-		if mode == proxyCut || pair.tainted {
-			pair.close()
-		}
+		pair.close()
 	}
 }
 
@@ -198,7 +191,7 @@ func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 			return
 		}
 		p.runTriggers(chunk[:n], fromClient)
-		if !p.mayPass(pair, fromClient) {
+		if !p.mayPass(pair) {
 			continue
 		}
 		if _, err := to.Write(chunk[:n]); err != nil {
@@ -207,17 +200,14 @@ func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 	}
 }
 
-// mayPass waits while the proxy hangs. Then it reports whether data may pass in this direction.
-func (p *Proxy) mayPass(pair *proxyPair, fromClient bool) bool {
+// mayPass waits while the proxy hangs. Then it reports whether data may pass.
+func (p *Proxy) mayPass(pair *proxyPair) bool {
 	for {
 		p.mu.Lock()
 		mode, changed := p.mode, p.changed
-		if mode == proxyDropsReplies && !fromClient {
-			pair.tainted = true
-		}
 		p.mu.Unlock()
 		if mode != proxyHangs {
-			return mode == proxyPasses || mode == proxyDropsReplies && fromClient
+			return mode == proxyPasses
 		}
 		select {
 		case <-changed:

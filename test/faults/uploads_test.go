@@ -225,16 +225,8 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
 	s.AllowErrors("unavailable")
-	s.proxy.When("done.txt", s.proxy.DropReplies) // the insert reaches the database
-	answer := make(chan *hubstest.Response, 1)
-	go func() {
-		answer <- uploadText(c, "done.txt")
-	}()
-	hubstest.WaitUntil(t, "the row of the upload", func() bool {
-		return s.count("files where name = 'done.txt'") == 1
-	})
-	s.proxy.Resume()
-	wantUnavailable(t, <-answer)
+	s.loseAnswerTo("done.txt")
+	wantUnavailable(t, uploadText(c, "done.txt"))
 	s.waitFiles(2) // the final and the working name
 	s.AgeUnfinished(t)
 	s.sweep()
