@@ -165,8 +165,7 @@ func newSessionView(u *user, token sessionToken) sessionView {
 }
 
 func (v sessionView) isValid() bool {
-	return v.User.UserID != "" && // a UUID by the type of its column
-		emailForm.MatchString(v.User.Email) &&
+	return emailForm.MatchString(v.User.Email) &&
 		slices.Contains(allRoles, v.User.Permission) &&
 		!v.ExpiresAt.IsZero()
 }
@@ -389,7 +388,7 @@ type acceptanceView struct {
 }
 
 func (v acceptanceView) isValid() bool {
-	return v.Version != "" && !v.AcceptedAt.IsZero()
+	return !v.AcceptedAt.IsZero()
 }
 
 // acceptTerms records the acceptance. Accepting again keeps the time of the first acceptance: the

@@ -58,15 +58,15 @@ type file struct {
 }
 
 func (f file) isValid() bool {
-	return isUUID(f.FileID) && isFileName(f.Name) && f.ContentType != "" && f.Size >= 0 &&
-		!f.CreatedAt.IsZero()
+	return isFileName(f.Name) && f.ContentType != "" && f.Size >= 0 && !f.CreatedAt.IsZero()
 }
 
 // unsafeInName holds the path separators and the characters that change the direction of text:
 // with one of these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const unsafeInName = `/\` + "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
-// isFileName reports whether name is safe in a path and in a header, and shows in its own order.
+// isFileName reports whether name is safe in a path and in a header, and whether a program that
+// shows it shows its characters in the order in which they are stored.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
@@ -146,13 +146,13 @@ func (s *server) upload(state *requestState, _ nothing) (file, error) {
 }
 
 // storeUpload receives a file and stores it. When it returns without an error, the bytes are on
-// disk under their final name and the row is written. If it fails, it removes what it has stored,
-// and the sweep removes what it could not. Once the insert of the row has begun, a failure leaves
+// disk under their final name and the row is written. If it fails before the insert, it removes
+// what it has stored, and the sweep removes what it could not. If the insert fails, it leaves
 // everything to the sweep, because the row may have been committed.
 //
-// The order is: working name, bytes, fsync, link, fsync of the folder, row (F4). The folder of
-// the working names is not synced: after a power cut, the working name may be missing, and bytes
-// may remain that no row names and no sweep finds.
+// The order is: working name, lock, bytes, fsync, link, fsync of the folder, row (F4). The folder
+// of the working names is not synced: after a power cut, the working name may be missing, and
+// bytes may remain that no row names and no sweep finds.
 func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error) {
 	end, err := s.transfers.begin(state.user.UserID)
 	if err != nil {
@@ -162,24 +162,35 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	if err := form.readHead(); err != nil {
 		return file{}, err
 	}
-	var id string // made by PostgreSQL, because Go's library has no UUIDs
-	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
-		return file{}, err
-	}
-	working, err := s.files.OpenFile(
-		path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	working, id, err := s.newWorkingFile()
 	if err != nil {
 		return file{}, err
 	}
 	defer working.Close() // releases the lock
-	f, err := s.receiveUpload(form, working, id)
-	if err == nil {
-		err = s.authorize(state) // the account may have changed while the file arrived
-	}
+	rowMayExist := false
+	defer func() {
+		if !rowMayExist {
+			s.removeUpload(id) // if this fails, the sweep does it
+		}
+	}()
+	kind, size, err := form.readFile(working)
 	if err != nil {
-		s.removeUpload(id) // if this fails, the sweep does it
+		return file{}, bodyProblem(err)
+	}
+	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
 	}
+	if err := s.authorize(state); err != nil { // the account may have changed meanwhile
+		return file{}, err
+	}
+	f := file{
+		FileID:      id,
+		Name:        form.name,
+		ContentType: kind,
+		Size:        size,
+		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
+	}
+	rowMayExist = true // from here on, even if the insert returns an error
 	_, err = s.store.row(write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
@@ -190,26 +201,22 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	return f, nil
 }
 
-// receiveUpload writes the file to disk under its final name. It returns all but CreatedAt, which
-// the row will have.
-func (s *server) receiveUpload(form *uploadForm, working *os.File, id string) (file, error) {
-	if err := lockFile(working); err != nil {
-		return file{}, err
+// newWorkingFile creates the working file of a new upload and locks it. The id is made by
+// PostgreSQL, because Go's library has no UUIDs.
+func (s *server) newWorkingFile() (working *os.File, id string, err error) {
+	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
+		return nil, "", err
 	}
-	kind, size, err := form.readFile(working)
+	working, err = s.files.OpenFile(
+		path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
-		return file{}, bodyProblem(err)
+		return nil, "", err
 	}
-	if err := s.makeDurable(working, id); err != nil {
-		return file{}, err
+	if err := lockFile(working); err != nil {
+		working.Close()
+		return nil, "", err
 	}
-	return file{
-		FileID:      id,
-		Name:        form.name,
-		ContentType: kind,
-		Size:        size,
-		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
-	}, nil
+	return working, id, nil
 }
 
 // makeDurable links the bytes of an upload to their final name. When it returns without an error,
@@ -360,17 +367,12 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 		}
 		p = p[:min(int64(len(p)), left)]
 	}
-	timeLeft := min(stallTimeout, uploadTimeout(form.received)-time.Since(form.started))
-	deadline := time.Now().Add(timeLeft)
-	http.NewResponseController(form.state).SetReadDeadline(deadline)
+	uploadTimeout := uploadStart + time.Duration(form.received/uploadPace)*time.Second
+	timeLeft := min(stallTimeout, uploadTimeout-time.Since(form.started))
+	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(timeLeft))
 	n, err := form.body.Read(p)
 	form.received += int64(n)
 	return n, err
-}
-
-// uploadTimeout returns how long an upload may take that has received this many bytes.
-func uploadTimeout(received int64) time.Duration {
-	return uploadStart + time.Duration(received/uploadPace)*time.Second
 }
 
 // readFile writes the file to out and returns its content type and size. The form must have no

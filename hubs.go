@@ -42,10 +42,10 @@ func (h *hub) scanTargets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt, &h.UpdatedAt}
 }
 
+// isValid does not check HubID: the type of its column is uuid.
 func (h hub) isValid() bool {
 	nameLength := utf8.RuneCountInString(h.Name)
-	return h.HubID != "" && // a UUID by the type of its column
-		nameLength >= 1 && nameLength <= maxHubName &&
+	return nameLength >= 1 && nameLength <= maxHubName &&
 		utf8.RuneCountInString(h.Description) <= maxHubDescription &&
 		slices.Contains(hubStatuses, h.Status) &&
 		!h.CreatedAt.IsZero() && !h.UpdatedAt.IsZero()

@@ -212,9 +212,17 @@ type health struct {
 func (h health) isValid() bool { return h.Status == "ok" }
 
 // getHealth reports whether the server can read its tables and whether FILES_DIR exists. If not,
-// it returns a 503 (E1).
+// or if it does not know within dbTimeout, it returns a 503 (E1). Waiting for a slot and then for
+// the tables could take twice as long.
 func (s *server) getHealth(*requestState, nothing) (health, error) {
-	if err := errors.Join(s.store.checkTables(), s.checkFiles()); err != nil {
+	checked := make(chan error, 1)
+	go func() { checked <- errors.Join(s.store.checkTables(), s.checkFiles()) }()
+	err := errors.New("the check of the tables takes too long")
+	select {
+	case err = <-checked:
+	case <-time.After(dbTimeout):
+	}
+	if err != nil {
 		return health{}, unavailable(err)
 	}
 	return health{"ok"}, nil
@@ -228,8 +236,8 @@ func (s *server) getHealth(*requestState, nothing) (health, error) {
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. upload in files.go
-//	        starts it again when the file is stored or refused; downloadWriter.ReadFrom
-//	        there starts it again before each piece of a download, with stallTimeout.
+//	        starts it again when the file is stored or refused. downloadWriter.ReadFrom in
+//	        files.go starts it again, with stallTimeout, before each piece of a download.
 //	idle    Time between two requests. Starts when an answer is complete.
 //
 // Each step of a database statement has a limit of its own (dbTimeout in store.go). A file system
@@ -265,6 +273,7 @@ func serve(ctx context.Context) error {
 	if err := s.openFiles(); err != nil {
 		return err
 	}
+	web := s.newHTTPServer() // validates the routes
 	listener, err := listen(cfg.addr, ctx.Done())
 	if err != nil {
 		return err
@@ -273,7 +282,6 @@ func serve(ctx context.Context) error {
 
 	go s.sweepUploads()
 	debug.SetMemoryLimit(memoryTarget)
-	web := s.newHTTPServer()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
 	failed := make(chan error, 1)
 	go func() { failed <- web.Serve(listener) }()

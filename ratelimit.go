@@ -103,8 +103,8 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 }
 
 // makeRoom discards one key, so that memory stays bounded and no client is refused because of other
-// clients' keys. It samples sampleSize keys from where range begins in the map, a random position,
-// and discards the one with the fewest spent tokens.
+// clients' keys. It looks at the first sampleSize keys of a loop over the map, which begins at a
+// random position, and discards the one with the fewest spent tokens.
 //
 // A refused key is discarded only if every key in the sample is refused, so a flood of new keys
 // with one request each does not free it (L3). SECURITY.md states what a flood of refused keys
