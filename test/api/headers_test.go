@@ -71,7 +71,13 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	wantHeaders(t, admin.Get(file, "Range", "bytes=9-"), 416, nil)
 
 	wantHeaders(t, admin.Upload("a.txt", []byte("more than ten")), 413, nil)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`), 201, nil)
 	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site"), 403, nil)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "If-Match", `"a"`), 412, nil)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "Content-Encoding", "gzip"), 415, nil)
+	wantHeaders(t, admin.Send("POST /hubs", "{}"), 400, nil)
+	wantHeaders(t, admin.Send("POST /terms/acceptance", `{"version":"a"}`), 409, nil)
+	wantHeaders(t, admin.Get("/nowhere"), 404, nil)
 	wantHeaders(t, srv.Client(t).Get("/hubs"), 401, map[string]string{"WWW-Authenticate": "Cookie"})
 	wantHeaders(t, admin.Send("DELETE /hubs", nil), 405, map[string]string{"Allow": "GET, HEAD, POST"})
 	later := map[string]string{"Retry-After": "[1-9][0-9]*"}

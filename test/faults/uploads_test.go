@@ -203,6 +203,17 @@ func TestSweepWithoutDatabase(t *testing.T) {
 	s.WantStored(t, 0)
 }
 
+// If a client disconnects in the middle of an upload, nothing of the upload is left, even while the
+// database is unreachable.
+func TestClientGoneWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	s, c := startBehindProxy(t)
+	upload := c.StartUpload("broken.txt")
+	s.proxy.Cut()
+	breakOff(t, upload)
+	s.waitFiles(0)
+}
+
 // If the insert of an upload's row never reaches the database, the client gets a 503. The server
 // can't know whether the row was written, so it keeps the bytes. The sweep finds no row and removes
 // them.
