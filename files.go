@@ -345,8 +345,7 @@ func (form *uploadForm) readHead() error {
 		return bodyProblem(err)
 	}
 	form.part = part
-	form.name = part.FileName() // removes folders before "/"; the next line, those before "\"
-	form.name = form.name[strings.LastIndex(form.name, `\`)+1:]
+	form.name = path.Base(strings.ReplaceAll(part.FileName(), `\`, "/")) // without folders
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file", "must be the only part, with a file name of 1 to 255 bytes " +
 			"of UTF-8 without control characters and without U+202A to U+202E and U+2066 to U+2069"})
@@ -416,8 +415,7 @@ func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
 	}
-	connection := http.NewResponseController(form.state)
-	connection.SetReadDeadline(time.Now().Add(refusedTimeout))
+	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(refusedTimeout))
 	io.CopyN(io.Discard, form.state.request.Body, form.maxFile)
 }
 

@@ -195,7 +195,7 @@ const pagePolicy = "frame-ancestors 'none'"
 type document struct{ contentType, policy, text string }
 
 func (d document) get(*requestState, nothing) (document, error) { return d, nil }
-func (d document) isValid() bool                                { return true }
+func (document) isValid() bool                                  { return true }
 
 func (d document) send(state *requestState) error {
 	state.Header().Set("Content-Type", d.contentType)

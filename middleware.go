@@ -1025,11 +1025,7 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 		return a
 	}
 	if kind := a.Value.Kind(); kind == slog.KindString || kind == slog.KindAny {
-		text := a.Value.String()
-		if text == "" {
-			return slog.Attr{} // slog omits a zero Attr
-		}
-		a.Value = slog.StringValue(maskText(text))
+		a.Value = slog.StringValue(maskText(a.Value.String()))
 	}
 	return a
 }

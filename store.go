@@ -217,6 +217,9 @@ func takeSlot(slots chan struct{}) error {
 	}
 }
 
+// errScan marks an error of a scan function: a bug in this program, not an outage.
+var errScan = errors.New("scan")
+
 // run runs a statement without a retry. It prepares each text at its first use and keeps the
 // prepared statement. scanned reports whether scan was called.
 func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err error) {
@@ -238,7 +241,7 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 	for rows.Next() {
 		scanned = true
 		if err := scan(rows); err != nil {
-			return scanned, err
+			return scanned, fmt.Errorf("%w: %w", errScan, err)
 		}
 	}
 	return scanned, rows.Err()
@@ -291,15 +294,15 @@ var staleClasses = []string{
 
 // classifyDBError turns the errors of an unavailable database into a 503:
 //
-//   - every error that does not come from PostgreSQL itself, even a bug in this program such as a
-//     column that can't be scanned,
+//   - every error that does not come from PostgreSQL itself or from a scan, even a bug such as a
+//     wrong number of arguments,
 //   - every error that ends or rejects the connection (FATAL),
 //   - errors of the classes above.
 //
 // So while the database is unavailable, nobody gets a session and nobody loses one (Z2).
 func (st *store) classifyDBError(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, errScan) {
+		return err
 	}
 	dbErr, isDBError := errors.AsType[*pq.Error](err)
 	if !isDBError {
