@@ -220,7 +220,7 @@ func compareClocks(database time.Time) error {
 		return nil
 	}
 	return unavailable(
-		fmt.Errorf("the clocks differ: the database's minus this server's is %.0f s", ahead.Seconds()))
+		fmt.Errorf("the clocks differ: the database's is %.2f hours ahead", ahead.Hours()))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from

@@ -65,8 +65,8 @@ func (f file) isValid() bool {
 // with one of these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const unsafeInName = `/\` + "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
-// isFileName reports whether name is safe in a path and in a header, and whether a program that
-// shows it shows its characters in the order in which they are stored.
+// isFileName reports whether name is safe in a path and in a header, and has no character of
+// unsafeInName.
 func isFileName(name string) bool {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) {
 		return false
@@ -294,7 +294,7 @@ func (s *server) sweepUpload(id string) error {
 	if isYoung || lockFile(working) != nil {
 		return nil
 	}
-	hasRow, err := s.store.row(read("select file_id from files where file_id = $1", id), new(string))
+	hasRow, err := s.store.row(read("select from files where file_id = $1", id))
 	if err != nil {
 		return err
 	}

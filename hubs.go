@@ -2,6 +2,10 @@ package main
 
 // Hubs, the domain resource: the types with their validation, then the handlers. Use this file as
 // the model for another resource. The table and its indexes are in schema.sql.
+//
+// A resource uses two things that come later. Strict input is in middleware.go: a parse function
+// takes each field that a client may send, by a rule, and any other field is a 400. Statements are
+// in store.go: read and write make one, and row and rows run it.
 
 import (
 	"database/sql"

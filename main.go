@@ -19,10 +19,10 @@
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
-// Read the files in this order: main.go (routes, start and stop, commands, configuration),
-// middleware.go (the six steps, the contract, strict input, the answer, the log), auth.go
-// (sign-in, in the order the user experiences it), otp.go (codes and mail), ratelimit.go,
-// store.go and schema.sql, hubs.go (an example of a resource), files.go.
+// Read the files in this order: main.go (routes, start and stop, commands, configuration), hubs.go
+// (an example of a resource), auth.go (sign-in, in the order the user experiences it), otp.go
+// (codes and mail), middleware.go (the six steps, the contract, strict input, the answer, the log),
+// ratelimit.go, store.go and schema.sql, files.go.
 package main
 
 import (
@@ -59,7 +59,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	if _, ok := errors.AsType[usageError](err); ok { // holds no secret, so it is not masked
+	if _, ok := errors.AsType[usageError](err); ok {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
@@ -103,7 +103,7 @@ type config struct {
 }
 
 // A usageError reports an operator's mistake in a setting or on the command line. It is printed
-// unmasked, so it never quotes a setting that may hold a secret.
+// unmasked, so it never quotes a setting that may hold a secret. It may quote the command line.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
@@ -211,18 +211,18 @@ type health struct {
 
 func (h health) isValid() bool { return h.Status == "ok" }
 
-// getHealth reports whether the server can read its tables and whether FILES_DIR exists. If not,
-// or if it does not know within dbTimeout, it returns a 503 (E1). Waiting for a slot and then for
-// the tables could take twice as long.
+// getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
+// exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout, because
+// it waits for a slot and then for PostgreSQL.
 func (s *server) getHealth(*requestState, nothing) (health, error) {
 	checked := make(chan error, 1)
-	go func() { checked <- errors.Join(s.store.checkTables(), s.checkFiles()) }()
+	go func() { checked <- s.store.checkTables() }()
 	err := errors.New("the check of the tables takes too long")
 	select {
 	case err = <-checked:
 	case <-time.After(dbTimeout):
 	}
-	if err != nil {
+	if err := errors.Join(err, s.checkFiles()); err != nil {
 		return health{}, unavailable(err)
 	}
 	return health{"ok"}, nil
@@ -670,9 +670,10 @@ func (r *configReader) allowedOrigins() []string {
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
-		valid := err == nil && originForm.MatchString(origin) && isPortOrEmpty(u.Port())
+		valid := err == nil && originForm.MatchString(origin) && isPortOrEmpty(u.Port()) &&
+			!strings.HasSuffix(origin, ":443") // browsers leave it out
 		r.check(valid,
-			"ALLOWED_ORIGINS: must be origins such as https://app.example.com")
+			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without :443")
 	}
 	return origins
 }

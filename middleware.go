@@ -39,16 +39,14 @@ import (
 
 // Part 1: the steps.
 
-// handler returns the handler of all requests. It chains six steps, each wrapped around the
-// steps above it, so the last line runs first: logRequests makes the state that the others use.
+// handler returns the handler of all requests: six steps, each of which calls the next.
 func (s *server) handler(routes []route) http.Handler {
-	h := s.router(routes)       // 6. authentication, permission, input, output
-	h = s.checkOrigin(h)        // 5. preflights, cross-origin writes
-	h = s.limitByClient(h)      // 4. limits by client address
-	h = s.setRequestContext(h)  // 3. request id, client address
-	h = s.setSecurityHeaders(h) // 2. security and CORS headers
-	h = s.logRequests(h)        // 1. log line, recovery from panics
-	return h
+	return s.logRequests( // 1. log line, recovery from panics; makes the state that the others use
+		s.setSecurityHeaders( // 2. security and CORS headers
+			s.setRequestContext( // 3. request id, client address
+				s.limitByClient( // 4. limits by client address
+					s.checkOrigin( // 5. preflights, cross-origin writes
+						s.router(routes)))))) // 6. authentication, permission, input, output
 }
 
 // A requestState holds what the six steps share about one request, and writes its answer (see part
@@ -264,7 +262,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			return
 		}
 		isForeignWrite := protection.Check(r) != nil && !state.originAllowed
-		if isForeignWrite || isPreflight {
+		if isForeignWrite || isPreflight { // an allowed preflight has been answered above
 			// The browser hides the reason from the page, so log it for the developer.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
@@ -297,11 +295,10 @@ func (s *server) router(routes []route) http.Handler {
 
 // Part 2: the contract.
 
-// An access is the rule for who may call an endpoint: everyone, or the users that meet all of its
-// conditions. Every condition needs a session. A rule that is neither of the two, such as the zero
-// value, prevents the start.
+// An access is the rule for who may call an endpoint: either everyone, or the users with a session
+// that meet all further conditions. Any other rule, such as the zero value, prevents the start.
 type access struct {
-	public  bool
+	public  bool     // everyone
 	session bool     // the user must be signed in and not suspended
 	terms   bool     // the user must have accepted the current terms
 	roles   []string // the user must have one of these roles; nil means any
@@ -342,8 +339,8 @@ type route struct {
 func (r route) validate() {
 	name := r.method + " " + r.path
 	a := r.access
-	hasConditions := a.session || a.terms || a.roles != nil
-	if a.public == hasConditions {
+	hasConditions := a.terms || a.roles != nil
+	if a.public == a.session || a.public && hasConditions {
 		panic("no valid access rule: " + name)
 	}
 	c := r.contract
@@ -459,7 +456,7 @@ func (s *server) serveRoute(state *requestState) error {
 // readInput reads the fields of a request and makes the input of them.
 func (c contract) readInput(state *requestState) (any, error) {
 	if c.parse == nil {
-		return c.input, nil
+		return nothing{}, nil
 	}
 	sent, err := readFields(state)
 	if err != nil {
@@ -658,7 +655,7 @@ func (f *fields) take(r rule) (value string, sent bool) {
 // U+FFFD (utf8.RuneError), with which encoding/json replaces lone surrogates and invalid UTF-8.
 func (r rule) validate(value string) string {
 	if strings.ContainsRune(value, utf8.RuneError) { // also true for invalid UTF-8 in a query
-		return "must be whole Unicode text"
+		return "must be Unicode text without U+FFFD"
 	}
 	if r.oneOf != nil && !slices.Contains(r.oneOf, value) {
 		return "must be one of: " + strings.Join(r.oneOf, ", ")
@@ -741,7 +738,7 @@ var headersOfSuccess = []string{
 // one format with the request id (G3). It logs every 401, 403, 429 and 5xx (G4).
 //
 // It first removes the headers that a handler has set for a success, such as a cookie. If a
-// status has already been sent, fail can only close the connection.
+// status has already been sent, it panics with http.ErrAbortHandler, which closes the connection.
 func (state *requestState) fail(err error) {
 	p := toProblem(err)
 	state.logProblem(p)

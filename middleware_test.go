@@ -50,7 +50,12 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 			}
 		}
 		changed := r
-		for _, invalid := range []access{{}, {public: true, terms: true}} {
+		for _, invalid := range []access{
+			{},
+			{terms: true},
+			{public: true, terms: true},
+			{public: true, session: true},
+		} {
 			changed.access = invalid
 			wantNoStart("no valid access", changed)
 		}

@@ -9,9 +9,9 @@ package main
 //	PostgreSQL does not answer     the socket times out: 503           deadlineConn
 //	a connection has died          retry a read once                   store.rows
 //	PostgreSQL reports an outage   503                                 classifyDBError
-//	a connection is stale          503, and all idle ones are closed   classifyDBError
+//	a connection is stale          503, all idle ones are closed       classifyDBError
 //	it reports another error       500                                 classifyDBError
-//	any other failure              503                                 classifyDBError
+//	any other failure              503, all idle ones are closed       classifyDBError
 
 import (
 	"cmp"
@@ -184,7 +184,7 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 //
 // It retries a read once, on a new connection, if the connection turns out to be dead and scan has
 // not been called. So once the database is back after a crash, stale connections in the pool do
-// not cause a read to fail (D5).
+// not cause a read to fail (D5), except in the rare case that dropIdle describes.
 //
 // Expensive statements never take all connections (H6). They take an expensive slot first, so that
 // a waiting one holds no connection.

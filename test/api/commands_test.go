@@ -81,7 +81,7 @@ func runStep(t *testing.T, env map[string]string, step string) {
 	if len(commands) == 0 && want.String() != "" {
 		t.Errorf("commands.txt: got no command above %q, want one", want.String())
 	}
-	pattern := strings.ReplaceAll(regexp.QuoteMeta(want.String()), `\.\.\.`, "(?s:.*)")
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(want.String()), `\.\.\.`, ".*")
 	for _, command := range commands {
 		args := argument.FindAllString(command, -1)
 		for i, arg := range args {

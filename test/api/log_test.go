@@ -232,11 +232,11 @@ func TestPowerfulDatabaseRoleIsReported(t *testing.T) {
 		grant  string // rights on the table users
 		warned int    // number of warnings
 	}{
-		{staging, "select", 0},
-		{staging, "select, insert", 1},
-		{staging, "select, delete", 1},
-		{production(t), "select, update (permission)", 1},
-		{nil, "select, insert, update, delete", 0},
+		{env: staging, grant: "select", warned: 0},
+		{env: staging, grant: "select, insert", warned: 1},
+		{env: staging, grant: "select, delete", warned: 1},
+		{env: production(t), grant: "select, update (permission)", warned: 1},
+		{env: nil, grant: "select, insert, update, delete", warned: 0},
 	} {
 		t.Run(test.env["APP_ENV"]+" "+test.grant, func(t *testing.T) {
 			role, url := hubstest.NewRole(t, database)

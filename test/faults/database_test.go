@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -115,6 +116,27 @@ func fillService(t *testing.T, admin *hubstest.Client) (hub, file string, reques
 		"<hub>", hub,
 		"<file>", file)
 	return hub, file, requests
+}
+
+// requests.json has a request to each route of the contract, except to those that
+// TestDatabaseAwayIsUnavailable sends itself.
+func TestOutageReachesEachRoute(t *testing.T) {
+	t.Parallel()
+	sent := []string{"post /auth/otp/request", "post /auth/otp/validate", "post /files/upload"}
+	for _, q := range hubstest.ReadCases[request](t, "test/faults/testdata/requests.json",
+		"<hub>", "/hubs/{hubId}",
+		"<file>", "/files/{fileId}/{name}") {
+		path, _, _ := strings.Cut(q.Path, "?")
+		sent = append(sent, strings.ToLower(q.Method)+" "+path)
+	}
+	for path, operations := range hubstest.Contract[map[string]any](t, "paths") {
+		for method := range operations.(map[string]any) {
+			isMethod := method != "head" && method != "parameters"
+			if isMethod && !slices.Contains(sent, method+" "+path) {
+				t.Errorf("requests.json has no %s %s", method, path)
+			}
+		}
+	}
 }
 
 // Z2: while the database is unreachable, every request that needs it gets a 503: nobody gets a
