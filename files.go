@@ -353,13 +353,13 @@ func (form *uploadForm) readHead() error {
 	return nil
 }
 
-// Read reads the body for the multipart reader.
+// Read reads the body. The multipart reader calls it, and in the end readFile does.
 //
 // It cuts off an upload that takes longer than uploadTimeout (H1) or that makes no progress for
 // stallTimeout (H5). It allows maxPartHeaders bytes before the file begins, because package
 // multipart alone would keep up to 10 MB of headers in memory.
 func (form *uploadForm) Read(p []byte) (int, error) {
-	if form.part == nil {
+	if form.part == nil { // the file has not begun
 		left := maxPartHeaders - form.received
 		if left == 0 {
 			return 0, errTooLarge
@@ -443,7 +443,7 @@ func contentType(head []byte) string {
 // of file; send compares the row with the file on disk.
 type download struct {
 	file
-	server *server
+	server *server // send opens the file and counts the transfer
 }
 
 // getFile finds a file by its id and name. Any signed-in user may read a file whose path they

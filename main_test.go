@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -238,14 +239,19 @@ func TestRemovalsFit(t *testing.T) {
 	}
 }
 
-// No test calls t.Log, because tools/prove takes a line of t.Log for a failure. Tests write to
-// t.Output instead.
-func TestNotesGoToOutput(t *testing.T) {
-	own, _ := filepath.Glob("*_test.go") // the patterns are well formed
-	others, _ := filepath.Glob("test/*/*_test.go")
-	for _, file := range append(own, others...) {
-		if matches(t, file, `\bt\.(Logf?)\(`) != nil {
-			t.Errorf("%s: got a call of t.Log, want t.Output", file)
+// N1: The unit allows a thread for each connection, because each may wait for the disk.
+// H3: systemd gives a stop as long as the server takes: stopTimeout for requests, then for mail.
+func TestUnitLeavesTheServerRoom(t *testing.T) {
+	t.Parallel()
+	for name, least := range map[string]int{
+		"TasksMax":       maxConnections + 100,
+		"LimitNOFILE":    4 * maxConnections,
+		"TimeoutStopSec": 2 + int(2*stopTimeout/time.Second),
+	} {
+		set := matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
+		got, err := strconv.Atoi(strings.Join(set, " "))
+		if err != nil || got < least {
+			t.Errorf("deploy/hubs.service: got %s=%q, want at least %d", name, set, least)
 		}
 	}
 }

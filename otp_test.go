@@ -71,7 +71,7 @@ func TestCodesFromKnownRandomness(t *testing.T) {
 
 // O2: A code works until the last nanosecond of its lifetime, and not after it. The test stores the
 // codes without issue, so no timer removes them: find itself must reject an expired code.
-func TestCodeLifetime(t *testing.T) {
+func TestCodesExpire(t *testing.T) {
 	t.Parallel()
 	const life = 600 * time.Second
 	for after, want := range map[time.Duration]bool{

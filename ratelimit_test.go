@@ -174,7 +174,7 @@ func TestFloodFreesNoTokens(t *testing.T) {
 // In this test, the limiter discards the keys of mailboxes some 400 times, so chance changes the
 // result by about a twentieth. The test accepts a difference of a third, which chance does not
 // reach.
-func TestFloodOfRefusedKeys(t *testing.T) {
+func TestFloodGainsWhatIsWritten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		// Attempts a second, and mailboxes that are attacked at once: the result is their mean.

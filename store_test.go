@@ -6,9 +6,12 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"hubs/internal/hubstest"
 	"io"
 	"net"
 	"os"
+	"regexp"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -302,4 +305,27 @@ func TestDropsAtOnceCloseIdleConnections(t *testing.T) {
 			t.Errorf("got the connections %v closed, want the idle ones, 1 and 2", closed)
 		}
 	})
+}
+
+// Each table has a grant in deploy/roles.sql. Without one, the server can't read the table, but
+// other tests don't notice, because they connect as the owner. Each table is also in checkTables.
+// Otherwise, neither the start nor /healthz would notice that it is missing.
+func TestEachTableIsGrantedAndChecked(t *testing.T) {
+	t.Parallel()
+	roles := hubstest.ReadFile(t, "deploy/roles.sql")
+	_, checked, _ := strings.Cut(hubstest.ReadFile(t, "store.go"), "checkTables() error {")
+	checked, _, _ = strings.Cut(checked, " where false")
+	tables := matches(t, "schema.sql", `create table if not exists (\w+)`)
+	if len(tables) < 4 {
+		t.Fatalf("schema.sql: got the tables %q, want at least 4", tables)
+	}
+	for _, table := range tables {
+		grant := regexp.MustCompile(`(?m)^grant select.* on ` + table + `\s+to hubs_server;`)
+		if !grant.MatchString(roles) {
+			t.Errorf("deploy/roles.sql: want a line grant select, … on %s to hubs_server;", table)
+		}
+		if !strings.Contains(checked, " from "+table+")") {
+			t.Errorf("store.go: want checkTables to read the table %s", table)
+		}
+	}
 }

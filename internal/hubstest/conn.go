@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -96,4 +97,35 @@ func (s *Server) Wire(
 		t.Fatalf("%s %s: %v", method, target, err)
 	}
 	return answer
+}
+
+// FullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
+// connections is full. A connection attempt there gets no reply until makeRoom is called. Then it
+// waits in the queue.
+func FullQueue(t testing.TB) (addr string, makeRoom func()) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	socket, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { socket.Close() })
+	setQueue := func(length int) {
+		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
+			t.Error(err)
+		}
+	}
+	setQueue(0) // the shortest
+	addr = listener.Addr().String()
+	for {
+		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
+		if err != nil {
+			return addr, func() { setQueue(8) }
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
 }

@@ -108,6 +108,23 @@ func ReadCases[C any](t testing.TB, name string, words ...string) []C {
 	return file.Cases
 }
 
+// A TextCase is a case of a file of the corpus that is not JSON, but lines of text.
+type TextCase struct{ Name, Text string }
+
+// ReadTextCases reads a file of the corpus in which "== " and a name begin a case.
+func ReadTextCases(t testing.TB, name string) []TextCase {
+	t.Helper()
+	var cases []TextCase
+	for _, part := range strings.Split(ReadFile(t, "testdata/"+name), "\n== ")[1:] {
+		title, text, _ := strings.Cut(part, "\n")
+		cases = append(cases, TextCase{title, text})
+	}
+	if len(cases) == 0 {
+		t.Fatalf("%s has no cases", name)
+	}
+	return cases
+}
+
 // Decode decodes a JSON text into value. name is for messages. A member that value does not have
 // ends the test. Otherwise a misspelled member would be ignored, and its case would pass.
 func Decode(t testing.TB, name, text string, value any) {
@@ -123,10 +140,12 @@ func Decode(t testing.TB, name, text string, value any) {
 var (
 	corpusByte   = regexp.MustCompile(`\\x[0-9a-f]{2}`)          // \xff
 	corpusRepeat = regexp.MustCompile(`<(.|[^<>*]+)\*([0-9]+)>`) // <x*3>
+	corpusWord   = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)   // <email>
 )
 
 // FillIn replaces \xff by the byte 0xff, <x*3> by xxx, and words by their values. words are pairs
-// of a word and its value, such as "<email>", "ada@example.com".
+// of a word and its value, such as "<email>", "ada@example.com". If it gets any,
+// it panics at a word without a value: a case with a misspelled one could pass for another reason.
 func FillIn(text string, words ...string) string {
 	text = corpusByte.ReplaceAllStringFunc(text, func(escape string) string {
 		value, _ := strconv.ParseUint(escape[2:], 16, 8)
@@ -137,7 +156,13 @@ func FillIn(text string, words ...string) string {
 		n, _ := strconv.Atoi(match[2])
 		return strings.Repeat(match[1], n)
 	})
-	return strings.NewReplacer(words...).Replace(text)
+	text = strings.NewReplacer(words...).Replace(text)
+	for _, word := range corpusWord.FindAllString(text, -1) {
+		if words != nil && !strings.HasPrefix(word, "<now") { // Token.Sign replaces <now>
+			panic("no value for " + word + " in " + text)
+		}
+	}
+	return text
 }
 
 // contractLimit matches a word that FillInLimits replaces.

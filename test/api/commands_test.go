@@ -34,14 +34,12 @@ func run(t *testing.T, env map[string]string, args ...string) string {
 // tests what the user commands do to sessions.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	file := hubstest.ReadFile(t, "testdata/commands.txt")
-	for _, text := range strings.Split(file, "\n== ")[1:] {
-		name, script, _ := strings.Cut(text, "\n")
-		t.Run(name, func(t *testing.T) {
+	for _, c := range hubstest.ReadTextCases(t, "commands.txt") {
+		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
 			_, powerless := hubstest.NewRole(t, database)
-			script := hubstest.FillIn(script,
+			script := hubstest.FillIn(c.Text,
 				"<no database>", hubstest.WithDatabase(database, "none"),
 				"<wrong password>", hubstest.WithUser(t, database, "postgres", "secret-1"),
 				"<powerless>", powerless,
@@ -81,7 +79,8 @@ func runStep(t *testing.T, env map[string]string, step string) {
 	if len(commands) == 0 && want.String() != "" {
 		t.Errorf("commands.txt: got no command above %q, want one", want.String())
 	}
-	pattern := strings.ReplaceAll(regexp.QuoteMeta(want.String()), `\.\.\.`, ".*")
+	anyText := strings.NewReplacer(`\.\.\.`, ".*", `\(any\)`, "(?s:.*)")
+	pattern := anyText.Replace(regexp.QuoteMeta(want.String()))
 	for _, command := range commands {
 		args := argument.FindAllString(command, -1)
 		for i, arg := range args {

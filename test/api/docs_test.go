@@ -91,7 +91,7 @@ var securityRow = regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|.*?\\| `([a-z./]
 // If a row of SECURITY.md names a function, the comment of that function has the id of the row in
 // brackets, such as (O3). Every id in the comment of a function is the id of a row. No two rows
 // have the same id.
-func TestSecurityPage(t *testing.T) {
+func TestSecurityRowsAndCommentsMatch(t *testing.T) {
 	t.Parallel()
 	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\((?:\w+ )?\*?(\w+)\) )?(\w+)`)
 	mark := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)

@@ -139,7 +139,7 @@ func TestAnswersTellTheirLength(t *testing.T) {
 
 // G1: The server keeps a request id that the client has sent if it has the right form, and replaces
 // any other. The header of the answer, the error in its body and the log line have the same id.
-func TestRequestID(t *testing.T) {
+func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t, staging(t))
 	send := func(id string) (got string) {

@@ -4,12 +4,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/mail"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -272,31 +270,7 @@ func TestHungMailServer(t *testing.T) {
 // that one must end later.
 func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	socket, err := listener.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer socket.Close()
-	// setQueue sets how many connections the kernel keeps until they are accepted.
-	setQueue := func(length int) {
-		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
-			t.Fatal(err)
-		}
-	}
-	setQueue(0)
-	addr := listener.Addr().String()
-	for { // nobody accepts these connections, so the queue is soon full and a dial times out
-		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
-		if err != nil {
-			break
-		}
-		defer conn.Close()
-	}
+	addr, makeRoom := hubstest.FullQueue(t)
 	s := hubstest.Start(t, map[string]string{
 		"SMTP_URL":  "smtp://" + addr,
 		"MAIL_FROM": "signin@example.com",
@@ -306,8 +280,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	hung := startHung(t)
 	// If the time counted only from the connection on, it would end two seconds after that of hung.
 	time.Sleep(2 * time.Second)
-	// Now the queue has room, so TCP's next attempt connects. Nobody answers on the connection.
-	setQueue(8)
+	makeRoom() // so TCP's next attempt connects; nobody answers on the connection
 	waitNotSent(t, s, email)
 	if hung.Mail.Connections() == 0 {
 		t.Error("the hung conversation, which began later, has ended first: " +

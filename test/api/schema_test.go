@@ -138,11 +138,9 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
-	file := hubstest.ReadFile(t, "testdata/constraints.txt")
-	for _, part := range strings.Split(file, "\n== ")[1:] {
-		name, text, _ := strings.Cut(part, "\n")
-		t.Run(name, func(t *testing.T) {
-			statements, want, _ := strings.Cut(hubstest.FillInLimits(t, text), "[")
+	for _, c := range hubstest.ReadTextCases(t, "constraints.txt") {
+		t.Run(c.Name, func(t *testing.T) {
+			statements, want, _ := strings.Cut(hubstest.FillInLimits(t, c.Text), "[")
 			got := sqlErrorOf(t, db, statements)
 			if want = strings.TrimRight(want, "]\n"); got != want {
 				t.Errorf("%s: got the error %q, want %q", statements, got, want)

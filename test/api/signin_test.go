@@ -280,7 +280,7 @@ func TestEmailForms(t *testing.T) {
 // L2: The client's address is the first one that is not a trusted proxy's, beginning with the peer
 // of the connection and going on with X-Forwarded-For from the right. The test sees it in the log
 // line and in the limit that it shares with other addresses.
-func TestClientAddress(t *testing.T) {
+func TestForwardedAddressesNeedTrust(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase

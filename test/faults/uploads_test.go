@@ -131,7 +131,7 @@ func (s *service) putFiles(age time.Duration, names ...string) {
 
 // A sweep removes what is left of uploads whose server was killed, and nothing else. A working name
 // that can't be opened prevents neither the start of the server nor the sweep of the others.
-func TestSweep(t *testing.T) {
+func TestUnfinishedUploadsAreSwept(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
 	s.Stop(t)

@@ -60,12 +60,34 @@ func follow(t *testing.T, kind, file, body string) {
 	t.Helper()
 	switch kind {
 	case "sh":
+		before := editedFiles(body)
 		run(t, body)
+		for name, text := range before {
+			if now, _ := os.ReadFile(name); string(now) == text {
+				t.Errorf("%s does not change in %s", name, body)
+			}
+		}
 	case "new":
 		write(t, file, body)
 	case "diff":
 		change(t, file, body)
 	}
+}
+
+// editedFiles returns the texts of the files that the lines with perl name.
+func editedFiles(body string) map[string]string {
+	texts := map[string]string{}
+	for line := range strings.Lines(body) {
+		if !strings.HasPrefix(line, "perl ") {
+			continue
+		}
+		for _, word := range strings.Fields(line) {
+			if text, err := os.ReadFile(word); err == nil {
+				texts[word] = string(text)
+			}
+		}
+	}
+	return texts
 }
 
 // run runs a command in bash and fails the test if the command fails.

@@ -289,8 +289,7 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 // A failure at a line of internal/hubstest is one of the harness: no server starts, for example. It
 // does not count, because otherwise every removal that breaks the whole server would be proven.
 //
-// A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output
-// (TestNotesGoToOutput).
+// A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output.
 var assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
 
 // runTest runs a test against the lane's server. Each wait in the test ends after patience. The

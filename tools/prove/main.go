@@ -4,9 +4,10 @@
 //
 //	./dev.sh prove                all removals
 //	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
-//	./dev.sh prove TestSweep      the removals that name this test or a subtest of it
+//	./dev.sh prove TestUnfinishedUploadsAreSwept      the removals that name this test or a subtest of it
 //	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
-//	./dev.sh prove -ci            the removals of changed code and tests, and a tenth of the rest
+//	./dev.sh prove -ci            the removals of changed code, and up to 150 in all with some of those
+//	                              of changed tests and of the rest
 //	./dev.sh prove -lanes 3       three removals at the same time
 //
 // At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
