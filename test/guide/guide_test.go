@@ -74,11 +74,11 @@ func follow(t *testing.T, kind, file, body string) {
 	}
 }
 
-// editedFiles returns the texts of the files that the lines with perl name.
+// editedFiles returns the texts of the files that simple substitutions (perl -pi) name.
 func editedFiles(body string) map[string]string {
 	texts := map[string]string{}
 	for line := range strings.Lines(body) {
-		if !strings.HasPrefix(line, "perl ") {
+		if !strings.HasPrefix(line, "perl -pi ") {
 			continue
 		}
 		for _, word := range strings.Fields(line) {
