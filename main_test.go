@@ -211,6 +211,7 @@ func TestRemovalsFit(t *testing.T) {
 	known := matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
 	known = append(known, removalTopics...)
 	isNamed := map[string]bool{}
+	texts := allTestTexts(t)
 	for _, r := range all {
 		if slices.Contains(known, r.Name) {
 			t.Errorf("%s: two removals have this name, or it is that of a row or topic", r.Name)
@@ -226,6 +227,9 @@ func TestRemovalsFit(t *testing.T) {
 				t.Errorf("%s: there is no test %s", r.Name, name)
 			}
 			isNamed[function] = true
+			if subtest := lastCase(name, function); !strings.Contains(texts, subtest) {
+				t.Errorf("%s: no test or corpus has the case %s of %s", r.Name, subtest, function)
+			}
 		}
 		if _, err := source.Apply(r.Changes); err != nil {
 			t.Errorf("%s: the removal no longer fits: %v", r.Name, err)
@@ -237,6 +241,29 @@ func TestRemovalsFit(t *testing.T) {
 			fmt.Println("no removal names", name)
 		}
 	}
+}
+
+// allTestTexts returns the text of all tests and corpora, with _ for spaces as in names of subtests.
+func allTestTexts(t *testing.T) string {
+	t.Helper()
+	var texts strings.Builder
+	for _, pattern := range []string{"*_test.go", "test/*/*_test.go", "testdata/*.*"} {
+		files, _ := filepath.Glob(pattern) // the patterns are well formed
+		for _, file := range files {
+			texts.WriteString(hubstest.FillIn(hubstest.ReadFile(t, file)))
+		}
+	}
+	return strings.ReplaceAll(texts.String(), " ", "_")
+}
+
+// lastCase returns the case that a subtest of a function is for: "read-only" of TestX/read-only, and
+// the value of a setting, "a=b" of TestX/local/bad_COOKIE_PREFIX="a=b".
+func lastCase(name, function string) string {
+	subtest := strings.TrimPrefix(name, function)
+	if _, value, isSetting := strings.Cut(subtest, `="`); isSetting {
+		return strings.TrimSuffix(value, `"`)
+	}
+	return subtest[strings.LastIndex(subtest, "/")+1:]
 }
 
 // N1: The unit allows a thread for each connection, because each may wait for the disk.
@@ -253,6 +280,25 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 		if err != nil || got < least {
 			t.Errorf("deploy/hubs.service: got %s=%q, want at least %d", name, set, least)
 		}
+	}
+}
+
+var twoRequirements = regexp.MustCompile(`^module hubs
+
+go \S+
+
+require \(
+	github.com/golang-jwt/jwt/v5 v\S+
+	github.com/lib/pq v\S+
+\)
+$`)
+
+// go.mod has two requirements, no indirect requirement, and no replacement for one.
+func TestTwoRequirements(t *testing.T) {
+	t.Parallel()
+	text := hubstest.ReadFile(t, "go.mod")
+	if !twoRequirements.MatchString(text) {
+		t.Errorf("go.mod: got\n%s\nwant it to match\n%s", text, twoRequirements)
 	}
 }
 

@@ -374,8 +374,10 @@ func (g *generator) queryParameters(input string, f *fields) (parameters []objec
 // inputSchema returns the schema of a JSON body. An input that requires no field is a change: its
 // body must have at least one of the fields, and an absent field has no default.
 func (g *generator) inputSchema(input string, f *fields) object {
-	isRequired := func(e fieldError) bool { return e.Detail == "is required" }
-	isChange := !slices.ContainsFunc(f.errors, isRequired)
+	isRequired := func(asked rule) bool { // f has an error for each field that is required
+		return slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == asked.name })
+	}
+	isChange := !slices.ContainsFunc(f.taken, isRequired)
 	var required []string
 	var properties object
 	for _, asked := range f.taken {

@@ -100,8 +100,8 @@ func (s *Server) Wire(
 }
 
 // FullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
-// connections is full. A connection attempt there gets no reply until makeRoom is called. Then it
-// waits in the queue.
+// connections is full. A connection attempt there gets no reply until makeRoom is called, which
+// returns when the attempt has succeeded. Nobody answers on the connection.
 func FullQueue(t testing.TB) (addr string, makeRoom func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -121,11 +121,24 @@ func FullQueue(t testing.TB) (addr string, makeRoom func()) {
 	}
 	setQueue(0) // the shortest
 	addr = listener.Addr().String()
+	waiting := 0
 	for {
 		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
 		if err != nil {
-			return addr, func() { setQueue(8) }
+			break
 		}
 		t.Cleanup(func() { conn.Close() })
+		waiting++
+	}
+	return addr, func() {
+		setQueue(8)
+		listener.(*net.TCPListener).SetDeadline(time.Now().Add(Patience))
+		for range waiting + 1 {
+			conn, err := listener.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+		}
 	}
 }

@@ -83,6 +83,9 @@ func serverCertificate(issuer *tls.Certificate) *tls.Certificate {
 	})
 }
 
+// MailConversations is the most conversations that a server has with its mail server at a time.
+const MailConversations = 32
+
 // MailOptions configure a mail server. The zero value offers STARTTLS on 127.0.0.1 and accepts mail
 // from every client.
 type MailOptions struct {

@@ -91,7 +91,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 // the origin and before the routes, so it also counts preflights, refused origins and unknown
 // paths. Headers and request id come before the limit, so a page of an allowed origin can read the
 // 429. The log comes before all others, so it has a line for the 429.
-func TestOrderOfSteps(t *testing.T) {
+func TestStepsRunInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
 	srv := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})

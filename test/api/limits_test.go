@@ -130,8 +130,8 @@ func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	if got != want {
 		t.Errorf("detail: got %q, want %q", got, want)
 	}
-	wait, _ := time.ParseDuration(r.Header.Get("Retry-After") + "s") // WantProblem checks the form
-	if wait > l.Period {
-		t.Errorf("Retry-After: got %v, want at most %v", wait, l.Period)
+	wait, err := time.ParseDuration(r.Header.Get("Retry-After") + "s")
+	if err != nil || wait < time.Second || wait > l.Period {
+		t.Errorf("Retry-After: got %q, want 1 s to %v", r.Header.Get("Retry-After"), l.Period)
 	}
 }

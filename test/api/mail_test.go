@@ -193,7 +193,7 @@ func TestMailServerFails(t *testing.T) {
 // QUIT. The server does not wait for the answer to QUIT (M1). The test compares it with a
 // conversation that began before and hangs for all the time that a conversation may last: that one
 // must end later.
-func TestFarewellCountsNothing(t *testing.T) {
+func TestMailIsSentBeforeQUIT(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]hubstest.MailMode{
 		"leaves":       hubstest.MailLeaves,
@@ -280,7 +280,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	hung := startHung(t)
 	// If the time counted only from the connection on, it would end two seconds after that of hung.
 	time.Sleep(2 * time.Second)
-	makeRoom() // so TCP's next attempt connects; nobody answers on the connection
+	makeRoom() // so TCP's next attempt connects
 	waitNotSent(t, s, email)
 	if hung.Mail.Connections() == 0 {
 		t.Error("the hung conversation, which began later, has ended first: " +
@@ -316,13 +316,12 @@ func TestTalkativeMailServer(t *testing.T) {
 // delays no client's answer.
 func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
-	const bound = 32
 	s := hubstest.Start(t, staging(t))
 	s.AllowErrors("code not sent")
 	s.Mail.Fail(hubstest.MailHangs)
 	hung := startHung(t) // its conversation begins before the others, so it ends before them
 	var emails []string
-	for range bound + 8 {
+	for range hubstest.MailConversations + 8 {
 		email, _ := s.NewUser(t, "member")
 		emails = append(emails, email)
 	}
@@ -334,8 +333,9 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 		open = max(open, s.Mail.Connections())
 		return hung.Mail.Connections() == 0
 	})
-	if open != bound {
-		t.Errorf("got a maximum of %d conversations at once, want %d", open, bound)
+	if open != hubstest.MailConversations {
+		t.Errorf("got a maximum of %d conversations at once, want %d",
+			open, hubstest.MailConversations)
 	}
 	s.Mail.Release()
 	hubstest.WaitUntil(t, "a log line about each code", func() bool {

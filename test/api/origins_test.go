@@ -108,7 +108,7 @@ func checkOrigin(
 
 // C2: A write by a page of another origin is refused, even if the page is of the same site:
 // SameSite=Lax alone would let that page write.
-func TestCrossSiteWrites(t *testing.T) {
+func TestCrossSiteWritesAreRefused(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin", production(t))
 	for _, test := range hubstest.ReadCases[struct {

@@ -88,31 +88,6 @@ func TestMigrateAtOnce(t *testing.T) {
 	wantSchema(t, database)
 }
 
-// A migration gives a database of the last release the schema of this one, and keeps its rows.
-// "create table if not exists" does not change a table that exists, so each change of a table needs
-// a statement of its own in schema.sql. A release copies schema.sql to testdata/last-release.sql. As
-// long as both are the same, this test shows nothing.
-func TestMigrateFromTheLastRelease(t *testing.T) {
-	t.Parallel()
-	database := emptyDatabase(t)
-	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/last-release.sql"))
-	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "admin")
-	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
-	if err := hubstest.Migrate(database); err != nil {
-		t.Fatal(err)
-	}
-	wantSchema(t, database)
-	const roleOf = "select permission from users where user_id = $1"
-	role := hubstest.Query[string](t, database, roleOf, user)
-	if role != "admin" {
-		t.Errorf("role: got %q, want admin", role)
-	}
-	got := hubstest.Query[string](t, database, "select name from hubs")
-	if got != "North" {
-		t.Errorf("hub: got %q, want North", got)
-	}
-}
-
 // A migration that has nothing to change takes no lock that conflicts with reads. So it does not
 // wait for reads, and no read waits for it.
 func TestMigrateLetsReadsGoOn(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 
 // T1, T2, T4, T5: A token that this server would not have issued, or that has expired or ended, is
 // a 401, and the log has the reason.
-func TestForgedTokens(t *testing.T) {
+func TestOnlyValidTokensOpenSessions(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase
@@ -75,7 +75,7 @@ func TestForgedTokens(t *testing.T) {
 // T6, T8: The server takes the token only from the cookie of its own environment. A token in
 // another cookie or in another place of the request, or a token of another environment, opens no
 // session.
-func TestCookieName(t *testing.T) {
+func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase

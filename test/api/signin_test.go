@@ -250,7 +250,7 @@ type emailCase struct {
 
 // I4, O9: The server accepts and refuses exactly these addresses, in a request for a code and in a
 // sign-in. The code goes to the address as stored in the database.
-func TestEmailForms(t *testing.T) {
+func TestOnlyPlainAddressesAreTaken(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	for _, c := range hubstest.ReadCorpus[emailCase](t, "emails.json").Cases {

@@ -50,9 +50,9 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 	return emails
 }
 
-// manyMails is more than the 32 conversations that the server has with the mail server at the same
+// manyMails is more than the conversations that the server has with the mail server at the same
 // time, so some mails wait for others.
-const manyMails = 40
+const manyMails = hubstest.MailConversations + 8
 
 // H3: on SIGTERM under load, the server answers every request that it has accepted, if the request
 // ends in time, and tells the clients that their connections end. It sends the mail of every
