@@ -220,7 +220,7 @@ func compareClocks(database time.Time) error {
 		return nil
 	}
 	return unavailable(
-		fmt.Errorf("the clocks differ: the database's is %.2f hours ahead", ahead.Hours()))
+		fmt.Errorf("the clocks differ: the database's is %v ahead", ahead.Round(time.Second)))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from
@@ -232,7 +232,8 @@ type sessionToken struct {
 	IssuedAt  seconds `json:"iat"`
 	ExpiresAt seconds `json:"exp"`
 
-	jwt.RegisteredClaims `json:"-"` // only for the methods of jwt.Claims; its values are not used
+	// Only for the methods of jwt.Claims. Its values are not used: the two times above hide its own.
+	jwt.RegisteredClaims `json:"-"`
 }
 
 // seconds is a Unix time with six decimals, the precision of PostgreSQL. Whole seconds could not

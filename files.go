@@ -111,8 +111,9 @@ type transfers struct {
 	byUser map[string]int
 }
 
-// begin counts a transfer, or returns a 429 if the user has maxUserTransfers already, so that one
-// user can't take all connections (H5). The caller must call end when the transfer is over.
+// begin counts a transfer, or returns a 429 if the user has maxUserTransfers already (H5). It does
+// not bound the user's connections: see boundedListener. The caller must call end when the transfer
+// is over.
 func (t *transfers) begin(userID string) (end func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -166,13 +167,16 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	if err != nil {
 		return file{}, err
 	}
-	defer working.Close() // releases the lock
+	defer working.Close()
 	rowMayExist := false
 	defer func() {
 		if !rowMayExist {
 			s.removeUpload(id) // if this fails, the sweep does it
 		}
 	}()
+	if err := lockFile(working); err != nil { // working.Close releases the lock
+		return file{}, err
+	}
 	kind, size, err := form.readFile(working)
 	if err != nil {
 		return file{}, bodyProblem(err)
@@ -201,22 +205,15 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	return f, nil
 }
 
-// newWorkingFile creates the working file of a new upload and locks it. The id is made by
-// PostgreSQL, because Go's library has no UUIDs.
+// newWorkingFile creates the working file of a new upload. The id is made by PostgreSQL, because
+// Go's library has no UUIDs.
 func (s *server) newWorkingFile() (working *os.File, id string, err error) {
 	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
 		return nil, "", err
 	}
 	working, err = s.files.OpenFile(
 		path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, "", err
-	}
-	if err := lockFile(working); err != nil {
-		working.Close()
-		return nil, "", err
-	}
-	return working, id, nil
+	return working, id, err
 }
 
 // makeDurable links the bytes of an upload to their final name. When it returns without an error,
@@ -291,8 +288,14 @@ func (s *server) sweepUpload(id string) error {
 	// Check the age before taking the lock: an upload that has just created its file is about to
 	// lock it. Take the lock before looking for the row: a running upload may still write it.
 	isYoung := time.Since(info.ModTime()) < sweepInterval
-	if isYoung || lockFile(working) != nil {
+	if isYoung {
 		return nil
+	}
+	if err := lockFile(working); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) { // the upload is still running
+			return nil
+		}
+		return err
 	}
 	hasRow, err := s.store.row(read("select from files where file_id = $1", id))
 	if err != nil {
@@ -513,21 +516,18 @@ func (d download) send(state *requestState) error {
 	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
 		state.request.Header.Del("Range")
 	}
-	http.ServeContent(downloadWriter{state}, state.request, "", d.CreatedAt, content)
+	http.ServeContent(netHTTPWriter{state}, state.request, "", d.CreatedAt, content)
 	return nil
 }
 
-// A downloadWriter is the http.ResponseWriter of http.ServeContent, which would give a whole
-// download one deadline.
-type downloadWriter struct{ *requestState }
-
-// ReadFrom sends a file in pieces and extends the write deadline before each. The total time of a
-// download is not limited, but each piece must be sent within stallTimeout. So a client that
-// stops reading is cut off (H5).
+// ReadFrom sends a file for http.ServeContent, in pieces, and extends the write deadline before
+// each. The total time of a download is not limited, but each piece must be sent within
+// stallTimeout. So a client that stops reading is cut off (H5).
 //
 // net/http uses sendfile only through a single io.LimitedReader. http.ServeContent passes one, and
-// io.CopyN adds one of its own. So ReadFrom copies from limited.R, not from limited.
-func (w downloadWriter) ReadFrom(src io.Reader) (int64, error) {
+// io.CopyN adds one of its own. So ReadFrom copies from limited.R, not from limited. If
+// http.ServeContent ever passes another reader, the panic cuts the download off.
+func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
 	var sent int64
 	for limited.N > 0 {

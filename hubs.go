@@ -3,9 +3,10 @@ package main
 // Hubs, the domain resource: the types with their validation, then the handlers. Use this file as
 // the model for another resource. The table and its indexes are in schema.sql.
 //
-// A resource uses two things that come later. Strict input is in middleware.go: a parse function
-// takes each field that a client may send, by a rule, and any other field is a 400. Statements are
-// in store.go: read and write make one, and row and rows run it.
+// A resource uses what comes later. In middleware.go: strict input (a parse function takes each
+// field that a client may send, by a rule, and any other field is a 400), the state of the request,
+// and the check of each output by its isValid. In store.go: statements (read and write make one, row
+// and rows run it, and orNotFound turns a missing row into a 404).
 
 import (
 	"database/sql"
@@ -22,8 +23,8 @@ const (
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 
-	// plainOffset is the largest offset at which listStatement reads the rows of skipped hubs too,
-	// because that takes less time than a second step.
+	// Up to plainOffset, one plain statement is faster. Beyond it, listStatement first finds the ids
+	// in an index.
 	plainOffset = 100
 )
 
@@ -141,7 +142,7 @@ func (p hubPage) isValid() bool {
 			return false
 		}
 	}
-	return p.Items != nil && len(p.Items) <= p.Limit
+	return len(p.Items) <= p.Limit
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {

@@ -50,7 +50,8 @@ func (s *server) handler(routes []route) http.Handler {
 }
 
 // A requestState holds what the six steps share about one request, and writes its answer (see part
-// 4). It is used only by the goroutine that serves the request.
+// 4). logRequests makes it and passes it to the other steps as their http.ResponseWriter. It is used
+// only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
 	request             *http.Request // no step may copy it: the router stores path values in it
@@ -68,10 +69,6 @@ type requestState struct {
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
 }
 
-// stateOf returns the state of the request. logRequests passes it on as the ResponseWriter of the
-// other steps.
-func stateOf(w http.ResponseWriter) *requestState { return w.(*requestState) }
-
 // log returns a logger that adds the request id, the client and the user to each event.
 func (state *requestState) log() *slog.Logger {
 	log := state.serverLog.With("requestId", state.id, "client", state.client)
@@ -81,8 +78,8 @@ func (state *requestState) log() *slog.Logger {
 	return log
 }
 
-// logRequests is step 1. It creates the request's state and, when the other steps are done,
-// writes the log line. It turns a panic into a 500. The local environment logs no requests,
+// logRequests is step 1. It makes the request's state and, when the other steps are done, writes
+// the log line. It turns a panic into a 500. The local environment logs no requests,
 // because developers watch the same output for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -135,7 +132,7 @@ func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 		for name, value := range securityHeaders {
 			header.Set(name, value)
 		}
-		state := stateOf(w)
+		state := w.(*requestState)
 		origin := r.Header.Get("Origin")
 		state.originAllowed = s.cfg.allowsOrigin(origin)
 		if state.originAllowed {
@@ -169,7 +166,7 @@ func (c *config) allowsOrigin(origin string) bool {
 // by the client is kept if it matches requestIDForm; otherwise a new one is generated (G1).
 func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(w)
+		state := w.(*requestState)
 		state.id = r.Header.Get("X-Request-Id")
 		if !requestIDForm.MatchString(state.id) {
 			state.id = rand.Text()
@@ -223,7 +220,7 @@ func clientKey(client netip.Addr) string {
 // limitByClient is step 4. It applies the limit by client address.
 func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(w)
+		state := w.(*requestState)
 		limit := s.clientLimit(r.Method, r.URL.Path)
 		if err := limit.take(clientKey(state.client)); err != nil {
 			state.fail(err)
@@ -251,7 +248,7 @@ func (s *server) clientLimit(method, path string) *limiter {
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(w)
+		state := w.(*requestState)
 		isPreflight := r.Method == "OPTIONS" &&
 			r.Header.Get("Access-Control-Request-Method") != ""
 		if isPreflight && state.originAllowed {
@@ -276,21 +273,23 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// router is step 6. It returns the router of net/http, whose routes run serveRoute. WriteHeader in
-// part 4 replaces the router's own 404, 405 and redirects.
+// router is step 6. Its routes run serveRoute. The router of net/http gets a netHTTPWriter, which
+// replaces its own 404, 405 and redirects.
 func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, row := range routes {
 		row.validate()
 		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := stateOf(w)
+			state := w.(netHTTPWriter).requestState
 			state.route = row
 			if err := s.serveRoute(state); err != nil {
 				state.fail(err)
 			}
 		})
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.ServeHTTP(netHTTPWriter{w.(*requestState)}, r)
+	})
 }
 
 // Part 2: the contract.
@@ -340,7 +339,7 @@ func (r route) validate() {
 	name := r.method + " " + r.path
 	a := r.access
 	hasConditions := a.terms || a.roles != nil
-	if a.public == a.session || a.public && hasConditions {
+	if a.public == a.session || a.public && hasConditions { // neither, both, or a contradiction
 		panic("no valid access rule: " + name)
 	}
 	c := r.contract
@@ -361,9 +360,7 @@ type contract struct {
 	parse         func(*fields) any // makes the input; nil if body and query are ignored
 	handle        func(state *requestState, input any) (output, error)
 
-	// limit is the endpoint's own limit, besides that of step 4. It may be nil.
-	limit    *limiter
-	limitKey func(state *requestState, input any) string // the key of an input
+	limit *limiter // the endpoint's own limit, besides that of step 4; may be nil
 }
 
 // An output reports whether it satisfies its contract. It is checked before it is sent.
@@ -413,7 +410,6 @@ func limitedEndpoint[In limitKeyer, Out output](
 ) contract {
 	c := endpoint(parse, handle)
 	c.limit = limit
-	c.limitKey = func(state *requestState, input any) string { return input.(In).limitKey(state) }
 	return c
 }
 
@@ -442,7 +438,8 @@ func (s *server) serveRoute(state *requestState) error {
 		return err
 	}
 	if c.limit != nil {
-		if err := c.limit.take(c.limitKey(state, input)); err != nil {
+		key := input.(limitKeyer).limitKey(state)
+		if err := c.limit.take(key); err != nil {
 			return err
 		}
 	}
@@ -764,46 +761,20 @@ func (state *requestState) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = state.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	state.status = p.Status
-	state.ResponseWriter.WriteHeader(p.Status)
-	n, _ := state.ResponseWriter.Write(body)
-	state.bytes = int64(n)
+	state.WriteHeader(p.Status)
+	state.Write(body)
 }
 
-// netHTTPErrors maps statuses that net/http sends to our errors. The others are a 404, a redirect
-// to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
-var netHTTPErrors = map[int]error{
-	405: errMethod,
-	412: errPrecondition,
-	416: errRange,
-	500: errors.New("net/http could not read the file"),
-}
-
-// WriteHeader sends the status of a success, once. Only net/http calls it with any other status:
-// its router and http.ServeContent report an error by calling, for example, WriteHeader(405) and
-// then Write(text). WriteHeader calls fail instead, and Write discards the text, so these answers
-// also have the error format of this API (G3).
+// WriteHeader sends a status. It is called once for each request.
 func (state *requestState) WriteHeader(status int) {
-	if state.status != 0 {
-		return
-	}
-	if status < 300 || status == 304 {
-		state.status = status
-		state.ResponseWriter.WriteHeader(status)
-		return
-	}
-	err, isListed := netHTTPErrors[status]
-	if !isListed {
-		err = errNotFound
-	}
-	state.fail(err)
+	state.status = status
+	state.ResponseWriter.WriteHeader(status)
 }
 
 // Write sends a part of the body, after a 200 if no status has been sent.
 func (state *requestState) Write(b []byte) (int, error) {
-	state.WriteHeader(200)
-	if state.status >= 400 { // fail has written the answer
-		return len(b), nil
+	if state.status == 0 {
+		state.WriteHeader(200)
 	}
 	n, err := state.ResponseWriter.Write(b)
 	state.bytes += int64(n)
@@ -812,6 +783,37 @@ func (state *requestState) Write(b []byte) (int, error) {
 
 // Unwrap returns the ResponseWriter of net/http, for http.ResponseController.
 func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
+
+// A netHTTPWriter is the http.ResponseWriter for the two parts of net/http that write an answer
+// themselves: its router and http.ServeContent. Their errors become ours, so that they have the
+// error format of this API (G3). ReadFrom, in files.go, sends a file.
+type netHTTPWriter struct{ *requestState }
+
+// netHTTPErrors maps the statuses of net/http's errors to our errors. The others are a 404, a
+// redirect to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
+var netHTTPErrors = map[int]error{
+	405: errMethod,
+	412: errPrecondition,
+	416: errRange,
+	500: errors.New("net/http could not read the file"),
+}
+
+// WriteHeader sends the status of a success. For an error, it sends our whole answer.
+func (w netHTTPWriter) WriteHeader(status int) {
+	if status < 300 || status == 304 {
+		w.requestState.WriteHeader(status)
+		return
+	}
+	w.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
+}
+
+// Write sends a part of the body. It discards the text that net/http writes after an error.
+func (w netHTTPWriter) Write(b []byte) (int, error) {
+	if w.status >= 400 {
+		return len(b), nil
+	}
+	return w.requestState.Write(b)
+}
 
 // Part 5: problems.
 
@@ -1049,7 +1051,7 @@ var maskRules = []struct {
 	// which has 36 characters.
 	{regexp.MustCompile(`[\w+/=-]{40,}`), "***"},
 	// A one-time code, also written as 482-913 or 4 8 2 9 1 3 → ***
-	{regexp.MustCompile(`[0-9]([-_ ]?[0-9]){5,}`), "***"},
+	{regexp.MustCompile(`[0-9]{6,}|[0-9]{3}[-_ ][0-9]{3}|[0-9]([-_ ][0-9]){5}`), "***"},
 }
 
 // maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The order matters: a

@@ -142,7 +142,7 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 		},
 		"contract": {contract: failing(nil)},
 		"standard": {contract: failing(func(state *requestState) {
-			http.Error(state, panicSecret, 500) // as http.ServeContent does
+			http.Error(netHTTPWriter{state}, panicSecret, 500) // as http.ServeContent does
 		})},
 		"error": {contract: endpoint(nil, func(state *requestState, _ nothing) (nothing, error) {
 			for header := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location

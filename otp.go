@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	codeLength = 6 // digits, as told to clients; to change it, change issue and codeRule as well
+	codeLength = 6 // digits, only as told to clients: issue and codeRule have the number as well
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum age of a code before a new one replaces it
 
@@ -253,7 +253,7 @@ func tlsConfig(host string) *tls.Config {
 //
 // It requires STARTTLS even if the server does not offer it, because an attacker on the network may
 // have removed the offer. If STARTTLS fails, neither mail nor password is sent (D4). Only a server
-// on loopback may lack STARTTLS. If it offers it, secure uses it and verifies the certificate.
+// on loopback may lack STARTTLS. If such a server offers STARTTLS, secure uses it, too.
 func (m mailer) secure(client *smtp.Client) error {
 	host := m.server.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)

@@ -21,7 +21,7 @@ const (
 //
 // This is equivalent to a sliding-window log: at most burst requests pass in any interval of one
 // period. A bucket that refills continuously would let up to twice as many pass. The cost is
-// memory: about 90 bytes for each key, and up to 16 bytes for each token it has spent.
+// memory: about 90 bytes for each key, and up to 16 bytes for each request of the last period.
 //
 // A limiter stores only the hash of a key. Two keys whose hashes collide (probability 2^-64)
 // share a bucket.

@@ -129,7 +129,8 @@ func explainDBError(err error) error {
 		"23505": "there is a user with this address already; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
 	}
-	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
+	sentence := cmp.Or(advice[sqlState(err)],
+		"the database can't be reached, or reported an error; a change may have been made all the same")
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 
@@ -312,7 +313,7 @@ func (st *store) classifyDBError(err error) error {
 	}
 	class := string(dbErr.Code.Class())
 	if slices.Contains(staleClasses, class) {
-		st.dropIdle() // closes this connection as well, because it is idle again
+		st.dropIdle() // closes this connection as well, because it is idle again (see dropIdle)
 		return unavailable(err)
 	}
 	if dbErr.Fatal() || slices.Contains(outageClasses, class) {

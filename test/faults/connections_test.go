@@ -13,7 +13,7 @@ import (
 // uses the plain binary, because the race detector and coverage take memory of their own.
 func startWithDescriptors(t *testing.T, descriptors string) *hubstest.Server {
 	t.Helper()
-	limit := `ulimit -n ` + descriptors + ` && exec "$@"`
+	limit := `ulimit -n ` + descriptors + ` && GOMEMLIMIT=192MiB exec "$@"`
 	cmd := exec.Command("sh", "-c", limit, "sh", hubstest.PlainBinary(), "serve")
 	return hubstest.StartCommand(t, cmd)
 }
