@@ -5,7 +5,7 @@ package main
 //  1. The six steps that every request takes, in the order of the specification.
 //  2. The contract: what each endpoint declares, and serveRoute, which runs it.
 //  3. Strict input: JSON bodies and query strings.
-//  4. The answer: answer writes every success, fail writes every error.
+//  4. The answer: answer writes the success of an endpoint, fail writes every error.
 //  5. Problems: the errors that are sent to clients.
 //  6. The log: what is logged of a request, and what is masked.
 
@@ -63,7 +63,7 @@ type requestState struct {
 	route         route        // set by step 6; the zero route if no route matches
 	user          *user        // set by step 6: the account, if the route needs or begins a session
 	session       sessionToken // set by step 6: the token, if the route needs a session
-	loggedInput   string       // set by step 6: the parts of the input that may be logged
+	loggedInput   string       // set by step 6: the parts of a query that may be logged
 
 	status int   // status sent to the client; 0 if none has been sent
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
@@ -726,6 +726,7 @@ func (state *requestState) answer(out output) error {
 	return nil
 }
 
+// headersOfSuccess may be set before an answer turns out to be an error.
 var headersOfSuccess = []string{
 	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
 	"Content-Length",
@@ -1048,8 +1049,8 @@ var maskRules = []struct {
 	// A secret by its name, with everything after it: password=hunter2 → ***
 	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`), "***"},
 	// A key, or the payload or the signature of a session token → ***. Each is longer than an id,
-	// which has 36 characters.
-	{regexp.MustCompile(`[\w+/=-]{40,}`), "***"},
+	// which has 36 characters. A "/" ends a run, so that the path of a file stays.
+	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
 	// A one-time code, also written as 482-913 or 4 8 2 9 1 3 → ***
 	{regexp.MustCompile(`[0-9]{6,}|[0-9]{3}[-_ ][0-9]{3}|[0-9]([-_ ][0-9]){5}`), "***"},
 }

@@ -334,10 +334,10 @@ func isConnectionGone(err error) bool {
 // dropIdle closes the idle connections, because if one is dead, the others most likely are too.
 // database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// SetMaxIdleConns closes the old connections after it has released its lock. If another call had
-// raised the maximum by then, connections in use could be among them. So calls must not overlap: a
-// call during another one returns at once. In the moment before that one has emptied the pool, a
-// retry may still get a dead connection.
+// SetMaxIdleConns closes the old connections after it has released its lock, and their list shares
+// its memory with that of the idle ones. If another call had raised the maximum by then, connections
+// in use could be among them. So calls must not overlap: a call during another one returns at once.
+// In the moment before that one has emptied the pool, a retry may still get a dead connection.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return
