@@ -1048,8 +1048,8 @@ var maskRules = []struct {
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
 	// A secret by its name, with everything after it: password=hunter2 → ***
 	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`), "***"},
-	// A key, or the payload or the signature of a session token → ***. Each is longer than an id,
-	// which has 36 characters. A "/" ends a run, so that the path of a file stays.
+	// A long key, or the payload or the signature of a session token → ***. All are longer than an
+	// id, which has 36 characters. A "/" ends a run, so that the path of a file stays.
 	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
 	// A one-time code, also written as 482-913 or 4 8 2 9 1 3 → ***
 	{regexp.MustCompile(`[0-9]{6,}|[0-9]{3}[-_ ][0-9]{3}|[0-9]([-_ ][0-9]){5}`), "***"},

@@ -103,8 +103,9 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 }
 
 // makeRoom discards one key, so that memory stays bounded and no client is refused because of other
-// clients' keys. It looks at the first sampleSize keys of a loop over the map, which begins at a
-// random position, and discards the one with the fewest spent tokens.
+// clients' keys. It looks at the first sampleSize keys of a loop over the map, and discards the one
+// with the fewest spent tokens. It relies on Go's runtime, not on the language, for a loop that
+// begins at a random position.
 //
 // A refused key is discarded only if every key in the sample is refused, so a flood of new keys
 // with one request each does not free it (L3). SECURITY.md states what a flood of refused keys
