@@ -49,9 +49,9 @@ func TestTokenTimesAreExact(t *testing.T) {
 				"<iat>", at(test.issued),
 				"<exp>", at(test.expires)))
 			_, err := serverWithoutDatabase(io.Discard).verifyToken(token)
-			refusal, _ := errors.AsType[problem](err)
-			if refusal.reason != test.want {
-				t.Errorf("%+v: got the reason %q, want %q", test, refusal.reason, test.want)
+			refusal, isRefusal := errors.AsType[problem](err)
+			if refusal.reason != test.want || isRefusal != (err != nil) {
+				t.Errorf("%+v: got the error %v, reason %q, want %q", test, err, refusal.reason, test.want)
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func TestTokenKeepsItsTimes(t *testing.T) {
 
 // isUUID accepts a UUID in the one form in which PostgreSQL writes it. It rejects the UUID with one
 // character replaced, removed or added at any place.
-func TestIdentifierForm(t *testing.T) {
+func TestOnlyUUIDsAreIdentifiers(t *testing.T) {
 	t.Parallel()
 	const id = "0a1b2c3d-4e5f-6789-abcd-ef0123456789"
 	if !isUUID(id) {

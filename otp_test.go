@@ -91,7 +91,7 @@ func TestCodesExpire(t *testing.T) {
 
 // O7: While a code is younger than a minute, another request for the same address makes no code.
 // After the minute, a new code replaces the old one.
-func TestCodeResend(t *testing.T) {
+func TestYoungCodeIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		codes := newCodes()

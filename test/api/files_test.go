@@ -379,7 +379,8 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	good.Finish().Want(t, 201)
 }
 
-// The server reads at most MAX_UPLOAD_BYTES of the rest of a refused upload.
+// The server does not read all of the rest of a refused upload. It reads MAX_UPLOAD_BYTES of it; the
+// test allows for what the buffers of the connection hold.
 func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	t.Parallel()
 	const maxSent = 32 << 20 // bytes; the buffers of the connection hold a few MB of them
@@ -402,7 +403,7 @@ func (r *endlessReader) Read(p []byte) (int, error) {
 
 // The account is checked again before the row of an upload is written. If the user has lost the
 // right to upload meanwhile, the upload is refused, and no part of it is kept.
-func TestUploadOutlivesItsSession(t *testing.T) {
+func TestUploadEndsWithItsRights(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	for command, want := range map[string]string{

@@ -227,7 +227,7 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 }
 
 // H1: The headers of a request may have 16 kB. A request with more is a 431.
-func TestLargeHeaders(t *testing.T) {
+func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
 	for size, status := range map[int]int{

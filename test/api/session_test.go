@@ -361,7 +361,7 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 
 // T9: While the clocks of server and database are more than a minute apart, a sign-in is a 503, and
 // the code stays valid. The log has the difference.
-func TestClocksApart(t *testing.T) {
+func TestSignInNeedsClocksThatAgree(t *testing.T) {
 	t.Parallel()
 	for shift, difference := range map[string]string{
 		"-95 seconds": "the database's is -1m",

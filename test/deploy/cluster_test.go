@@ -97,7 +97,9 @@ func (c *cluster) waitState(t *testing.T, server int, state string) {
 	})
 }
 
-func TestCluster(t *testing.T) {
+// Three servers behind HAProxy have the limits of one, and no request fails while servers come and
+// go. Both parts use the same servers, because starting them takes long.
+func TestServersOfAClusterActAsOne(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
 	t.Run("limits", func(t *testing.T) {

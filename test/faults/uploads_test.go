@@ -384,8 +384,8 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	hubstest.WaitUntil(t, "a transfer instead of an upload that ended", served)
 }
 
-// The server ends a transfer that makes no progress for 30 s. A slow transfer that began earlier
-// continues.
+// The server ends a transfer that makes no progress. A slow transfer that began earlier continues.
+// TestUploadDeadlines and TestDownloadDeadlines state the times.
 func TestStalledTransfersEnd(t *testing.T) {
 	t.Parallel()
 	s, stalled := start(t)
