@@ -81,7 +81,7 @@ func editedFiles(body string) map[string]string {
 		if !strings.HasPrefix(line, "perl -pi ") {
 			continue
 		}
-		for _, word := range strings.Fields(line) {
+		for word := range strings.FieldsSeq(line) {
 			if text, err := os.ReadFile(word); err == nil {
 				texts[word] = string(text)
 			}
