@@ -79,8 +79,8 @@ func (state *requestState) log() *slog.Logger {
 }
 
 // logRequests is step 1. It makes the request's state and, when the other steps are done, writes
-// the log line. It turns a panic into a 500. The local environment logs no requests,
-// because developers watch the same output for codes.
+// the log line. It turns a panic into a 500. The local environment logs no requests, because
+// developers watch the same output for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
@@ -790,22 +790,24 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 // error format of this API (G3). ReadFrom, in files.go, sends a file.
 type netHTTPWriter struct{ *requestState }
 
-// netHTTPErrors maps the statuses of net/http's errors to our errors. The others are a 404, a
-// redirect to a cleaned path, and the 400 of "OPTIONS *": all of these become a 404.
-var netHTTPErrors = map[int]error{
-	405: errMethod,
-	412: errPrecondition,
-	416: errRange,
-	500: errors.New("net/http could not read the file"),
-}
-
 // WriteHeader sends the status of a success. For an error, it sends our whole answer.
 func (w netHTTPWriter) WriteHeader(status int) {
 	if status < 300 || status == 304 {
 		w.requestState.WriteHeader(status)
 		return
 	}
-	w.fail(cmp.Or(netHTTPErrors[status], error(errNotFound)))
+	switch status {
+	case 405:
+		w.fail(errMethod)
+	case 412:
+		w.fail(errPrecondition)
+	case 416:
+		w.fail(errRange)
+	case 500:
+		w.fail(errors.New("net/http could not read the file"))
+	default: // a 404, a redirect to a cleaned path, or the 400 of "OPTIONS *"
+		w.fail(errNotFound)
+	}
 }
 
 // Write sends a part of the body. It discards the text that net/http writes after an error.
@@ -1005,7 +1007,7 @@ func (s *server) originForLog(state *requestState) string {
 func (state *requestState) logProblem(p problem) {
 	switch {
 	case p.Status >= 500:
-		state.log().Error("failed", "error", p.Error(), "route", state.route.path)
+		state.log().Error("failed", "error", p, "route", state.route.path)
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		state.log().Info("refused", "code", p.Code, "reason", p.reason,
 			"route", state.route.path)

@@ -130,7 +130,7 @@ func explainDBError(err error) error {
 		"23514": "the table users takes no such address or role (roles: member, admin)",
 	}
 	sentence := cmp.Or(advice[sqlState(err)],
-		"the database can't be reached, or reported an error; a change may have been made all the same")
+		"the database can't be reached, or reported an error (a command may still have made its change)")
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 

@@ -144,8 +144,8 @@ var (
 )
 
 // FillIn replaces \xff by the byte 0xff, <x*3> by xxx, and words by their values. words are pairs
-// of a word and its value, such as "<email>", "ada@example.com". If it gets any,
-// it panics at a word without a value: a case with a misspelled one could pass for another reason.
+// of a word and its value, such as "<email>", "ada@example.com". If FillIn gets words, it panics if
+// the text has another one: a case with a misspelled word could pass for another reason.
 func FillIn(text string, words ...string) string {
 	text = corpusByte.ReplaceAllStringFunc(text, func(escape string) string {
 		value, _ := strconv.ParseUint(escape[2:], 16, 8)
