@@ -339,8 +339,8 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 
 // A connection uses less than 250 kB, most of it the kernel's buffer of data that the client has
 // not read. So all connections together use less than 256 MB, if GOMEMLIMIT is set as in deploy/.
-// The kernel's buffer of data that the server has not read comes on top. The price is that a download gets at most 192 kB in each round
-// trip to the client: 2 MB/s at 100 ms.
+// The kernel's buffer of data that the server has not read comes on top. The price is that a
+// download gets at most 192 kB in each round trip to the client: 2 MB/s at 100 ms.
 const (
 	maxConnections = 1024
 	sendBuffer     = 96 << 10 // bytes; Linux doubles it
