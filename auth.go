@@ -3,6 +3,9 @@ package main
 // Sign-in, in the order of a user's session: request a code, exchange it for a session, keep
 // the session token in a cookie, authenticate each request, accept the terms, sign out. The
 // commands with which an operator manages accounts come last.
+//
+// An input with a limitKey method is counted before its handler is called (see limitedEndpoint in
+// middleware.go).
 
 import (
 	"errors"
@@ -48,13 +51,14 @@ type user struct {
 	now           time.Time // the database's clock when the row was read
 }
 
-// The conditions that loadUser accepts. $1 is the key.
+// The conditions of loadUser. $1 is the key.
 const (
 	whereID    = "u.user_id = $1"
 	whereEmail = "lower(u.email) = $1" // the key must be in lower case
 )
 
-// loadUser reads the user that matches a condition. It returns nil if there is none.
+// loadUser reads the user for whom one of the conditions above is true. It returns nil if there is
+// none. Without an acceptance of the current terms, the columns of terms_acceptances are null.
 func (s *server) loadUser(condition, key string) (*user, error) {
 	u := &user{}
 	found, err := s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -68,18 +72,20 @@ func (s *server) loadUser(condition, key string) (*user, error) {
 	return u, nil
 }
 
-// emailForm matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
-// domain name, ASCII only. schema.sql has the same pattern.
-var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
-
-var domainForm = regexp.MustCompile("^" + domainLabels + "$")
-
+// The parts of an e-mail address.
 const (
+	// One or more of the characters that RFC 5322 permits without quotes.
 	atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 	// A label has 1 to 63 characters (RFC 1035 2.3.4).
 	label        = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
 	domainLabels = label + `(\.` + label + ")*"
 )
+
+// emailForm matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
+// domain name, ASCII only. schema.sql has the same pattern.
+var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
+
+var domainForm = regexp.MustCompile("^" + domainLabels + "$")
 
 var emailRule = rule{
 	name: "email", trim: true, min: 3, max: 254,
@@ -101,6 +107,8 @@ func parseCodeRequest(f *fields) codeRequest {
 	return codeRequest{parseEmail(f)}
 }
 
+// limitKey is the key by which limitedEndpoint counts the input: each pair of an e-mail address and
+// a client has its own count.
 func (in codeRequest) limitKey(state *requestState) string {
 	return in.email + " " + clientKey(state.client)
 }
@@ -111,9 +119,7 @@ type codeAnswer struct {
 	ExpiresInSeconds int `json:"expiresInSeconds"`
 }
 
-func (a codeAnswer) isValid() bool {
-	return a.ExpiresInSeconds > 0
-}
+func (codeAnswer) isValid() bool { return true } // its values are constants
 
 // requestCode schedules the work (startCode in otp.go) and answers without waiting for it. It does
 // not look up the account, so neither the answer nor its timing reveals whether one exists (O6).
@@ -165,17 +171,15 @@ func newSessionView(u *user, token sessionToken) sessionView {
 }
 
 func (v sessionView) isValid() bool {
-	return emailForm.MatchString(v.User.Email) &&
-		slices.Contains(allRoles, v.User.Permission) &&
-		!v.ExpiresAt.IsZero()
+	return emailForm.MatchString(v.User.Email) && slices.Contains(allRoles, v.User.Permission)
 }
 
 // validateCode exchanges an address and its code for a session. It rejects unknown addresses,
 // wrong codes and expired codes alike, without a query to the database.
 //
-// It reads the account before it removes the code: if the database fails, the user can try the
-// same code again. "Sign out everywhere" also revokes codes that were sent before it, because an
-// operator may use it when somebody else can read the mailbox (S1).
+// It reads the account before it removes the code: if the database fails, the user can try the same
+// code again. "Sign out everywhere" also revokes the codes for which the account was read before
+// it, because an operator may use it when somebody else can read the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code, ok := s.codes.find(in.email, in.code)
 	if !ok {
@@ -192,8 +196,8 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 	if err := compareClocks(u.now); err != nil {
 		return sessionView{}, err
 	}
+	removed := s.codes.remove(in.email, code) // used up, even if the sign-in is refused below
 	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
-	removed := s.codes.remove(in.email, code)
 	if !removed || signedOutEverywhere {
 		return sessionView{}, errInvalidCode
 	}
@@ -232,14 +236,17 @@ type sessionToken struct {
 	IssuedAt  seconds `json:"iat"`
 	ExpiresAt seconds `json:"exp"`
 
-	// Only for the methods of jwt.Claims. Its values are not used: the two times above hide its own.
+	// The library takes only types with the methods of jwt.Claims, and this struct has them. It
+	// stays empty: encoding/json skips it, and tokenParser does not call its methods.
 	jwt.RegisteredClaims `json:"-"`
 }
 
-// seconds is a Unix time with six decimals, the precision of PostgreSQL. Whole seconds could not
-// tell a session that began just before a "sign out everywhere" from one that began just after.
-// A float64 has 53 bits of precision, and the time in microseconds needs 51, so rounding to
-// microseconds restores the original value.
+// seconds is a time as a JWT has it: a JSON number of seconds since 1970 (RFC 7519, section 2). It
+// has six decimals, the precision of PostgreSQL. Whole seconds could not tell a session that began
+// just before a "sign out everywhere" from one that began just after.
+//
+// A time in microseconds needs 51 of the 53 bits of a float64. The other two hold the errors of
+// dividing and multiplying by 1e6, so rounding restores the original value.
 type seconds float64
 
 func toSeconds(t time.Time) seconds { return seconds(t.UnixMicro()) / 1e6 }
@@ -264,18 +271,20 @@ var tokenParser = jwt.NewParser(
 )
 
 // verifyToken checks a token and returns its payload. It does not check the account: checkSession
-// does. Its error is a 401 with one of three reasons for the log: "forged" if the token is
-// malformed, has an extension, or none of our keys signed it, "expired", or "clock" if its times
-// are ones that this server would not issue.
+// does. A valid token
 //
-// A valid token is signed with HS256 and one of our keys, has no critical extension (T1), and is in
-// strict base64 (T4). Its iat is at most clockSkew in the future, and its exp is at most sessionTTL
-// after iat (T2). A missing time reads as 1970, so a token without exp has expired, and one without
-// iat lives too long.
+//   - is signed with HS256 and one of our keys, and has no critical extension (T1),
+//   - is in strict base64 (T4), and its userId is a UUID,
+//   - has an iat at most clockSkew in the future, and an exp at most sessionTTL after it (T2),
+//   - has not expired.
+//
+// Any other token is a 401. Its reason, for the log, is "clock" if only the times of the third line
+// are wrong, "expired" for the last line, and "forged" for all else. A missing time reads as 1970:
+// a token without exp has expired, and one without iat lives too long.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
-		return s.cfg.sessionKeys, nil
+		return s.cfg.sessionKeys, nil // the library tries each key
 	})
 	if err != nil {
 		return sessionToken{}, unauthenticated("forged")
@@ -298,11 +307,6 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	}
 	return token, nil
 }
-
-// uuidForm is the one form in which PostgreSQL writes a UUID.
-var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
-func isUUID(text string) bool { return uuidForm.MatchString(text) }
 
 // setSessionCookie sets the session cookie for maxAge seconds, or clears it if maxAge is negative.
 // A browser clears a cookie only if name, path and domain are the same as when it was set. The
@@ -388,9 +392,7 @@ type acceptanceView struct {
 	AcceptedAt time.Time `json:"acceptedAt"`
 }
 
-func (v acceptanceView) isValid() bool {
-	return !v.AcceptedAt.IsZero()
-}
+func (acceptanceView) isValid() bool { return true } // the table takes no other version or time
 
 // acceptTerms records the acceptance. Accepting again keeps the time of the first acceptance: the
 // update changes no value, but without it the statement would return no row.
@@ -431,10 +433,10 @@ func userCommand(line []string) error {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
+	flags.SetOutput(io.Discard) // the usageError below says it
 	role := roleMember
-	if name == "add" {
-		flags.StringVar(&role, "role", roleMember, "")
+	if name == "add" { // the only command with a flag
+		flags.StringVar(&role, "role", role, "")
 	}
 	if err := flags.Parse(line[1:]); err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
@@ -443,22 +445,27 @@ func userCommand(line []string) error {
 		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d\n\n%s",
 			name, command.arguments, flags.NArg(), usage))
 	}
-	var args []any
+	var args []any // $1 and $2 of the statement
 	for _, arg := range flags.Args() {
 		args = append(args, arg)
 	}
 	if name == "add" {
 		args = append(args, role)
 	}
+	// Write suits list and show as well: it only means that the statement is not sent twice.
 	return runUserCommand(write(command.text, args...))
 }
+
+// userLine is the SQL expression for one line about a user.
+const userLine = `format('%s  %s  %s  added %s', email, permission,
+	case when suspended then 'suspended' else 'active' end, created_at)`
 
 // userCommands holds, for each command, the number of its arguments (flags not counted) and its
 // statement. $1 is the address of the user, $2 the role or the new address. The constraints of the
 // table users check what is stored. A statement returns one text, which is printed.
 //
-// Addresses are compared without regard to the case of ASCII letters, whatever the locale of the
-// database.
+// Addresses are compared as the index users_email has them: in lower case by collation C, which
+// changes ASCII letters only.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
@@ -493,9 +500,6 @@ var userCommands = map[string]struct {
 				from terms_acceptances t where t.user_id = users.user_id))
 		from users where lower(email) = lower($1 collate "C")`},
 }
-
-const userLine = `format('%s  %s  %s  added %s', email, permission,
-	case when suspended then 'suspended' else 'active' end, created_at)`
 
 func runUserCommand(command statement) error {
 	st, err := openStore(os.Getenv("DATABASE_URL"))

@@ -33,18 +33,22 @@ import (
 )
 
 const (
+	maxUserTransfers = 16 // simultaneous uploads and downloads of one user
+
+	// An upload.
 	maxPartHeaders = 4 << 10         // bytes of a form before its file begins
 	maxFormBytes   = 64 << 10        // bytes of a form, its file not counted
 	uploadStart    = time.Minute     // time that every upload may take
 	uploadPace     = 16 << 10        // bytes that add one second to the time of an upload
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 	sniffLength    = 512             // bytes that http.DetectContentType considers
-	maxRanges      = 16              // ranges in a Range header; a header with more is ignored
 
-	maxUserTransfers = 16 // simultaneous uploads and downloads of one user
+	// A download.
+	maxRanges = 16 // ranges in a Range header; a header with more is ignored
 
-	unfinished    = "unfinished" // folder of the working names, in FILES_DIR
-	sweepInterval = time.Minute  // also the minimum age of a working name that is swept
+	// Working names.
+	unfinished    = "unfinished" // their folder in FILES_DIR
+	sweepInterval = time.Minute  // also the minimum age of one that is swept
 )
 
 // A file describes an uploaded file. All fields but Path are columns of the table files.
@@ -58,7 +62,7 @@ type file struct {
 }
 
 func (f file) isValid() bool {
-	return isFileName(f.Name) && f.ContentType != "" && f.Size >= 0 && !f.CreatedAt.IsZero()
+	return isFileName(f.Name) && f.ContentType != "" && f.Size >= 0
 }
 
 // unsafeInName holds the path separators and the characters that change the direction of text:
@@ -95,10 +99,12 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// checkFiles returns an error if FILES_DIR is missing. FILES_DIR must be a folder inside its mount,
-// as docs/deploy.md says, not the mount point: otherwise a start without the mount would make the
-// folder of working names on the disk beneath, and this check would pass. It looks by path, because
-// s.files would still see a folder that is no longer mounted.
+// checkFiles returns an error if FILES_DIR is missing, as after its mount was lost. It looks by
+// path, because s.files would still see a folder that is no longer mounted.
+//
+// It relies on docs/deploy.md: FILES_DIR must be a folder inside its mount, not the mount point.
+// Otherwise a start without the mount would make the folder of working names on the disk beneath,
+// and this check would pass.
 func (s *server) checkFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -139,7 +145,7 @@ func (s *server) upload(state *requestState, _ nothing) (file, error) {
 	// The time to write the answer began with the request, and the upload may have used it up.
 	http.NewResponseController(state).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
-		form.drain() // it no longer counts as a transfer
+		form.drain() // not counted as a transfer: storeUpload has ended that
 		return file{}, err
 	}
 	state.Header().Set("Location", f.Path)
@@ -169,6 +175,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	}
 	defer working.Close()
 	rowMayExist := false
+	// Deferred calls run in reverse order, so this runs while the lock is held, and no sweep
+	// interferes.
 	defer func() {
 		if !rowMayExist {
 			s.removeUpload(id) // if this fails, the sweep does it
@@ -184,7 +192,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
 	}
-	if err := s.authorize(state); err != nil { // the account may have changed meanwhile
+	if err := s.authorize(state); err != nil { // the account may have changed; reads it again
 		return file{}, err
 	}
 	f := file{
@@ -213,7 +221,7 @@ func (s *server) newWorkingFile() (working *os.File, id string, err error) {
 	}
 	working, err = s.files.OpenFile(
 		path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	return working, id, err
+	return working, id, err // the id is used only if there is no error
 }
 
 // makeDurable links the bytes of an upload to their final name. When it returns without an error,
@@ -308,21 +316,23 @@ func (s *server) sweepUpload(id string) error {
 	return s.removeUpload(id)
 }
 
-// An uploadForm reads a multipart form that contains one file. Its bounds are:
+// An uploadForm reads a multipart form that contains one file. Package multipart reads the body
+// through Read, which counts and times it. The bounds, where they are, and what an upload gets that
+// exceeds one:
 //
-//	bytes before the file begins    maxPartHeaders    Read        413
-//	bytes of the file               maxFile           readFile    413
-//	bytes of all the rest           maxFormBytes      readFile    413
-//	bytes of the whole body         both together     readHead    413
-//	time without progress           stallTimeout      Read        400
-//	time of the whole upload        uploadTimeout     Read        400
-//	time to read a refused rest     refusedTimeout    drain       the refusal
+//	maxPartHeaders    bytes before the file begins               Read        413
+//	maxFile           bytes of the file                          readFile    413
+//	maxFormBytes      bytes of the form, its file not counted    readEnd     413
+//	the last two      the body, if its length is known before    readHead    413
+//	stallTimeout      time without progress                      Read        400
+//	uploadTimeout     time of the whole upload                   Read        400
+//	refusedTimeout    time to read the rest of a refusal         drain       the refusal
 type uploadForm struct {
 	state   *requestState
 	maxFile int64     // maximum size of the file in bytes
 	started time.Time // when the upload began; uploadTimeout counts from here
 
-	body     io.ReadCloser     // the request's body, limited in size; readFile lowers the limit
+	body     io.ReadCloser     // the request's body; readEnd limits what is left of it
 	received int64             // body bytes received so far
 	parts    *multipart.Reader // reads the body through Read
 	part     *multipart.Part   // the file; nil until its headers are read
@@ -337,11 +347,10 @@ func (form *uploadForm) readHead() error {
 	if kind != "multipart/form-data" {
 		return wrongMediaType("multipart/form-data")
 	}
-	maxBody := form.maxFile + maxFormBytes
-	if r.ContentLength > maxBody {
+	if r.ContentLength > form.maxFile+maxFormBytes { // -1 if unknown
 		return errTooLarge
 	}
-	form.body = http.MaxBytesReader(nil, r.Body, maxBody)
+	form.body = r.Body
 	form.parts = multipart.NewReader(form, params["boundary"])
 	part, err := form.parts.NextRawPart() // NextPart would decode quoted-printable
 	if err != nil {
@@ -356,18 +365,16 @@ func (form *uploadForm) readHead() error {
 	return nil
 }
 
-// Read reads the body. The multipart reader calls it, and in the end readFile does.
-//
-// It cuts off an upload that takes longer than uploadTimeout (H1) or that makes no progress for
-// stallTimeout (H5). It allows maxPartHeaders bytes before the file begins, because package
-// multipart alone would keep up to 10 MB of headers in memory.
+// Read reads the body. The multipart reader calls it, and in the end readEnd does. It cuts off an
+// upload that takes longer than uploadTimeout (H1) or that makes no progress for stallTimeout (H5).
 func (form *uploadForm) Read(p []byte) (int, error) {
-	if form.part == nil { // the file has not begun
+	// Before the file begins, package multipart alone would keep up to 10 MB of headers in memory.
+	if form.part == nil {
 		left := maxPartHeaders - form.received
 		if left == 0 {
 			return 0, errTooLarge
 		}
-		p = p[:min(int64(len(p)), left)]
+		p = p[:min(int64(len(p)), left)] // not refused yet: what follows may be the file
 	}
 	uploadTimeout := uploadStart + time.Duration(form.received/uploadPace)*time.Second
 	timeLeft := min(stallTimeout, uploadTimeout-time.Since(form.started))
@@ -377,8 +384,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readFile writes the file to out and returns its content type and size. The form must have no
-// other part. Bytes after the end of the form count as bytes of the form.
+// readFile writes the file to out and returns its content type and size.
 func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
 	if err != nil {
@@ -387,20 +393,7 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if size > form.maxFile {
 		return "", 0, errTooLarge
 	}
-	// Package multipart alone would keep 10 MB of the headers of a second part (H1). What it has
-	// read ahead, some kB, counts as form.
-	formReceived := form.received - size
-	form.body = http.MaxBytesReader(nil, form.body, maxFormBytes-formReceived)
-	_, err = form.parts.NextRawPart()
-	if err == nil {
-		return "", 0, invalid(fieldError{"file", "must be the form's only part"})
-	}
-	// The form is complete only at io.EOF itself. If the form is cut off, package multipart wraps
-	// io.EOF, so errors.Is would be wrong here.
-	if err != io.EOF {
-		return "", 0, err
-	}
-	if _, err := io.Copy(io.Discard, form); err != nil {
+	if err := form.readEnd(size); err != nil {
 		return "", 0, err
 	}
 	head := make([]byte, min(size, sniffLength))
@@ -410,10 +403,32 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	return contentType(head), size, nil
 }
 
+// readEnd reads what follows the file: the end of the form, and not another part. Bytes after the
+// end of the form count as bytes of the form.
+//
+// readEnd limits the rest of the body, because package multipart alone would keep 10 MB of the
+// headers of a second part (H1). What multipart has read ahead, some kB, counts as form already.
+func (form *uploadForm) readEnd(fileSize int64) error {
+	formBytes := form.received - fileSize
+	form.body = http.MaxBytesReader(nil, form.body, maxFormBytes-formBytes)
+	_, err := form.parts.NextRawPart()
+	if err == nil {
+		return invalid(fieldError{"file", "must be the form's only part"})
+	}
+	// A complete form ends in io.EOF itself. If the form is cut off, package multipart wraps
+	// io.EOF, so errors.Is would be wrong here.
+	if err != io.EOF {
+		return err
+	}
+	_, err = io.Copy(io.Discard, form)
+	return err
+}
+
 // drain reads the rest of a refused upload, for at most refusedTimeout and maxFile bytes. If the
 // connection were closed while the client is still sending, the client would lose the answer: a
 // browser would show a network error instead of the 413. A client that sent "Expect: 100-continue"
-// sends nothing until we read, so if nothing was read, there is nothing to drain.
+// sends nothing until we read, so if nothing was read, there is nothing to drain. drain reads from
+// the request, not through Read, whose limits may be used up.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.state.request.Header.Get("Expect") != "" {
 		return
@@ -424,29 +439,29 @@ func (form *uploadForm) drain() {
 
 // contentType detects the type of a file from its first bytes. It ignores the type that the client
 // sent. Text with a "<" could be SVG or HTML, which Go does not always recognize, so it does not
-// count as text, and neither does text that is not UTF-8. An incomplete character at the end is
-// ignored, because head may be cut there.
+// count as text, and neither does text that is not UTF-8.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {
 		return found
 	}
-	for text := head; utf8.FullRune(text); {
-		char, size := utf8.DecodeRune(text)
+	// FullRune is false at the end, and for a character that is cut off there, which is ignored.
+	for utf8.FullRune(head) {
+		char, size := utf8.DecodeRune(head)
 		isInvalid := char == utf8.RuneError && size == 1
 		if isInvalid || char == '<' {
 			return "application/octet-stream"
 		}
-		text = text[size:]
+		head = head[size:]
 	}
 	return found
 }
 
-// A download is the output of GET /files/{fileId}/{name}. It is valid if its row is, by the isValid
-// of file; send compares the row with the file on disk.
+// A download is the output of GET /files/{fileId}/{name}: the row of a file, without its Path, and
+// with its isValid method. It writes itself (see sender in middleware.go).
 type download struct {
 	file
-	server *server // send opens the file and counts the transfer
+	server *server // for FILES_DIR and the count of transfers
 }
 
 // getFile finds a file by its id and name. Any signed-in user may read a file whose path they
@@ -513,20 +528,21 @@ func (d download) send(state *requestState) error {
 	header.Set("Content-Security-Policy", filePolicy)
 	header.Set("Cache-Control", "private, no-cache")
 	header.Set("ETag", `"`+d.FileID+`"`)
-	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
+	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges { // one comma: two ranges
 		state.request.Header.Del("Range")
 	}
 	http.ServeContent(netHTTPWriter{state}, state.request, "", d.CreatedAt, content)
 	return nil
 }
 
-// ReadFrom sends a file for http.ServeContent, in pieces, and extends the write deadline before
-// each. The total time of a download is not limited, but each piece must be sent within
-// stallTimeout. So a client that stops reading is cut off (H5).
+// ReadFrom sends a file. http.ServeContent calls it through io.CopyN. It sends the file in pieces,
+// and extends the write deadline before each. The total time of a download is not limited, but each
+// piece must be sent within stallTimeout. So a client that stops reading is cut off (H5).
 //
-// net/http uses sendfile only through a single io.LimitedReader. http.ServeContent passes one, and
-// io.CopyN adds one of its own. So ReadFrom copies from limited.R, not from limited. If
-// http.ServeContent ever passes another reader, the panic cuts the download off.
+// src is the io.LimitedReader that io.CopyN has made: R is the file, or a pipe if there are several
+// ranges, and N is the number of bytes to send. ReadFrom takes R out of it, because its own
+// io.CopyN makes another one, and net/http uses sendfile only if the file is directly inside one.
+// If http.ServeContent ever passes another reader, the panic cuts the download off.
 func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
 	var sent int64

@@ -5,8 +5,11 @@ package main
 //
 // A resource uses what comes later. In middleware.go: strict input (a parse function takes each
 // field that a client may send, by a rule, and any other field is a 400), the state of the request,
-// and the check of each output by its isValid. In store.go: statements (read and write make one, row
-// and rows run it, and orNotFound turns a missing row into a 404).
+// and the check of each output by its isValid. In store.go: statements (read and write make one,
+// row and rows run it, and orNotFound turns a missing row into a 404).
+//
+// A parse function returns no error. The fields collect all errors, and if there is one, the
+// handler is not called.
 
 import (
 	"database/sql"
@@ -23,8 +26,8 @@ const (
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 
-	// Up to plainOffset, one plain statement is faster. Beyond it, listStatement first finds the ids
-	// in an index.
+	// Up to this offset, it is faster to read the skipped rows as well. Beyond it, listStatement
+	// first finds the ids of the page in an index.
 	plainOffset = 100
 )
 
@@ -146,27 +149,28 @@ func (p hubPage) isValid() bool {
 }
 
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
-	list := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	var row hub // every row is scanned into it, then copied
-	targets := row.scanTargets()
+	// Items is never nil, which JSON would show as null.
+	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
+	var h hub // each row is scanned into h, then copied, because scanTargets allocates
+	targets := h.scanTargets()
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
 		if err := rows.Scan(targets...); err != nil {
 			return err
 		}
-		list.Items = append(list.Items, row)
+		page.Items = append(page.Items, h)
 		return nil
 	})
 	if err != nil {
 		return hubPage{}, err
 	}
-	list.HasMore = len(list.Items) > q.limit
-	list.Items = list.Items[:min(len(list.Items), q.limit)]
-	return list, nil
+	page.HasMore = len(page.Items) > q.limit
+	page.Items = page.Items[:min(len(page.Items), q.limit)]
+	return page, nil
 }
 
 // listStatement returns the statement for a page of the list. Each order and each set of filters
-// has its own text, so that each is prepared once and planned for its own index (see the rule in
-// schema.sql).
+// has its own text, so that each is prepared once and planned for its own index (schema.sql has the
+// rule for the indexes, and says what name_lower and hub_name_key are).
 //
 // A page at a small offset, without a filter by name, reads its rows in the order of an index:
 //
@@ -184,8 +188,8 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 // Nothing that a client sends becomes part of the text: the order comes from an allow-list, and all
 // values are parameters (I1). A statement that may skip many hubs is marked expensive (H6).
 func (q hubQuery) listStatement() statement {
-	args := []any{q.limit + 1, q.offset} // one row more than the page, for HasMore
-	where := "true"
+	args := []any{q.limit + 1, q.offset} // $1, one row more than the page, for HasMore, and $2
+	where := "true"                      // each filter below begins with "and"
 	if q.status != nil {
 		args = append(args, *q.status)
 		where += fmt.Sprintf(" and status = $%d", len(args))
@@ -195,17 +199,19 @@ func (q hubQuery) listStatement() statement {
 		// The inner select makes PostgreSQL compute the key once, not for each hub.
 		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
 	}
-	direction := "asc"
+	direction := "asc" // one of our own texts, although the rule allows no others
 	if q.orderDirection == "desc" {
 		direction = "desc"
 	}
 	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
-	fromWhereOrder := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
+	selection := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
 	if q.name == nil && q.offset <= plainOffset {
-		return read("select "+hubColumns+" "+fromWhereOrder, args...)
+		return read("select "+hubColumns+" "+selection, args...)
 	}
+	// With array, PostgreSQL finds all ids before it reads their rows. The second "order by" is
+	// needed because the rows come in any order.
 	list := read("select "+hubColumns+" from hubs where hub_id = any (array(select hub_id "+
-		fromWhereOrder+")) order by "+order, args...)
+		selection+")) order by "+order, args...)
 	list.expensive = true
 	return list
 }
@@ -246,8 +252,8 @@ func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 }
 
 func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
+	var id string // not used, but found says whether a statement has returned a row
 	found, err := s.store.row(
-		write("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")),
-		new(string))
+		write("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")), &id)
 	return orNotFound(nothing{}, found, err)
 }

@@ -6,18 +6,26 @@
 //
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
 //     contracts and makes their checks in the same order. The server does not start if a route
-//     has no access rule, if its input is not parsed, or if its input is counted without a limit.
-//     An upload parses its own body, in files.go.
-//   - An endpoint that takes input rejects unknown fields, a GET in its query, any other method in
-//     its JSON body. A request whose answer depends on the database is refused while the database
-//     is unreachable. An output that breaks its contract is not sent, but a write that came before
-//     it is not undone.
+//     has no access rule, if its input is not parsed, or if it counts its input (limitKey) but has
+//     no limit. An upload parses its own body, in files.go.
+//   - An endpoint that takes input rejects unknown fields: in the query of a GET, in the JSON body
+//     of any other method. A request whose answer depends on the database is refused while the
+//     database is unreachable. An output that breaks its contract is not sent, but a write that
+//     came before it is not undone.
 //   - All errors have one format and are written by one function, except those that net/http
 //     writes before it calls a handler. An internal error is logged once, with the request id,
 //     and is never shown to the client.
-//   - No secret, code, token or whole e-mail address appears in a log or a URL, unless a client
-//     puts one of its own where it may choose a text (see writeLogLine). In the local environment
-//     without a mail server, codes are printed on standard output.
+//   - No secret, code, token or whole e-mail address appears in a log or a URL. But a client can
+//     write a text of its own into the log, such as its request id (see writeLogLine). In the local
+//     environment without a mail server, codes are printed on standard output.
+//
+// A request such as PATCH /hubs/{hubId} takes this way. net/http calls handler in middleware.go,
+// whose six steps end in router. It finds the row of the route table below and calls serveRoute,
+// which reads the fields of the body. The row's parse function (parseHubChange) takes them, each by
+// a rule, and makes the input. It returns no error: errors are collected, and reported after
+// authorize has checked the session. Then serveRoute calls the row's handler (changeHub), which
+// runs a statement in the store and returns an output or an error. answer checks an output with its
+// isValid method and sends it as JSON, unless it has a send method of its own. fail sends an error.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
@@ -69,6 +77,62 @@ func main() {
 	os.Exit(1)
 }
 
+const usage = `usage: hubs [COMMAND]
+
+  serve                               run the server (also without a command)
+  migrate                             make or update the tables
+  routes                              print the route table
+  user add [-role ROLE] EMAIL         add a user; ROLE is member (default) or admin
+  user role EMAIL ROLE                change the role
+  user suspend EMAIL                  refuse the user from the next request on
+  user activate EMAIL                 lift a suspension
+  user signout EMAIL                  end all sessions of the user
+  user email EMAIL NEW                change the address, and end all sessions
+  user delete EMAIL                   delete the user; uploaded files stay
+  user list                           list the users
+  user show EMAIL                     show one user
+  mail-test EMAIL                     send a mail through SMTP_URL, and say what became of it
+  version                             print the version
+  help                                print this text
+
+Settings are environment variables; docs/deploy.md lists them. The commands migrate and
+user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
+`
+
+// run executes the command line.
+func run(args []string) error {
+	isHelp := func(arg string) bool {
+		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
+	}
+	if slices.ContainsFunc(args, isHelp) {
+		fmt.Print(usage)
+		return nil
+	}
+	// These two commands have arguments of their own.
+	if len(args) > 0 && args[0] == "user" {
+		return userCommand(args[1:])
+	}
+	if len(args) > 0 && args[0] == "mail-test" {
+		return mailTest(args[1:])
+	}
+	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, release) // gives up the signals, so that a second one ends the process
+	// The others have none, so "serve x" is an unknown command.
+	switch command := strings.Join(args, " "); command {
+	case "", "serve":
+		return serve(ctx)
+	case "migrate":
+		return migrate(ctx)
+	case "routes":
+		printRoutes()
+	case "version", "-version", "--version":
+		printVersion()
+	default:
+		return usageError("there is no command \"" + command + "\"\n\n" + usage)
+	}
+	return nil
+}
+
 // The values of APP_ENV.
 const (
 	envLocal      = "local"
@@ -78,14 +142,16 @@ const (
 
 // config holds the validated settings. Lifetimes and rate limits are constants, not settings.
 //
-// APP_ENV=local needs neither HTTPS nor a mail server:
+// The local environment is for development. It needs neither HTTPS nor a mail server, and differs
+// from the others in this:
 //
-//   - The cookie has no Secure and no Domain. Unless ALLOWED_ORIGINS is set, the localOrigins are
-//     allowed.
-//   - The page is served, and FILES_DIR is created.
-//   - Codes are printed if there is no mail server.
-//   - Requests are not logged, refused origins are logged in full, and there is no warning about
-//     the database role.
+//   - The cookie has no Secure and no Domain.
+//   - The localOrigins are allowed, unless ALLOWED_ORIGINS is set.
+//   - Without a mail server, codes are printed.
+//   - web/index.html is served at /.
+//   - FILES_DIR is created.
+//   - Requests are not logged, and refused origins are logged in full.
+//   - There is no warning about the rights of the database role.
 //
 // Staging differs from production in its origins, a list which may contain http origins, and in the
 // name of its cookie.
@@ -119,15 +185,16 @@ type server struct {
 	store      *store
 	stopping   atomic.Bool // set by stop: later requests are answered with Connection: close
 
-	files *os.Root // FILES_DIR
-
-	codes     oneTimeCodes
-	codeSlots chan struct{} // one slot for each unfinished request for a code
-	mailSlots chan struct{} // one slot for each conversation with the mail server
+	files     *os.Root // FILES_DIR
 	transfers transfers
+	codes     oneTimeCodes
 
-	// Limits of the specification. Their counters exist only in this process, and apart from the
-	// codes, so that a new code does not reset the count of guesses (O5).
+	// Semaphores: each piece of work under way has put one element into the channel.
+	codeSlots chan struct{} // requests for a code that are unfinished
+	mailSlots chan struct{} // conversations with the mail server
+
+	// The limits of the specification. A restart resets their counts. A new code does not, because
+	// they are not part of codes (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -153,9 +220,13 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	}
 }
 
-// routes returns the route table. The paths are patterns of http.ServeMux.
+// routes returns the route table. The paths are patterns of http.ServeMux; "/{$}" is only the root.
+//
+// endpoint and limitedEndpoint, in middleware.go, describe an endpoint by two functions: one makes
+// the input from the fields of the request (nil if there is no input), the other is the handler.
+// limitedEndpoint also counts the input.
 func (s *server) routes() []route {
-	// The cookie's name depends on the settings.
+	// openapi.json has the name of the local cookie. Replace it by the name in this environment.
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	apiFile := document{"application/json", contentPolicy, apiText}
 	pageFile := document{"text/html; charset=utf-8", pagePolicy, indexPage}
@@ -188,50 +259,8 @@ var openAPI string
 //go:embed web/index.html
 var indexPage string
 
-// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
-// in a meta element, so it stands here. A meta element in index.html has the rest of the policy:
-// the page may load its own script and style, by their hashes, and send requests to this server.
-const pagePolicy = "frame-ancestors 'none'"
-
-// A document is a fixed text with its own Content-Security-Policy.
-type document struct{ contentType, policy, text string }
-
-func (d document) get(*requestState, nothing) (document, error) { return d, nil }
-func (document) isValid() bool                                  { return true }
-
-func (d document) send(state *requestState) error {
-	state.Header().Set("Content-Type", d.contentType)
-	state.Header().Set("Content-Security-Policy", d.policy)
-	state.WriteHeader(state.route.status)
-	io.WriteString(state, d.text)
-	return nil
-}
-
-type health struct {
-	Status string `json:"status"`
-}
-
-func (h health) isValid() bool { return h.Status == "ok" }
-
-// getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
-// exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout, because
-// it waits for a slot and then for PostgreSQL.
-func (s *server) getHealth(*requestState, nothing) (health, error) {
-	checked := make(chan error, 1)
-	go func() { checked <- s.store.checkTables() }()
-	var err error
-	select {
-	case err = <-checked:
-	case <-time.After(dbTimeout):
-		err = errors.New("the check of the tables takes too long")
-	}
-	if err := errors.Join(err, s.checkFiles()); err != nil {
-		return health{}, unavailable(err)
-	}
-	return health{"ok"}, nil
-}
-
-// Time limits of a request. Each starts again for every request on a connection.
+// Time limits of a request. newHTTPServer sets them, and net/http starts each again for every
+// request on a connection.
 //
 //	header  Time to read the request header. Starts when its first bytes arrive, or on a new
 //	        connection when it is accepted.
@@ -275,7 +304,7 @@ func serve(ctx context.Context) error {
 	if err := s.openFiles(); err != nil {
 		return err
 	}
-	web := s.newHTTPServer() // validates the routes
+	web := s.newHTTPServer() // panics if a route is not valid
 	listener, err := listen(cfg.addr, ctx.Done())
 	if err != nil {
 		return err
@@ -288,6 +317,7 @@ func serve(ctx context.Context) error {
 	go func() { failed <- web.Serve(listener) }()
 	select {
 	case err := <-failed:
+		// When ctx ends, Accept may return an error (see boundedListener). That is no failure.
 		if ctx.Err() == nil {
 			return err
 		}
@@ -311,13 +341,26 @@ func (s *server) newHTTPServer() *http.Server {
 	}
 }
 
-// listen listens on ADDR, or on the first socket passed by systemd (socket activation). With
-// socket activation, no connection is refused while the server restarts.
+// The memory of connections. One uses less than 250 kB: 192 kB for the kernel's buffer of data that
+// the client has not read, the rest for Go. So all of them use less than 256 MB, if GOMEMLIMIT is
+// set as in deploy/, which keeps garbage from adding to Go's part. The kernel's buffers of data
+// that the server has not read come on top.
+//
+// The price of a small buffer is that a download gets at most 192 kB in each round trip to the
+// client: 2 MB/s at 100 ms.
+const (
+	maxConnections = 1024
+	sendBuffer     = 96 << 10 // bytes asked for; Linux doubles it
+)
+
+// listen listens on ADDR, or on the first socket passed by systemd (socket activation). systemd
+// keeps its socket open while the server restarts, so that no connection is refused. When stop is
+// closed, an Accept that waits for a slot returns.
 func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	var listener net.Listener
 	var err error
 	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
-		// The first socket is descriptor 3; see sd_listen_fds(3).
+		// The sockets are for this process. The first is descriptor 3; see sd_listen_fds(3).
 		listener, err = net.FileListener(os.NewFile(3, "LISTEN_FDS"))
 	} else {
 		listener, err = net.Listen("tcp", addr)
@@ -336,15 +379,6 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	slots := make(chan struct{}, min(maxConnections, limit.Cur/4))
 	return &boundedListener{TCPListener: tcp, slots: slots, stop: stop}, nil
 }
-
-// A connection uses less than 250 kB, most of it the kernel's buffer of data that the client has
-// not read. So all connections together use less than 256 MB, if GOMEMLIMIT is set as in deploy/.
-// The kernel's buffer of data that the server has not read comes on top. The price is that a
-// download gets at most 192 kB in each round trip to the client: 2 MB/s at 100 ms.
-const (
-	maxConnections = 1024
-	sendBuffer     = 96 << 10 // bytes; Linux doubles it
-)
 
 // A boundedListener bounds the number of open connections: each holds a slot until it is closed.
 // The time limits above free the slots of slow and idle clients. Nothing here stops one client
@@ -377,7 +411,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 // because net/http needs the ReadFrom method of *net.TCPConn to send files with sendfile.
 type boundedConnection struct {
 	*net.TCPConn
-	release func()
+	release func() // frees the slot, once: net/http may close a connection twice
 }
 
 func (c *boundedConnection) Close() error {
@@ -401,14 +435,15 @@ func (s *server) warnOfDatabase() {
 	}
 }
 
-// stop shuts the server down gracefully. Every request that ends within stopTimeout is answered.
-// Mail under way then gets another stopTimeout (H3). A request that takes longer continues during
-// that time and ends with the process. A connection that the server has not accepted yet is lost,
-// unless systemd holds the socket.
+// stop shuts the server down gracefully (H3), in four steps:
 //
-// http.Server.Shutdown drops connections that were just accepted, and idle connections on which
-// a request is arriving. So stop first serves requests for another arrivalTime. Each request that
-// begins in that time is answered with Connection: close.
+//  1. It closes the listener. A connection that is not accepted yet is lost, unless systemd holds
+//     the socket.
+//  2. It serves requests for another arrivalTime, because http.Server.Shutdown drops connections
+//     that were just accepted, and idle connections on which a request is arriving. Each request
+//     that begins in that time is answered with Connection: close.
+//  3. It waits for requests, at most stopTimeout. Each that ends in that time is answered.
+//  4. It waits for mail, at most stopTimeout. A request that still runs ends with the process.
 func (s *server) stop(web *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
@@ -419,9 +454,10 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	if err != nil {
 		err = errors.New("stopped, but some requests did not end in time and were cut off")
 	}
-	// Wait for mail only after Shutdown: until then, a request may still ask for a code.
+	// Wait for mail only after Shutdown: until then, a request may still ask for a code. When all
+	// slots are taken here, no request for a code is left.
 	giveUp := time.After(stopTimeout)
-	for range maxCodeRequests { // holding every slot means that no request for a code is left
+	for range maxCodeRequests {
 		select {
 		case s.codeSlots <- struct{}{}:
 		case <-giveUp:
@@ -432,75 +468,65 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	return err
 }
 
-const usage = `usage: hubs [COMMAND]
+// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
+// in a meta element, so it stands here. A meta element in index.html has the rest of the policy:
+// the page may load its own script and style, by their hashes, and send requests to this server.
+const pagePolicy = "frame-ancestors 'none'"
 
-  serve                               run the server (also without a command)
-  migrate                             make or update the tables
-  routes                              print the route table
-  user add [-role ROLE] EMAIL         add a user; ROLE is member (default) or admin
-  user role EMAIL ROLE                change the role
-  user suspend EMAIL                  refuse the user from the next request on
-  user activate EMAIL                 lift a suspension
-  user signout EMAIL                  end all sessions of the user
-  user email EMAIL NEW                change the address, and end all sessions
-  user delete EMAIL                   delete the user; uploaded files stay
-  user list                           list the users
-  user show EMAIL                     show one user
-  mail-test EMAIL                     send a mail through SMTP_URL, and say what became of it
-  version                             print the version
-  help                                print this text
+// A document is a fixed text with its own Content-Security-Policy. It is an output that writes
+// itself (see sender in middleware.go). Its handler is get, whose output is the document.
+type document struct{ contentType, policy, text string }
 
-Settings are environment variables; docs/deploy.md lists them. The commands migrate and
-user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
-`
+func (d document) get(*requestState, nothing) (document, error) { return d, nil }
+func (document) isValid() bool                                  { return true }
 
-// run executes the command line.
-func run(args []string) error {
-	isHelp := func(arg string) bool {
-		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
-	}
-	if slices.ContainsFunc(args, isHelp) {
-		fmt.Print(usage)
-		return nil
-	}
-	if len(args) > 0 && args[0] == "user" {
-		return userCommand(args[1:])
-	}
-	if len(args) > 0 && args[0] == "mail-test" {
-		return mailTest(args[1:])
-	}
-	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // a second signal ends the process at once
-	switch command := strings.Join(args, " "); command {
-	case "", "serve":
-		return serve(ctx)
-	case "migrate":
-		return migrate(ctx)
-	case "routes":
-		printRoutes()
-	case "version", "-version", "--version":
-		printVersion()
-	default:
-		return usageError("there is no command \"" + command + "\"\n\n" + usage)
-	}
+func (d document) send(state *requestState) error {
+	state.Header().Set("Content-Type", d.contentType)
+	state.Header().Set("Content-Security-Policy", d.policy)
+	state.WriteHeader(state.route.status)
+	io.WriteString(state, d.text) // an error means that the client has gone
 	return nil
 }
 
+type health struct {
+	Status string `json:"status"`
+}
+
+func (health) isValid() bool { return true } // getHealth makes only one
+
+// getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
+// exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout,
+// because it waits for a slot and then for PostgreSQL.
+func (s *server) getHealth(*requestState, nothing) (health, error) {
+	checked := make(chan error, 1) // buffered, so that a late check can end
+	go func() { checked <- s.store.checkTables() }()
+	var err error
+	select {
+	case err = <-checked:
+	case <-time.After(dbTimeout):
+		err = errors.New("the check of the tables takes too long")
+	}
+	if err := errors.Join(err, s.checkFiles()); err != nil {
+		return health{}, unavailable(err)
+	}
+	return health{"ok"}, nil
+}
+
 // mailTest sends a test mail in the same way as the server sends codes.
-func mailTest(line []string) error {
-	if len(line) != 1 {
+func mailTest(args []string) error {
+	if len(args) != 1 {
 		return usageError("mail-test: takes one address\n\n" + usage)
 	}
-	r := &configReader{}
-	relay := r.mailer()
+	r := &configReader{} // without APP_ENV, which its mailer method does not need
+	m := r.mailer()
 	if r.errors != nil {
 		return errors.Join(r.errors...)
 	}
-	err := relay.send(line[0], "A test", "This mail shows that the server can send mail.\n")
+	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
 	if err != nil {
 		return fmt.Errorf("the mail was not sent: %w", err)
 	}
-	fmt.Println(relay.server.Host, "has accepted the mail")
+	fmt.Println(m.server.Host, "has accepted the mail")
 	return nil
 }
 
@@ -565,10 +591,13 @@ func loadConfig() (config, error) {
 		originDomain:   r.originDomain(),
 		trustedProxies: r.trustedProxies(),
 	}
-	if r.env != envLocal || os.Getenv("SMTP_URL") != "" {
+	if r.env != envLocal || os.Getenv("SMTP_URL") != "" { // locally, codes may be printed instead
 		cfg.mail = r.mailer()
 	}
-	return cfg, errors.Join(r.errors...)
+	if r.errors != nil {
+		return config{}, errors.Join(r.errors...)
+	}
+	return cfg, nil
 }
 
 func (r *configReader) databaseURL() string {
@@ -610,8 +639,9 @@ func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 
 var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// cookieName returns a name that contains the environment (T8). Browsers match __Host- and
-// __Secure- case-insensitively, and reject a cookie that breaks the rules of its prefix.
+// cookieName returns a name that contains the environment (T8). Browsers match the prefixes __Host-
+// and __Secure- case-insensitively. They accept a cookie with __Host- only if it has no Domain, and
+// one with either prefix only over HTTPS.
 func (r *configReader) cookieName() string {
 	prefix := "__Secure-hubs"
 	if r.env == envLocal {
@@ -628,13 +658,16 @@ func (r *configReader) cookieName() string {
 	return prefix + "_auth_" + r.env
 }
 
-// isSharedDomain reports whether cookies and origins may be scoped to domain. It must have at
-// least two labels, because a single one would be a whole top-level domain, and must not be an IP
-// address. Public suffixes such as co.uk are not detected.
-func isSharedDomain(domain string) bool {
+// isParentDomain reports whether domain may be the common parent of the operator's hosts, to which
+// cookies and origins are scoped. It must have at least two labels, because a single one would be a
+// whole top-level domain, and must not be an IP address. Public suffixes such as co.uk are not
+// detected.
+func isParentDomain(domain string) bool {
 	dot := strings.LastIndex(domain, ".")
-	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // 10.0.0.1, or 10.1 for short
-	return dot > 0 && !isAddress && domainForm.MatchString(domain)
+	hasTwoLabels := dot > 0
+	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short.
+	isAddress := strings.Trim(domain[dot+1:], "0123456789") == ""
+	return hasTwoLabels && !isAddress && domainForm.MatchString(domain)
 }
 
 func (r *configReader) cookieDomain() string {
@@ -642,7 +675,7 @@ func (r *configReader) cookieDomain() string {
 	if r.env == envLocal {
 		r.check(domain == "", "COOKIE_DOMAIN: must be unset locally")
 	} else {
-		r.check(isSharedDomain(domain),
+		r.check(isParentDomain(domain),
 			"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 	}
 	return domain
@@ -652,9 +685,12 @@ func (r *configReader) cookieDomain() string {
 const localOrigins = "http://localhost:3000,http://localhost:4200,http://localhost:5173,http://localhost:8081," +
 	"http://127.0.0.1:3000,http://127.0.0.1:4200,http://127.0.0.1:5173,http://127.0.0.1:8081"
 
+// originForm matches an origin as a browser sends it: in lower case and without a path. It matches
+// no IPv6 address.
 var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
 
-// defaultPorts never stand in an origin that a browser sends.
+// defaultPorts are left out of an origin by browsers, so https://app.example.com:443 would never
+// match.
 var defaultPorts = []string{"http:80", "https:443"}
 
 func (r *configReader) allowedOrigins() []string {
@@ -680,7 +716,7 @@ func (r *configReader) allowedOrigins() []string {
 
 // isPortOrEmpty reports whether text is a port number or empty.
 func isPortOrEmpty(text string) bool {
-	port, err := strconv.ParseUint(text, 10, 16)
+	port, err := strconv.ParseUint(text, 10, 16) // at most 65535
 	return text == "" || err == nil && port > 0
 }
 
@@ -692,9 +728,11 @@ func (r *configReader) originDomain() string {
 			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
 	}
-	r.check(isSharedDomain(domain),
+	r.check(isParentDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
-	// If the domains are unrelated, one is mistyped: no allowed page would ever send the cookie.
+	// The domains are related if they are equal or if one is under the other; the dots keep
+	// badexample.com apart from example.com. If they are unrelated, one is mistyped: no allowed
+	// page would ever send the cookie.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
 	r.check(related,
@@ -715,17 +753,19 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	return proxies
 }
 
-// smtpForm rejects a path or a query, because either would be ignored.
+// smtpForm matches scheme://[user:password@]host[:port][/]. The host is a name, or an IPv6 address
+// in brackets. A path or a query is rejected, because either would be ignored.
 var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
+// mailer reads SMTP_URL and MAIL_FROM.
 func (r *configReader) mailer() mailer {
 	text := os.Getenv("SMTP_URL")
-	relay, err := url.Parse(text)
-	valid := err == nil && smtpForm.MatchString(text) && isPortOrEmpty(relay.Port())
+	smtpURL, err := url.Parse(text)
+	valid := err == nil && smtpForm.MatchString(text) && isPortOrEmpty(smtpURL.Port())
 	r.check(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
 	from, err := mail.ParseAddress(os.Getenv("MAIL_FROM"))
 	r.check(err == nil && emailForm.MatchString(from.Address),
 		"MAIL_FROM: must be an e-mail address")
-	return mailer{server: relay, from: from}
+	return mailer{server: smtpURL, from: from}
 }

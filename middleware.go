@@ -50,11 +50,11 @@ func (s *server) handler(routes []route) http.Handler {
 }
 
 // A requestState holds what the six steps share about one request, and writes its answer (see part
-// 4). logRequests makes it and passes it to the other steps as their http.ResponseWriter. It is used
-// only by the goroutine that serves the request.
+// 4). logRequests makes it and passes it on in the place of the http.ResponseWriter, so each later
+// step gets it by w.(*requestState). It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
-	request             *http.Request // no step may copy it: the router stores path values in it
+	request             *http.Request // never a copy: the router stores path values in it
 	serverLog           *slog.Logger
 
 	originAllowed bool         // set by step 2: the Origin header names an allowed origin
@@ -63,7 +63,7 @@ type requestState struct {
 	route         route        // set by step 6; the zero route if no route matches
 	user          *user        // set by step 6: the account, if the route needs or begins a session
 	session       sessionToken // set by step 6: the token, if the route needs a session
-	loggedInput   string       // set by step 6: the parts of a query that may be logged
+	loggedQuery   string       // set by step 6: the parts of a query that may be logged
 
 	status int   // status sent to the client; 0 if none has been sent
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
@@ -88,7 +88,8 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 		if s.stopping.Load() {
 			w.Header().Set("Connection", "close")
 		}
-		// Deferred before the recovery below, so that it runs after it and logs the 500.
+		// Deferred calls run in reverse order: first the recovery below, which may send a 500, then
+		// this one, which logs it.
 		if s.cfg.env != envLocal {
 			defer func() { s.writeLogLine(state, time.Since(started)) }()
 		}
@@ -185,10 +186,11 @@ var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 // Reading stops at the first element that is not an address.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
-	isTrusted := func(prefix netip.Prefix) bool { return prefix.Contains(client) }
+	// The loop changes client, so each call looks at the current one.
+	isTrusted := func(proxy netip.Prefix) bool { return proxy.Contains(client) }
 	rest := strings.Join(r.Header.Values("X-Forwarded-For"), ",")
 	for rest != "" && slices.ContainsFunc(trusted, isTrusted) {
-		comma := strings.LastIndexByte(rest, ',')
+		comma := strings.LastIndexByte(rest, ',') // -1 at the last element
 		hop := parseAddress(strings.TrimSpace(rest[comma+1:]))
 		if !hop.IsValid() {
 			break
@@ -213,7 +215,7 @@ func parseAddress(text string) netip.Addr {
 // clientKey returns the key by which a client is limited: an IPv4 address, or the /64 network of
 // an IPv6 address, because one customer usually has all addresses of a /64.
 func clientKey(client netip.Addr) string {
-	network, _ := client.Prefix(min(client.BitLen(), 64))
+	network, _ := client.Prefix(min(client.BitLen(), 64)) // an IPv4 address has 32 bits
 	return network.String()
 }
 
@@ -241,7 +243,8 @@ func (s *server) clientLimit(method, path string) *limiter {
 
 // checkOrigin is step 5. It answers preflights from allowed origins, and rejects writes from any
 // other origin except the server's own. SameSite=Lax alone would allow writes from sibling
-// subdomains (C2).
+// subdomains (C2). A preflight from any other origin goes on to the router, which answers 405 or
+// 404. That answer has no CORS headers, so the browser does not send the request.
 //
 // A request with neither Sec-Fetch-Site nor Origin is let through, because it does not come from a
 // page: current browsers send at least one of them with every write.
@@ -258,6 +261,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			w.WriteHeader(204)
 			return
 		}
+		// Check permits OPTIONS, so a preflight is never a foreign write.
 		isForeignWrite := protection.Check(r) != nil && !state.originAllowed
 		if isForeignWrite || isPreflight { // an allowed preflight has been answered above
 			// The browser hides the reason from the page, so log it for the developer.
@@ -269,19 +273,22 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			state.fail(errCrossOrigin)
 			return
 		}
-		next.ServeHTTP(w, r) // a refused preflight goes on to the router, which answers 405 or 404
+		next.ServeHTTP(w, r)
 	})
 }
 
-// router is step 6. Its routes run serveRoute. The router of net/http gets a netHTTPWriter, which
-// replaces its own 404, 405 and redirects.
+// router is step 6. Its routes run serveRoute.
+//
+// The router of net/http writes a 404, a 405 and redirects itself. So it gets a netHTTPWriter (see
+// part 4), which replaces them by our errors, and passes it on to the route. The route does not
+// need its *http.Request, because that is state.request.
 func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
-	for _, row := range routes {
-		row.validate()
-		mux.HandleFunc(row.method+" "+row.path, func(w http.ResponseWriter, _ *http.Request) {
+	for _, r := range routes {
+		r.validate()
+		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := w.(netHTTPWriter).requestState
-			state.route = row
+			state.route = r
 			if err := s.serveRoute(state); err != nil {
 				state.fail(err)
 			}
@@ -339,12 +346,13 @@ func (r route) validate() {
 	name := r.method + " " + r.path
 	a := r.access
 	hasConditions := a.terms || a.roles != nil
-	if a.public == a.session || a.public && hasConditions { // neither, both, or a contradiction
+	// A route is public or needs a session, but not both, and a public one has no conditions.
+	if a.public == a.session || a.public && hasConditions {
 		panic("no valid access rule: " + name)
 	}
 	c := r.contract
 	_, takesNothing := c.input.(nothing)
-	if takesNothing != (c.parse == nil) {
+	if takesNothing != (c.parse == nil) { // nothing is the only input that is not parsed
 		panic("input and parse function do not match: " + name)
 	}
 	_, isCounted := c.input.(limitKeyer)
@@ -353,8 +361,12 @@ func (r route) validate() {
 	}
 }
 
-// A contract describes an endpoint: its input, its output, its own limit and its handler.
-// endpoint and limitedEndpoint create contracts, and serveRoute runs them.
+// A contract describes an endpoint: its input, its output, its own limit and its handler. endpoint
+// and limitedEndpoint make contracts, and serveRoute runs them.
+//
+// Handlers have inputs and outputs of different types, but their contracts must fit into one table.
+// So a contract has them as any and output. endpoint, which knows the types, converts the input,
+// and the compiler checks that parse and handle have the same one.
 type contract struct {
 	input, output any               // zero values; a test makes openapi.json from their types
 	parse         func(*fields) any // makes the input; nil if body and query are ignored
@@ -373,8 +385,11 @@ type limitKeyer interface{ limitKey(*requestState) string }
 // if it has sent nothing.
 type sender interface{ send(*requestState) error }
 
-// nothing is an empty input or output. As an input, it means that body and query are ignored, or
-// that the handler reads the body itself, as upload does. As an output, it means an empty body.
+// nothing is an empty input or output:
+//
+//   - As an input, it means that body and query are ignored, or that the handler reads the body
+//     itself, as upload does.
+//   - As an output, it means an answer without a body.
 type nothing struct{}
 
 func (nothing) isValid() bool { return true }
@@ -385,7 +400,7 @@ func (nothing) send(state *requestState) error {
 }
 
 // endpoint returns the contract of a handler. parse validates the fields of the request and makes
-// the input from them; if parse is nil, body and query are ignored.
+// the input from them. If parse is nil, the input is nothing.
 func endpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
@@ -450,7 +465,8 @@ func (s *server) serveRoute(state *requestState) error {
 	return state.answer(out)
 }
 
-// readInput reads the fields of a request and makes the input of them.
+// readInput reads the fields of a request and makes the input of them. finish comes last, because
+// only after parse is it known which fields are unknown.
 func (c contract) readInput(state *requestState) (any, error) {
 	if c.parse == nil {
 		return nothing{}, nil
@@ -460,7 +476,9 @@ func (c contract) readInput(state *requestState) (any, error) {
 		return nil, err
 	}
 	input := c.parse(sent)
-	state.loggedInput = strings.Join(sent.forLog, "&")
+	if isRead(state.request.Method) {
+		state.loggedQuery = strings.Join(sent.forLog, "&")
+	}
 	if err := sent.finish(); err != nil {
 		return nil, err
 	}
@@ -485,11 +503,18 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
 }
 
+// uuidForm is the one form in which PostgreSQL writes a UUID.
+var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+func isUUID(text string) bool { return uuidForm.MatchString(text) }
+
 // Part 3: strict input.
 
 // fields holds the members of a JSON object, or the parameters of a query. A parse function takes
-// each known field by name, which validates it. Fields that no one takes are unknown, and finish
-// rejects them.
+// each known field by its rule, which validates it. Fields that no one takes are unknown.
+//
+// The methods that take a field return no error. They record it, and finish returns one 400 for all
+// errors and unknown fields.
 type fields struct {
 	values url.Values // fields that were sent
 	taken  []rule     // rules of the fields that a parse function has asked for
@@ -500,21 +525,26 @@ type fields struct {
 // A rule describes the valid values of a field. Every value of this API is sent as a string.
 type rule struct {
 	name     string
-	min, max int            // bounds of a number, or of a text's characters (max 0: no bounds)
-	number   bool           // the value is a whole number in decimal digits
+	min, max int // bounds of a number, or of a text's characters (max 0: no bounds)
+
+	number bool     // the value is a whole number in decimal digits
+	oneOf  []string // allow-list of values; nil if there is none
+
+	// For a text, in the order in which they apply. Its length is checked after trim.
 	trim     bool           // spaces around the value are removed
-	controls string         // control characters that a text may contain
-	pattern  *regexp.Regexp // form of a text, checked after the length and the characters
+	controls string         // control characters that the text may contain
+	pattern  *regexp.Regexp // form of the text
 	inWords  string         // description of pattern for the client
-	oneOf    []string       // allow-list of values; nil if there is none
-	fallback string         // value if the field is not sent
+
+	// For a field that is not sent. The method optional ignores both.
+	fallback string // the value
 	required bool
 }
 
 const (
 	maxJSONBody    = 16 << 10 // bytes in a JSON body
 	maxErrors      = 20       // field errors in one answer
-	maxContentType = 256      // bytes in a Content-Type header
+	maxContentType = 256      // bytes in a Content-Type header: parsing 16 kB would take 2 ms
 )
 
 // readFields reads the input of a request: the query string of a GET or HEAD, or else a JSON
@@ -533,6 +563,7 @@ func readFields(state *requestState) (*fields, error) {
 	if kind != "application/json" || len(params) > 0 {
 		return nil, wrongMediaType("application/json")
 	}
+	// nil, because MaxBytesReader could use only the ResponseWriter of net/http.
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
@@ -543,18 +574,21 @@ func readFields(state *requestState) (*fields, error) {
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
 
 // readJSON parses one flat JSON object of strings. Unlike encoding/json alone, it does not accept
-// names in another letter case, null, or data after the object (I3). It keeps duplicates and
-// unknown names, for take and finish to reject.
+// names in another letter case, null, or data after the object (I3). It goes through the members
+// one by one, to keep those that encoding/json would drop: take rejects duplicates, and finish
+// unknown names.
 func readJSON(body []byte) (*fields, error) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	start, _ := decoder.Token()
+	// Valid rejects data after the object. It accepts invalid UTF-8, which the decoder replaces by
+	// U+FFFD. rule.validate rejects that.
 	if start != json.Delim('{') || !json.Valid(body) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
 	f := &fields{values: url.Values{}}
-	// The body is valid JSON, so Token can't fail. Decode fails only for a number out of range and
-	// leaves value nil, which is not a string.
 	for decoder.More() {
+		// The body is valid JSON, so Token can't fail. Decode fails only for a number out of range,
+		// and leaves value nil, which is not a string.
 		token, _ := decoder.Token()
 		name := token.(string)
 		var value any
@@ -563,7 +597,7 @@ func readJSON(body []byte) (*fields, error) {
 		if !isText {
 			f.refuse(name, "must be a string")
 		}
-		f.values.Add(name, text)
+		f.values.Add(name, text) // even if it is no string, because it was sent
 	}
 	return f, nil
 }
@@ -620,8 +654,9 @@ func (f *fields) optional(r rule) *string {
 	return &value
 }
 
-// take returns the value of a field and validates it. For the log, it records valid numbers and
-// valid values with an allow-list as they are, and only the length of any other valid text.
+// take validates the value of a field and returns it. An invalid value is never used, because
+// finish then returns a 400. For the log, take records valid numbers and valid values with an
+// allow-list as they are, and only the length of any other valid text.
 func (f *fields) take(r rule) (value string, sent bool) {
 	f.taken = append(f.taken, r)
 	values := f.values[r.name]
@@ -726,7 +761,8 @@ func (state *requestState) answer(out output) error {
 	return nil
 }
 
-// headersOfSuccess may be set before an answer turns out to be an error.
+// headersOfSuccess are set before it is certain that a request succeeds: by handlers, by answer,
+// and by http.ServeContent. A handler that sets another header must add it here.
 var headersOfSuccess = []string{
 	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
 	"Content-Length",
@@ -735,8 +771,9 @@ var headersOfSuccess = []string{
 // fail answers the request with err. It is the only function that writes errors, so they all have
 // one format with the request id (G3). It logs every 401, 403, 429 and 5xx (G4).
 //
-// It first removes the headers that a handler has set for a success, such as a cookie. If a
-// status has already been sent, it panics with http.ErrAbortHandler, which closes the connection.
+// If a status has already been sent, fail panics with http.ErrAbortHandler, which closes the
+// connection. Otherwise it removes the headers that a handler has set for a success, such as a
+// cookie.
 func (state *requestState) fail(err error) {
 	p := toProblem(err)
 	state.logProblem(p)
@@ -787,7 +824,10 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 
 // A netHTTPWriter is the http.ResponseWriter for the two parts of net/http that write an answer
 // themselves: its router and http.ServeContent. Their errors become ours, so that they have the
-// error format of this API (G3). ReadFrom, in files.go, sends a file.
+// error format of this API (G3).
+//
+// It replaces three methods of requestState: WriteHeader and Write here, and ReadFrom in files.go,
+// which sends a file. fail belongs to requestState and uses that one's WriteHeader and Write.
 type netHTTPWriter struct{ *requestState }
 
 // WriteHeader sends the status of a success. For an error, it sends our whole answer.
@@ -797,9 +837,9 @@ func (w netHTTPWriter) WriteHeader(status int) {
 		return
 	}
 	switch status {
-	case 405:
+	case 405: // from the router
 		w.fail(errMethod)
-	case 412:
+	case 412: // this and the next two: from http.ServeContent
 		w.fail(errPrecondition)
 	case 416:
 		w.fail(errRange)
@@ -874,8 +914,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns the 401 for a missing or invalid session. The reason is only logged:
-// the client gets the same answer for all of them.
+// unauthenticated returns the 401 for a missing or invalid session. The reason is missing, forged,
+// clock, expired or ended. It is only logged: the client gets the same answer for all of them.
 func unauthenticated(reason string) problem {
 	return problem{
 		Status: 401, Code: "unauthenticated", reason: reason,
@@ -934,13 +974,14 @@ func toProblem(err error) problem {
 	}
 }
 
-// bodyProblem returns the problem for a body that could not be read or stored. A 4xx, such as
-// 413, is returned as it is. A disk error is a 500 or 507. Any other error means that the body is
-// incomplete, malformed or too slow, which is a 400.
+// bodyProblem returns the problem for a body that could not be read or stored. Either a check has
+// refused it, which is a 4xx already, such as 413. Or the disk has failed, which is a 500 or 507.
+// Or the client has sent an incomplete or malformed body, or sent it too slowly, which is a 400.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
+	isRefusal := p.Status < 500
 	_, isDiskError := errors.AsType[*fs.PathError](err)
-	if isDiskError || p.Status < 500 {
+	if isRefusal || isDiskError {
 		return p
 	}
 	return invalid(fieldError{"body", "is incomplete, malformed or too slow"})
@@ -956,7 +997,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	var attrs []any
 	add := func(name string, value any) {
-		if value != "" {
+		if value != "" { // a number is never equal to ""
 			attrs = append(attrs, name, value)
 		}
 	}
@@ -971,9 +1012,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 			add(name, id)
 		}
 	}
-	if isRead(r.Method) {
-		add("query", state.loggedInput)
-	}
+	add("query", state.loggedQuery)
 	add("status", state.status)
 	add("bytes", state.bytes)
 	add("duration", duration)
@@ -1014,8 +1053,9 @@ func (state *requestState) logProblem(p problem) {
 	}
 }
 
-// maxLoggedError is the longest text of an error in the log, in bytes, before JSON escapes its
-// quotes. No event has two texts of this length, so a line has less than 2 kB (H4).
+// maxLoggedError is the longest text of an error in the log, in bytes. JSON doubles it if it has
+// only quotes. The rest of an event has less than 1 kB, and no event has two texts of this length,
+// so a line has less than 2 kB (H4).
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
@@ -1040,18 +1080,19 @@ var maskRules = []struct {
 }{
 	// A run of white space, including line breaks → one space.
 	{regexp.MustCompile(`\s+`), " "},
-	// Control, invisible, direction and replacement characters, which could hide a secret from the
-	// rules below → nothing.
+	// Control, invisible, direction and replacement characters → nothing. They could hide a secret
+	// from the rules below, as in pass<U+200B>word=hunter2.
 	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`), ""},
 	// An e-mail address in any script: jane.roe@example.com → j***@example.com
 	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*@`), "$1***@"},
 	// User and password in a URL: smtps://user:password@mail.example.com →
 	// smtps://***@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
-	// A secret by its name, with everything after it: password=hunter2 → ***
+	// A word for a secret and an equals sign, with everything after them: my_password=hunter2 a →
+	// my_***
 	{regexp.MustCompile(`(?is)(code|token|secret|pass|pwd|key|session|auth)[^=&\s]*=.*`), "***"},
-	// A long key, or the payload or the signature of a session token → ***. All are longer than an
-	// id, which has 36 characters. A "/" ends a run, so that the path of a file stays.
+	// 40 characters or more of a key, or of the payload or the signature of a session token → ***.
+	// An id has only 36. A "/" ends a run, so that the path of a file stays.
 	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
 	// A one-time code, also written as 482-913 or 4 8 2 9 1 3 → ***
 	{regexp.MustCompile(`[0-9]{6,}|[0-9]{3}[-_ ][0-9]{3}|[0-9]([-_ ][0-9]){5}`), "***"},

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	codeLength = 6 // digits, only as told to clients: issue and codeRule have the number as well
+	codeLength = 6 // digits, as told to clients; issue and codeRule must agree with it
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum age of a code before a new one replaces it
 
@@ -98,7 +98,9 @@ func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 func (c *oneTimeCodes) remove(email string, code oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.byEmail[email] != code { // equal if it is a copy of the same code
+	// Only a copy of the same code is equal: its times are compared with their monotonic part, too.
+	// If there is no code, the zero value differs from every issued one.
+	if c.byEmail[email] != code {
 		return false
 	}
 	delete(c.byEmail, email)
@@ -177,7 +179,7 @@ If you did not ask for it, ignore this mail.
 
 // A mailer sends mail through one server.
 type mailer struct {
-	server *url.URL // nil only in the local environment: codes are printed
+	server *url.URL // SMTP_URL; nil only in the local environment: codes are printed
 	from   *mail.Address
 }
 
@@ -199,7 +201,7 @@ func (m mailer) send(to, subject, text string) error {
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
 	var conn net.Conn = boundedReply{dialed, io.LimitReader(dialed, maxMailReply)}
-	if m.server.Scheme == "smtps" {
+	if m.server.Scheme == "smtps" { // otherwise, TLS begins in the method secure
 		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
@@ -217,6 +219,8 @@ type boundedReply struct {
 
 func (c boundedReply) Read(p []byte) (int, error) { return c.reply.Read(p) }
 
+// deliver holds the conversation: our name, TLS and sign-in, sender, recipient, mail. The mail
+// server has accepted the mail when body.Close returns nil.
 func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
 	_, domain, _ := strings.Cut(m.from.Address, "@")
 	if err := client.Hello(domain); err != nil {

@@ -34,7 +34,8 @@ create table if not exists terms_acceptances (
 );
 
 -- hub_name_key returns the form of a name that filters[name] compares: lower case in all
--- scripts, with a final sigma as a sigma. It uses ICU, because lower() in collation C
+-- scripts. At the end of a word, lower() makes a Greek sigma a ς, which becomes a σ, so that
+-- a part of a name matches anywhere in it. It uses ICU, because lower() in collation C
 -- converts ASCII only.
 create or replace function hub_name_key(name text) returns text
     language sql immutable strict parallel safe

@@ -3,15 +3,14 @@ package main
 // The store: PostgreSQL through database/sql. Each statement is next to the handler that uses
 // it. This file has what they share: the pool, prepared statements, and the handling of failures:
 //
-//	all slots are taken            wait dbTimeout at most (an          takeSlot
-//	                               expensive statement twice), 503
-//	a statement runs too long      PostgreSQL cancels it: 503          statementTimeout
-//	PostgreSQL does not answer     the socket times out: 503           deadlineConn
-//	a connection has died          retry a read once                   store.rows
-//	PostgreSQL reports an outage   503                                 classifyDBError
-//	a connection is stale          503, all idle ones are closed       classifyDBError
-//	it reports another error       500                                 classifyDBError
-//	any other failure              503, all idle ones are closed       classifyDBError
+//	failure                      what a request gets                    where
+//
+//	no slot for a statement      503, after it has waited dbTimeout     takeSlot
+//	                             (an expensive statement twice)
+//	a statement runs too long    503, because PostgreSQL cancels it     statementTimeout
+//	PostgreSQL does not answer   503, because the socket times out      deadlineConn
+//	a connection has died        a read is retried once; a write: 503   store.rows
+//	PostgreSQL reports an error  503 or 500                             classifyDBError
 
 import (
 	"cmp"
@@ -39,8 +38,8 @@ const (
 	expensiveSize = poolSize / 2    // maximum number of expensive statements at a time
 	dbTimeout     = 2 * time.Second // for each wait for a slot, dial, socket read or socket write
 
-	// statementTimeout is shorter than dbTimeout, so that PostgreSQL cancels a slow statement before
-	// the read of its answer times out. After such a read, classifyDBError drops every idle
+	// statementTimeout is shorter than dbTimeout, so that PostgreSQL cancels a slow statement
+	// before the read of its answer times out. After such a read, classifyDBError drops every idle
 	// connection.
 	statementTimeout = dbTimeout - 200*time.Millisecond
 )
@@ -80,8 +79,9 @@ func openStore(databaseURL string) (*store, error) {
 		// Plan each statement once. Otherwise PostgreSQL would plan a list again at each call,
 		// because of its limit and offset (79 µs a call instead of 54).
 		"plan_cache_mode": "force_generic_plan",
-		// Every statement of a request has a suitable index, and is too short to gain from
-		// compilation or parallel workers.
+		// Every statement of a request has a suitable index. Its plan must use it even if it is
+		// made while a table is small. All are too short to gain from compilation or parallel
+		// workers.
 		"enable_seqscan":                  "off",
 		"jit":                             "off",
 		"max_parallel_workers_per_gather": "0",
@@ -105,7 +105,9 @@ func openStore(databaseURL string) (*store, error) {
 }
 
 // checkTables returns an error if the tables can't be read: the database is unavailable, a column
-// is missing, or the right to read or the search_path has changed.
+// is missing, or the right to read or the search_path has changed. Its statement names the columns
+// that requests use. PostgreSQL checks that each exists and may be read, but reads no row, because
+// of "where false".
 func (st *store) checkTables() error {
 	_, err := st.row(read(`select from
 		(select user_id, email, permission, suspended, signed_out_at from users) u,
@@ -169,8 +171,8 @@ func migrate(ctx context.Context) error {
 	return nil
 }
 
-// row runs a statement and scans its row into dest. found is false if there is no row. Then dest
-// is unchanged.
+// row runs a statement that returns one row at most, and scans it into dest. If there is no row,
+// found is false and dest is unchanged. If there is an error, found is false as well.
 func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	err = st.rows(q, func(rows *sql.Rows) error {
 		found = true
@@ -179,16 +181,16 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 	return found && err == nil, err
 }
 
-// rows runs a statement and calls scan for each row. It never retries a write: one that returns an
-// error may still have been committed, if the connection broke after it (D1; the driver may retry
-// in rare cases: see SECURITY.md, Deviations).
+// rows runs a statement and calls scan for each row.
 //
-// It retries a read once, on a new connection, if the connection turns out to be dead and scan has
-// not been called. So once the database is back after a crash, stale connections in the pool do
-// not cause a read to fail (D5), except in the rare case that dropIdle describes.
+// Expensive statements never take all slots (H6). They take an expensive slot first, so that a
+// waiting one holds no other slot.
 //
-// Expensive statements never take all connections (H6). They take an expensive slot first, so that
-// a waiting one holds no connection.
+// If the connection turns out to be dead, rows retries a read once, on a new connection. So once
+// the database is back after a crash, dead connections in the pool do not cause a read to fail
+// (D5), except in the rare case that dropIdle describes. It never retries a write, which PostgreSQL
+// may have committed before the connection broke (D1; the driver may retry in rare cases: see
+// SECURITY.md, Deviations).
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
 		if err := takeSlot(st.expensiveSlots); err != nil {
@@ -201,7 +203,8 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	}
 	defer func() { <-st.slots }()
 	scanned, err := st.run(q, scan)
-	if isConnectionGone(err) && !scanned && q.retry {
+	mayRetry := q.retry && !scanned // otherwise a write could be done, or a row scanned, twice
+	if mayRetry && isConnectionGone(err) {
 		st.dropIdle()
 		_, err = st.run(q, scan)
 	}
@@ -221,8 +224,11 @@ func takeSlot(slots chan struct{}) error {
 // errScan marks an error of a scan function: a bug in this program, not an outage.
 var errScan = errors.New("scan")
 
-// run runs a statement without a retry. It prepares each text at its first use and keeps the
-// prepared statement. scanned reports whether scan was called.
+// run runs a statement without a retry. scanned reports whether scan was called.
+//
+// It prepares each text at its first use and keeps the prepared statement. There are few texts,
+// because no value is part of one. A *sql.Stmt belongs to no connection: database/sql prepares it
+// again on each connection that it uses.
 func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err error) {
 	prepared, ok := st.statements.Load(q.text)
 	if !ok {
@@ -230,8 +236,8 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 		if err != nil {
 			return false, err
 		}
-		// If another request has stored its own meanwhile, use that one. Ours is not closed:
-		// database/sql would hold its lock while PostgreSQL answers.
+		// Another request may have stored the same text meanwhile. Then use its statement. Ours is
+		// not closed: database/sql would hold the lock of the whole pool until PostgreSQL answers.
 		prepared, _ = st.statements.LoadOrStore(q.text, fresh)
 	}
 	rows, err := prepared.(*sql.Stmt).Query(q.args...)
@@ -287,20 +293,24 @@ var outageClasses = []string{
 	"58", // system error, such as a failed disk
 }
 
-// staleClasses are the SQLSTATE classes of errors that mean that a connection is no longer usable.
+// staleClasses are the SQLSTATE classes of errors that mean that a connection works, but is of no
+// use to this program any more.
 var staleClasses = []string{
 	"0A", // feature not supported: a column of a prepared statement has changed its type
 	"25", // transaction state: this is a standby now, which rejects writes
 }
 
-// classifyDBError turns the errors of an unavailable database into a 503:
+// classifyDBError turns the errors of an unavailable database into a 503. So while the database is
+// unavailable, nobody gets a session and nobody loses one (Z2). In the order of the checks:
 //
-//   - every error that does not come from PostgreSQL itself or from a scan, even a bug such as a
-//     wrong number of arguments,
-//   - every error that ends or rejects the connection (FATAL),
-//   - errors of the classes above.
-//
-// So while the database is unavailable, nobody gets a session and nobody loses one (Z2).
+//	an error of a scan function     unchanged, which becomes a 500: a bug of this program
+//	not an error of PostgreSQL      503, and idle connections are dropped. This includes a broken
+//	                                connection, and a bug such as a wrong number of arguments.
+//	an error of the staleClasses    503, and idle connections are dropped
+//	FATAL: a rejected connection    503 (a FATAL error during a statement is one that lib/pq turns
+//	                                into driver.ErrBadConn, so it is not an error of PostgreSQL)
+//	an error of the outageClasses   503
+//	any other error                 unchanged, which becomes a 500 unless the caller handles it
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) {
 		return err
@@ -313,7 +323,9 @@ func (st *store) classifyDBError(err error) error {
 	}
 	class := string(dbErr.Code.Class())
 	if slices.Contains(staleClasses, class) {
-		st.dropIdle() // closes this connection as well, because it is idle again (see dropIdle)
+		// Wait: PostgreSQL answers, so closing is quick. This connection is idle again, so it is
+		// closed as well.
+		st.dropIdle()
 		return unavailable(err)
 	}
 	if dbErr.Fatal() || slices.Contains(outageClasses, class) {
@@ -324,8 +336,10 @@ func (st *store) classifyDBError(err error) error {
 
 // The rest of this file makes up for what database/sql and lib/pq do not do.
 
-// isConnectionGone reports whether the connection was closed or reset while a statement used it. It
-// returns false for timeouts and for failures to connect.
+// isConnectionGone reports whether the connection was closed or reset while a statement used it, so
+// that a new one may help. Such an error is a *net.OpError: after a close, deadlineConn.Read makes
+// it. isConnectionGone returns false for timeouts and for failures to connect, because another try
+// would take as long again.
 func isConnectionGone(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err)
 	return ok && broken.Op != "dial" && !broken.Timeout()
@@ -334,10 +348,13 @@ func isConnectionGone(err error) bool {
 // dropIdle closes the idle connections, because if one is dead, the others most likely are too.
 // database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// SetMaxIdleConns closes the old connections after it has released its lock, and their list shares
-// its memory with that of the idle ones. If another call had raised the maximum by then, connections
-// in use could be among them. So calls must not overlap: a call during another one returns at once.
-// In the moment before that one has emptied the pool, a retry may still get a dead connection.
+// Two calls must not overlap. SetMaxIdleConns(0) takes the connections out of the pool, unlocks it,
+// and then closes them one by one. Meanwhile they stand in an array that the pool uses again for
+// its idle connections. If another call set the maximum back to poolSize, a connection that becomes
+// idle would be written into this array and closed, even while the next request uses it.
+//
+// So a call during another one returns at once. Its caller may then still get a dead connection, if
+// the other call has not emptied the pool yet.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return
@@ -366,16 +383,16 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
-// Read times out after dbTimeout, so a hung PostgreSQL can't block a request. It also prevents two
-// unsafe behaviors of the driver (D1):
+// Read times out after dbTimeout, so a hung PostgreSQL can't block a request. Two more rules
+// prevent unsafe behaviors of the driver (D1):
 //
-// Read never returns io.EOF. For io.EOF, lib/pq reports a bad connection, and database/sql then
-// sends the statement again, even a write. A FATAL error, which PostgreSQL sends before it closes,
-// has the same effect, and this can't prevent it: see SECURITY.md, Deviations.
-//
-// Read closes the connection after any error. Otherwise, if an answer broke off after an error
-// message, lib/pq would reuse the connection, and read the late rest of that answer as the answer
-// to the next statement.
+//   - Read never returns io.EOF. For io.EOF, lib/pq reports a bad connection, and database/sql then
+//     sends the statement again, even a write. Read returns a *net.OpError instead, for which
+//     store.rows decides. A FATAL error, which PostgreSQL sends before it closes, has the same
+//     effect as io.EOF, and this can't prevent it: see SECURITY.md, Deviations.
+//   - Read closes the connection after any error. If an answer broke off after an error message,
+//     lib/pq would otherwise reuse the connection, and read the late rest of that answer as the
+//     answer to the next statement.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
