@@ -61,7 +61,7 @@ const (
 // none. Without an acceptance of the current terms, the columns of terms_acceptances are null.
 func (s *server) loadUser(condition, key string) (*user, error) {
 	u := &user{}
-	found, err := s.store.row(read(`select u.user_id, u.email, u.permission, u.suspended,
+	found, err := s.store.row(readOnly(`select u.user_id, u.email, u.permission, u.suspended,
 		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
 		where `+condition, key, TERMS_VERSION),
@@ -402,7 +402,7 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 			"The current terms version is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
-	_, err := s.store.row(write(`
+	_, err := s.store.row(readWrite(`
 		insert into terms_acceptances (user_id, version) values ($1, $2)
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
@@ -452,8 +452,8 @@ func userCommand(line []string) error {
 	if name == "add" {
 		args = append(args, role)
 	}
-	// Write suits list and show as well: it only means that the statement is not sent twice.
-	return runUserCommand(write(command.text, args...))
+	// readWrite suits list and show as well: it only means that the statement is not sent twice.
+	return runUserCommand(readWrite(command.text, args...))
 }
 
 // userLine is the SQL expression for one line about a user.

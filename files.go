@@ -203,7 +203,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
 	}
 	rowMayExist = true // from here on, even if the insert returns an error
-	_, err = s.store.row(write(`insert into files (file_id, user_id, name, content_type, size)
+	_, err = s.store.row(readWrite(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		f.FileID, state.user.UserID, f.Name, f.ContentType, f.Size), &f.CreatedAt)
 	if err != nil {
@@ -216,7 +216,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 // newWorkingFile creates the working file of a new upload. The id is made by PostgreSQL, because
 // Go's library has no UUIDs.
 func (s *server) newWorkingFile() (working *os.File, id string, err error) {
-	if _, err := s.store.row(read("select gen_random_uuid()"), &id); err != nil {
+	if _, err := s.store.row(readOnly("select gen_random_uuid()"), &id); err != nil {
 		return nil, "", err
 	}
 	working, err = s.files.OpenFile(
@@ -305,7 +305,7 @@ func (s *server) sweepUpload(id string) error {
 		}
 		return err
 	}
-	hasRow, err := s.store.row(read("select from files where file_id = $1", id))
+	hasRow, err := s.store.row(readOnly("select from files where file_id = $1", id))
 	if err != nil {
 		return err
 	}
@@ -474,7 +474,7 @@ func (s *server) getFile(state *requestState, _ nothing) (download, error) {
 	}
 	d := download{server: s}
 	found, err := s.store.row(
-		read(`select file_id, name, content_type, size, created_at
+		readOnly(`select file_id, name, content_type, size, created_at
 			from files where file_id = $1 and name = $2`,
 			state.pathID("fileId"), name),
 		&d.FileID, &d.Name, &d.ContentType, &d.Size, &d.CreatedAt)

@@ -5,8 +5,8 @@ package main
 //
 // A resource uses what comes later. In middleware.go: strict input (a parse function takes each
 // field that a client may send, by a rule, and any other field is a 400), the state of the request,
-// and the check of each output by its isValid. In store.go: statements (read and write make one,
-// row and rows run it, and orNotFound turns a missing row into a 404).
+// and the check of each output by its isValid. In store.go: statements (readOnly and readWrite make
+// one, row and rows run it, and orNotFound turns a missing row into a 404).
 //
 // A parse function returns no error. The fields collect all errors, and if there is one, the
 // handler is not called.
@@ -206,11 +206,11 @@ func (q hubQuery) listStatement() statement {
 	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
 	selection := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
 	if q.name == nil && q.offset <= plainOffset {
-		return read("select "+hubColumns+" "+selection, args...)
+		return readOnly("select "+hubColumns+" "+selection, args...)
 	}
 	// With array, PostgreSQL finds all ids before it reads their rows. The second "order by" is
 	// needed because the rows come in any order.
-	list := read("select "+hubColumns+" from hubs where hub_id = any (array(select hub_id "+
+	list := readOnly("select "+hubColumns+" from hubs where hub_id = any (array(select hub_id "+
 		selection+")) order by "+order, args...)
 	list.expensive = true
 	return list
@@ -219,7 +219,7 @@ func (q hubQuery) listStatement() statement {
 func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 	var h hub
 	found, err := s.store.row(
-		read("select "+hubColumns+" from hubs where hub_id = $1", state.pathID("hubId")),
+		readOnly("select "+hubColumns+" from hubs where hub_id = $1", state.pathID("hubId")),
 		h.scanTargets()...)
 	return orNotFound(h, found, err)
 }
@@ -227,7 +227,7 @@ func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
 func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 	var h hub
 	_, err := s.store.row(
-		write(`insert into hubs (name, description, status) values ($1, $2, $3)
+		readWrite(`insert into hubs (name, description, status) values ($1, $2, $3)
 			returning `+hubColumns,
 			in.name, in.description, in.status),
 		h.scanTargets()...)
@@ -243,7 +243,7 @@ func (s *server) createHub(state *requestState, in newHub) (hub, error) {
 func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	var h hub
 	found, err := s.store.row(
-		write(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
+		readWrite(`update hubs set name = coalesce($2, name), description = coalesce($3, description),
 			status = coalesce($4, status), updated_at = greatest(updated_at, clock_timestamp())
 			where hub_id = $1 returning `+hubColumns,
 			state.pathID("hubId"), in.name, in.description, in.status),
@@ -254,6 +254,6 @@ func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
 	var id string // not used, but found says whether a statement has returned a row
 	found, err := s.store.row(
-		write("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")), &id)
+		readWrite("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")), &id)
 	return orNotFound(nothing{}, found, err)
 }

@@ -425,7 +425,7 @@ func (c *boundedConnection) Close() error {
 // It also warns if the query fails.
 func (s *server) warnOfDatabase() {
 	var mayWrite bool
-	_, err := s.store.row(read(`select has_any_column_privilege('users', 'insert, update')
+	_, err := s.store.row(readOnly(`select has_any_column_privilege('users', 'insert, update')
 		or has_table_privilege('users', 'delete')`), &mayWrite)
 	if err != nil {
 		s.log.Warn("the database role could not be checked", "error", err)

@@ -224,7 +224,7 @@ func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := w.(*requestState)
 		limit := s.clientLimit(r.Method, r.URL.Path)
-		if err := limit.take(clientKey(state.client)); err != nil {
+		if err := limit.spend(clientKey(state.client)); err != nil {
 			state.fail(err)
 			return
 		}
@@ -285,7 +285,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range routes {
-		r.validate()
+		r.mustBeValid()
 		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := w.(netHTTPWriter).requestState
 			state.route = r
@@ -340,9 +340,9 @@ type route struct {
 	contract     contract
 }
 
-// validate panics, so that the server does not start, if a route has no valid access rule, if its
-// input is not parsed, or if its input is counted but has no limit (Z1).
-func (r route) validate() {
+// mustBeValid panics, so that the server does not start, if a route has no valid access rule, if
+// its input is not parsed, or if its input is counted but has no limit (Z1).
+func (r route) mustBeValid() {
 	name := r.method + " " + r.path
 	a := r.access
 	hasConditions := a.terms || a.roles != nil
@@ -351,11 +351,11 @@ func (r route) validate() {
 		panic("no valid access rule: " + name)
 	}
 	c := r.contract
-	_, takesNothing := c.input.(nothing)
+	_, takesNothing := c.zeroInput.(nothing)
 	if takesNothing != (c.parse == nil) { // nothing is the only input that is not parsed
 		panic("input and parse function do not match: " + name)
 	}
-	_, isCounted := c.input.(limitKeyer)
+	_, isCounted := c.zeroInput.(limitKeyer)
 	if isCounted && c.limit == nil {
 		panic("a counted input without a limit: " + name)
 	}
@@ -368,11 +368,13 @@ func (r route) validate() {
 // So a contract has them as any and output. endpoint, which knows the types, converts the input,
 // and the compiler checks that parse and handle have the same one.
 type contract struct {
-	input, output any               // zero values; a test makes openapi.json from their types
-	parse         func(*fields) any // makes the input; nil if body and query are ignored
-	handle        func(state *requestState, input any) (output, error)
+	parse  func(*fields) any // makes the input; nil if body and query are ignored
+	limit  *limiter          // the endpoint's own limit, besides that of step 4; may be nil
+	handle func(state *requestState, input any) (output, error)
 
-	limit *limiter // the endpoint's own limit, besides that of step 4; may be nil
+	// The zero values of the input and the output. mustBeValid looks at the type of the input, and
+	// a test makes openapi.json from both types.
+	zeroInput, zeroOutput any
 }
 
 // An output reports whether it satisfies its contract. It is checked before it is sent.
@@ -407,7 +409,7 @@ func endpoint[In any, Out output](
 ) contract {
 	var zeroIn In
 	var zeroOut Out
-	c := contract{input: zeroIn, output: zeroOut}
+	c := contract{zeroInput: zeroIn, zeroOutput: zeroOut}
 	if parse != nil {
 		c.parse = func(f *fields) any { return parse(f) }
 	}
@@ -454,7 +456,7 @@ func (s *server) serveRoute(state *requestState) error {
 	}
 	if c.limit != nil {
 		key := input.(limitKeyer).limitKey(state)
-		if err := c.limit.take(key); err != nil {
+		if err := c.limit.spend(key); err != nil {
 			return err
 		}
 	}

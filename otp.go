@@ -38,7 +38,7 @@ const (
 
 // A oneTimeCode works once, within codeTTL of issuedAt.
 type oneTimeCode struct {
-	code     string
+	digits   string
 	issuedAt time.Time // includes monotonic time, so a step of the clock changes no age
 	// userReadAt is when the account was read, by the database's clock. If the user was
 	// signed out everywhere after that, the code is rejected.
@@ -67,7 +67,7 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 	// rand.Reader never returns an error: if the system has no random numbers, the process crashes.
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	issued = oneTimeCode{
-		code:       fmt.Sprintf("%06d", n),
+		digits:     fmt.Sprintf("%06d", n),
 		issuedAt:   time.Now(),
 		userReadAt: userReadAt,
 	}
@@ -84,7 +84,7 @@ func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	issued, exists := c.byEmail[email]
-	matches := subtle.ConstantTimeCompare([]byte(code), []byte(issued.code)) == 1
+	matches := subtle.ConstantTimeCompare([]byte(code), []byte(issued.digits)) == 1
 	expired := time.Since(issued.issuedAt) >= codeTTL
 	if !exists || !matches || expired {
 		return oneTimeCode{}, false
@@ -156,7 +156,7 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Info("code not sent: the last one is less than a minute old")
 		return
 	}
-	if err := s.mailCode(u.Email, code.code); err != nil {
+	if err := s.mailCode(u.Email, code.digits); err != nil {
 		s.codes.remove(email, code)
 		log.Error("code not sent", "error", err)
 		return

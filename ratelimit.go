@@ -1,7 +1,7 @@
 package main
 
 // The rate limiter: a token bucket for each key, in bounded memory. newServer in main.go creates
-// the limiters; limitByClient and serveRoute in middleware.go take tokens from them.
+// the limiters; limitByClient and serveRoute in middleware.go spend their tokens.
 
 import (
 	"fmt"
@@ -23,8 +23,8 @@ const (
 // period. A bucket that refills continuously would let up to twice as many pass. The cost is
 // memory: about 90 bytes for each key, and up to 16 bytes for each request of the last period.
 //
-// A limiter stores only the hash of a key. Two keys whose hashes collide (probability 2^-64)
-// share a bucket.
+// A limiter stores only the hash of a key, so that a long key costs no more memory. Two keys whose
+// hashes collide (probability 2^-64) share a bucket.
 type limiter struct {
 	burst  int
 	period time.Duration
@@ -52,15 +52,15 @@ func newLimiter(burst int, period time.Duration, by string) *limiter {
 
 // String describes the limit: "5 per 15m by e-mail and client address".
 func (l *limiter) String() string {
-	period := strings.Replace(l.period.String(), "m0s", "m", 1)
+	period := strings.Replace(l.period.String(), "m0s", "m", 1) // 15m0s becomes 15m
 	return fmt.Sprintf("%d per %s by %s", l.burst, period, l.by)
 }
 
-// take spends one token of the key. If the key has none left, take returns a 429.
+// spend spends one token of the key. If the key has none left, it returns a 429.
 //
 // The limit is exact for parallel requests and for any interval of one period (L1), unless
 // makeRoom discards the key. Retry-After is the exact time until the next token comes back (L4).
-func (l *limiter) take(key string) error {
+func (l *limiter) spend(key string) error {
 	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
 	defer l.mu.Unlock()

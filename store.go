@@ -63,13 +63,13 @@ type statement struct {
 	expensive bool // at most expensiveSize of these run at a time
 }
 
-// read returns a statement that changes nothing.
-func read(text string, args ...any) statement {
+// readOnly returns a statement that changes nothing.
+func readOnly(text string, args ...any) statement {
 	return statement{text: text, args: args, retry: true}
 }
 
-// write returns a statement that may change something.
-func write(text string, args ...any) statement { return statement{text: text, args: args} }
+// readWrite returns a statement that may change something.
+func readWrite(text string, args ...any) statement { return statement{text: text, args: args} }
 
 // openStore connects to the database and checks that the tables can be read.
 func openStore(databaseURL string) (*store, error) {
@@ -109,7 +109,7 @@ func openStore(databaseURL string) (*store, error) {
 // that requests use. PostgreSQL checks that each exists and may be read, but reads no row, because
 // of "where false".
 func (st *store) checkTables() error {
-	_, err := st.row(read(`select from
+	_, err := st.row(readOnly(`select from
 		(select user_id, email, permission, suspended, signed_out_at from users) u,
 		(select user_id, version, accepted_at from terms_acceptances) t,
 		(select file_id, user_id, name, content_type, size, created_at from files) f,
