@@ -278,9 +278,9 @@ var tokenParser = jwt.NewParser(
 //   - has an iat at most clockSkew in the future, and an exp at most sessionTTL after it (T2),
 //   - has not expired.
 //
-// Any other token is a 401. Its reason, for the log, is "clock" if only the times of the third line
-// are wrong, "expired" for the last line, and "forged" for all else. A missing time reads as 1970:
-// a token without exp has expired, and one without iat lives too long.
+// Any other token is a 401 with a reason for the log: "forged" if one of the first two lines does
+// not hold, else "clock" if the third does not, else "expired". A missing time reads as 1970: a
+// token without exp has expired, and one without iat lives too long.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {

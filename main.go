@@ -29,7 +29,7 @@
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
-// Read the files in this order: main.go (routes, start and stop, commands, configuration), hubs.go
+// Read the files in this order: main.go (commands, routes, start and stop, configuration), hubs.go
 // (an example of a resource), auth.go (sign-in, in the order the user experiences it), otp.go
 // (codes and mail), middleware.go (the six steps, the contract, strict input, the answer, the log),
 // ratelimit.go, store.go and schema.sql, files.go.
