@@ -273,14 +273,14 @@ var tokenParser = jwt.NewParser(
 // verifyToken checks a token and returns its payload. It does not check the account: checkSession
 // does. A valid token
 //
-//   - is signed with HS256 and one of our keys, and has no critical extension (T1),
-//   - is in strict base64 (T4), and its userId is a UUID,
-//   - has an iat at most clockSkew in the future, and an exp at most sessionTTL after it (T2),
-//   - has not expired.
+//   - is signed with HS256 and one of our keys, and has no critical extension (T1): else forged
+//   - is in strict base64 (T4), and its userId is a UUID: else forged
+//   - has an iat at most clockSkew in the future, and an exp at most sessionTTL after it (T2): else
+//     clock
+//   - has not expired: else expired
 //
-// Any other token is a 401 with a reason for the log: "forged" if one of the first two lines does
-// not hold, else "clock" if the third does not, else "expired". A missing time reads as 1970: a
-// token without exp has expired, and one without iat lives too long.
+// Any other token is a 401, with this reason for the log. A missing time reads as 1970: a token
+// without exp has expired, and one without iat lives too long.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
@@ -392,7 +392,7 @@ type acceptanceView struct {
 	AcceptedAt time.Time `json:"acceptedAt"`
 }
 
-func (acceptanceView) isValid() bool { return true } // the table takes no other version or time
+func (acceptanceView) isValid() bool { return true } // the table takes no null
 
 // acceptTerms records the acceptance. Accepting again keeps the time of the first acceptance: the
 // update changes no value, but without it the statement would return no row.

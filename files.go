@@ -169,13 +169,14 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	if err := form.readHead(); err != nil {
 		return file{}, err
 	}
-	working, id, err := s.newWorkingFile()
+	working, err := s.newWorkingFile()
 	if err != nil {
 		return file{}, err
 	}
 	defer working.Close()
+	id := path.Base(working.Name())
 	rowMayExist := false
-	// Deferred calls run in reverse order, so this runs while the lock is held, and no sweep
+	// Deferred calls run in reverse order: this one runs while the lock is held, so that no sweep
 	// interferes.
 	defer func() {
 		if !rowMayExist {
@@ -213,15 +214,14 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	return f, nil
 }
 
-// newWorkingFile creates the working file of a new upload. The id is made by PostgreSQL, because
-// Go's library has no UUIDs.
-func (s *server) newWorkingFile() (working *os.File, id string, err error) {
+// newWorkingFile creates the working file of a new upload. PostgreSQL makes the id, because Go's
+// library has no UUIDs.
+func (s *server) newWorkingFile() (*os.File, error) {
+	var id string
 	if _, err := s.store.row(readOnly("select gen_random_uuid()"), &id); err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	working, err = s.files.OpenFile(
-		path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	return working, id, err // the id is used only if there is no error
+	return s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 }
 
 // makeDurable links the bytes of an upload to their final name. When it returns without an error,
@@ -323,9 +323,10 @@ func (s *server) sweepUpload(id string) error {
 //	maxPartHeaders    bytes before the file begins               Read        413
 //	maxFile           bytes of the file                          readFile    413
 //	maxFormBytes      bytes of the form, its file not counted    readEnd     413
-//	the last two      the body, if its length is known before    readHead    413
+//	the sum of both   the body, if its length is known before    readHead    413
 //	stallTimeout      time without progress                      Read        400
-//	uploadTimeout     time of the whole upload                   Read        400
+//	uploadStart and   time of the whole upload, which grows      Read        400
+//	uploadPace        with what was received
 //	refusedTimeout    time to read the rest of a refusal         drain       the refusal
 type uploadForm struct {
 	state   *requestState
@@ -540,8 +541,8 @@ func (d download) send(state *requestState) error {
 // piece must be sent within stallTimeout. So a client that stops reading is cut off (H5).
 //
 // src is the io.LimitedReader that io.CopyN has made: R is the file, or a pipe if there are several
-// ranges, and N is the number of bytes to send. ReadFrom takes R out of it, because its own
-// io.CopyN makes another one, and net/http uses sendfile only if the file is directly inside one.
+// ranges, and N is the number of bytes to send. net/http uses sendfile only for a file in a single
+// LimitedReader. So ReadFrom passes R, and not src, to its own io.CopyN, which makes another one.
 // If http.ServeContent ever passes another reader, the panic cuts the download off.
 func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)

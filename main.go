@@ -19,13 +19,14 @@
 //     write a text of its own into the log, such as its request id (see writeLogLine). In the local
 //     environment without a mail server, codes are printed on standard output.
 //
-// A request such as PATCH /hubs/{hubId} takes this way. net/http calls handler in middleware.go,
-// whose six steps end in router. It finds the row of the route table below and calls serveRoute,
-// which reads the fields of the body. The row's parse function (parseHubChange) takes them, each by
-// a rule, and makes the input. It returns no error: errors are collected, and reported after
-// authorize has checked the session. Then serveRoute calls the row's handler (changeHub), which
-// runs a statement in the store and returns an output or an error. answer checks an output with its
-// isValid method and sends it as JSON, unless it has a send method of its own. fail sends an error.
+// This is what happens to a request such as PATCH /hubs/{hubId}. It passes the six steps of
+// middleware.go. The last step, router, finds its row in the route table below and calls
+// serveRoute, which reads the fields of the body. The row's parse function (parseHubChange) takes
+// them, each by a rule, and makes the input. It returns no error: errors are collected, and
+// reported after authorize has checked the session. Then serveRoute calls the row's handler
+// (changeHub), which runs a statement in the store and returns an output or an error. answer checks
+// an output with its isValid method and sends it as JSON, unless it has a send method of its own.
+// fail sends an error.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
@@ -341,10 +342,10 @@ func (s *server) newHTTPServer() *http.Server {
 	}
 }
 
-// The memory of connections. One uses less than 250 kB: 192 kB for the kernel's buffer of data that
-// the client has not read, the rest for Go. So all of them use less than 256 MB, if GOMEMLIMIT is
-// set as in deploy/, which keeps garbage from adding to Go's part. The kernel's buffers of data
-// that the server has not read come on top.
+// The memory of connections. Measured with clients that read nothing, all of them use less than 256
+// MB if GOMEMLIMIT is set as in deploy/: 192 kB each in the kernel's buffer of data that the client
+// has not read, the rest in Go. The kernel's buffers of data that the server has not read come on
+// top.
 //
 // The price of a small buffer is that a download gets at most 192 kB in each round trip to the
 // client: 2 MB/s at 100 ms.
@@ -500,13 +501,13 @@ func (health) isValid() bool { return true } // getHealth makes only one
 func (s *server) getHealth(*requestState, nothing) (health, error) {
 	checked := make(chan error, 1) // buffered, so that a late check can end
 	go func() { checked <- s.store.checkTables() }()
-	var err error
+	var tablesErr error
 	select {
-	case err = <-checked:
+	case tablesErr = <-checked:
 	case <-time.After(dbTimeout):
-		err = errors.New("the check of the tables takes too long")
+		tablesErr = errors.New("the check of the tables takes too long")
 	}
-	if err := errors.Join(err, s.checkFiles()); err != nil {
+	if err := errors.Join(tablesErr, s.checkFiles()); err != nil {
 		return health{}, unavailable(err)
 	}
 	return health{"ok"}, nil
@@ -665,7 +666,8 @@ func (r *configReader) cookieName() string {
 func isParentDomain(domain string) bool {
 	dot := strings.LastIndex(domain, ".")
 	hasTwoLabels := dot > 0
-	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short.
+	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short. An empty one after
+	// a dot at the end is refused as well.
 	isAddress := strings.Trim(domain[dot+1:], "0123456789") == ""
 	return hasTwoLabels && !isAddress && domainForm.MatchString(domain)
 }
@@ -687,7 +689,7 @@ const localOrigins = "http://localhost:3000,http://localhost:4200,http://localho
 
 // originForm matches an origin as a browser sends it: in lower case and without a path. It matches
 // no IPv6 address.
-var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[0-9]{1,5})?$`)
+var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
 
 // defaultPorts are left out of an origin by browsers, so https://app.example.com:443 would never
 // match.

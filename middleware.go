@@ -39,7 +39,8 @@ import (
 
 // Part 1: the steps.
 
-// handler returns the handler of all requests: six steps, each of which calls the next.
+// handler returns the handler of all requests: six steps, each of which calls the next. Every step
+// passes on the http.ResponseWriter that it was given, because the later ones rely on its type.
 func (s *server) handler(routes []route) http.Handler {
 	return s.logRequests( // 1. log line, recovery from panics; makes the state that the others use
 		s.setSecurityHeaders( // 2. security and CORS headers
@@ -589,8 +590,8 @@ func readJSON(body []byte) (*fields, error) {
 	}
 	f := &fields{values: url.Values{}}
 	for decoder.More() {
-		// The body is valid JSON, so Token can't fail. Decode fails only for a number out of range,
-		// and leaves value nil, which is not a string.
+		// The body is valid JSON, so Token can't fail. Decode fails only for a number out of range.
+		// Then value is not a string.
 		token, _ := decoder.Token()
 		name := token.(string)
 		var value any
@@ -763,8 +764,9 @@ func (state *requestState) answer(out output) error {
 	return nil
 }
 
-// headersOfSuccess are set before it is certain that a request succeeds: by handlers, by answer,
-// and by http.ServeContent. A handler that sets another header must add it here.
+// headersOfSuccess are set before it is certain that a request succeeds: by handlers, by answer, by
+// http.ServeContent, and by the redirects of the router. A handler that sets another header must
+// add it here.
 var headersOfSuccess = []string{
 	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
 	"Content-Length",

@@ -79,7 +79,8 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 
 // find returns the issued code if the given one matches. ok is false if the code is wrong, expired
 // or was never issued. find compares in constant time, and checks the age itself, so an expired
-// code fails even if its timer has not removed it yet (O2).
+// code fails even if its timer has not removed it yet (O2). On Linux, time in which the machine is
+// suspended does not count.
 func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,9 +132,10 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 // the address as stored in the database, never to the text that a client sent.
 //
 // The client's answer does not wait for sendCode, so a slow or failing mail server does not affect
-// it until maxCodeRequests requests are unfinished (D3). A mail waits for others only while
-// maxConversations are under way. A shared queue would let a client learn from the delay of its
-// own mail whether another address has an account (M2).
+// it until maxCodeRequests requests are unfinished (D3). sendCode reads the account before it waits
+// for a mail slot, because unknown addresses must take none. A mail waits for others only while
+// maxConversations are under way. A shared queue would let a client learn from the delay of its own
+// mail whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {

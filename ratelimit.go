@@ -80,8 +80,8 @@ func (l *limiter) spend(key string) error {
 	return nil
 }
 
-// sweep discards the keys whose tokens have all come back, at most once per period. It holds the
-// lock, which blocks a full limiter for some milliseconds.
+// sweep discards the keys whose tokens have all come back, at most once per period. The caller
+// holds the lock, so a sweep of a full limiter blocks it for some milliseconds.
 func (l *limiter) sweep(now time.Duration) {
 	if now-l.sweptAt < l.period {
 		return

@@ -126,9 +126,9 @@ func explainDBError(err error) error {
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
 		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
-		"57014": "the database canceled a statement that took too long (a lock, or many rows)",
+		"57014": "the database canceled a statement: it took too long (a lock, or many rows), or was interrupted",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
-		"23505": "there is a user with this address already; nothing was changed",
+		"23505": "there would be two users with the same address; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
 	}
 	sentence := cmp.Or(advice[sqlState(err)],
