@@ -181,8 +181,8 @@ func (v sessionView) isValid() bool {
 // code again. "Sign out everywhere" also revokes the codes for which the account was read before
 // it, because an operator may use it when somebody else can read the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
-	code, ok := s.codes.find(in.email, in.code)
-	if !ok {
+	code := s.codes.find(in.email, in.code)
+	if code == nil {
 		return sessionView{}, errInvalidCode
 	}
 	u, err := s.loadUser(whereEmail, in.email)
@@ -374,7 +374,7 @@ func (s *server) checkSession(state *requestState, token sessionToken) error {
 }
 
 // getSession returns the session of the request.
-func (s *server) getSession(state *requestState, _ nothing) (sessionView, error) {
+func (s *server) getSession(state *requestState) (sessionView, error) {
 	return newSessionView(state.user, state.session), nil
 }
 
@@ -415,7 +415,7 @@ func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView
 
 // logout clears the session cookie in the browser (T7). It does not revoke the token: a copy stays
 // valid until it expires or the user is signed out everywhere.
-func (s *server) logout(state *requestState, _ nothing) (nothing, error) {
+func (s *server) logout(state *requestState) (nothing, error) {
 	s.setSessionCookie(state, "", -1)
 	state.log().Info("signed out")
 	return nothing{}, nil

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/mail"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -49,9 +48,12 @@ func TestTokenTimesAreExact(t *testing.T) {
 				"<iat>", at(test.issued),
 				"<exp>", at(test.expires)))
 			_, err := serverWithoutDatabase(io.Discard).verifyToken(token)
-			refusal, isRefusal := errors.AsType[problem](err)
-			if refusal.reason != test.want || isRefusal != (err != nil) {
-				t.Errorf("%+v: got the error %v, reason %q, want %q", test, err, refusal.reason, test.want)
+			refusal, _ := errors.AsType[problem](err)
+			if refusal.reason != test.want {
+				t.Errorf("%+v: got the reason %q, want %q", test, refusal.reason, test.want)
+			}
+			if isValid := err == nil; isValid != (test.want == "") {
+				t.Errorf("%+v: got the error %v", test, err)
 			}
 		})
 	}
@@ -107,25 +109,4 @@ func TestOnlyUUIDsAreIdentifiers(t *testing.T) {
 			t.Errorf("isUUID(%q): got true, want false", text)
 		}
 	}
-}
-
-// I4: net/mail reads every address that the server accepts as one address without a name, so a mail
-// has one recipient.
-func FuzzEmail(f *testing.F) {
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Email, Stored string
-	}](f, "emails.json")
-	for _, c := range file.Cases {
-		f.Add(hubstest.FillIn(c.Email))
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		if emailRule.validate(text) != "" {
-			return
-		}
-		parsed, err := mail.ParseAddress(text)
-		if err != nil || parsed.Address != text || parsed.Name != "" {
-			t.Errorf("net/mail: got %+v and the error %v, want the address %q", parsed, err, text)
-		}
-	})
 }

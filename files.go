@@ -139,7 +139,7 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 }
 
 // upload receives and stores one file. It is the handler of POST /files/upload.
-func (s *server) upload(state *requestState, _ nothing) (file, error) {
+func (s *server) upload(state *requestState) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f, err := s.storeUpload(state, form)
 	// The time to write the answer began with the request, and the upload may have used it up.
@@ -468,7 +468,7 @@ type download struct {
 // getFile finds a file by its id and name. Any signed-in user may read a file whose path they
 // know. The id is random, so a path can't be guessed. A path without a row is a 404, whatever is
 // on disk (F1).
-func (s *server) getFile(state *requestState, _ nothing) (download, error) {
+func (s *server) getFile(state *requestState) (download, error) {
 	name := state.request.PathValue("name")
 	if !isFileName(name) {
 		return download{}, errNotFound
@@ -548,13 +548,13 @@ func (w netHTTPWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
 	var sent int64
 	for limited.N > 0 {
-		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(stallTimeout))
-		n, err := io.CopyN(w.ResponseWriter, limited.R, min(limited.N, transferPiece))
+		http.NewResponseController(w.state).SetWriteDeadline(time.Now().Add(stallTimeout))
+		n, err := io.CopyN(w.state.ResponseWriter, limited.R, min(limited.N, transferPiece))
 		sent += n
-		w.bytes += n
+		w.state.bytes += n
 		limited.N -= n
 		if err != nil { // of the client's connection, or of the disk
-			w.log().Info("download cut off", "error", err)
+			w.state.log().Info("download cut off", "error", err)
 			return sent, err
 		}
 	}

@@ -8,33 +8,35 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"hubs/internal/hubstest"
 )
 
-// A deadlines is an http.ResponseWriter that records the deadlines that are set on it.
-type deadlines struct {
+// A deadlineRecorder is an http.ResponseWriter that records the deadlines that are set on it.
+type deadlineRecorder struct {
 	http.ResponseWriter
-	read time.Time       // the last read deadline
-	left []time.Duration // the time left until each write deadline when it was set
+	read, write time.Time       // the last deadlines
+	left        []time.Duration // the time left until each write deadline when it was set
 }
 
 // Write takes a second, so that time passes between the pieces of a download.
-func (d *deadlines) Write(b []byte) (int, error) {
+func (d *deadlineRecorder) Write(b []byte) (int, error) {
 	time.Sleep(time.Second)
 	return d.ResponseWriter.Write(b)
 }
 
-func (d *deadlines) SetReadDeadline(t time.Time) error {
+func (d *deadlineRecorder) SetReadDeadline(t time.Time) error {
 	d.read = t
 	return nil
 }
 
-func (d *deadlines) SetWriteDeadline(t time.Time) error {
+func (d *deadlineRecorder) SetWriteDeadline(t time.Time) error {
+	d.write = t
 	d.left = append(d.left, time.Until(t))
 	return nil
 }
@@ -61,10 +63,10 @@ func TestUploadDeadlines(t *testing.T) {
 			started:  time.Minute + 25<<20/pace*time.Second,
 			received: 25 << 20,
 		},
-		{name: "too late", started: time.Minute},
+		{name: "at its limit", started: time.Minute},
 	} {
 		synctest.Test(t, func(t *testing.T) { // time stands still, so the deadline is exact
-			d := &deadlines{}
+			d := &deadlineRecorder{}
 			form := &uploadForm{
 				state:    &requestState{ResponseWriter: d},
 				maxFile:  1 << 20,
@@ -83,16 +85,20 @@ func TestUploadDeadlines(t *testing.T) {
 }
 
 // The time to write the answer to an upload begins when the upload has ended, however long it took.
-// The upload of this test is refused, because it is not a form.
+// The upload of this test takes an hour, and is refused because its form is empty.
 func TestAnswerToAnUploadHasItsOwnTime(t *testing.T) {
 	t.Parallel()
 	s, _ := newFilesServer(t, io.Discard)
 	synctest.Test(t, func(t *testing.T) {
-		d := &deadlines{}
-		request := httptest.NewRequest("POST", "/files/upload", nil)
-		s.upload(&requestState{ResponseWriter: d, request: request, user: &user{}}, nothing{})
-		if want := []time.Duration{30 * time.Second}; !slices.Equal(d.left, want) {
-			t.Errorf("got the write deadlines %v, want %v", d.left, want)
+		body, client := io.Pipe()
+		time.AfterFunc(time.Hour, func() { client.Close() })
+		request := httptest.NewRequest("POST", "/files/upload", body)
+		request.Header.Set("Content-Type", "multipart/form-data; boundary=b")
+		d := &deadlineRecorder{}
+		start := time.Now()
+		s.upload(&requestState{ResponseWriter: d, request: request, user: &user{}})
+		if got, want := d.write.Sub(start), time.Hour+30*time.Second; got != want {
+			t.Errorf("got the write deadline %v after the start, want it after %v", got, want)
 		}
 	})
 }
@@ -107,7 +113,7 @@ func TestDownloadDeadlines(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		d := &deadlines{ResponseWriter: httptest.NewRecorder()}
+		d := &deadlineRecorder{ResponseWriter: httptest.NewRecorder()}
 		sent := download{file{FileID: "id", Name: "a.txt", Size: pieces * transferPiece}, s}
 		request := httptest.NewRequest("GET", "/", nil)
 		err := sent.send(&requestState{ResponseWriter: d, request: request, user: &user{}})
@@ -125,12 +131,13 @@ func TestDownloadDeadlines(t *testing.T) {
 	})
 }
 
-// newFilesServer returns a server with an empty FILES_DIR, and the path of that folder. The server
-// has no database: all slots of its store are taken, so each statement fails after dbTimeout.
+// newFilesServer returns a server without a database and with an empty FILES_DIR, and the path of
+// that folder.
 func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s = newServer(config{env: envLocal, filesDir: dir}, newFullStore(0, poolSize), log)
+	s = serverWithoutDatabase(log)
+	s.cfg.filesDir = dir
 	if err := s.openFiles(); err != nil {
 		t.Fatal(err)
 	}
@@ -148,68 +155,71 @@ func TestSweepGoesOnAfterAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		ended := make(chan struct{})
-		go func() {
-			s.sweepUploads()
-			close(ended)
-		}()
+		go s.sweepUploads()
 		time.Sleep(2*sweepInterval + time.Second)
 		s.stopping.Store(true)
-		<-ended
+		time.Sleep(sweepInterval) // sweepUploads ends
 	})
 	if got := strings.Count(log.String(), "the sweep of unfinished uploads failed"); got != 3 {
 		t.Errorf("got %d failed sweeps, want 3: at the start and after each of 2 intervals", got)
 	}
 }
 
-// A sweep does not remove the working name of a running upload of its own server, however old the
-// file is. It never locks a young file, not even for a moment, because the upload that has just
-// created the file may be about to lock it.
-func TestSweepSparesRunningUploads(t *testing.T) {
-	t.Parallel()
-	s, dir := newFilesServer(t, io.Discard)
-	name := filepath.Join(dir, unfinished, "00000000-0000-4000-8000-000000000000")
-	working, err := os.Create(name)
+// newWorkingName creates a file with a working name. It returns the id and the open file.
+func newWorkingName(t *testing.T, dir string) (id string, working *os.File) {
+	t.Helper()
+	id = hubstest.NewUUID()
+	working, err := os.Create(filepath.Join(dir, unfinished, id))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer working.Close()
-	swept := make(chan bool)
+	t.Cleanup(func() { working.Close() })
+	return id, working
+}
+
+// A sweep never locks a young file, not even for a moment, because the upload that has just created
+// the file may be about to lock it.
+func TestSweepNeverLocksAYoungFile(t *testing.T) {
+	t.Parallel()
+	s, dir := newFilesServer(t, io.Discard)
+	id, working := newWorkingName(t, dir)
+	done := make(chan error, 1)
 	go func() {
-		defer close(swept)
-		for range 2000 {
-			if err := s.sweepUpload(filepath.Base(name)); err != nil {
-				t.Error(err)
-			}
+		var err error
+		for sweeps := 0; sweeps < 2000 && err == nil; sweeps++ {
+			err = s.sweepUpload(id)
 		}
+		done <- err
 	}()
-	refused := 0 // attempts of the upload to lock its file while a sweep held the lock
-	for ended := false; !ended; {
-		if lockFile(working) != nil {
-			refused++
+	for len(done) == 0 {
+		if err := lockFile(working); err != nil {
+			t.Fatalf("the upload locks its file: got the error %v, want none", err)
 		}
 		syscall.Flock(int(working.Fd()), syscall.LOCK_UN)
-		select {
-		case <-swept:
-			ended = true
-		default:
-		}
 	}
-	if refused > 0 {
-		t.Errorf("got the file of a young upload locked by a sweep %d times, want 0", refused)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
+}
+
+// A sweep does not remove the working name of a running upload of its own server, however old the
+// file is.
+func TestSweepSparesRunningUploads(t *testing.T) {
+	t.Parallel()
+	s, dir := newFilesServer(t, io.Discard)
+	id, working := newWorkingName(t, dir)
 	if err := lockFile(working); err != nil {
 		t.Fatal(err)
 	}
 	old := time.Now().Add(-2 * sweepInterval)
-	if err := os.Chtimes(name, old, old); err != nil {
+	if err := os.Chtimes(working.Name(), old, old); err != nil {
 		t.Fatal(err)
 	}
 	// Without the lock of the upload, the sweep would ask the database, and return an error here.
-	if err := s.sweepUpload(filepath.Base(name)); err != nil {
+	if err := s.sweepUpload(id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(name); err != nil {
+	if _, err := os.Stat(working.Name()); err != nil {
 		t.Error("the working name of a running upload was swept: ", err)
 	}
 }
@@ -220,7 +230,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
-	working := filepath.Join(dir, unfinished, "../x")
+	working := filepath.Join(dir, "x") // which is unfinished/../x
 	if err := os.WriteFile(working, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -216,7 +216,7 @@ func (q hubQuery) listStatement() statement {
 	return list
 }
 
-func (s *server) getHub(state *requestState, _ nothing) (hub, error) {
+func (s *server) getHub(state *requestState) (hub, error) {
 	var h hub
 	found, err := s.store.row(
 		readOnly("select "+hubColumns+" from hubs where hub_id = $1", state.pathID("hubId")),
@@ -251,7 +251,7 @@ func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 	return orNotFound(h, found, err)
 }
 
-func (s *server) deleteHub(state *requestState, _ nothing) (nothing, error) {
+func (s *server) deleteHub(state *requestState) (nothing, error) {
 	var id string // not used, but found says whether a statement has returned a row
 	found, err := s.store.row(
 		readWrite("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")), &id)

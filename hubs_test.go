@@ -9,6 +9,7 @@ import (
 // I1: No text from a client becomes part of the text of a list's statement. The test makes the
 // query itself, so this holds even if the validation of the fields let every text pass.
 func TestListStatementHasNoTextOfAClient(t *testing.T) {
+	t.Parallel()
 	const limit, offset = 20, 40
 	plain := "name"
 	hostile := "a'); drop table hubs; -- $1 %s"
@@ -29,7 +30,7 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 	}
 	want := []any{limit + 1, offset, hostile, hostile} // one row more than the page, for HasMore
 	if !slices.Equal(got.args, want) {
-		t.Errorf("filtered by %q: got the arguments %q, want %q", hostile, got.args, want)
+		t.Errorf("filtered by %q: got the arguments %v, want %v", hostile, got.args, want)
 	}
 	if got := query(plain, hostile); strings.Contains(got.text, "drop") {
 		t.Errorf("ordered by %q: got the text\n%s\nwant no drop in it", hostile, got.text)

@@ -4,10 +4,10 @@
 //
 // The program follows these rules:
 //
-//   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all
-//     contracts and makes their checks in the same order. The server does not start if a route
-//     has no access rule, if its input is not parsed, or if it counts its input (limitKey) but has
-//     no limit. An upload parses its own body, in files.go.
+//   - Every endpoint has a contract. One function (serve in middleware.go) runs all contracts and
+//     makes their checks in the same order. The server does not start if a route has no access
+//     rule, if its input is not parsed, or if it counts its input (limitKey) but has no limit. An
+//     upload parses its own body, in files.go.
 //   - An endpoint that takes input rejects unknown fields: in the query of a GET, in the JSON body
 //     of any other method. A request whose answer depends on the database is refused while the
 //     database is unreachable. An output that breaks its contract is not sent, but a write that
@@ -20,13 +20,13 @@
 //     environment without a mail server, codes are printed on standard output.
 //
 // This is what happens to a request such as PATCH /hubs/{hubId}. It passes the six steps of
-// middleware.go. The last step, router, finds its row in the route table below and calls
-// serveRoute, which reads the fields of the body. The row's parse function (parseHubChange) takes
-// them, each by a rule, and makes the input. It returns no error: errors are collected, and
-// reported after authorize has checked the session. Then serveRoute calls the row's handler
-// (changeHub), which runs a statement in the store and returns an output or an error. answer checks
-// an output with its isValid method and sends it as JSON, unless it has a send method of its own.
-// fail sends an error.
+// middleware.go. The last step, router, finds its row in the route table below and calls the method
+// serve of its contract, which reads the fields of the body. The row's parse function
+// (parseHubChange) takes them, each by a rule, and makes the input. It returns no error: errors are
+// collected, and reported after authorize has checked the session. Then serve calls the row's
+// handler (changeHub), which runs a statement in the store and returns an output or an error.
+// answer checks an output with its isValid method and sends it as JSON, unless it has a send method
+// of its own. fail sends an error.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
@@ -210,7 +210,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		requestLog:       slog.New(slog.NewJSONHandler(out, nil)),
 		out:              out,
 		store:            st,
-		codes:            oneTimeCodes{byEmail: map[string]oneTimeCode{}},
+		codes:            oneTimeCodes{byEmail: map[string]*oneTimeCode{}},
 		codeSlots:        make(chan struct{}, maxCodeRequests),
 		mailSlots:        make(chan struct{}, maxConversations),
 		requestLimit:     newLimiter(100, 10*time.Second, "client address"),
@@ -235,21 +235,21 @@ func (s *server) routes() []route {
 		// method, path, access rule, status of a success, contract
 		{"POST", "/auth/otp/request", public, 200, limitedEndpoint(s.codeRequestLimit, parseCodeRequest, s.requestCode)},
 		{"POST", "/auth/otp/validate", public, 200, limitedEndpoint(s.guessLimit, parseGuess, s.validateCode)},
-		{"POST", "/auth/logout", sessionOnly, 204, endpoint(nil, s.logout)},
-		{"GET", "/auth/session", sessionOnly, 200, endpoint(nil, s.getSession)},
-		{"POST", "/terms/acceptance", sessionOnly, 200, endpoint(parseAcceptance, s.acceptTerms)},
-		{"GET", "/hubs", sessionAndTerms, 200, endpoint(parseHubQuery, s.listHubs)},
-		{"GET", "/hubs/{hubId}", sessionAndTerms, 200, endpoint(nil, s.getHub)},
-		{"POST", "/hubs", adminOnly, 201, endpoint(parseNewHub, s.createHub)},
-		{"PATCH", "/hubs/{hubId}", adminOnly, 200, endpoint(parseHubChange, s.changeHub)},
-		{"DELETE", "/hubs/{hubId}", adminOnly, 204, endpoint(nil, s.deleteHub)},
-		{"POST", "/files/upload", sessionAndTerms, 201, endpoint(nil, s.upload)},
-		{"GET", "/files/{fileId}/{name}", sessionAndTerms, 200, endpoint(nil, s.getFile)},
-		{"GET", "/healthz", public, 200, endpoint(nil, s.getHealth)},
-		{"GET", "/openapi.json", public, 200, endpoint(nil, apiFile.get)},
+		{"POST", "/auth/logout", sessionOnly, 204, endpoint(s.logout)},
+		{"GET", "/auth/session", sessionOnly, 200, endpoint(s.getSession)},
+		{"POST", "/terms/acceptance", sessionOnly, 200, inputEndpoint(parseAcceptance, s.acceptTerms)},
+		{"GET", "/hubs", sessionAndTerms, 200, inputEndpoint(parseHubQuery, s.listHubs)},
+		{"GET", "/hubs/{hubId}", sessionAndTerms, 200, endpoint(s.getHub)},
+		{"POST", "/hubs", adminOnly, 201, inputEndpoint(parseNewHub, s.createHub)},
+		{"PATCH", "/hubs/{hubId}", adminOnly, 200, inputEndpoint(parseHubChange, s.changeHub)},
+		{"DELETE", "/hubs/{hubId}", adminOnly, 204, endpoint(s.deleteHub)},
+		{"POST", "/files/upload", sessionAndTerms, 201, endpoint(s.upload)},
+		{"GET", "/files/{fileId}/{name}", sessionAndTerms, 200, endpoint(s.getFile)},
+		{"GET", "/healthz", public, 200, endpoint(s.getHealth)},
+		{"GET", "/openapi.json", public, 200, endpoint(apiFile.get)},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{"GET", "/{$}", public, 200, endpoint(nil, pageFile.get)})
+		table = append(table, route{"GET", "/{$}", public, 200, endpoint(pageFile.get)})
 	}
 	return table
 }
@@ -478,8 +478,8 @@ const pagePolicy = "frame-ancestors 'none'"
 // itself (see sender in middleware.go). Its handler is get, whose output is the document.
 type document struct{ contentType, policy, text string }
 
-func (d document) get(*requestState, nothing) (document, error) { return d, nil }
-func (document) isValid() bool                                  { return true }
+func (d document) get(*requestState) (document, error) { return d, nil }
+func (document) isValid() bool                         { return true }
 
 func (d document) send(state *requestState) error {
 	state.Header().Set("Content-Type", d.contentType)
@@ -498,7 +498,7 @@ func (health) isValid() bool { return true } // getHealth makes only one
 // getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
 // exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout,
 // because it waits for a slot and then for PostgreSQL.
-func (s *server) getHealth(*requestState, nothing) (health, error) {
+func (s *server) getHealth(*requestState) (health, error) {
 	checked := make(chan error, 1) // buffered, so that a late check can end
 	go func() { checked <- s.store.checkTables() }()
 	var tablesErr error
@@ -538,8 +538,8 @@ func printRoutes() {
 	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
 	for _, r := range s.routes() {
 		limit := s.clientLimit(r.method, r.path).String()
-		if r.contract.limit != nil {
-			limit += "; " + r.contract.limit.String()
+		if own := r.contract.ownLimit(); own != nil {
+			limit += "; " + own.String()
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, r.path, r.access, limit)
 	}

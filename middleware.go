@@ -3,7 +3,7 @@ package main
 // This file contains everything between net/http and the handlers:
 //
 //  1. The six steps that every request takes, in the order of the specification.
-//  2. The contract: what each endpoint declares, and serveRoute, which runs it.
+//  2. The contract: what each endpoint declares, and the method serve, which runs it.
 //  3. Strict input: JSON bodies and query strings.
 //  4. The answer: answer writes the success of an endpoint, fail writes every error.
 //  5. Problems: the errors that are sent to clients.
@@ -278,7 +278,7 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// router is step 6. Its routes run serveRoute.
+// router is step 6. Its routes serve their contracts.
 //
 // The router of net/http writes a 404, a 405 and redirects itself. So it gets a netHTTPWriter (see
 // part 4), which replaces them by our errors, and passes it on to the route. The route does not
@@ -288,9 +288,9 @@ func (s *server) router(routes []route) http.Handler {
 	for _, r := range routes {
 		r.mustBeValid()
 		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := w.(netHTTPWriter).requestState
+			state := w.(netHTTPWriter).state
 			state.route = r
-			if err := s.serveRoute(state); err != nil {
+			if err := r.contract.serve(s, state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -341,58 +341,39 @@ type route struct {
 	contract     contract
 }
 
-// mustBeValid panics, so that the server does not start, if a route has no valid access rule, if
-// its input is not parsed, or if its input is counted but has no limit (Z1).
+// mustBeValid panics, so that the server does not start, if the route has no valid access rule (Z1).
 func (r route) mustBeValid() {
-	name := r.method + " " + r.path
 	a := r.access
 	hasConditions := a.terms || a.roles != nil
 	// A route is public or needs a session, but not both, and a public one has no conditions.
 	if a.public == a.session || a.public && hasConditions {
-		panic("no valid access rule: " + name)
-	}
-	c := r.contract
-	_, takesNothing := c.zeroInput.(nothing)
-	if takesNothing != (c.parse == nil) { // nothing is the only input that is not parsed
-		panic("input and parse function do not match: " + name)
-	}
-	_, isCounted := c.zeroInput.(limitKeyer)
-	if isCounted && c.limit == nil {
-		panic("a counted input without a limit: " + name)
+		panic("no valid access rule: " + r.method + " " + r.path)
 	}
 }
 
-// A contract describes an endpoint: its input, its output, its own limit and its handler. endpoint
-// and limitedEndpoint make contracts, and serveRoute runs them.
-//
-// Handlers have inputs and outputs of different types, but their contracts must fit into one table.
-// So a contract has them as any and output. endpoint, which knows the types, converts the input,
-// and the compiler checks that parse and handle have the same one.
-type contract struct {
-	parse  func(*fields) any // makes the input; nil if body and query are ignored
-	limit  *limiter          // the endpoint's own limit, besides that of step 4; may be nil
-	handle func(state *requestState, input any) (output, error)
+// A contract is a typedContract of any input and output, so that all fit into one route table.
+type contract interface {
+	serve(*server, *requestState) error
+	ownLimit() *limiter
+}
 
-	// The zero values of the input and the output. mustBeValid looks at the type of the input, and
-	// a test makes openapi.json from both types.
-	zeroInput, zeroOutput any
+// A typedContract describes an endpoint: its input, its output, its own limit and its handler.
+// endpoint, inputEndpoint and limitedEndpoint make contracts.
+type typedContract[In any, Out output] struct {
+	parse    func(*fields) In // makes the input; nil if there is none
+	limit    *limiter         // the endpoint's own limit, besides that of step 4; nil if there is none
+	limitKey func(In, *requestState) string
+	handle   func(*requestState, In) (Out, error)
 }
 
 // An output reports whether it satisfies its contract. It is checked before it is sent.
 type output interface{ isValid() bool }
 
-// A limitKeyer is an input that is counted. limitKey returns the key for the endpoint's own limit.
-type limitKeyer interface{ limitKey(*requestState) string }
-
 // A sender is an output that writes itself instead of being sent as JSON. It returns an error only
 // if it has sent nothing.
 type sender interface{ send(*requestState) error }
 
-// nothing is an empty input or output:
-//
-//   - As an input, it means that body and query are ignored, or that the handler reads the body
-//     itself, as upload does.
-//   - As an output, it means an answer without a body.
+// nothing is the output of an endpoint whose answer has no body.
 type nothing struct{}
 
 func (nothing) isValid() bool { return true }
@@ -402,23 +383,32 @@ func (nothing) send(state *requestState) error {
 	return nil
 }
 
-// endpoint returns the contract of a handler. parse validates the fields of the request and makes
-// the input from them. If parse is nil, the input is nothing.
-func endpoint[In any, Out output](
+// endpoint returns the contract of a handler without an input: body and query are ignored, or the
+// handler reads the body itself, as upload does.
+func endpoint[Out output](handle func(*requestState) (Out, error)) contract {
+	return typedContract[nothing, Out]{
+		handle: func(state *requestState, _ nothing) (Out, error) { return handle(state) },
+	}
+}
+
+// inputEndpoint returns the contract of a handler with an input. parse validates the fields of the
+// request and makes the input from them.
+//
+// inputEndpoint and limitedEndpoint panic, so that the server does not start, if the input is not
+// parsed, or if it is counted but has no limit (Z1).
+func inputEndpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	var zeroIn In
-	var zeroOut Out
-	c := contract{zeroInput: zeroIn, zeroOutput: zeroOut}
-	if parse != nil {
-		c.parse = func(f *fields) any { return parse(f) }
+	_, isCounted := any(*new(In)).(limitKeyer)
+	if parse == nil || isCounted {
+		panic("an input without a parse function or a limit")
 	}
-	c.handle = func(state *requestState, input any) (output, error) {
-		return handle(state, input.(In))
-	}
-	return c
+	return typedContract[In, Out]{parse: parse, handle: handle}
 }
+
+// A limitKeyer is an input that is counted. limitKey returns the key for the endpoint's own limit.
+type limitKeyer interface{ limitKey(*requestState) string }
 
 // limitedEndpoint returns the contract of a handler whose input is counted by limit.
 func limitedEndpoint[In limitKeyer, Out output](
@@ -426,23 +416,25 @@ func limitedEndpoint[In limitKeyer, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	c := endpoint(parse, handle)
-	c.limit = limit
-	return c
+	if parse == nil || limit == nil {
+		panic("an input without a parse function or a limit")
+	}
+	return typedContract[In, Out]{parse, limit, In.limitKey, handle}
 }
 
-// serveRoute runs the contract of the request's route. A request that fails several checks is
-// refused by the first of them in this order: session, suspension, terms, role (all in
-// authorize), input, If-Match, the route's own limit.
+func (c typedContract[In, Out]) ownLimit() *limiter { return c.limit }
+
+// serve runs the contract. A request that fails several checks is refused by the first of them in
+// this order: session, suspension, terms, role (all in authorize), input, If-Match, the endpoint's
+// own limit.
 //
-// serveRoute reads the body before authorize reads the account. In the other order, a client could
+// serve reads the body before authorize reads the account. In the other order, a client could
 // withhold the end of a body until it has lost its rights, and still write (W1). An invalid input
 // is reported only after authorize, to keep the order above.
 //
-// The route's own limit comes after the input, so that it does not count malformed requests. Its
+// The endpoint's own limit comes after the input, so that it does not count malformed requests. Its
 // counters are apart from the codes (O5).
-func (s *server) serveRoute(state *requestState) error {
-	c := state.route.contract
+func (c typedContract[In, Out]) serve(s *server, state *requestState) error {
 	input, inputErr := c.readInput(state)
 	if !state.route.access.public {
 		if err := s.authorize(state); err != nil {
@@ -456,8 +448,7 @@ func (s *server) serveRoute(state *requestState) error {
 		return err
 	}
 	if c.limit != nil {
-		key := input.(limitKeyer).limitKey(state)
-		if err := c.limit.spend(key); err != nil {
+		if err := c.limit.spend(c.limitKey(input, state)); err != nil {
 			return err
 		}
 	}
@@ -470,20 +461,21 @@ func (s *server) serveRoute(state *requestState) error {
 
 // readInput reads the fields of a request and makes the input of them. finish comes last, because
 // only after parse is it known which fields are unknown.
-func (c contract) readInput(state *requestState) (any, error) {
+func (c typedContract[In, Out]) readInput(state *requestState) (In, error) {
+	var none In
 	if c.parse == nil {
-		return nothing{}, nil
+		return none, nil
 	}
 	sent, err := readFields(state)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	input := c.parse(sent)
 	if isRead(state.request.Method) {
 		state.loggedQuery = strings.Join(sent.forLog, "&")
 	}
 	if err := sent.finish(); err != nil {
-		return nil, err
+		return none, err
 	}
 	return input, nil
 }
@@ -827,39 +819,39 @@ func (state *requestState) Write(b []byte) (int, error) {
 func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
 
 // A netHTTPWriter is the http.ResponseWriter for the two parts of net/http that write an answer
-// themselves: its router and http.ServeContent. Their errors become ours, so that they have the
-// error format of this API (G3).
-//
-// It replaces three methods of requestState: WriteHeader and Write here, and ReadFrom in files.go,
-// which sends a file. fail belongs to requestState and uses that one's WriteHeader and Write.
-type netHTTPWriter struct{ *requestState }
+// themselves: its router and http.ServeContent. They write an error as a status and a plain text. A
+// netHTTPWriter sends our error instead and discards the text, so that these errors have the format
+// of all others (G3). A success passes unchanged. ReadFrom, in files.go, sends a file.
+type netHTTPWriter struct{ state *requestState }
+
+func (w netHTTPWriter) Header() http.Header { return w.state.Header() }
 
 // WriteHeader sends the status of a success. For an error, it sends our whole answer.
 func (w netHTTPWriter) WriteHeader(status int) {
 	if status < 300 || status == 304 {
-		w.requestState.WriteHeader(status)
+		w.state.WriteHeader(status)
 		return
 	}
+	p := errNotFound // for a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
 	switch status {
 	case 405: // from the router
-		w.fail(errMethod)
+		p = errMethod
 	case 412: // this and the next two: from http.ServeContent
-		w.fail(errPrecondition)
+		p = errPrecondition
 	case 416:
-		w.fail(errRange)
+		p = errRange
 	case 500:
-		w.fail(errors.New("net/http could not read the file"))
-	default: // a 404, a redirect to a cleaned path, or the 400 of "OPTIONS *"
-		w.fail(errNotFound)
+		p = toProblem(errors.New("net/http could not read the file"))
 	}
+	w.state.fail(p)
 }
 
 // Write sends a part of the body. It discards the text that net/http writes after an error.
 func (w netHTTPWriter) Write(b []byte) (int, error) {
-	if w.status >= 400 {
+	if w.state.status >= 400 {
 		return len(b), nil
 	}
-	return w.requestState.Write(b)
+	return w.state.Write(b)
 }
 
 // Part 5: problems.

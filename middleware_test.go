@@ -22,58 +22,60 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startRoutes makes the handler of these routes. It returns the value of the panic that prevents
-// the start, or nil if there is none.
-func startRoutes(routes []route) (fault any) {
+// panicOf calls f. It returns the value of its panic, or nil if there is none.
+func panicOf(f func()) (fault any) {
 	defer func() { fault = recover() }()
-	newServer(config{env: envLocal}, nil, io.Discard).handler(routes)
+	f()
 	return nil
 }
 
-// Z1: The server does not start if any route of its table has no access rule, has an input that is
-// not parsed, or has an input that is counted without a limit.
+// startRoutes makes the handler of these routes. It returns the panic that prevents the start.
+func startRoutes(routes []route) (fault any) {
+	return panicOf(func() { newServer(config{env: envLocal}, nil, io.Discard).handler(routes) })
+}
+
+// Z1: The server does not start if any route of its table has no valid access rule.
 func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	t.Parallel()
 	table := newServer(config{env: envLocal}, nil, io.Discard).routes()
 	if fault := startRoutes(table); fault != nil {
 		t.Fatalf("the unchanged table: got the panic %v, want none", fault)
 	}
-	limited := 0
 	for i, r := range table {
-		wantNoStart := func(what string, changed route) { // changed replaces r
-			t.Helper()
-			routes := slices.Clone(table)
-			routes[i] = changed
-			text, _ := startRoutes(routes).(string)
-			if !strings.HasSuffix(text, r.method+" "+r.path) {
-				t.Errorf("%s: got the panic %q, want one that names %s", what, text, r.path)
-			}
-		}
-		changed := r
 		for _, invalid := range []access{
 			{},
 			{terms: true},
 			{public: true, terms: true},
 			{public: true, session: true},
 		} {
-			changed.access = invalid
-			wantNoStart("no valid access", changed)
+			routes := slices.Clone(table)
+			routes[i].access = invalid
+			text, _ := startRoutes(routes).(string)
+			if !strings.HasSuffix(text, r.method+" "+r.path) {
+				t.Errorf("%+v: got the panic %q, want one that names %s", invalid, text, r.path)
+			}
 		}
-		if r.contract.parse != nil {
-			changed = r
-			changed.contract.parse = nil
-			wantNoStart("no parse function", changed)
-		}
-		if r.contract.limit == nil {
-			continue
-		}
-		limited++
-		changed = r
-		changed.contract.limit = nil
-		wantNoStart("no limit", changed)
 	}
-	if limited == 0 {
-		t.Error("got no route with a limit of its own, want at least one")
+}
+
+// Z1: The server does not start if an input is not parsed, or is counted without a limit. The
+// functions that make contracts panic.
+func TestIncompleteContractDoesNotStart(t *testing.T) {
+	t.Parallel()
+	s := newServer(config{}, nil, io.Discard)
+	for name, make := range map[string]func() contract{
+		"input without parse function": func() contract { return inputEndpoint(nil, s.createHub) },
+		"counted input without parse function": func() contract {
+			return limitedEndpoint(s.guessLimit, nil, s.validateCode)
+		},
+		"counted input without limit": func() contract {
+			return inputEndpoint(parseGuess, s.validateCode)
+		},
+		"no limit": func() contract { return limitedEndpoint(nil, parseGuess, s.validateCode) },
+	} {
+		if panicOf(func() { make() }) == nil {
+			t.Errorf("%s: got a contract, want a panic", name)
+		}
 	}
 }
 
@@ -96,30 +98,28 @@ func TestPageIsLocal(t *testing.T) {
 
 const panicSecret = "a-secret-in-the-stack"
 
-// A brokenAnswer is an output that is sent by write. If write is nil, the output breaks its
-// contract.
-type brokenAnswer struct {
+// An invalidAnswer is an output that breaks its contract.
+type invalidAnswer struct {
 	Secret string `json:"secret"`
-	write  func(*requestState)
 }
 
-func (a brokenAnswer) isValid() bool {
-	return a.write != nil
-}
+func (invalidAnswer) isValid() bool { return false }
 
-func (a brokenAnswer) send(state *requestState) error {
-	if a.write == nil { // only if the server sends an output that breaks its contract
-		state.Write([]byte(a.Secret))
-		return nil
-	}
-	a.write(state)
+// A writing is an output that sends itself.
+type writing func(*requestState)
+
+func (writing) isValid() bool { return true }
+
+func (w writing) send(state *requestState) error {
+	w(state)
 	return nil
 }
 
-// failing returns an endpoint whose output is a brokenAnswer with this write.
-func failing(write func(*requestState)) contract {
-	return endpoint(nil, func(*requestState, nothing) (brokenAnswer, error) {
-		return brokenAnswer{Secret: panicSecret, write: write}, nil
+// failing returns an endpoint that calls begin, then returns an error.
+func failing(begin func(*requestState)) contract {
+	return endpoint(func(state *requestState) (nothing, error) {
+		begin(state)
+		return nothing{}, errors.New(panicSecret)
 	})
 }
 
@@ -128,10 +128,11 @@ func failing(write func(*requestState)) contract {
 // sent, the connection is cut instead. The log has an error with the same request id.
 func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
+	const id = "id-of-the-request"
 	half := func(state *requestState) { state.Write([]byte("half")) }
 	for name, test := range map[string]struct {
 		contract contract
-		cut      bool   // a part of the answer is sent, so the connection must be cut
+		panic    any    // http.ErrAbortHandler if net/http must cut the connection
 		logged   string // text that the log must also have
 	}{
 		// The log must show where the panic was. The test looks for a function of the stack, not
@@ -140,25 +141,25 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 			contract: failing(func(*requestState) { panic(panicSecret) }),
 			logged:   "TestInternalErrorsAreLoggedNotShown",
 		},
-		"contract": {contract: failing(nil)},
-		"standard": {contract: failing(func(state *requestState) {
-			http.Error(netHTTPWriter{state}, panicSecret, 500) // as http.ServeContent does
+		"invalid output": {contract: endpoint(func(*requestState) (invalidAnswer, error) {
+			return invalidAnswer{panicSecret}, nil
 		})},
-		"error": {contract: endpoint(nil, func(state *requestState, _ nothing) (nothing, error) {
+		"error of net/http": {contract: endpoint(func(*requestState) (writing, error) {
+			return func(state *requestState) {
+				http.Error(netHTTPWriter{state}, panicSecret, 500) // as http.ServeContent does
+			}, nil
+		})},
+		"error": {contract: failing(func(state *requestState) {
 			for header := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
 				Content-Disposition Content-Length Cache-Control Content-Security-Policy`) {
 				state.Header().Set(header, panicSecret)
 			}
-			return nothing{}, errors.New(panicSecret)
 		})},
-		"half": {cut: true, contract: failing(func(state *requestState) {
+		"panic after half": {panic: http.ErrAbortHandler, contract: failing(func(state *requestState) {
 			half(state)
 			panic(panicSecret)
 		})},
-		"late": {cut: true, contract: endpoint(nil, func(state *requestState, _ nothing) (nothing, error) {
-			half(state)
-			return nothing{}, errors.New(panicSecret)
-		})},
+		"error after half": {panic: http.ErrAbortHandler, contract: failing(half)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
@@ -166,14 +167,15 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 			handler := s.handler([]route{{"GET", "/x", public, 200, test.contract}})
 			answer := httptest.NewRecorder()
 			request := httptest.NewRequest("GET", "/x", nil)
-			request.Header.Set("X-Request-Id", "id-of-"+name)
-			if cut := serveOrCut(handler, answer, request); cut != test.cut {
-				t.Errorf("got the connection cut: %v, want %v", cut, test.cut)
+			request.Header.Set("X-Request-Id", id)
+			fault := panicOf(func() { handler.ServeHTTP(answer, request) })
+			if fault != test.panic {
+				t.Errorf("got the panic %v, want %v", fault, test.panic)
 			}
-			if !test.cut {
-				wantInternal(t, answer, "id-of-"+name)
+			if test.panic == nil {
+				wantInternal(t, answer, id)
 			}
-			rest := `.*"requestId":"id-of-` + name + `".*\n`
+			rest := `.*"requestId":"` + id + `".*\n`
 			want := regexp.MustCompile(`^.*"level":"ERROR"` + rest + `.*"msg":"request"` + rest + `$`)
 			if !want.Match(log.Bytes()) {
 				t.Errorf("got the log\n%s\nwant an error and the request, both with this id", &log)
@@ -183,14 +185,6 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 			}
 		})
 	}
-}
-
-// serveOrCut serves a request. It reports whether the handler panics with http.ErrAbortHandler,
-// with which it tells net/http to cut the connection.
-func serveOrCut(handler http.Handler, w http.ResponseWriter, r *http.Request) (cut bool) {
-	defer func() { cut = recover() == http.ErrAbortHandler }()
-	handler.ServeHTTP(w, r)
-	return false
 }
 
 // wantInternal checks that an answer is the 500 of an internal error with this request id, and has
@@ -261,12 +255,15 @@ func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
 	type maskCase struct{ Why, Text, Logged string }
 	cases := hubstest.ReadCases[maskCase](t, "testdata/masks.json")
+	colons := strings.Repeat(":", maxLoggedError-len("j***"))
 	cases = append(cases, maskCase{
+		Why:    "the text is cut",
 		Text:   strings.Repeat("-123456,", maxLoggedError),
-		Logged: strings.Repeat("-***,", maxLoggedError/len("-***,")),
-	}, maskCase{ // the mask comes before the cut, which would split the address
-		Text:   strings.Repeat(". ", maxLoggedError/2-2) + "jane.roe@example.com",
-		Logged: strings.Repeat(". ", maxLoggedError/2-2) + "j***",
+		Logged: strings.Repeat("-***,", maxLoggedError)[:maxLoggedError],
+	}, maskCase{
+		Why:    "the mask comes before the cut, which would split the address",
+		Text:   colons + "jane.roe@example.com",
+		Logged: colons + "j***",
 	})
 	for _, c := range cases {
 		if got := maskText(c.Text); got != c.Logged {
@@ -275,31 +272,52 @@ func TestMaskOfEachKind(t *testing.T) {
 	}
 }
 
+// loggedID is an id that would be masked in another text.
+const loggedID = "48291348-2913-4829-8482-913482913482"
+
+// logged returns the line of an event that has the four identifiers, and the text again and again:
+// in its message and a query of 200 bytes each, and in an error of 15 kB.
+func logged(text string) string {
+	var out bytes.Buffer
+	long := strings.Repeat(text+" ", 15<<10/len(text))
+	newServer(config{}, nil, &out).log.Info(long[:200],
+		"error", errors.New(long),
+		"query", long[:200],
+		"requestId", loggedID,
+		"userId", loggedID,
+		"fileId", loggedID,
+		"client", loggedID)
+	return out.String()
+}
+
 // G2: Every text of an event is masked, except the four identifiers by which an operator finds the
-// lines of a request. H4: An event has at most 2 kB.
+// lines of a request.
 func TestEventsAreMasked(t *testing.T) {
 	t.Parallel()
-	const id = "48291348-2913-4829-8482-913482913482" // in another text, its digits would be masked
-	for _, text := range []string{"ada@b.example", "510764", `"`, "\xff", "<", "a@", "://a@"} {
-		var out bytes.Buffer
-		long := strings.Repeat(text+" ", 15<<10/len(text))
-		newServer(config{}, nil, &out).log.Info(long[:200],
-			"error", errors.New(long),
-			"query", long[:200],
-			"requestId", id,
-			"userId", id,
-			"fileId", id,
-			"client", id)
-		if got := strings.Count(out.String(), id); got != 4 {
-			t.Errorf("got %s, want its four identifiers as they are", &out)
+	for text, secret := range map[string]string{"ada@b.example": "ada@", "510764": "510764"} {
+		got := logged(text)
+		if n := strings.Count(got, loggedID); n != 4 {
+			t.Errorf("got %s, want its four identifiers as they are", got)
 		}
-		for _, secret := range []string{"ada@", "510764"} {
-			if strings.Contains(out.String(), secret) {
-				t.Errorf("got %s, want no %s in it", &out, secret)
-			}
+		if strings.Contains(got, secret) {
+			t.Errorf("got %s, want no %s in it", got, secret)
 		}
-		if out.Len() > 2048 {
-			t.Errorf("an event with %q: got %d bytes, want at most 2048", text, out.Len())
+	}
+}
+
+// H4: An event has at most 2 kB, even if each character of its texts becomes longer.
+func TestEventsAreShort(t *testing.T) {
+	t.Parallel()
+	for reason, text := range map[string]string{
+		"JSON escapes a quotation mark":           `"`,
+		"JSON replaces what is not UTF-8":         "\xff",
+		"JSON may escape what HTML must not have": "<",
+		"the mask lengthens an address":           "a@",
+		"the mask lengthens a password in a URL":  "://a@",
+		"the mask shortens a code":                "510764",
+	} {
+		if got := len(logged(text)); got > 2048 {
+			t.Errorf("%s: got an event of %d bytes, want at most 2048", reason, got)
 		}
 	}
 }

@@ -138,10 +138,9 @@ type problemWords struct {
 type generator struct {
 	t         *testing.T
 	words     contractWords
-	used      map[string]bool    // names of the operations and fields whose words were used
-	inputs    map[string]*fields // by type; see addInput
-	schemas   map[string]any     // of components
-	responses map[string]object  // of components
+	used      map[string]bool   // names of the operations and fields whose words were used
+	schemas   map[string]any    // of components
+	responses map[string]object // of components
 }
 
 // newGenerator reads testdata/contract.json. It replaces words in angle brackets by constants of
@@ -169,31 +168,36 @@ func newGenerator(t *testing.T) *generator {
 	g := &generator{
 		t:         t,
 		used:      map[string]bool{},
-		inputs:    map[string]*fields{},
 		schemas:   map[string]any{},
 		responses: map[string]object{},
 	}
 	hubstest.Decode(t, "testdata/contract.json", text, &g.words)
-	addInput(g, parseCodeRequest)
-	addInput(g, parseGuess)
-	addInput(g, parseAcceptance)
-	addInput(g, parseNewHub)
-	addInput(g, parseHubChange)
-	addInput(g, parseHubQuery)
 	return g
 }
 
-// addInput calls the parse function of an input as if no field had been sent. Then the fields hold
-// the rules of all fields that the input takes, and an error for each field that is required.
-func addInput[In any](g *generator, parse func(*fields) In) {
-	f := &fields{}
-	in := parse(f)
-	g.inputs[typeName(in)] = f
+// A shape is what the generator must know of a contract.
+type shape struct {
+	input, output any    // zero values
+	rules         []rule // of the fields that the endpoint takes
 }
 
-// typeName returns the name of a value's type, without its package.
-func typeName(v any) string {
-	return reflect.TypeOf(v).Name()
+// shape returns the shape of a contract. It parses the input as if no field had been sent.
+func (c typedContract[In, Out]) shape() shape {
+	f := &fields{}
+	if c.parse != nil {
+		c.parse(f)
+	}
+	return shape{input: *new(In), output: *new(Out), rules: f.taken}
+}
+
+// shapeOf returns the shape of a route's contract.
+func shapeOf(r route) shape {
+	return r.contract.(interface{ shape() shape }).shape()
+}
+
+// inputName returns the name of the type of a route's input, without its package.
+func inputName(r route) string {
+	return reflect.TypeOf(shapeOf(r).input).Name()
 }
 
 // capital returns the name with a capital first letter.
@@ -215,6 +219,10 @@ func (g *generator) checkAllUsed() {
 // document returns the whole document.
 func (g *generator) document() object {
 	s := newServer(config{}, nil, io.Discard) // not local, so without the page at /
+	var codes []string
+	for _, p := range g.words.Problems {
+		codes = append(codes, p.Code)
+	}
 	paths := map[string]object{}
 	for _, r := range s.routes() {
 		name := r.method + " " + r.path
@@ -224,7 +232,15 @@ func (g *generator) document() object {
 				"add it to operations", name)
 		}
 		g.used[name] = true
-		needs := strings.Replace(r.access.String(), "-", "nothing", 1)
+		for _, code := range words.Problems {
+			if !slices.Contains(codes, code) {
+				g.t.Errorf("testdata/contract.json: %s has the unknown problem %s", name, code)
+			}
+		}
+		needs := r.access.String()
+		if r.access.public {
+			needs = "nothing"
+		}
 		limits, limitText := limitsOf(s, r)
 		words.Text += "\n\nNeeds: " + needs + ". Limit: " + limitText + "."
 		if paths[r.path] == nil {
@@ -235,10 +251,6 @@ func (g *generator) document() object {
 		if r.method == "GET" {
 			paths[r.path] = append(paths[r.path], "head", headOperation(operation, words))
 		}
-	}
-	var codes []string
-	for _, p := range g.words.Problems {
-		codes = append(codes, p.Code)
 	}
 	c := g.words.Components
 	g.schemas["Problem"] = json.RawMessage(
@@ -266,8 +278,8 @@ func (g *generator) document() object {
 // limitsOf returns the limits of a route, as the value of x-limits and as a text.
 func limitsOf(s *server, r route) (members []object, text string) {
 	limits := []*limiter{s.clientLimit(r.method, r.path)}
-	if r.contract.limit != nil {
-		limits = append(limits, r.contract.limit)
+	if own := r.contract.ownLimit(); own != nil {
+		limits = append(limits, own)
 	}
 	var texts []string
 	for _, l := range limits {
@@ -304,7 +316,7 @@ func (g *generator) pathParameters(path string) object {
 	parameters := []object{ref("parameters", "requestId")}
 	for _, match := range regexp.MustCompile(`{([^}]*)}`).FindAllStringSubmatch(path, -1) {
 		name := match[1]
-		words := g.field("file", name)
+		words := g.field("file", name) // {name} is the name of a file
 		schema := append(object{"type", "string"}, words.Schema...)
 		parameters = append(parameters, parameter(name, "path", true, schema, words))
 	}
@@ -336,56 +348,51 @@ func (g *generator) operation(r route, words operationWords) object {
 		"description", words.Text,
 		"security", security,
 	}
-	input := typeName(r.contract.input)
-	f := g.inputs[input]
 	switch {
 	case isFile(r):
 		o = append(o, "parameters", g.words.FileHeaders)
-	case r.path == "/files/upload":
+	case r.path == "/files/upload": // its handler reads the body itself, so its input is nothing
 		o = append(o, "requestBody", g.words.Upload)
-	case f != nil && r.method == "GET":
-		o = append(o, "parameters", g.queryParameters(input, f))
-	case f != nil:
-		g.schemas[capital(input)] = g.inputSchema(input, f)
-		body := object{"application/json", object{"schema", ref("schemas", capital(input))}}
+	case shapeOf(r).rules == nil:
+	case r.method == "GET":
+		o = append(o, "parameters", g.queryParameters(r))
+	default:
+		name := capital(inputName(r))
+		g.schemas[name] = g.inputSchema(r)
+		body := object{"application/json", object{"schema", ref("schemas", name)}}
 		o = append(o, "requestBody", object{"required", true, "content", body})
-	case input != "nothing":
-		g.t.Fatalf("openapi_test.go: newGenerator needs a line for the input %s: addInput(g, parse…)",
-			input)
 	}
 	return append(o, "responses", g.allResponses(r, words))
 }
 
 // isFile reports whether a success of the route is a file.
 func isFile(r route) bool {
-	_, is := r.contract.output.(download)
+	_, is := shapeOf(r).output.(download)
 	return is
 }
 
 // queryParameters returns a parameter for each field of an input that is read from the query.
-func (g *generator) queryParameters(input string, f *fields) (parameters []object) {
-	for _, r := range f.taken {
-		schema, words := g.ruleSchema(input, r)
-		parameters = append(parameters, parameter(r.name, "query", r.required, schema, words))
+func (g *generator) queryParameters(r route) (parameters []object) {
+	for _, asked := range shapeOf(r).rules {
+		schema, words := g.ruleSchema(inputName(r), asked)
+		query := parameter(asked.name, "query", asked.required, schema, words)
+		parameters = append(parameters, query)
 	}
 	return parameters
 }
 
-// inputSchema returns the schema of a JSON body. An input that requires no field is a change: its
-// body must have at least one of the fields, and an absent field has no default.
-func (g *generator) inputSchema(input string, f *fields) object {
-	isRequired := func(asked rule) bool { // f has an error for each field that is required
-		return slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == asked.name })
-	}
-	isChange := !slices.ContainsFunc(f.taken, isRequired)
+// inputSchema returns the schema of a JSON body. The body of a change must have at least one of the
+// fields, and an absent field has no default.
+func (g *generator) inputSchema(r route) object {
+	isChange := r.method == "PATCH"
 	var required []string
 	var properties object
-	for _, asked := range f.taken {
+	for _, asked := range shapeOf(r).rules {
 		// The default is in the description, not in the schema: a program that makes types from the
 		// schema would take a member with a default for a required one.
 		fallback := asked.fallback
 		asked.fallback = ""
-		schema, words := g.ruleSchema(input, asked)
+		schema, words := g.ruleSchema(inputName(r), asked)
 		if fallback != "" && !isChange {
 			words.Text += " If it is not sent: " + fallback + "."
 		}
@@ -497,11 +504,11 @@ func (g *generator) output(of reflect.Type) (schema object, example any) {
 // problems.
 func (g *generator) allResponses(r route, words operationWords) object {
 	headers := headerRefs()
-	_, signsIn := r.contract.input.(guess)
+	_, signsIn := shapeOf(r).input.(guess)
 	switch {
 	case r.status == 201:
 		headers = headerRefs("Location")
-	case signsIn || r.path == "/auth/logout":
+	case signsIn || r.path == "/auth/logout": // both set the cookie
 		headers = headerRefs("Set-Cookie")
 	case isFile(r):
 		headers = headerRefs("ETag", "Content-Disposition")
@@ -511,7 +518,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 		"schema", object{"type", "string", "format", "binary"},
 		"example", "Ships and ferries.",
 	}}
-	switch r.contract.output.(type) {
+	switch shapeOf(r).output.(type) {
 	case nothing:
 	case download:
 		success = append(success, "content", file)
@@ -519,7 +526,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 		openAPI := object{"schema", object{"type", "object"}, "example", object{"openapi", "3.1.0"}}
 		success = append(success, "content", object{"application/json", openAPI})
 	default:
-		schema, example := g.output(reflect.TypeOf(r.contract.output))
+		schema, example := g.output(reflect.TypeOf(shapeOf(r).output))
 		answer := object{"schema", schema, "example", example}
 		success = append(success, "content", object{"application/json", answer})
 	}
@@ -561,11 +568,11 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 		var names, texts, codes []string
 		var examples object
 		for _, p := range byStatus[status] {
-			words := strings.Split(p.Code, "_")
-			for i := range words {
-				words[i] = capital(words[i])
+			parts := strings.Split(p.Code, "_")
+			for i := range parts {
+				parts[i] = capital(parts[i])
 			}
-			names = append(names, strings.Join(words, ""))
+			names = append(names, strings.Join(parts, ""))
 			texts = append(texts, "- `"+p.Code+"`: "+p.Text)
 			codes = append(codes, p.Code)
 			examples = append(examples, p.Code, object{"value", p.example()})
@@ -597,8 +604,8 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 // input or the path may cause the problem, or testdata/contract.json lists it for the operation.
 func isPossible(r route, words operationWords, code string) bool {
 	isWrite := !isRead(r.method)
-	takesInput := r.contract.parse != nil
-	_, isFixed := r.contract.output.(document)
+	takesInput := shapeOf(r).rules != nil
+	_, isFixed := shapeOf(r).output.(document)
 	possible := map[string]bool{
 		"invalid_request":        takesInput,
 		"unauthenticated":        !r.access.public,
@@ -627,7 +634,7 @@ func (p problemWords) example() object {
 		"requestId", "web-7f3a.42",
 	}
 	if p.Code == "invalid_request" {
-		wrong := object{"field", "limit", "detail", "must be a whole number from 1 to 100"}
+		wrong := object{"field", pageLimitRule.name, "detail", pageLimitRule.validate("")}
 		example = append(example, "errors", []object{wrong})
 	}
 	return example

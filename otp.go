@@ -49,24 +49,24 @@ type oneTimeCode struct {
 // it, because sendCode issues codes only to active users. A restart forgets all codes.
 type oneTimeCodes struct {
 	mu      sync.Mutex
-	byEmail map[string]oneTimeCode
+	byEmail map[string]*oneTimeCode
 }
 
 // issue makes a code for an address. If the current code is younger than codeResend, issue keeps
-// it and ok is false.
+// it and returns nil.
 //
 // All codes from 000000 to 999999 are equally likely (O1). However many clients ask, a mailbox gets
 // at most one mail per codeResend, unless the code was used or its mail failed (O7).
-func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTimeCode, ok bool) {
+func (c *oneTimeCodes) issue(email string, userReadAt time.Time) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// An address without a code has the zero time, which is long ago.
-	if time.Since(c.byEmail[email].issuedAt) < codeResend {
-		return oneTimeCode{}, false
+	current := c.byEmail[email]
+	if current != nil && time.Since(current.issuedAt) < codeResend {
+		return nil
 	}
 	// rand.Reader never returns an error: if the system has no random numbers, the process crashes.
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
-	issued = oneTimeCode{
+	issued := &oneTimeCode{
 		digits:     fmt.Sprintf("%06d", n),
 		issuedAt:   time.Now(),
 		userReadAt: userReadAt,
@@ -74,33 +74,34 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) (issued oneTime
 	c.byEmail[email] = issued
 	// This only frees memory. find checks the age itself.
 	time.AfterFunc(codeTTL, func() { c.remove(email, issued) })
-	return issued, true
+	return issued
 }
 
-// find returns the issued code if the given one matches. ok is false if the code is wrong, expired
+// find returns the issued code if the given one matches. It returns nil if the code is wrong, expired
 // or was never issued. find compares in constant time, and checks the age itself, so an expired
 // code fails even if its timer has not removed it yet (O2). On Linux, time in which the machine is
 // suspended does not count.
-func (c *oneTimeCodes) find(email, code string) (found oneTimeCode, ok bool) {
+func (c *oneTimeCodes) find(email, code string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	issued, exists := c.byEmail[email]
+	issued := c.byEmail[email]
+	if issued == nil {
+		return nil
+	}
 	matches := subtle.ConstantTimeCompare([]byte(code), []byte(issued.digits)) == 1
 	expired := time.Since(issued.issuedAt) >= codeTTL
-	if !exists || !matches || expired {
-		return oneTimeCode{}, false
+	if !matches || expired {
+		return nil
 	}
-	return issued, true
+	return issued
 }
 
 // remove deletes a code that was used or has expired, or whose mail failed. removed is false if the
 // code was already removed or replaced by a newer one. So if many requests find the same code at
 // once, only one of them removes it and succeeds (O3).
-func (c *oneTimeCodes) remove(email string, code oneTimeCode) (removed bool) {
+func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Only a copy of the same code is equal: its times are compared with their monotonic part, too.
-	// If there is no code, the zero value differs from every issued one.
 	if c.byEmail[email] != code {
 		return false
 	}
@@ -153,8 +154,8 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Warn("code not sent: waited too long")
 		return
 	}
-	code, ok := s.codes.issue(email, u.now)
-	if !ok {
+	code := s.codes.issue(email, u.now)
+	if code == nil {
 		log.Info("code not sent: the last one is less than a minute old")
 		return
 	}
