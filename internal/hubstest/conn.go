@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -99,28 +100,36 @@ func (s *Server) Wire(
 	return answer
 }
 
+// ListeningSocket returns a socket that listens, and its address. This process accepts no connection
+// there: the kernel keeps the connections of clients in a queue. The address to listen on is, for
+// example, "127.0.0.1:0" with the network "tcp".
+func ListeningSocket(t testing.TB, network, address string) (socket *os.File, addr string) {
+	t.Helper()
+	listener, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	socket, err = listener.(interface{ File() (*os.File, error) }).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { socket.Close() })
+	return socket, listener.Addr().String()
+}
+
 // FullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
 // connections is full. A connection attempt there gets no reply until makeRoom is called, which
 // returns when the attempt has succeeded. Nobody answers on the connection.
 func FullQueue(t testing.TB) (addr string, makeRoom func()) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	socket, err := listener.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { socket.Close() })
+	socket, addr := ListeningSocket(t, "tcp", "127.0.0.1:0")
 	setQueue := func(length int) {
 		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
 			t.Error(err)
 		}
 	}
 	setQueue(0) // the shortest
-	addr = listener.Addr().String()
 	waiting := 0
 	for {
 		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
@@ -132,6 +141,11 @@ func FullQueue(t testing.TB) (addr string, makeRoom func()) {
 	}
 	return addr, func() {
 		setQueue(8)
+		listener, err := net.FileListener(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
 		listener.(*net.TCPListener).SetDeadline(time.Now().Add(Patience))
 		for range waiting + 1 {
 			conn, err := listener.Accept()

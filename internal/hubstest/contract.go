@@ -82,31 +82,42 @@ func resolve(value any) any {
 	return within(document(), strings.Split(path, "/")[1:]...)
 }
 
-// contractFault returns an error if the contract does not list the answer's status or content type,
-// or if the body does not match the schema. If the contract does not list the path or the method,
-// only an error is checked: its body must match the schema Problem.
+// contractFault returns an error if the answer does not match the contract. If the contract lists
+// no such path or method, only an error is checked: its body must match the schema Problem.
 func (r *Response) contractFault() error {
 	operation := within(document(), "paths", contractPath(r.Path), strings.ToLower(r.Method))
-	schema := within(document(), "components", "schemas", "Problem")
 	if operation != nil {
-		response := r.response(operation)
-		if response == nil {
-			return errors.New("the contract does not list this status for this route")
-		}
-		contents, _ := within(response, "content").(map[string]any)
-		isFile := contents["*/*"] != nil // has any content type and no schema
-		isEmpty := contents == nil && len(r.Body) == 0
-		if isFile || isEmpty {
-			return nil
-		}
-		kind := r.Header.Get("Content-Type")
-		schema = within(contents, kind, "schema")
-		if schema == nil {
-			return fmt.Errorf("the contract does not list the content type %q for this route", kind)
-		}
-	} else if r.Status < 400 || r.Method == "HEAD" {
+		return r.operationFault(operation)
+	}
+	if r.Status < 400 || r.Method == "HEAD" {
 		return nil
 	}
+	return r.bodyFault(within(document(), "components", "schemas", "Problem"))
+}
+
+// operationFault returns an error if an operation of the contract does not list the answer's status
+// or content type, or if the body does not match the schema.
+func (r *Response) operationFault(operation any) error {
+	response := r.response(operation)
+	if response == nil {
+		return errors.New("the contract does not list this status for this route")
+	}
+	contents, _ := within(response, "content").(map[string]any)
+	isFile := contents["*/*"] != nil // has any content type and no schema
+	isEmpty := contents == nil && len(r.Body) == 0
+	if isFile || isEmpty {
+		return nil
+	}
+	kind := r.Header.Get("Content-Type")
+	schema := within(contents, kind, "schema")
+	if schema == nil {
+		return fmt.Errorf("the contract does not list the content type %q for this route", kind)
+	}
+	return r.bodyFault(schema)
+}
+
+// bodyFault returns an error if the body is not JSON that matches the schema.
+func (r *Response) bodyFault(schema any) error {
 	var body any
 	if err := json.Unmarshal(r.Body, &body); err != nil {
 		return fmt.Errorf("the body is not JSON: %w", err)
@@ -130,6 +141,9 @@ func (r *Response) response(operation any) any {
 func contractPath(target string) string {
 	target, _, _ = strings.Cut(target, "?")
 	paths, _ := within(document(), "paths").(map[string]any)
+	if paths[target] != nil {
+		return target
+	}
 	for template := range paths {
 		pattern := pathParameter.ReplaceAllString(template, "?*")
 		if fits, _ := path.Match(pattern, target); fits {

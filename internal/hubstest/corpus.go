@@ -125,6 +125,17 @@ func ReadTextCases(t testing.TB, name string) []TextCase {
 	return cases
 }
 
+// Named returns the value that has a name which a case uses. It ends the test if there is none: a
+// misspelled name would otherwise stand for a zero value.
+func Named[V any](t testing.TB, values map[string]V, name string) V {
+	t.Helper()
+	value, exists := values[name]
+	if !exists {
+		t.Fatalf("got the name %q, want one that exists", name)
+	}
+	return value
+}
+
 // Decode decodes a JSON text into value. name is for messages. A member that value does not have
 // ends the test. Otherwise a misspelled member would be ignored, and its case would pass.
 func Decode(t testing.TB, name, text string, value any) {

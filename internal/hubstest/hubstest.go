@@ -114,13 +114,21 @@ var Binary = sync.OnceValue(func() string {
 	if path := os.Getenv("HUBS_BINARY"); path != "" {
 		return path
 	}
-	noteSources()
 	return PlainBinary()
 })
 
 // PlainBinary builds the server, once for each package of tests, and returns the binary's path.
 // This binary never has the race detector or coverage, which use memory. HUBS_BINARY may have both.
+//
+// go test reuses the result of a package until a file changes that its tests have opened or called
+// os.Stat on. So PlainBinary calls os.Stat on the sources of the binary.
 var PlainBinary = sync.OnceValue(func() string {
+	for _, pattern := range []string{"*.go", "go.mod", "schema.sql", "web/*"} {
+		names, _ := filepath.Glob(filepath.Join(Root(), pattern)) // fails only on a bad pattern
+		for _, name := range names {
+			os.Stat(name)
+		}
+	}
 	path := filepath.Join(Dir, "hubs")
 	build := exec.Command("go", "build", "-o", path, ".")
 	build.Dir = Root()
@@ -130,18 +138,6 @@ var PlainBinary = sync.OnceValue(func() string {
 	}
 	return path
 })
-
-// noteSources calls os.Stat on the sources of the binary. go test reuses the result of a package
-// until a file changes that its tests have opened or called os.Stat on. Without noteSources, go
-// test would reuse a result although the server has changed.
-func noteSources() {
-	for _, pattern := range []string{"*.go", "go.mod", "schema.sql", "web/*"} {
-		names, _ := filepath.Glob(filepath.Join(Root(), pattern)) // fails only on a bad pattern
-		for _, name := range names {
-			os.Stat(name)
-		}
-	}
-}
 
 // Run runs a command of the binary and waits until it ends. All its settings come from env. A
 // command that takes longer than twice Patience is killed, and its exit status is -1.

@@ -17,7 +17,7 @@ type Proxy struct {
 	changed  chan struct{} // closed and replaced by each change of mode
 	pairs    map[*proxyPair]bool
 	triggers map[trigger]func()
-	sent     []byte // data of clients since the last call of Sent; nil before the first call
+	sent     []byte // data of clients since the last call of Record
 }
 
 // A trigger is a text that the proxy looks for in the data it reads.
@@ -115,14 +115,18 @@ func (p *Proxy) Drop() {
 	p.Resume()
 }
 
-// Sent returns the data that clients have sent since the last call. The first call returns nil and
-// begins the recording.
+// Record begins a new record of the data that clients send.
+func (p *Proxy) Record() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent = []byte{}
+}
+
+// Sent returns a copy of the record that Record has begun.
 func (p *Proxy) Sent() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	sent := p.sent
-	p.sent = []byte{}
-	return sent
+	return bytes.Clone(p.sent)
 }
 
 // Connections returns how many connections are open.
@@ -222,7 +226,7 @@ func (p *Proxy) mayPass(pair *proxyPair) bool {
 func (p *Proxy) runTriggers(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()
-	if fromClient && p.sent != nil {
+	if fromClient && p.sent != nil { // after a call of Record
 		p.sent = append(p.sent, chunk...)
 	}
 	for on, do := range p.triggers {

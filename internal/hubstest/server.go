@@ -33,16 +33,16 @@ type Server struct {
 	signaled bool          // the test has sent a signal, so it checks the exit status itself
 
 	mu           sync.Mutex
-	allowed      []allowance
+	allowed      []*allowance
 	wantedStderr string         // see WantStderr
 	codeLine     map[string]int // by printed prefix and address: first line Code has not read
 }
 
-// An allowance is what a test accepts in the log: errors that contain part, in the lines before
-// number until.
+// An allowance is what a test accepts in the log: errors that contain one of the parts, in the
+// lines before number until.
 type allowance struct {
-	part  string
-	until *int
+	parts []string
+	until int
 }
 
 // ServerEnv returns valid settings for the local environment. Each of the overrides replaces
@@ -168,11 +168,9 @@ func (s *Server) waitListening() error {
 }
 
 // StartEnvironments starts a server for each entry of settings, and returns the servers by the
-// names of the entries. The name is also the server's APP_ENV, unless the entry sets another. All
-// servers get the settings in common, and those of deployed environments share one mail server.
-func StartEnvironments(
-	t testing.TB, settings map[string]map[string]string, common map[string]string,
-) map[string]*Server {
+// names of the entries. The name is also the server's APP_ENV, unless the entry sets another. The
+// servers of deployed environments share one mail server.
+func StartEnvironments(t testing.TB, settings map[string]map[string]string) map[string]*Server {
 	t.Helper()
 	mail := NewMailServer(t, MailOptions{})
 	servers := map[string]*Server{}
@@ -182,7 +180,7 @@ func StartEnvironments(
 		if env["APP_ENV"] != "local" {
 			maps.Copy(env, mail.Env())
 		}
-		servers[name] = Start(t, common, env)
+		servers[name] = Start(t, env)
 	}
 	return servers
 }
@@ -225,11 +223,13 @@ func (s *Server) Done() <-chan struct{} { return s.done }
 func (s *Server) AllowErrors(parts ...string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	until := math.MaxInt
-	for _, part := range parts {
-		s.allowed = append(s.allowed, allowance{part, &until})
+	a := &allowance{parts, math.MaxInt}
+	s.allowed = append(s.allowed, a)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.until = len(s.Log.All())
 	}
-	return func() { until = len(s.Log.All()) }
 }
 
 // WantStderr waits for a line on standard error that contains part. It is for a server that must

@@ -19,11 +19,13 @@ import (
 // A Token describes a session token that a test forges. Sign makes it without the library that the
 // server verifies tokens with, so each part can be wrong. The zero value describes a valid token.
 type Token struct {
-	Header      string  // JSON; "" means the header of a valid token
-	Payload     *string // JSON; nil means the payload of a valid token
-	Algorithm   string  // of the signature; "" means HS256, and "none" an empty signature
-	SentPayload string  // if not "", sent in place of the payload that was signed
-	Sent        *string // the whole token; nil means <header>.<payload>.<signature>
+	Header      string         // JSON; "" means the header of a valid token
+	Payload     *string        // JSON; nil means the payload of a valid token
+	Algorithm   string         // of the signature; "" means HS256, and "none" an empty signature
+	UnusedBits  map[string]int // by part, such as "signature"; see toBase64
+	SentPayload string         // if not "", sent in place of the payload that was signed
+	Sent        *string        // the whole token; nil means <header>.<payload>.<signature>
+	Cut         int            // characters that are missing at the end of the whole token
 }
 
 const (
@@ -46,62 +48,56 @@ func Forge(key, payload string) string {
 }
 
 // Sign returns the token, with a signature made with the key. It fills words into each text, as
-// FillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970. A text
-// may end with an alteration, such as <-4>: see alter.
+// FillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970.
 func (tok Token) Sign(key string, words ...string) string {
-	header := encodePart(cmp.Or(tok.Header, goodHeader), words)
 	claims := goodPayload
 	if tok.Payload != nil {
 		claims = *tok.Payload
 	}
-	payload := encodePart(claims, words)
+	header := toBase64(fill(cmp.Or(tok.Header, goodHeader), words), tok.UnusedBits["header"])
+	payload := toBase64(fill(claims, words), tok.UnusedBits["payload"])
 	signature := ""
 	if tok.Algorithm != "none" {
 		mac := hmac.New(tokenHashes[tok.Algorithm], []byte(key))
 		mac.Write([]byte(header + "." + payload))
-		signature = base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+		signature = toBase64(mac.Sum(nil), tok.UnusedBits["signature"])
 	}
 	if tok.SentPayload != "" {
-		payload = encodePart(tok.SentPayload, words)
+		payload = toBase64(fill(tok.SentPayload, words), 0)
 	}
 	sent := "<header>.<payload>.<signature>"
 	if tok.Sent != nil {
 		sent = *tok.Sent
 	}
 	words = append(words, "<header>", header, "<payload>", payload, "<signature>", signature)
-	end := alteration.FindString(sent)
-	return alter(FillIn(strings.TrimSuffix(sent, end), words...), end)
+	sent = FillIn(sent, words...)
+	return sent[:len(sent)-tok.Cut]
 }
 
-// encodePart returns the base64 of a header or payload, after replacing ' by " and filling in words
-// and times. An alteration at the end of the text is applied to the base64.
-func encodePart(text string, words []string) string {
+// fill returns a header or payload. It replaces ' by ", and fills in words and times.
+func fill(text string, words []string) []byte {
 	now := time.Now().Unix()
-	end := alteration.FindString(text)
-	text = strings.ReplaceAll(strings.TrimSuffix(text, end), "'", `"`)
-	text = tokenNow.ReplaceAllStringFunc(FillIn(text, words...), func(word string) string {
+	text = FillIn(strings.ReplaceAll(text, "'", `"`), words...)
+	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // <now> has the offset 0
 	})
-	for end != "" && len(text)%3 == 0 {
-		text += " " // so that the last digit of the base64 has unused bits
-	}
-	return alter(base64.RawURLEncoding.EncodeToString([]byte(text)), end)
+	return []byte(text)
 }
 
-var alteration = regexp.MustCompile(`<[+-]\d>$`)
-
-// alter applies an alteration to base64. <-4> removes four characters from the end. <+1> adds 1 to
-// the value of the last digit, in the unused bits: those that a lenient decoder ignores. An empty
-// end changes nothing.
-func alter(encoded, end string) string {
-	n, _ := strconv.Atoi(strings.Trim(end, "<>")) // 0 if end is ""
-	if n <= 0 {
-		return encoded[:len(encoded)+n]
+// toBase64 returns the base64 of a part of a token. It adds bits to the value of the last digit, in
+// the bits that a lenient decoder ignores. First it adds spaces until the digit has such bits.
+func toBase64(part []byte, bits int) string {
+	for bits > 0 && len(part)%3 == 0 {
+		part = append(part, ' ')
+	}
+	encoded := base64.RawURLEncoding.EncodeToString(part)
+	if bits == 0 {
+		return encoded
 	}
 	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	last := len(encoded) - 1
-	digit := strings.IndexByte(digits, encoded[last]) + n
+	digit := strings.IndexByte(digits, encoded[last]) + bits
 	return encoded[:last] + digits[digit:digit+1]
 }
 

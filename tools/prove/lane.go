@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -53,10 +54,17 @@ func proveAll(
 	os.Setenv("TMPDIR", dir)
 
 	asIs := &lane{ctx: ctx, dir: dir + "/as-is"}
-	asIs.asIs = asIs
 	err = asIs.prepare(chosen)
 	if err != nil {
 		return nil, err
+	}
+	lanes := make([]*lane, 5*runtime.NumCPU()) // so many, because tests mostly wait
+	for i := range lanes {
+		lanes[i] = &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
+		err := lanes[i].copyTree()
+		if err != nil {
+			return nil, err
+		}
 	}
 	jobs := make(chan removals.Removal, len(chosen))
 	for _, r := range chosen {
@@ -66,12 +74,7 @@ func proveAll(
 	var mu sync.Mutex
 	var all []verdict
 	var running sync.WaitGroup
-	for i := range *lanes {
-		l := &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
-		err := l.copyTree()
-		if err != nil {
-			return nil, err
-		}
+	for _, l := range lanes {
 		running.Go(func() {
 			for r := range jobs {
 				if ctx.Err() != nil {
@@ -96,8 +99,8 @@ func proveAll(
 type lane struct {
 	ctx  context.Context
 	dir  string
-	asIs *lane    // the lane without a removal; it has the compiled tests of all folders
-	seen sync.Map // in asIs only: for each test, a function that returns its duration (measure)
+	asIs *lane    // the lane without removals, with the compiled tests; nil in that lane itself
+	seen sync.Map // in the lane without removals only: for each test, a func() measured
 }
 
 // folders returns the folders of the tests that removals name, sorted, each once.
@@ -168,25 +171,38 @@ func (l *lane) build(command, binary, folder string) error {
 
 // prove applies a removal to the lane's copy, runs the tests that it names, and restores the files.
 func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
-	v := verdict{Removal: r, outcome: broken}
-	changed, err := source.Apply(r.Changes)
-	before, writeErr := l.swap(changed)
-	err = cmp.Or(err, writeErr)
 	started := time.Now()
-	if err == nil {
-		err = l.buildFor(r)
-	}
-	if err == nil {
-		v.outcome, v.said = l.tryTests(r.Tests)
-	}
-	v.took = time.Since(started)
-	_, writeErr = l.swap(before)
-	err = cmp.Or(err, writeErr)
+	outcome, said, err := l.try(source, r)
 	if err != nil {
-		v.outcome = broken
-		v.said = err.Error()
+		outcome = broken
+		said = err.Error()
 	}
-	return v
+	return verdict{Removal: r, outcome: outcome, said: said, took: time.Since(started)}
+}
+
+// try does what prove says. It returns an error if the tests could not run or the files could not
+// be restored.
+func (l *lane) try(
+	source removals.Source, r removals.Removal,
+) (outcome, said string, err error) {
+	changed, err := source.Apply(r.Changes)
+	if err != nil {
+		return "", "", err
+	}
+	before, err := l.swap(changed)
+	defer func() {
+		_, restoreErr := l.swap(before)
+		err = cmp.Or(err, restoreErr)
+	}()
+	if err != nil {
+		return "", "", err
+	}
+	err = l.buildFor(r)
+	if err != nil {
+		return "", "", err
+	}
+	outcome, said = l.tryTests(r.Tests)
+	return outcome, said, nil
 }
 
 // swap overwrites files of the lane's copy. It returns their previous text, by path, even if it
@@ -244,11 +260,11 @@ func (l *lane) tryTests(names []string) (outcome, said string) {
 // as the limit may have failed only because the limit is too short. So it runs again at once,
 // without the removal and with the same limit, and must pass.
 func (l *lane) tryTest(name string) (outcome, said string) {
-	took, failure := l.asIs.measure(name)
-	if failure != "" {
-		return broken, "the test fails without the removal too: " + failure
+	asIs := l.asIs.measure(name)
+	if asIs.failure != "" {
+		return broken, "the test fails without the removal too: " + asIs.failure
 	}
-	patience := min(took+leastPatience, mostPatience)
+	patience := min(asIs.took+leastPatience, mostPatience)
 	started := time.Now()
 	outcome, said = l.runTest(name, patience)
 	isLate := patience < mostPatience && time.Since(started) >= patience
@@ -263,23 +279,28 @@ func (l *lane) tryTest(name string) (outcome, said string) {
 	return outcome, said
 }
 
-// measure returns how long a test takes in this lane. Only the first call for a test runs it. A
-// test that fails runs a second time. If it fails again, failure is its output, and the test proves
-// nothing.
-func (l *lane) measure(name string) (took time.Duration, failure string) {
-	run := sync.OnceValues(func() (took time.Duration, failure string) {
+// measured tells how a test ends without a removal.
+type measured struct {
+	took    time.Duration
+	failure string // its output, if the test fails; then it proves nothing
+}
+
+// measure runs a test in this lane. Only the first call for a test runs it. A test that fails runs
+// a second time.
+func (l *lane) measure(name string) measured {
+	run := sync.OnceValue(func() (m measured) {
 		for range 2 {
 			started := time.Now()
 			outcome, said := l.runTest(name, mostPatience)
 			if outcome == survives {
-				return time.Since(started), ""
+				return measured{took: time.Since(started)}
 			}
-			failure = said
+			m.failure = said
 		}
-		return 0, failure
+		return m
 	})
 	first, _ := l.seen.LoadOrStore(name, run)
-	return first.(func() (time.Duration, string))()
+	return first.(func() measured)()
 }
 
 // assertion matches the beginning of a failure at a line of a test file. hubstest calls t.Helper,
@@ -297,7 +318,7 @@ var assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
 // failure.
 func (l *lane) runTest(name string, patience time.Duration) (outcome, said string) {
 	folder, test := removals.SplitTest(name)
-	compiledBy := l.asIs
+	compiledBy := cmp.Or(l.asIs, l)
 	if folder == "." { // tests of package main: see buildFor
 		compiledBy = l
 	}

@@ -4,11 +4,10 @@
 //
 //	./dev.sh prove                all removals
 //	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
-//	./dev.sh prove TestUnfinishedUploadsAreSwept      the removals that name this test or a subtest of it
+//	./dev.sh prove TestCORS       the removals that name this test or a subtest of it
 //	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
-//	./dev.sh prove -ci            the removals of changed code, and up to 150 in all with some of those
-//	                              of changed tests and of the rest
-//	./dev.sh prove -lanes 3       three removals at the same time
+//	./dev.sh prove -ci            the removals of changed code, and up to 150 in all with some of
+//	                              those of changed tests and of the rest
 //
 // At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
 // removal in place. BROKEN means that the run shows nothing. If there is one of either, the exit
@@ -27,7 +26,6 @@ import (
 	"os/signal"
 	"path"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -43,7 +41,6 @@ const ciShare = 10 // -ci takes one in ciShare of the removals that the commit d
 var (
 	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
 	ci      = flag.Bool("ci", false, "those of changed code and tests, and a tenth of the rest")
-	lanes   = flag.Int("lanes", 5*runtime.NumCPU(), "removals at the same time; tests mostly wait")
 )
 
 func main() {
@@ -141,13 +138,20 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
+// harness matches the files that all tests may use, in a list of files.
+var harness = regexp.MustCompile(`(?m)^(internal/hubstest/.+|testdata/[^/]+)$`)
+
 // chooseForCI returns the removals that the last commit changed, and those whose functions or files
-// it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose tests,
-// helpers of tests or test data the commit changed, and with a tenth of the rest, at random. The
-// environment variable PROVE_BASE names an older commit to compare with.
+// it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose tests may
+// have changed, because the commit changed their file or the harness, and with a tenth of the rest,
+// at random.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
-	base := cmp.Or(os.Getenv("PROVE_BASE"), "HEAD~1")
+	const base = "HEAD~1"
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
+	if err != nil {
+		return nil, err
+	}
+	changed, err := git("diff", "--name-only", base)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +159,10 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	if err != nil {
 		return nil, err
 	}
-	changed := changedTests(source, before)
+	isChanged := func(test string) bool {
+		file, _ := source.Lines(removals.TestFunction(test))
+		return slices.Contains(strings.Fields(changed), file)
+	}
 	var chosen, others []removals.Removal
 	for _, r := range all {
 		isTouched := !strings.Contains(before, r.Text)
@@ -163,11 +170,11 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 			_, now := source.Lines(change.Scope)
 			isTouched = isTouched || !strings.Contains(before, now)
 		}
-		isTested := func(test string) bool { return changed[removals.TestFunction(test)] }
+		isTested := harness.MatchString(changed) || slices.ContainsFunc(r.Tests, isChanged)
 		isOfShare := number(r.Name)%ciShare == number(head)%ciShare
 		if isTouched {
 			chosen = append(chosen, r)
-		} else if isOfShare || slices.ContainsFunc(r.Tests, isTested) {
+		} else if isTested || isOfShare {
 			others = append(others, r)
 		}
 	}
@@ -176,35 +183,6 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	})
 	room := max(ciBound-len(chosen), 0)
 	return append(chosen, others[:min(len(others), room)]...), nil
-}
-
-// wordForm matches a word of Go, and the name of a file of testdata.
-var wordForm = regexp.MustCompile(`[a-z/-]+\.(json|txt)|\w+`)
-
-// changedTests returns the declarations of tests and harness that are not in before, whose test
-// data is not, or that use one of these. It knows the use by the name only, whatever its package.
-func changedTests(source removals.Source, before string) map[string]bool {
-	changed := map[string]bool{} // the whole names, and the last part of each
-	isChanged := func(word string) bool {
-		// Both are empty if the word is not the name of a file.
-		data, _ := os.ReadFile(word)
-		ofCorpus, _ := os.ReadFile("testdata/" + word)
-		isNew := !strings.Contains(before, string(data)) || !strings.Contains(before, string(ofCorpus))
-		return changed[word] || isNew
-	}
-	for count := -1; count < len(changed); {
-		count = len(changed)
-		for name := range source {
-			file, now := source.Lines(name)
-			isOfTests := strings.Contains(file, "test") // middleware_test.go, test/, hubstest/
-			isNew := !strings.Contains(before, now)
-			if isOfTests && (isNew || slices.ContainsFunc(wordForm.FindAllString(now, -1), isChanged)) {
-				changed[name] = true
-				changed[name[strings.LastIndexAny(name, "/.")+1:]] = true
-			}
-		}
-	}
-	return changed
 }
 
 // git runs a command of git and returns its output.

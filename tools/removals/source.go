@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// A Source holds the declarations of the server, its tests and their harness, by name. The name of a
-// declaration outside package main begins with its folder, such as test/api/TestCORS. A change can also be made
+// A Source holds the declarations of the server and its tests, by name. The name of a declaration
+// outside package main begins with its folder, such as test/api/TestCORS. A change can also be made
 // in a whole file: find reads it by its path.
 type Source map[string]scope
 
@@ -25,13 +25,12 @@ type scope struct {
 	end   int      // index of the line after the last
 }
 
-// ReadSource returns the declarations of package main, the tests in test/ and internal/hubstest.
+// ReadSource returns the declarations of package main and of the tests in test/.
 func ReadSource() (Source, error) {
 	source := Source{}
 	paths, _ := filepath.Glob("*.go") // the patterns are well formed
 	tests, _ := filepath.Glob("test/*/*_test.go")
-	harness, _ := filepath.Glob("internal/hubstest/*.go")
-	for _, path := range slices.Concat(paths, tests, harness) {
+	for _, path := range append(paths, tests...) {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
 		if err != nil {
