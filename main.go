@@ -223,8 +223,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 
 // routes returns the route table. The paths are patterns of http.ServeMux; "/{$}" is only the root.
 //
-// endpoint and limitedEndpoint, in middleware.go, describe an endpoint by two functions: one makes
-// the input from the fields of the request (nil if there is no input), the other is the handler.
+// The last column is a contract (see part 2 of middleware.go): a handler, and before it, if the
+// endpoint has an input, the function that makes the input from the fields of the request.
 // limitedEndpoint also counts the input.
 func (s *server) routes() []route {
 	// openapi.json has the name of the local cookie. Replace it by the name in this environment.

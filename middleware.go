@@ -362,7 +362,7 @@ type contract interface {
 type typedContract[In any, Out output] struct {
 	parse    func(*fields) In // makes the input; nil if there is none
 	limit    *limiter         // the endpoint's own limit, besides that of step 4; nil if there is none
-	limitKey func(In, *requestState) string
+	limitKey func(In, *requestState) string // the key for limit; nil without a limit
 	handle   func(*requestState, In) (Out, error)
 }
 
