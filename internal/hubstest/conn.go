@@ -104,7 +104,6 @@ func (s *Server) Wire(
 // there: the kernel keeps the connections of clients in a queue. The address to listen on is, for
 // example, "127.0.0.1:0" with the network "tcp".
 func ListeningSocket(t testing.TB, network, address string) (socket *os.File, addr string) {
-	t.Helper()
 	listener, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)

@@ -55,10 +55,7 @@ type kind struct {
 	Name   string
 	Path   string // "{10 kB}" and "{1 MB}" are downloads of a file of that size
 	Upload int    // size of the file to upload in bytes; 0 for a GET
-	Header string // name of an additional header, or ""; its value is Text, then More repeated
-	Text   string
-	More   string
-	Times  int // repetitions of More
+	Header string // an additional header, such as "Range: bytes=0-0", or ""
 }
 
 // A side is a server that is measured, or bare net/http, with which it is compared.
@@ -88,7 +85,7 @@ func TestBench(t *testing.T) {
 	sides := []*side{after}
 	var kinds map[string][]kind
 	const name = "test/bench/testdata/requests.json"
-	hubstest.Decode(t, name, hubstest.ReadFile(t, name), &kinds)
+	hubstest.Decode(t, name, hubstest.FillIn(hubstest.ReadFile(t, name)), &kinds)
 	measured := kinds["usual"]
 	switch what {
 	case "abuse":
@@ -247,7 +244,7 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 		}
 		method, contentType, body = "POST", formType, writeFile(t, text)
 	}
-	header := k.Text + strings.Repeat(k.More, k.Times)
+	header, value, _ := strings.Cut(k.Header, ": ")
 	wrk := exec.Command(
 		"wrk",
 		"-t1",
@@ -255,7 +252,7 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 		fmt.Sprint("-c", connections),
 		"-s", "bench.lua",
 		url,
-		"--", server.cookies, method, contentType, body, k.Header, header, // for bench.lua
+		"--", server.cookies, method, contentType, body, header, value, // for bench.lua
 	)
 	serverBefore := hubstest.CPU(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)

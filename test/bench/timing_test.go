@@ -72,11 +72,7 @@ func (m timer) send(client *http.Client, method, path, body string, want int) ti
 func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
 	s := hubstest.Start(t, m.Env())
-	s.AllowErrors("too many unfinished requests")      // see timer.send
-	const addresses = 5 * timingRounds * timingSamples // of each kind, so that no case reuses one
-	hubstest.Exec(t, s.Database, `insert into users (email, suspended)
-		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all
-		select 's' || n || '@time.example', true from generate_series(1, $1) n`, addresses)
+	s.AllowErrors("too many unfinished requests") // see timer.send
 	timer := timer{t: t, base: s.Base}
 	one := oneConnection(t)
 	other := oneConnection(t)
@@ -88,28 +84,33 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 		body := fmt.Sprintf(`{"email":%q,"code":%q}`, email, code)
 		return timer.send(one, "POST", "/auth/otp/validate", body, want)
 	}
-	for place, test := range []struct {
-		what string
+	tests := []struct {
+		name string
 		time func(email string) time.Duration // sends the request and returns its time
 	}{
-		{"a request for a code", askCode},
-		{"the next request on the same connection", func(email string) time.Duration {
+		{name: "a request for a code", time: askCode},
+		{name: "the next request on the same connection", time: func(email string) time.Duration {
 			askCode(email)
 			return timer.send(one, "GET", "/auth/session", "", 401)
 		}},
-		{"the next request on another connection", func(email string) time.Duration {
+		{name: "the next request on another connection", time: func(email string) time.Duration {
 			askCode(email)
 			return timer.send(other, "GET", "/auth/session", "", 401)
 		}},
-		{"a malformed validation", func(email string) time.Duration {
+		{name: "a malformed validation", time: func(email string) time.Duration {
 			return validate(email, "x", 400)
 		}},
-		{"a validation", func(email string) time.Duration {
+		{name: "a validation", time: func(email string) time.Duration {
 			return validate(email, "000000", 401)
 		}},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			wantAlike(t, place*timingRounds*timingSamples, test.time)
+	}
+	const each = timingRounds * timingSamples // addresses of each kind for each test
+	hubstest.Exec(t, s.Database, `insert into users (email, suspended)
+		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all
+		select 's' || n || '@time.example', true from generate_series(1, $1) n`, len(tests)*each)
+	for i, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			wantAlike(t, i*each, test.time)
 		})
 	}
 }

@@ -5,7 +5,6 @@ package browser
 // Marionette, which has the same commands under other names.
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -17,7 +16,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"strconv"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -85,8 +84,8 @@ func startChromium(t testing.TB, dir, server string) driver {
 
 // startWebKit runs WebKitGTK's MiniBrowser on a virtual display, because it needs a display.
 func startWebKit(t testing.TB, dir, server string) driver {
-	found, err := exec.Command("sh", "-c", "ls /usr/lib/*/webkit2gtk-4.1/MiniBrowser").Output()
-	if err != nil {
+	found, _ := filepath.Glob("/usr/lib/*/webkit2gtk-4.1/MiniBrowser") // the pattern is well formed
+	if found == nil {
 		hubstest.Skip(t, "MiniBrowser is missing: apt-get install webkit2gtk-driver")
 	}
 	screen := startProgram(t, dir, hubstest.Need(t, "Xvfb", "xvfb"),
@@ -102,13 +101,14 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	capabilities := params{
 		"acceptInsecureCerts": server != "",
 		"webkitgtk:browserOptions": params{
-			"binary": strings.TrimSpace(string(found)),
+			"binary": found[0],
 			"args":   []string{"--automation"},
 		},
 	}
 	proxy := startProxy(t, server)
 	// Sometimes a driver does not answer, or another program takes its port first. Then startWebKit
 	// starts another driver on another port.
+	var err error
 	for range 3 {
 		addr := hubstest.FreeAddr(t)
 		port := portOf(addr)
@@ -176,15 +176,11 @@ func newWebDriver(port string, capabilities params) (driver, error) {
 }
 
 func (d webDriver) command(method, path string, in params) (json.RawMessage, error) {
-	var body io.Reader
+	var body bytes.Buffer
 	if in != nil {
-		encoded, err := json.Marshal(in)
-		if err != nil {
-			return nil, err
-		}
-		body = bytes.NewReader(encoded)
+		json.NewEncoder(&body).Encode(in) // params can always be encoded
 	}
-	req, err := http.NewRequest(method, string(d)+path, body)
+	req, err := http.NewRequest(method, string(d)+path, &body)
 	if err != nil {
 		return nil, err
 	}
@@ -208,8 +204,7 @@ func (d webDriver) command(method, path string, in params) (json.RawMessage, err
 // [0, id, command, parameters], and its result is [1, id, error, result]. Before each message are
 // its length in bytes and a colon.
 type marionette struct {
-	conn   net.Conn
-	reader *bufio.Reader
+	*hubstest.Conn
 	lastID int
 }
 
@@ -244,13 +239,8 @@ func startFirefox(t testing.TB, dir, server string) driver {
 		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
 		"--width=1280", "--height=900", "--profile", profile)
 	listens := firefox.WaitMatch(t, "Listening on port ([0-9]+)")
-	conn, err := net.Dial("tcp", "127.0.0.1:"+listens)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	d := &marionette{conn: conn, reader: bufio.NewReader(conn)}
-	_, err = d.receive() // Firefox begins with a greeting
+	d := &marionette{Conn: hubstest.Dial(t, "127.0.0.1:"+listens)}
+	_, err := d.receive() // Firefox begins with a greeting
 	if err == nil {
 		_, err = d.send("WebDriver:NewSession", params{"acceptInsecureCerts": server != ""})
 	}
@@ -299,8 +289,8 @@ func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.conn.SetDeadline(time.Now().Add(2 * hubstest.Patience))
-	if _, err := fmt.Fprintf(d.conn, "%d:%s", len(message), message); err != nil {
+	d.SetDeadline(time.Now().Add(2 * hubstest.Patience))
+	if _, err := fmt.Fprintf(d, "%d:%s", len(message), message); err != nil {
 		return nil, err
 	}
 	message, err = d.receive()
@@ -324,15 +314,11 @@ func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 }
 
 func (d *marionette) receive() ([]byte, error) {
-	prefix, err := d.reader.ReadString(':')
-	if err != nil {
-		return nil, err
-	}
-	length, err := strconv.Atoi(strings.TrimSuffix(prefix, ":"))
-	if err != nil {
+	var length int
+	if _, err := fmt.Fscanf(d.In, "%d:", &length); err != nil {
 		return nil, err
 	}
 	message := make([]byte, length)
-	_, err = io.ReadFull(d.reader, message)
+	_, err := io.ReadFull(d.In, message)
 	return message, err
 }

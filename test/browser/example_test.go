@@ -13,33 +13,33 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// builtExample builds the example front end once, as docs/clients.md says, and returns its
-// folder. It takes the tools from npm, in the versions that the document names.
+// builtExample builds the example front end once, in a copy of the working tree, with the commands
+// of docs/clients.md. It returns the example's folder.
 var builtExample = sync.OnceValues(func() (dir string, err error) {
-	dir = filepath.Join(hubstest.Dir, "example")
-	err = os.CopyFS(dir, os.DirFS(filepath.Join(hubstest.Root(), "examples")))
+	dir = filepath.Join(hubstest.Dir, "built")
+	for _, folder := range []string{"examples", "web"} {
+		from := os.DirFS(filepath.Join(hubstest.Root(), folder))
+		if err := os.CopyFS(filepath.Join(dir, folder), from); err != nil {
+			return "", err
+		}
+	}
+	document, err := os.ReadFile(filepath.Join(hubstest.Root(), "docs", "clients.md"))
 	if err != nil {
 		return "", err
 	}
-	contract := filepath.Join(hubstest.Root(), "web", "openapi.json")
-	for _, command := range []string{
-		"npm install --silent --no-audit --no-fund openapi-typescript@7.13.0 typescript@5.9.3",
-		"npx openapi-typescript " + contract + " -o api.d.ts",
-		"npx tsc --strict --target es2022 --module es2022 app.ts",
-	} {
-		cmd := exec.Command("sh", "-c", command)
-		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return "", fmt.Errorf("%s: %w\n%s", command, err, out)
-		}
+	_, text, _ := strings.Cut(string(document), "```sh\n")
+	commands, _, _ := strings.Cut(text, "```")
+	cmd := exec.Command("sh", "-ec", commands)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", commands, err, out)
 	}
-	return dir, nil
+	return filepath.Join(dir, "examples"), nil
 })
 
-// exampleSite serves the example on a port of its own. The page calls the server at *api, which may
-// change between requests for the page.
-func exampleSite(t testing.TB, api *string) (url string) {
+// exampleSite serves the example on a port of its own. The page at /?api=URL calls the server at
+// that URL.
+func exampleSite(t testing.TB) (url string) {
 	hubstest.Need(t, "npm", "npm")
 	dir, err := builtExample()
 	if err != nil {
@@ -56,14 +56,14 @@ func exampleSite(t testing.TB, api *string) (url string) {
 			files.ServeHTTP(w, r)
 			return
 		}
-		writePage(w, strings.Replace(index, standard, `content="`+*api+`"`, 1))
+		api := r.URL.Query().Get("api")
+		writePage(w, strings.Replace(index, standard, `content="`+api+`"`, 1))
 	})
 }
 
 // An exampleUser uses the example in one browser.
 type exampleUser struct {
 	*browser
-	api string // the URL of the server that the page calls
 	srv *hubstest.Server
 }
 
@@ -73,40 +73,41 @@ type exampleUser struct {
 func TestExampleInBrowser(t *testing.T) {
 	t.Parallel()
 	inEachEngine(t, func(t *testing.T, b *browser) {
-		e := &exampleUser{browser: b}
-		byNumber := exampleSite(t, &e.api)
+		byNumber := exampleSite(t)
 		byName := withLocalhost(byNumber)
-		e.srv = hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
-		hubstest.Exec(t, e.srv.Database,
+		srv := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
+		e := &exampleUser{browser: b, srv: srv}
+		hubstest.Exec(t, srv.Database,
 			"insert into hubs (name) select 'Hub ' || to_char(n, 'FM00') from generate_series(1, 12) n")
 
-		e.api = withLocalhost(e.srv.Base)
-		e.begin(byName)
+		page := byName + "/?api=" + withLocalhost(srv.Base)
+		e.begin(page)
 		e.signIn("Hub 01 (active)")
 		e.turnPages(t)
 		b.keys("#name", "ub 07"+enterKey)
 		b.waitFor("document.querySelector('#list').textContent === 'Hub 07 (active)'")
-		if !e.showsPicture(t) {
+		e.uploadPicture()
+		if !e.showsWithoutCrossorigin() {
 			t.Error("want a picture without crossorigin from another port of localhost shown")
 		}
-		b.open(byName)
+		b.open(page)
 		b.waitText("#list", "Hub 01 (active)")
 		b.click("#leave button")
 		e.askTooOften(t)
 
 		// The same with 127.0.0.1 as the host name. Only here, Chromium treats another port as
 		// another site.
-		e.api = e.srv.Base
-		e.begin(byNumber)
+		e.begin(byNumber + "/?api=" + srv.Base)
 		e.signIn("Hub 01 (active)")
-		if shown := e.showsPicture(t); shown != (b.engine != chromium) {
+		e.uploadPicture()
+		if shown := e.showsWithoutCrossorigin(); shown != (b.engine != chromium) {
 			t.Errorf("a picture without crossorigin from another port of 127.0.0.1: got shown %v, "+
 				"want it shown in all engines but Chromium", shown)
 		}
 		b.click("#leave button")
 
 		// Two host names are two sites. So the browser does not keep the cookie, which is SameSite=Lax.
-		e.begin(byName)
+		e.begin(byName + "/?api=" + srv.Base)
 		e.signIn("unauthenticated")
 	})
 }
@@ -139,16 +140,16 @@ func (e *exampleUser) turnPages(t *testing.T) {
 	e.waitText("#list", "Hub 01")
 }
 
-// showsPicture uploads a picture and waits until the page shows it. It reports whether the browser
-// also shows the picture without crossorigin.
-func (e *exampleUser) showsPicture(t *testing.T) (without bool) {
-	path := filepath.Join(t.TempDir(), "picture.png")
-	if err := os.WriteFile(path, []byte(picture()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	e.keys("#file", path)
+// uploadPicture uploads a picture and waits until the page shows it.
+func (e *exampleUser) uploadPicture() {
+	e.keys("#file", e.writeFile("picture.png", picture()))
 	e.click("#upload button")
 	e.waitFor("document.querySelector('#uploaded img')?.naturalWidth === 300")
+}
+
+// showsWithoutCrossorigin reports whether the browser shows the uploaded picture in an element
+// without the attribute crossorigin.
+func (e *exampleUser) showsWithoutCrossorigin() bool {
 	return script[bool](e.browser, `return new Promise(result => {
 		const picture = new Image();
 		picture.onload = () => result(true);

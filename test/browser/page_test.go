@@ -19,7 +19,6 @@ type learner struct {
 	*browser
 	srv             *hubstest.Server
 	email, database string
-	before          int // number of requests that the page showed before the last enter or press
 }
 
 // newLearner starts a server with a new user and 12 hubs.
@@ -41,26 +40,27 @@ func newLearner(t *testing.T, b *browser) *learner {
 
 const exchanges = "document.querySelectorAll('#exchange-log > *').length"
 
-// enter types text and the enter key, which makes the page send a request. wantMessage must follow.
-func (l *learner) enter(selector, text string) {
+// enter types text and the enter key, which makes the page send a request. Then it waits for the
+// message, as press does.
+func (l *learner) enter(selector, text, place, message string) {
 	l.t.Helper()
-	l.before = script[int](l.browser, "return "+exchanges)
-	l.keys(selector, text+enterKey)
+	l.send(func() { l.keys(selector, text+enterKey) }, place, message)
 }
 
-// press clicks on an element, which makes the page send a request. wantMessage must follow.
-func (l *learner) press(selector string) {
+// press clicks on an element, which makes the page send a request. Then it waits for the message at
+// the place. If the message begins with a status, the console must have this refusal as its only
+// new message. Otherwise it must have no new message.
+func (l *learner) press(selector, place, message string) {
 	l.t.Helper()
-	l.before = script[int](l.browser, "return "+exchanges)
-	l.click(selector)
+	l.send(func() { l.click(selector) }, place, message)
 }
 
-// wantMessage waits until the page shows the request of the last enter or press, and then for the
-// message. If the message begins with a status, the console must have this refusal as its only new
-// message. Otherwise it must have no new message.
-func (l *learner) wantMessage(place, message string) {
+// send calls act and waits until the page shows one more request and then the message.
+func (l *learner) send(act func(), place, message string) {
 	l.t.Helper()
-	l.waitFor(exchanges+" > arguments[0]", l.before)
+	before := script[int](l.browser, "return "+exchanges)
+	act()
+	l.waitFor(exchanges+" > arguments[0]", before)
 	l.waitText("#message-"+place, message)
 	if strings.HasPrefix(message, "4") {
 		l.wantConsole(refusalMessage + message[:3])
@@ -78,10 +78,10 @@ func codeIsSent(t *testing.T) string {
 }
 
 // writeFile makes a file to upload and returns its path.
-func (l *learner) writeFile(name, content string) (path string) {
-	path = filepath.Join(l.t.TempDir(), name)
+func (b *browser) writeFile(name, content string) (path string) {
+	path = filepath.Join(b.t.TempDir(), name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		l.t.Fatal(err)
+		b.t.Fatal(err)
 	}
 	return path
 }
@@ -132,30 +132,25 @@ func (l *learner) tryWithoutScript(t *testing.T) {
 // walkSignIn takes steps 1 and 2 with the keyboard.
 func (l *learner) walkSignIn(t *testing.T) {
 	b := l.browser
-	l.enter("#email", l.email)
-	l.wantMessage("request", codeIsSent(t))
+	l.enter("#email", l.email, "request", codeIsSent(t))
 	code := l.srv.Code(t, l.email)
 	if focus := script[string](b, "return document.activeElement.id"); focus != "code" {
 		t.Errorf("the focus is at %q, want the input for the code", focus)
 	}
 	b.wantConsole()
-	l.enter("#code", "12345")
-	l.wantMessage("validate", "400 invalid_request")
+	l.enter("#code", "12345", "validate", "400 invalid_request")
 	b.look("with a field error")
-	l.enter("#code", hubstest.OtherCode(code, 1))
-	l.wantMessage("validate", "401 invalid_code")
+	l.enter("#code", hubstest.OtherCode(code, 1), "validate", "401 invalid_code")
 	if len(b.cookies()) != 0 {
 		t.Errorf("after a wrong code: got the cookies %v, want none", b.cookies())
 	}
 	// People paste a code as their mail program shows it. The page removes the space. The server
 	// would refuse the code with it.
-	l.enter("#code", code[:3]+" "+code[3:])
-	l.wantMessage("validate", "You are signed in as "+l.email)
+	l.enter("#code", code[:3]+" "+code[3:], "validate", "You are signed in as "+l.email)
 	if current := b.text("#steps [aria-current]"); current != "2 Present" {
 		t.Errorf("the navigation is at %q, want it at step 2", current)
 	}
-	l.enter("#code", code)
-	l.wantMessage("validate", "401 invalid_code")
+	l.enter("#code", code, "validate", "401 invalid_code")
 }
 
 // walkCookie compares the cookie's attributes as the browser understands them (T6). It requires
@@ -208,15 +203,13 @@ func wantCookie(t testing.TB, b *browser, want browserCookie) (token string) {
 func (l *learner) walkTerms(t *testing.T) {
 	b := l.browser
 	b.look("before the terms")
-	l.press("#try-hubs")
-	l.wantMessage("terms-gate", "403 terms_not_accepted")
+	l.press("#try-hubs", "terms-gate", "403 terms_not_accepted")
 	for _, step := range []string{"#list-hubs", "#upload"} {
 		if b.visible(step) {
 			t.Errorf("%s is visible before the terms are accepted", step)
 		}
 	}
-	l.press("#terms-accept")
-	l.wantMessage("terms", "Accepted.")
+	l.press("#terms-accept", "terms", "Accepted.")
 	accepted := hubstest.Query[int](t, l.database, "select count(*) from terms_acceptances")
 	if accepted != 1 {
 		t.Errorf("got %d acceptances, want 1", accepted)
@@ -260,17 +253,20 @@ func (l *learner) walkHubs(t *testing.T) {
 	b.wantConsole()
 }
 
+// upload uploads a file. Then it waits for a message with the file's name and the text said.
+func (l *learner) upload(name, content, said string) {
+	l.t.Helper()
+	l.keys("#file", l.writeFile(name, content))
+	l.press("#upload", "upload", name+said)
+}
+
 // walkFiles takes steps 6 and 7, with a file that the browser must not show and one that it shows.
 func (l *learner) walkFiles(t *testing.T) {
 	b := l.browser
-	b.keys("#file", l.writeFile("hostile.html", "<script>alert(1)</script>"))
 	const found = " is uploaded. The server found it to be "
-	l.press("#upload")
-	l.wantMessage("upload", "hostile.html"+found+"application/octet-stream.")
+	l.upload("hostile.html", "<script>alert(1)</script>", found+"application/octet-stream.")
 	b.waitText("#preview a", "Download it")
-	b.keys("#file", l.writeFile("a picture ü.png", picture()))
-	l.press("#upload")
-	l.wantMessage("upload", "a picture ü.png"+found+"image/png.")
+	l.upload("a picture ü.png", picture(), found+"image/png.")
 	b.waitFor("document.querySelector('#preview img')?.naturalWidth === 300")
 	done := script[float64](b, "return document.querySelector('#progress').value")
 	if done != 1 {
@@ -308,9 +304,7 @@ func (l *learner) openFiles(t *testing.T) {
 
 // openUpload uploads a file and waits for the link to it.
 func (l *learner) openUpload(name, content string) {
-	l.keys("#file", l.writeFile(name, content))
-	l.press("#upload")
-	l.wantMessage("upload", name+" is uploaded.")
+	l.upload(name, content, " is uploaded.")
 	l.waitFor("document.querySelector('#preview a')?.href.endsWith(arguments[0])", name)
 }
 
@@ -335,27 +329,21 @@ func iconMessage(b *browser) []string {
 // walkRefusals takes step 9: refusals because of a role, a limit and a suspension.
 func (l *learner) walkRefusals(t *testing.T) {
 	b := l.browser
-	l.enter("#new-hub-name", "Mine")
-	l.wantMessage("member-writes", "403 forbidden")
+	l.enter("#new-hub-name", "Mine", "member-writes", "403 forbidden")
 	hubstest.Exec(t, l.database, "update users set permission = 'admin'")
-	l.enter("#new-hub-name", "Mine")
-	l.wantMessage("member-writes", "The hub “Mine” was made")
+	l.enter("#new-hub-name", "Mine", "member-writes", "The hub “Mine” was made")
 	limit := hubstest.LimitOf(t, "POST /auth/otp/request")
 	for range limit.Requests - 1 { // walkSignIn has asked once
-		l.press("#request-code")
-		l.wantMessage("request", codeIsSent(t))
+		l.press("#request-code", "request", codeIsSent(t))
 	}
-	l.press("#request-code")
-	l.wantMessage("request", "429 rate_limited")
+	l.press("#request-code", "request", "429 rate_limited")
 	wait := fmt.Sprintf("Try again in %d min ", int(limit.Period.Minutes())-1)
 	b.waitText("#message-request", wait)
 	b.look("refused by a limit")
 	hubstest.Exec(t, l.database, "update users set suspended = true")
-	l.press("#try-suspended")
-	l.wantMessage("suspended", "403 account_suspended")
+	l.press("#try-suspended", "suspended", "403 account_suspended")
 	hubstest.Exec(t, l.database, "update users set suspended = false")
-	l.press("#check-session")
-	l.wantMessage("session", "The session is good.")
+	l.press("#check-session", "session", "The session is good.")
 }
 
 // goBack leaves the page and goes back. The page must then show the session as it is now, and no
@@ -379,12 +367,9 @@ func (l *learner) walkOut(t *testing.T) {
 	b.open(l.srv.Base + "/")
 	b.waitText("#message-session", "The session is good. You are "+l.email)
 	b.waitText("#exchange-session", "The browser sent it by itself")
-	b.keys("#file", l.writeFile("note.txt", "mine"))
-	l.press("#upload")
-	l.wantMessage("upload", "note.txt is uploaded.")
+	l.upload("note.txt", "mine", " is uploaded.")
 	b.waitText("#preview pre", "mine")
-	l.press("#sign-out")
-	l.wantMessage("logout", "You are signed out.")
+	l.press("#sign-out", "logout", "You are signed out.")
 	shown := script[string](b, "return document.querySelector('#preview').textContent")
 	if shown != "" {
 		t.Errorf("after the sign-out the page shows %q, want nothing", shown)
@@ -393,8 +378,8 @@ func (l *learner) walkOut(t *testing.T) {
 		t.Errorf("after the sign-out the browser has the cookies %v, want none", left)
 	}
 	b.wantConsole()
-	l.press("#try-session")
-	l.wantMessage("no-session", "401 unauthenticated")
+	l.press("#try-session", "no-session", "401 unauthenticated")
+	// The tries that are left are new terms and a sign-out everywhere.
 	b.waitText("#tries-count", "You have seen 7 of 9.")
 	b.click("#start-over")
 	b.waitText("#tries-count", "You have seen 0 of 9.")

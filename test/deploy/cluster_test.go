@@ -42,9 +42,9 @@ func startCluster(t *testing.T) *cluster {
 // addressElsewhere returns the address of a client. HAProxy sends the client's requests outside
 // /auth/otp/ to another server than the active one.
 func (c *cluster) addressElsewhere(t *testing.T) string {
-	for {
+	for range 100 { // HAProxy sends two of three addresses to another server
 		address := newAddress()
-		r := c.client(c.servers[0], address).Get("/auth/session")
+		r := c.clientFrom(c.servers[0], address).Get("/auth/session")
 		hasSeen := func(s *hubstest.Server) bool {
 			return s.Log.Count(`"msg":"request"`, r.Header.Get("X-Request-Id")) > 0
 		}
@@ -55,6 +55,8 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 			return address
 		}
 	}
+	t.Fatal("HAProxy sends 100 addresses to the active server, want some at another one")
+	return ""
 }
 
 // command sends a line to HAProxy's admin socket, as an operator would, and returns the answer.
@@ -114,30 +116,53 @@ func TestServersOfAClusterActAsOne(t *testing.T) {
 // limit counts together to the same server.
 func testLimits(t *testing.T, c *cluster) {
 	s := c.servers[0]
-	oneNetwork := c.client(s, "")
+	oneNetwork := c.client(s)
 	oneNetwork.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
-	paths := []string{"/auth/session", "/hubs"}
-	oneAddress := c.client(s, newAddress())
-	wantLimit(t, "GET /hubs", oneAddress, paths, nil)
-	wantLimit(t, "GET /hubs", oneNetwork, paths, nil)
-
-	body := map[string]string{"email": hubstest.NewEmail()}
-	paths = []string{"/auth/otp/request", "/auth/%6Ftp/request"}
-	otherServer := c.client(s, c.addressElsewhere(t))
-	wantLimit(t, "POST /auth/otp/request", otherServer, paths, body)
-	body["code"] = "000000"
-	paths = []string{"/auth/otp/validate", "/auth/otp/%76alidate"}
-	manyAddresses := c.client(s, "")
-	wantLimit(t, "POST /auth/otp/validate", manyAddresses, paths, body)
+	sessionPaths := []string{"/auth/session", "/hubs"}
+	email := hubstest.NewEmail()
+	for _, requests := range []limitedRequests{
+		{
+			route:  "GET /hubs", // counts by client address
+			client: c.clientFrom(s, newAddress()),
+			paths:  sessionPaths,
+		},
+		{
+			route:  "GET /hubs", // counts an IPv6 address by its network
+			client: oneNetwork,
+			paths:  sessionPaths,
+		},
+		{
+			route:  "POST /auth/otp/request", // counts by client address, at the active server
+			client: c.clientFrom(s, c.addressElsewhere(t)),
+			paths:  []string{"/auth/otp/request", "/auth/%6Ftp/request"},
+			body:   map[string]string{"email": email},
+		},
+		{
+			route:  "POST /auth/otp/validate", // counts by e-mail address
+			client: c.client(s),
+			paths:  []string{"/auth/otp/validate", "/auth/otp/%76alidate"},
+			body:   map[string]string{"email": email, "code": "000000"},
+		},
+	} {
+		requests.wantLimit(t)
+	}
 }
 
-// wantLimit sends eight requests more than the limit of the route permits, to the two paths in
-// turn. It requires that exactly the requests over the limit get a 429.
-func wantLimit(t *testing.T, route string, c *hubstest.Client, paths []string, body any) {
-	limit := hubstest.LimitOf(t, route).Requests
-	method, _, _ := strings.Cut(route, " ")
+// limitedRequests are requests that one limit counts together.
+type limitedRequests struct {
+	route  string // the limit is the one of this route
+	client *hubstest.Client
+	paths  []string // two, taken in turn
+	body   any
+}
+
+// wantLimit sends eight requests more than the limit permits. It fails the test unless exactly the
+// requests over the limit get a 429.
+func (q limitedRequests) wantLimit(t *testing.T) {
+	limit := hubstest.LimitOf(t, q.route).Requests
+	method, _, _ := strings.Cut(q.route, " ")
 	for i := range limit + 8 {
-		r := c.Do(method, paths[i%2], body)
+		r := q.client.Do(method, q.paths[i%2], q.body)
 		refused := r.Status == 429
 		if refused != (i >= limit) {
 			t.Errorf("%s: request %d: got %d, want a 429 only after %d requests",
@@ -163,12 +188,12 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	t.Parallel()
 	t.Run("haproxy", func(t *testing.T) {
 		c := startCluster(t)
-		sendTargets(t, c.proxy, c.addressElsewhere(t), c.servers)
+		wantTargetsAtTheFirst(t, c.proxy, c.addressElsewhere(t), c.servers)
 	})
 	t.Run("nginx", func(t *testing.T) {
 		s := hubstest.Start(t, productionEnv(t))
 		p := startProxy(t, "nginx", s.Addr)
-		sendTargets(t, p, newAddress(), []*hubstest.Server{s})
+		wantTargetsAtTheFirst(t, p, newAddress(), []*hubstest.Server{s})
 	})
 }
 
@@ -176,7 +201,9 @@ const emptyObject = "Content-Type: application/json\r\n" +
 	"Connection: close\r\n" +
 	"Content-Length: 2\r\n\r\n{}"
 
-// targets holds request targets by which a client may try to reach /auth/otp/validate.
+// targets holds request targets by which a client may try to reach /auth/otp/validate: the path
+// itself, encoded, without its first slash, after a scheme and a host or only one of them, after
+// other parts of a path, and in capitals. The last two are targets of CONNECT and OPTIONS.
 const targets = `
 	/auth/otp/validate
 	/auth/%6ftp/validate
@@ -198,10 +225,10 @@ const targets = `
 	*
 `
 
-// sendTargets sends each target in four requests: by HTTP/1.0 and 1.1, with and without Host. It
-// requires that a target without a path reaches no server, that a request which reaches no server
-// gets a 400, and that the first server gets sign-in requests and the others get none.
-func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
+// wantTargetsAtTheFirst sends each target in four requests: by HTTP/1.0 and 1.1, with and without
+// Host. It requires that a target without a path reaches no server, that a request which reaches no
+// server gets a 400, and that the first server gets sign-in requests and the others get none.
+func wantTargetsAtTheFirst(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
 	for target := range strings.FieldsSeq(targets) {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
 		for _, rest := range []string{
@@ -232,8 +259,8 @@ func sendTargets(t *testing.T, p *proxy, address string, servers []*hubstest.Ser
 // A load is a user who reads the session and uploads files through HAProxy while servers stop and
 // start. Each request comes from a new address, so that every server gets some.
 type load struct {
-	*hubstest.Client
 	t      *testing.T
+	client *hubstest.Client
 	ledger *hubstest.Ledger
 	stop   atomic.Bool
 	ended  chan struct{}
@@ -244,8 +271,8 @@ type load struct {
 func startLoad(t *testing.T, c *cluster) *load {
 	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
 	l := &load{
-		Client: c.member(c.servers[0], "member"),
 		t:      t,
+		client: c.member(c.servers[0], "member"),
 		ledger: hubstest.NewLedger(fault),
 		ended:  make(chan struct{}),
 	}
@@ -264,7 +291,7 @@ func startLoad(t *testing.T, c *cluster) *load {
 // Do sends a request of the load. It counts a request that gets no answer, a 502 or a 503, because
 // a server may be down. Any other error fails the test.
 func (l *load) Do(method, path string, body any, headers ...string) *hubstest.Response {
-	r, err := l.Try(method, path, body, headers...)
+	r, err := l.client.Try(method, path, body, headers...)
 	switch {
 	case err != nil || r.Status == 502 || r.Status == 503:
 		l.failed.Add(1)
@@ -294,7 +321,7 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	killActive(t, c, l)
 	l.end()
 	l.ledger.CheckFiles(t, l, c.servers[0].Database)
-	l.Client.Do("GET", "/auth/session", nil).Want(t, 200)
+	l.client.Do("GET", "/auth/session", nil).Want(t, 200)
 }
 
 // rollOut restarts one server after the other with a new signing key, and requires that no

@@ -3,6 +3,7 @@ package deploy
 import (
 	"cmp"
 	"fmt"
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -110,7 +111,13 @@ var framings = map[string]struct {
 // on unless told to.
 func TestProxyFraming(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
-		backend := newRecorder(t, emptyAnswer)
+		backend := newRecorder(t, func(r *http.Request) string {
+			if r.Header.Get("Upgrade") != "" { // it agrees to every upgrade
+				return "HTTP/1.1 101 Switching Protocols\r\n" +
+					"Connection: Upgrade\r\nUpgrade: tunnel\r\n\r\n"
+			}
+			return emptyAnswer
+		})
 		p := startProxy(t, engine, backend.addr)
 		var want []string // the beginning of each request that must reach the server
 		for name, c := range framings {
@@ -122,7 +129,7 @@ func TestProxyFraming(t *testing.T) {
 			answer := p.raw(t, address, line+start+headers+"\r\n"+body)
 			status := "200"
 			if strings.Contains(c.refusedBy, engine) {
-				status = "400|501"
+				status = "400|501" // 501: nginx, for a coding that it does not know
 			} else {
 				want = append(want, line)
 			}

@@ -2,7 +2,6 @@ package deploy
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -57,8 +56,8 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	p := &proxy{t: t, dir: dir}
 	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
-	p.addr, sockets[0] = listenFile(t)
-	p.proxied, sockets[1] = listenFile(t)
+	sockets[0], p.addr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	sockets[1], p.proxied = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
 		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
@@ -83,20 +82,6 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 		socket.Close()
 	}
 	return p
-}
-
-// listenFile opens a listening socket on a free port, and returns it as a file with its address.
-func listenFile(t testing.TB) (addr string, file *os.File) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	file, err = listener.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return listener.Addr().String(), file
 }
 
 // haproxyConfig returns haproxy.cfg with the addresses and paths of the test. HAProxy can change
@@ -143,16 +128,24 @@ func nginxConfig(t testing.TB, p *proxy, server string) string {
 		"http {\n", folders.String())
 }
 
-// client returns a client that connects to the proxy from an address and uses HTTP/2. If address is
-// empty, the client uses HTTP/1.1, and each request has a connection and an address of its own.
-func (p *proxy) client(s *hubstest.Server, address string) *hubstest.Client {
-	transport := &http.Transport{
-		DisableCompression: true,
-		ForceAttemptHTTP2:  address != "",
-		DisableKeepAlives:  address == "",
-		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			return dialFrom(cmp.Or(address, newAddress()), p.addr)
-		},
+// client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
+// connection and an address of its own.
+func (p *proxy) client(s *hubstest.Server) *hubstest.Client {
+	return p.newClient(s, &http.Transport{DisableKeepAlives: true}, newAddress)
+}
+
+// clientFrom returns a client that connects to the proxy from an address and uses HTTP/2.
+func (p *proxy) clientFrom(s *hubstest.Server, address string) *hubstest.Client {
+	fixed := func() string { return address }
+	return p.newClient(s, &http.Transport{ForceAttemptHTTP2: true}, fixed)
+}
+
+func (p *proxy) newClient(
+	s *hubstest.Server, transport *http.Transport, address func() string,
+) *hubstest.Client {
+	transport.DisableCompression = true
+	transport.DialContext = func(context.Context, string, string) (net.Conn, error) {
+		return dialFrom(address(), p.addr)
 	}
 	c := s.Client(p.t)
 	c.IP = ""
@@ -206,36 +199,37 @@ func (p *proxy) raw(t testing.TB, address, request string) string {
 // member adds a user with a role, and returns a client that has signed in through the proxy and
 // accepted the terms.
 func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
-	c := p.client(s, "")
+	c := p.client(s)
 	email, _ := s.NewUser(p.t, role)
 	c.SignIn(email)
 	c.AcceptTerms()
 	return c
 }
 
-// A recorder is a server that keeps the head of each request unchanged. It gives every request the
-// same answer. It closes the connection instead if the answer is empty or the path begins with
-// /dies. It agrees to every upgrade. It answers health checks, and does not keep them.
+// A recorder is a server that keeps the head of each request unchanged. It answers health checks,
+// and does not keep them.
 type recorder struct {
-	*hubstest.Server // for its public URL only
-	addr, answer     string
-	open             atomic.Int64 // open connections
+	addr   string
+	answer func(*http.Request) string // "" closes the connection without an answer
+	open   atomic.Int64               // open connections
 
 	mu     sync.Mutex
 	heads  []string
 	reused int // requests that were not the first on their connection
 }
 
+// behindProxy is for the clients of a recorder, which need the public URL of a server.
+var behindProxy = &hubstest.Server{Base: "https://api.example.com"}
+
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
-func newRecorder(t testing.TB, answer string) *recorder {
+func newRecorder(t testing.TB, answer func(*http.Request) string) *recorder {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
 	r := &recorder{
-		Server: &hubstest.Server{Base: "https://api.example.com"},
 		addr:   listener.Addr().String(),
 		answer: answer,
 	}
@@ -270,16 +264,15 @@ func (r *recorder) serve(conn net.Conn) {
 			return
 		}
 		r.keep(head, isFirst)
-		if err != nil || strings.HasPrefix(request.URL.Path, "/dies") || r.answer == "" {
+		if err != nil {
+			return
+		}
+		answer := r.answer(request)
+		if answer == "" {
 			return
 		}
 		io.Copy(io.Discard, request.Body)
-		if request.Header.Get("Upgrade") != "" {
-			io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n"+
-				"Connection: Upgrade\r\nUpgrade: tunnel\r\n\r\n")
-			continue
-		}
-		io.WriteString(conn, r.answer)
+		io.WriteString(conn, answer)
 	}
 }
 

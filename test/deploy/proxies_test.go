@@ -27,20 +27,19 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		s := hubstest.Start(t, env)
 		p := startProxy(t, engine, s.Addr)
 		c := p.member(s, "member")
-		overHTTP2 := p.client(s, newAddress())
+		overHTTP2 := p.clientFrom(s, newAddress())
 		overHTTP2.SetToken(c.Token())
 		// StartUpload returns when the server has begun to write the file, and Finish sends the rest.
 		// So this fails if the proxy does not stream uploads.
-		for _, c := range []*hubstest.Client{c, overHTTP2} {
-			upload := c.StartUpload("a.txt")
+		for _, client := range []*hubstest.Client{c, overHTTP2} {
+			upload := client.StartUpload("a.txt")
 			r := upload.Finish().Want(t, 201)
-			c.WantFile(r.Header.Get("Location"), upload.Content)
+			client.WantFile(r.Header.Get("Location"), upload.Content)
 		}
 		// The server refuses a body before it reaches a limit of the proxy.
-		large := make([]byte, uploadLimit+1)
-		r := c.Upload("a.bin", large)
+		r := c.Upload("a.bin", make([]byte, uploadLimit+1))
 		hubstest.WantProblem(t, r, 413, "too_large")
-		r = c.Do("POST", "/auth/otp/request", large[:20<<10])
+		r = c.Do("POST", "/auth/otp/request", strings.Repeat("x", 20<<10))
 		hubstest.WantProblem(t, r, 413, "too_large")
 		// The server compares Origin with Host, so the proxy must not change Host.
 		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
@@ -103,25 +102,29 @@ var privateRequests = map[string]string{
 // G5: no log of a proxy has private data from a request, whatever fails. By default, nginx would
 // quote the request in each message about an error.
 func TestProxyLogs(t *testing.T) {
-	const broken = "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n"
+	closes := func(*http.Request) string { return "" }
+	breaks := func(*http.Request) string {
+		return "HTTP/1.1 200 OK\r\n482913 jane.roe@mailbox.example\r\n\r\n"
+	}
 	servers := map[string]string{
 		"down":        "127.0.0.1:1",
 		"unreachable": "[fe80::1]:9", // EINVAL: the address names no interface
-		"silent":      newRecorder(t, "").addr,
-		"broken":      newRecorder(t, broken).addr,
+		"silent":      newRecorder(t, closes).addr,
+		"broken":      newRecorder(t, breaks).addr,
 	}
 	forEachProxy(t, func(t *testing.T, engine string) {
 		for name, server := range servers {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				testLog(t, startProxy(t, engine, server))
+				wantNothingPrivate(t, startProxy(t, engine, server))
 			})
 		}
 	})
 }
 
-// testLog sends all privateRequests, and a request by HTTP/2, and checks the log of the proxy.
-func testLog(t *testing.T, p *proxy) {
+// wantNothingPrivate sends all privateRequests, and a request by HTTP/2. It fails the test if the
+// log of the proxy then has private data.
+func wantNothingPrivate(t *testing.T, p *proxy) {
 	for request, status := range privateRequests {
 		request = hubstest.FillIn(request,
 			"<path>", privatePath,
@@ -133,9 +136,8 @@ func testLog(t *testing.T, p *proxy) {
 		p.waitLine(t, address, status)
 	}
 	// With HTTP/2, nginx builds a request line of its own, which could be in a log.
-	s := &hubstest.Server{Base: "https://api.example.com"}
 	address := newAddress()
-	c := p.client(s, address)
+	c := p.clientFrom(behindProxy, address)
 	r, err := c.Try("POST", "/jane.roe@mailbox.example", "{}", "Cookie", "x=482913")
 	if err != nil || r.Status < 500 {
 		t.Errorf("HTTP/2: want a status of 500 or more, got the error %v and %v", err, r)
@@ -169,17 +171,24 @@ func (p *proxy) waitLine(t *testing.T, address, status string) {
 // closing a connection that was idle.
 func TestProxySendsOnce(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
-		backend := newRecorder(t, emptyAnswer)
+		backend := newRecorder(t, func(r *http.Request) string {
+			if strings.HasPrefix(r.URL.Path, "/dies") {
+				return ""
+			}
+			return emptyAnswer
+		})
 		p := startProxy(t, engine, backend.addr)
-		for _, address := range []string{"", newAddress()} { // HTTP/1.1, then HTTP/2
-			c := p.client(backend.Server, address)
+		for _, c := range []*hubstest.Client{
+			p.client(behindProxy),
+			p.clientFrom(behindProxy, newAddress()),
+		} {
 			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = false
-			for i := range 3 {
+			for range 3 {
 				r, err := c.Try("POST", "/lives", "{}")
 				if err != nil || r.Status != 200 {
 					t.Errorf("POST /lives: want 200, got the error %v and %v", err, r)
 				}
-				path := fmt.Sprintf("/dies/%s/%d", address, i)
+				path := "/dies/" + hubstest.NewUUID()
 				r, err = c.Try("POST", path, "{}")
 				if err != nil || r.Status != 502 && r.Status != 503 {
 					t.Errorf("POST /dies: want 502 or 503, got the error %v and %v", err, r)
@@ -196,35 +205,42 @@ func TestProxySendsOnce(t *testing.T) {
 	})
 }
 
+// signIn is the head of a request, without a length and the empty line at its end.
+const signIn = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
+	"Content-Type: application/json\r\nConnection: close\r\n"
+
+// H8: an address may have 100 requests under way, and each further request gets a 429.
+func TestRequestsOfOneAddressAreBounded(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		s := hubstest.Start(t, productionEnv(t))
+		p := startProxy(t, engine, s.Addr)
+		const bound, more = 100, 50 // requests that may be under way, and requests over that
+		requests := p.flood(t, bound+more, signIn+"Content-Length: 2\r\n\r\n{")
+		hubstest.WaitUntil(t, "each request over the bound has a 429", func() bool {
+			return requests.refused.Load() == more
+		})
+	})
+}
+
 // H8: one address that opens thousands of connections, idle or with half a head or half a body,
-// keeps no other client out. An address may have 100 requests under way, and each further request
-// gets a 429.
+// keeps no other client out.
 func TestOneAddressKeepsNobodyOut(t *testing.T) {
 	var files syscall.Rlimit
 	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
 	if err != nil || files.Cur < 16384 {
 		hubstest.Skip(t, "this test needs 16,384 file descriptors: raise ulimit -n")
 	}
-	const head = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
-		"Content-Type: application/json\r\nConnection: close\r\n"
-	const halfBody = head + "Content-Length: 2\r\n\r\n{"
 	size := 16 << 10 // bytes of the largest body that the server takes
 	length := fmt.Sprintf("Content-Length: %d\r\n\r\n", size)
-	almost := head + length + strings.Repeat("x", size-1) // the last byte is missing
+	almost := signIn + length + strings.Repeat("x", size-1) // the last byte is missing
 	forEachProxy(t, func(t *testing.T, engine string) {
 		s := hubstest.Start(t, productionEnv(t))
 		between := hubstest.NewProxy(t, s.Addr)
 		p := startProxy(t, engine, between.Addr)
-		const bound, more = 100, 50 // requests that may be under way, and requests over that
-		few := p.flood(t, bound+more, halfBody)
-		hubstest.WaitUntil(t, "each request over the bound has a 429", func() bool {
-			return few.refused.Load() == more
-		})
-		few.close()
-		for _, sent := range []string{"", head, almost} {
+		for _, sent := range []string{"", signIn, almost} {
 			f := p.flood(t, 5000, sent)
 			for range 10 {
-				answer := p.raw(t, newAddress(), head+"Content-Length: 2\r\n\r\n{}")
+				answer := p.raw(t, newAddress(), signIn+"Content-Length: 2\r\n\r\n{}")
 				isBad := strings.HasPrefix(answer, "HTTP/1.1 400 ")
 				if !isBad || !strings.Contains(answer, "invalid_request") {
 					t.Errorf("another client, with %.9q… on 5,000 connections: "+

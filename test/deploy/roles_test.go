@@ -1,9 +1,7 @@
 package deploy
 
 import (
-	"database/sql"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -17,18 +15,20 @@ import (
 // in all databases.
 type roleDatabase struct{ superuser, owner, server, stranger string }
 
+const rolePassword = "the-password-of-each-role"
+
 func newRoleDatabase(t *testing.T) roleDatabase {
 	pg := hubstest.NewPostgres(t)
 	for _, role := range []string{"hubs_owner", "stranger"} {
-		hubstest.Exec(t, pg.URL, "create role "+role+" login password 'p'")
+		hubstest.Exec(t, pg.URL, "create role "+role+" login password '"+rolePassword+"'")
 		hubstest.Exec(t, pg.URL, "create database "+role+" owner "+role)
 	}
 	database := hubstest.WithDatabase(pg.URL, "hubs_owner")
 	d := roleDatabase{
 		superuser: database,
-		owner:     hubstest.WithUser(t, database, "hubs_owner", "p"),
-		server:    hubstest.WithUser(t, database, "hubs_server", "p"),
-		stranger:  hubstest.WithUser(t, database, "stranger", "p"),
+		owner:     hubstest.WithUser(t, database, "hubs_owner", rolePassword),
+		server:    hubstest.WithUser(t, database, "hubs_server", rolePassword),
+		stranger:  hubstest.WithUser(t, database, "stranger", rolePassword),
 	}
 	err := hubstest.Migrate(d.owner)
 	if err != nil {
@@ -37,30 +37,37 @@ func newRoleDatabase(t *testing.T) roleDatabase {
 	return d
 }
 
-// statements returns the lines of list, each of them a statement.
-func statements(list string) []string { return strings.Split(strings.TrimSpace(list), "\n") }
+// isRefused reports whether PostgreSQL has refused a statement because the role lacks a right.
+func isRefused(err error) bool {
+	refusal, ok := errors.AsType[*pq.Error](err)
+	return ok && refusal.Code == "42501" // insufficient_privilege
+}
 
-// wantRefused requires that PostgreSQL refuses each statement with insufficient_privilege (42501).
-func wantRefused(t *testing.T, databaseURL string, refused []string) {
+// wantRefused fails the test unless PostgreSQL refuses each statement for lack of a right. refused
+// has one statement a line.
+func wantRefused(t *testing.T, databaseURL, refused string) {
 	t.Helper()
 	db := hubstest.OpenDB(t, databaseURL)
-	for _, statement := range refused {
-		err := tryRefused(db, statement)
-		if err != nil {
-			t.Errorf("%s: %v", statement, err)
+	for statement := range strings.Lines(strings.TrimSpace(refused)) {
+		_, err := db.Exec(statement)
+		if !isRefused(err) {
+			t.Errorf("%s: got %v, want insufficient_privilege", statement, err)
 		}
 	}
 }
 
-// tryRefused runs a statement. It returns an error unless the statement is refused for lack of a
-// right.
-func tryRefused(db *sql.DB, statement string) error {
-	_, err := db.Exec(statement)
-	refusal, ok := errors.AsType[*pq.Error](err)
-	if ok && refusal.Code == "42501" {
-		return nil
+// wantAllowed fails the test if PostgreSQL refuses a statement for lack of a right. allowed has one
+// statement a line.
+func wantAllowed(t *testing.T, databaseURL, allowed string) {
+	t.Helper()
+	db := hubstest.OpenDB(t, databaseURL)
+	defer db.Close()
+	for statement := range strings.Lines(strings.TrimSpace(allowed)) {
+		_, err := db.Exec(statement)
+		if isRefused(err) {
+			t.Errorf("%s: got %v, want it allowed", statement, err)
+		}
 	}
-	return fmt.Errorf("want insufficient_privilege, got %v", err)
 }
 
 // The role hubs_server, with which a server runs, has the rights that the endpoints need, and no
@@ -71,17 +78,17 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	for range 2 { // operators run roles.sql after each migrate, so it must work again
 		hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
 	}
-	hubstest.Exec(t, d.superuser, "alter role hubs_server password 'p'")
+	hubstest.Exec(t, d.superuser, "alter role hubs_server password '"+rolePassword+"'")
 	t.Run("server works", func(t *testing.T) { testServerRoleWorks(t, d) })
-	t.Run("refused", func(t *testing.T) { wantRefused(t, d.server, statements(refusedToServer)) })
+	t.Run("refused", func(t *testing.T) { wantRefused(t, d.server, refusedToServer) })
 	t.Run("other databases", func(t *testing.T) {
 		for _, name := range []string{"postgres", "template1", "stranger"} {
-			wantRefused(t, hubstest.WithDatabase(d.server, name), []string{"select 1"})
+			wantRefused(t, hubstest.WithDatabase(d.server, name), "select 1")
 			// Other roles can still connect.
 			hubstest.Exec(t, hubstest.WithDatabase(d.stranger, name), "select 1")
 		}
 		// The stranger, in turn, can't connect to the server's database.
-		wantRefused(t, d.stranger, []string{"select 1"})
+		wantRefused(t, d.stranger, "select 1")
 	})
 	t.Run("owner", func(t *testing.T) { // keeps the rights that migrate and a dump need
 		hubstest.Exec(t, d.owner, "select pg_advisory_xact_lock(1)")
@@ -155,25 +162,19 @@ func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	c.Do("DELETE", hub, nil).Want(t, 204)
 }
 
-// roles.sql takes all other rights from hubs_server, whether they were granted by mistake or by an
-// earlier version of the file. It also resets the role's settings, because somebody who has stolen
-// the role's password could have changed them.
-func TestRolesTakeOldRightsBack(t *testing.T) {
-	t.Parallel()
-	d := newRoleDatabase(t)
-	for _, statement := range statements(`
-create role hubs_server login password 'p' createdb createrole
-grant all on all tables in schema public to hubs_server
-grant update (suspended) on users to hubs_server
-grant all on schema public to hubs_server
-grant all on database hubs_owner to hubs_server
-grant execute on function lo_create(oid), pg_advisory_lock(bigint) to hubs_server
-alter role hubs_server set search_path = s
-alter role hubs_server in database hubs_owner set synchronous_commit = off
-`) {
-		hubstest.Exec(t, d.superuser, statement)
-	}
-	refusedAfter := statements(`
+// oldRights give hubs_server more rights than it needs.
+const oldRights = `
+create role hubs_server login password '` + rolePassword + `' createdb createrole;
+grant all on all tables in schema public to hubs_server;
+grant update (suspended) on users to hubs_server;
+grant all on schema public to hubs_server;
+grant all on database hubs_owner to hubs_server;
+grant execute on function lo_create(oid), pg_advisory_lock(bigint) to hubs_server;
+alter role hubs_server set search_path = s;
+alter role hubs_server in database hubs_owner set synchronous_commit = off`
+
+// needOldRights holds statements that hubs_server may run only with the oldRights.
+const needOldRights = `
 create database d
 create role r
 create table public.t ()
@@ -188,20 +189,20 @@ update public.files set name = 'x'
 truncate public.hubs
 select lo_create(0)
 select pg_advisory_lock(1)
-`)
-	db := hubstest.OpenDB(t, d.server)
-	for _, statement := range refusedAfter {
-		err := tryRefused(db, statement)
-		if err == nil {
-			t.Errorf("%s: PostgreSQL refuses it before roles.sql, want it refused only after", statement)
-		}
-	}
-	db.Close()
-	for _, statement := range statements("drop database d\ndrop table t\ndrop schema s\ndrop role r") {
-		hubstest.Exec(t, d.superuser, statement)
-	}
+`
+
+// roles.sql takes all other rights from hubs_server, whether they were granted by mistake or by an
+// earlier version of the file. It also resets the role's settings, because somebody who has stolen
+// the role's password could have changed them.
+func TestRolesTakeOldRightsBack(t *testing.T) {
+	t.Parallel()
+	d := newRoleDatabase(t)
+	hubstest.Exec(t, d.superuser, oldRights)
+	wantAllowed(t, d.server, needOldRights)
+	hubstest.Exec(t, d.superuser, "drop database d")
+	hubstest.Exec(t, d.superuser, "drop table t; drop schema s; drop role r")
 	hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
-	wantRefused(t, d.server, refusedAfter)
+	wantRefused(t, d.server, needOldRights)
 	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
 	got := hubstest.Query[int](t, d.superuser, settings)
 	if got != 0 {

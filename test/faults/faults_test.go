@@ -8,8 +8,14 @@
 package faults
 
 import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -84,8 +90,8 @@ type load struct {
 	clients sync.WaitGroup
 	n       int // number of clients
 
+	ended   atomic.Bool
 	mu      sync.Mutex
-	ended   bool
 	answers map[answer]int // number of each answer since waitFor was called
 }
 
@@ -107,7 +113,8 @@ func startLoad(t *testing.T, clients ...func() *hubstest.Response) *load {
 	t.Cleanup(l.end)
 	for i, send := range clients {
 		l.clients.Go(func() {
-			for !t.Failed() && l.note(i, send()) {
+			for !t.Failed() && !l.ended.Load() {
+				l.note(i, send())
 			}
 		})
 	}
@@ -115,8 +122,8 @@ func startLoad(t *testing.T, clients ...func() *hubstest.Response) *load {
 }
 
 // note counts an answer of a client. It fails the test if the answer is neither a success nor a
-// 503. It reports whether the client must send another request.
-func (l *load) note(client int, r *hubstest.Response) bool {
+// 503.
+func (l *load) note(client int, r *hubstest.Response) {
 	isGood := r.Status/100 == 2
 	if !isGood {
 		wantUnavailable(l.t, r)
@@ -124,7 +131,6 @@ func (l *load) note(client int, r *hubstest.Response) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.answers[answer{client, isGood}]++
-	return !l.ended
 }
 
 // waitFor waits until each client has had n more answers: successes if isGood is true, 503s if it
@@ -135,11 +141,14 @@ func (l *load) waitFor(n int, isGood bool) {
 	clear(l.answers)
 	l.mu.Unlock()
 	hubstest.WaitUntil(l.t, "every client has the expected answers", func() bool {
+		if l.t.Failed() {
+			return true // the clients have ended
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for client := range l.n {
 			if l.answers[answer{client, isGood}] < n {
-				return l.t.Failed()
+				return false
 			}
 		}
 		return true
@@ -148,9 +157,7 @@ func (l *load) waitFor(n int, isGood bool) {
 
 // end stops the clients and waits for their last answers. It may be called more than once.
 func (l *load) end() {
-	l.mu.Lock()
-	l.ended = true
-	l.mu.Unlock()
+	l.ended.Store(true)
 	l.clients.Wait()
 }
 
@@ -158,6 +165,7 @@ func (l *load) end() {
 type guest struct {
 	*hubstest.Client
 	email, code string
+	attempts    *atomic.Int64 // number of calls of present
 }
 
 // newGuest adds a user, asks for a code for the address, and reads the code.
@@ -167,16 +175,34 @@ func newGuest(t *testing.T, s *service) guest {
 	c := s.Client(t)
 	c.AskCode(email)
 	return guest{
-		Client: c,
-		email:  email,
-		code:   s.Code(t, email),
+		Client:   c,
+		email:    email,
+		code:     s.Code(t, email),
+		attempts: &atomic.Int64{},
 	}
 }
 
 // present tries to sign in with a code, from a new client address, so that the limit by client
 // address is not reached.
 func (g guest) present(code string) *hubstest.Response {
+	g.attempts.Add(1)
 	return g.Elsewhere().PresentCode(g.email, code)
+}
+
+// beginRequest sends the head of a request on a new connection. It ends the test if the status of
+// the answer is not want. It reads no more of the answer than its buffers hold: the rest of a large
+// download stays with the server. The connection has no deadline afterwards.
+func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubstest.Conn {
+	t.Helper()
+	conn := hubstest.Dial(t, s.Addr)
+	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
+	io.WriteString(conn, head+"\r\n")
+	line, err := conn.In.ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", want)) {
+		t.Fatalf("got the status line %q, error %v, want status %d", line, err, want)
+	}
+	conn.SetDeadline(time.Time{})
+	return conn
 }
 
 // get sends a GET from a new client address. Like createHub and uploadText below, it may be called
@@ -209,8 +235,12 @@ func location(t *testing.T, r *hubstest.Response) string {
 	return r.Want(t, 201).Header.Get("Location")
 }
 
-// wantUnavailable fails the test if the answer is not a 503 with the code "unavailable".
+// wantUnavailable fails the test if the answer is not a 503 with the code "unavailable", or if it
+// quotes an error message of the database.
 func wantUnavailable(t *testing.T, r *hubstest.Response) {
 	t.Helper()
 	hubstest.WantProblem(t, r, 503, "unavailable")
+	if strings.Contains(string(r.Body), "pq: ") {
+		t.Errorf("got the answer %s, want no error message of the database in it", r.Body)
+	}
 }

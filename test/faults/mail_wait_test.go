@@ -13,7 +13,7 @@ import (
 func askUntilRefused(t *testing.T, s *hubstest.Server) (emails []string, accepted int) {
 	t.Helper()
 	s.AllowErrors("code not sent", "too many unfinished requests")
-	emails = addUsers(t, s, 3000)
+	emails = addUsers(t, s, 3000) // more than are accepted: 1,000, and some whose mail has failed
 	s.Mail.Fail(hubstest.MailHangs)
 	c := s.Client(t)
 	for accepted < len(emails) && requestCode(c, emails[accepted]).Status == 200 {
@@ -39,7 +39,8 @@ func failedMails(s *hubstest.Server) int {
 // user still waits for that code.
 //
 // Here the mail server hangs. Each conversation with it takes 10 s and fails, and only 32 take
-// place at the same time, so most of about 1,000 requests wait for longer than a minute.
+// place at the same time, so most of about 1,000 requests wait for longer than a minute. So does
+// the test: no other test states this number.
 func TestOldRequestsAreDropped(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)

@@ -49,36 +49,41 @@ func startOnSlowDisk(t *testing.T) (*service, *hubstest.Client) {
 	return newService(t, hubstest.StartCommand(t, cmd, dirs))
 }
 
+// beginUploads begins 10 uploads of each of 40 users, and waits until each has a working file.
+func (s *service) beginUploads() (uploads []*hubstest.HalfUpload) {
+	s.t.Helper()
+	// All users sign in before the first upload begins: an upload ends after 30 s without progress.
+	var members []*hubstest.Client
+	for range 40 {
+		member, _ := s.Member(s.t, "member")
+		members = append(members, member)
+	}
+	for i, member := range members {
+		for range 10 {
+			uploads = append(uploads, member.BeginUpload("a.txt"))
+		}
+		if i%10 == 0 {
+			// A byte now and then, because the first uploads would end while the last ones begin.
+			for _, upload := range uploads {
+				upload.SendByte()
+			}
+		}
+		// If all uploads began at once, some would wait too long for the database, and get a 503.
+		hubstest.WaitUntil(s.t, "a working file of each upload", func() bool {
+			return len(s.WorkingFiles(s.t)) == len(uploads)
+		})
+	}
+	return uploads
+}
+
 // N1: when 400 uploads end at the same time on a slow disk, all of them succeed, and the server
 // answers other requests meanwhile. Each upload holds a thread of the system during its fsync, so
 // the unit must permit enough threads.
 func TestUploadsThatEndTogether(t *testing.T) {
 	t.Parallel()
 	s, c := startOnSlowDisk(t)
-	s.AllowErrors("unavailable")
-	const users, perUser = 40, 10
-	// All users sign in before the first upload begins: an upload ends after 30 s without progress.
-	var members []*hubstest.Client
-	for range users {
-		member, _ := s.Member(t, "member")
-		members = append(members, member)
-	}
-	var uploads []*hubstest.HalfUpload
-	for i, member := range members {
-		for range perUser {
-			uploads = append(uploads, member.BeginUpload("a.txt"))
-		}
-		if i%10 == 0 {
-			for _, upload := range uploads { // else the first ones end while the last ones begin
-				upload.SendByte()
-			}
-		}
-		// If all uploads began at once, some would wait too long for the database, and get a 503.
-		hubstest.WaitUntil(t, "a working file of each upload", func() bool {
-			return len(s.WorkingFiles(t)) == len(uploads)
-		})
-	}
-	statuses := make(chan int, users*perUser)
+	uploads := s.beginUploads()
+	statuses := make(chan int, len(uploads))
 	for _, upload := range uploads {
 		go func() { statuses <- upload.Finish().Status }()
 	}

@@ -14,8 +14,8 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// mountSmallDisk mounts a file system of 1 MiB that is kept in memory, and returns its folder.
-func mountSmallDisk(t *testing.T) (dir string) {
+// startOnSmallDisk starts a server whose FILES_DIR is a file system of 1 MiB that is kept in memory.
+func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir string) {
 	t.Helper()
 	hubstest.NeedRoot(t)
 	dir = t.TempDir()
@@ -25,16 +25,15 @@ func mountSmallDisk(t *testing.T) (dir string) {
 	t.Cleanup(func() {
 		syscall.Unmount(dir, syscall.MNT_DETACH)
 	})
-	return dir
+	s, admin = start(t, map[string]string{"FILES_DIR": dir})
+	return s, admin, dir
 }
 
-// F3: an upload to a full disk gets a 507, and nothing is left of it. If the disk has become
-// read-only and holds an unfinished upload, which the sweep can't remove, the server still starts
-// and serves downloads.
-func TestDiskFullThenReadOnly(t *testing.T) {
+// F3: an upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
+// the same upload succeeds.
+func TestFullDiskKeepsNothing(t *testing.T) {
 	t.Parallel()
-	dir := mountSmallDisk(t)
-	s, c := start(t, map[string]string{"FILES_DIR": dir})
+	s, c, dir := startOnSmallDisk(t)
 	s.AllowErrors("insufficient_storage")
 	// The ballast leaves room for a small file, but not for the large one.
 	ballast := filepath.Join(dir, "ballast")
@@ -54,8 +53,14 @@ func TestDiskFullThenReadOnly(t *testing.T) {
 	}
 	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
 	s.WantStored(t, 2)
+}
 
-	// The upload that was killed leaves a working file, which can't be removed now.
+// If the disk has become read-only and holds an unfinished upload, which the sweep can't remove,
+// the server still starts and serves downloads.
+func TestReadOnlyDiskIsServed(t *testing.T) {
+	t.Parallel()
+	s, c, dir := startOnSmallDisk(t)
+	kept := store(t, c, "kept.txt")
 	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
 	if err != nil {
@@ -85,14 +90,13 @@ func attach(t *testing.T, s *service, args ...string) *trace {
 		t:      t,
 		output: filepath.Join(t.TempDir(), "trace"),
 	}
-	cmd := exec.Command(strace, args...)
-	cmd.Args = append(
-		cmd.Args,
+	cmd := exec.Command(strace, append(
+		args,
 		"-f", "-y",
 		"-s", "300",
 		"-o", tr.output,
 		"-p", fmt.Sprint(s.Cmd.Process.Pid),
-	)
+	)...)
 	log := &hubstest.Log{}
 	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
@@ -138,36 +142,31 @@ func (tr *trace) wantInjected() {
 	}
 }
 
+// codeOf holds the code of an error, by its status. A success has none.
+var codeOf = map[int]string{500: "internal", 507: "insufficient_storage"}
+
 // If a step of an upload fails, the client gets a 500, or a 507 if the disk has no room. Nothing of
 // the upload is left on disk or in the table, and the next upload works.
 func TestUploadStepFails(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
-	// This upload makes the server open its connections to the database, before calls fail.
-	store(t, c, "first.txt")
-	stored := 1
 	// call fails with errno. target restricts this to calls on the working file ("file") or on
 	// FILES_DIR ("folder").
-	for _, step := range []struct{ call, target, errno string }{
-		{call: "openat", errno: "EMFILE"}, // no descriptor is left for the file
-		{call: "openat", errno: "EDQUOT"}, // the user's quota is used up
-		{call: "write", target: "file", errno: "EIO"},
-		{call: "write", target: "file", errno: "ENOSPC"}, // the disk is full
-		{call: "fsync", target: "file", errno: "EIO"},
-		{call: "linkat", errno: "EIO"},
-		{call: "linkat", errno: "EDQUOT"}, // the folder needs another block
-		{call: "fsync", target: "folder", errno: "EIO"},
+	for i, step := range []struct {
+		call, target, errno string
+		status              int
+	}{
+		{call: "write", target: "file", errno: "EIO", status: 500},
+		{call: "write", target: "file", errno: "ENOSPC", status: 507}, // the disk is full
+		{call: "fsync", target: "file", errno: "EIO", status: 500},
+		{call: "linkat", errno: "EIO", status: 500},
+		{call: "linkat", errno: "EDQUOT", status: 507}, // the folder needs another block
+		{call: "fsync", target: "folder", errno: "EIO", status: 500},
 	} {
 		t.Run(step.call+" "+step.target+" "+step.errno, func(t *testing.T) {
 			c := c.In(t)
-			// openat fails when the server creates the working file. So the upload must begin
-			// after the trace. In all other cases, the working file exists before the trace.
-			failsBeforeFile := step.call == "openat"
-			var upload *hubstest.HalfUpload
-			if !failsBeforeFile {
-				upload = c.StartUpload("a.txt")
-			}
+			upload := c.StartUpload("a.txt")
 			var args []string
 			switch step.target {
 			case "file":
@@ -176,20 +175,36 @@ func TestUploadStepFails(t *testing.T) {
 				args = []string{"-P", s.Env["FILES_DIR"]}
 			}
 			tr := attachFault(t, s, step.call, step.errno, args...)
-			if failsBeforeFile {
-				upload = c.BeginUpload("a.txt")
-			}
 			r := upload.Finish()
 			tr.wantInjected()
-			if step.errno == "ENOSPC" || step.errno == "EDQUOT" {
-				hubstest.WantProblem(t, r, 507, "insufficient_storage")
-			} else {
-				hubstest.WantProblem(t, r, 500, "internal")
-			}
-			s.WantStored(t, stored) // the same files as before
+			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
+			s.WantStored(t, i) // the files that were stored after the steps before
 			store(t, c, "next.txt")
-			stored++
-			s.WantStored(t, stored)
+			s.WantStored(t, i+1)
+		})
+	}
+}
+
+// If the server can't create the working file of an upload, the client gets a 500, or a 507 if the
+// user's quota is used up. Nothing of the upload is left, and the next upload works.
+func TestUploadWithoutWorkingFile(t *testing.T) {
+	t.Parallel()
+	for errno, status := range map[string]int{
+		"EMFILE": 500, // no descriptor is left
+		"EDQUOT": 507,
+	} {
+		t.Run(errno, func(t *testing.T) {
+			t.Parallel()
+			s, c := start(t)
+			s.AllowErrors(`"error":"` + codeOf[status])
+			store(t, c, "first.txt") // makes the server open its connections to the database
+			tr := attachFault(t, s, "openat", errno)
+			r := uploadText(c, "a.txt")
+			tr.wantInjected()
+			hubstest.WantProblem(t, r, status, codeOf[status])
+			s.WantStored(t, 1)
+			store(t, c, "next.txt")
+			s.WantStored(t, 2)
 		})
 	}
 }
@@ -199,27 +214,26 @@ func TestUploadStepFails(t *testing.T) {
 // upload succeeds, and the file stays.
 func TestUploadWorkingNameStays(t *testing.T) {
 	t.Parallel()
-	for calls, stored := range map[string]int{ // number of stored files, by the calls that fail
-		"linkat,unlinkat": 0,
-		"unlinkat":        1,
+	for _, test := range []struct {
+		calls          string // that fail
+		status, stored int
+	}{
+		{calls: "linkat,unlinkat", status: 500, stored: 0},
+		{calls: "unlinkat", status: 201, stored: 1},
 	} {
-		t.Run(calls, func(t *testing.T) {
+		t.Run(test.calls, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
 			s.AllowErrors(`"error":"internal`)
 			upload := c.StartUpload("a.txt")
-			tr := attachFault(t, s, calls, "EIO")
+			tr := attachFault(t, s, test.calls, "EIO")
 			r := upload.Finish()
 			tr.wantInjected()
-			if stored == 1 {
-				r.Want(t, 201)
-			} else {
-				hubstest.WantProblem(t, r, 500, "internal")
-			}
-			s.waitFiles(stored + 1) // the final name, if any, and the working name
+			hubstest.WantProblem(t, r, test.status, codeOf[test.status])
+			s.waitFiles(test.stored + 1) // the final name, if any, and the working name
 			s.AgeUnfinished(t)
 			s.sweep()
-			s.WantStored(t, stored) // the working name is gone
+			s.WantStored(t, test.stored) // the working name is gone
 		})
 	}
 }
@@ -242,18 +256,18 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			"f": `fsync\(\d+<` + working + `>`,
 			"l": ` linkat\(.*"` + id + `"`,
 			"d": `fsync\(\d+<` + s.Env["FILES_DIR"] + `>`,
-			"r": `write\(\d+<socket:.*` + id, // the row; lib/pq sends the id as text
+			"r": `write\(\d+<socket:[^"]*"B.*` + id, // the row: a message Bind with the id as text
 			"u": `unlinkat\(.*` + id,
+			"a": `write\(\d+<socket:[^"]*"HTTP.*` + id, // the answer
 		} {
 			if regexp.MustCompile(pattern).MatchString(call) {
 				steps.WriteString(step)
 			}
 		}
 	}
-	// The steps are: writes, fsync, link, fsync of the folder, row, unlink, answer. The answer to
-	// the client also matches the pattern of the row, because it contains the id.
-	if !regexp.MustCompile(`^w+fldrur$`).MatchString(steps.String()) {
-		t.Errorf("got the steps %s, want w+fldrur", steps.String())
+	// The steps are: writes, fsync, link, fsync of the folder, row, unlink, answer.
+	if !regexp.MustCompile(`^w+fldrua$`).MatchString(steps.String()) {
+		t.Errorf("got the steps %s, want w+fldrua", steps.String())
 	}
 }
 
@@ -313,10 +327,11 @@ func TestFilesAreClosed(t *testing.T) {
 			return s.openFiles() == idle
 		})
 	}
+	store(t, c, "b.txt")
 	wantClosed("an upload")
-	c.Elsewhere().Upload("b.txt", make([]byte, 300_001)).Want(t, 413)
+	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
 	wantClosed("an upload that is too large")
-	upload := c.StartUpload("c.txt")
+	upload := c.StartUpload("d.txt")
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}

@@ -81,7 +81,7 @@ func TestClientGoneMidUpload(t *testing.T) {
 		strings.Repeat("first half ", 8000)
 	for _, framing := range []string{
 		"Content-Length: 200000\r\n\r\n",
-		"Transfer-Encoding: chunked\r\n\r\n30000\r\n",
+		"Transfer-Encoding: chunked\r\n\r\n30000\r\n", // the size is hexadecimal
 	} {
 		for _, reset := range []bool{false, true} {
 			conn := hubstest.Dial(t, s.Addr)
@@ -98,21 +98,6 @@ func TestClientGoneMidUpload(t *testing.T) {
 	}
 	store(t, c, "b.txt")
 	s.WantStored(t, 1)
-}
-
-// If a server is killed in the middle of an upload, the next server removes what is left of it. All
-// other files are kept.
-func TestKilledMidUpload(t *testing.T) {
-	t.Parallel()
-	s, c := start(t)
-	kept := store(t, c, "kept.txt")
-	s.killMidUpload(c)
-	second := s.sweep()
-	client := second.With(t, c.Token())
-	s.WantStored(t, 1)
-	client.WantFile(kept, "content")
-	store(t, client, "next.txt")
-	s.WantStored(t, 2)
 }
 
 // putFiles creates files in FILES_DIR. age is the time since their last modification.
@@ -214,34 +199,40 @@ func TestClientGoneWithoutDatabase(t *testing.T) {
 	s.waitFiles(0)
 }
 
-// If the insert of an upload's row never reaches the database, the client gets a 503. The server
-// can't know whether the row was written, so it keeps the bytes. The sweep finds no row and removes
-// them.
-func TestUploadRowIsLost(t *testing.T) {
-	t.Parallel()
-	s, c := startBehindProxy(t)
-	s.AllowErrors("unavailable")
-	s.proxy.When("lost.txt", s.proxy.Cut) // before the insert reaches the database
-	wantUnavailable(t, uploadText(c, "lost.txt"))
-	s.proxy.Resume()
-	s.waitFiles(2) // the final and the working name
-	s.AgeUnfinished(t)
-	s.sweep()
-	s.WantStored(t, 0)
-}
-
-// If an upload's row is written, but the database's answer is lost, the client gets a 503. The
-// server does not send the insert again. The sweep finds the row and keeps the bytes.
+// If the connection breaks during the insert of an upload's row, the client gets a 503. The server
+// can't know whether the row was written, so it keeps the bytes, and does not send the insert
+// again. The sweep keeps the bytes if it finds the row, and removes them otherwise.
 func TestUploadRowIsUnanswered(t *testing.T) {
 	t.Parallel()
-	s, c := startBehindProxy(t)
-	s.AllowErrors("unavailable")
-	s.loseAnswerTo("done.txt")
-	wantUnavailable(t, uploadText(c, "done.txt"))
-	s.waitFiles(2) // the final and the working name
-	s.AgeUnfinished(t)
-	s.sweep()
-	s.WantStored(t, 1)
+	for _, test := range []struct {
+		name          string
+		breakAtInsert func(s *service)
+		stored        int
+	}{
+		{
+			name:          "before the insert reaches the database",
+			breakAtInsert: func(s *service) { s.proxy.When("a.txt", s.proxy.Cut) },
+			stored:        0,
+		},
+		{
+			name:          "before the answer reaches the server",
+			breakAtInsert: func(s *service) { s.loseAnswerTo("a.txt") },
+			stored:        1,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s, c := startBehindProxy(t)
+			s.AllowErrors("unavailable")
+			test.breakAtInsert(s)
+			wantUnavailable(t, uploadText(c, "a.txt"))
+			s.proxy.Resume()
+			s.waitFiles(2) // the final and the working name
+			s.AgeUnfinished(t)
+			s.sweep()
+			s.WantStored(t, test.stored)
+		})
+	}
 }
 
 // If a link to the final name is made but reported as failed, as on a network file system, the
@@ -262,7 +253,7 @@ func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 }
 
 // The server creates FILES_DIR in the local environment only. Elsewhere, it does not start if the
-// folder is missing or is not a folder. While the folder is missing later, /healthz is a 503.
+// folder is missing or is not a folder.
 func TestFilesDirMissing(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "missing")
@@ -281,19 +272,23 @@ func TestFilesDirMissing(t *testing.T) {
 				dir, code, stderr)
 		}
 	}
-	// The local environment: the server creates the missing folder.
-	s := hubstest.Start(t, map[string]string{"FILES_DIR": missing})
-	s.AllowErrors("unavailable")
+	hubstest.Start(t, map[string]string{"FILES_DIR": missing}) // in the local environment
 	info, err := os.Stat(filepath.Join(missing, hubstest.Unfinished))
 	if err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("got %v, error %v, want a folder with the mode 0700", info, err)
 	}
-	c := s.Client(t)
+}
+
+// E1: while FILES_DIR is missing, /healthz is a 503.
+func TestFilesDirDisappears(t *testing.T) {
+	t.Parallel()
+	s, c := start(t)
+	s.AllowErrors("unavailable")
 	get(c, "/healthz").Want(t, 200)
-	// The folder disappears while the server runs.
-	os.Rename(missing, missing+"-moved")
+	dir := s.Env["FILES_DIR"]
+	os.Rename(dir, dir+"-moved")
 	wantUnavailable(t, get(c, "/healthz"))
-	os.Rename(missing+"-moved", missing)
+	os.Rename(dir+"-moved", dir)
 	get(c, "/healthz").Want(t, 200)
 }
 
@@ -305,52 +300,44 @@ func storeLarge(t *testing.T, c *hubstest.Client) (path string) {
 	return location(t, c.Upload("large.bin", large))
 }
 
-// beginRequest sends the head of a request on a new connection. It ends the test if the status of
-// the answer is not want. It reads no more of the answer than its buffers hold: the rest of a large
-// download stays with the server. The connection has no deadline afterwards.
-func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubstest.Conn {
-	t.Helper()
-	conn := hubstest.Dial(t, s.Addr)
-	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
-	io.WriteString(conn, head+"\r\n")
-	line, err := conn.In.ReadString('\n')
-	if err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", want)) {
-		t.Fatalf("got the status line %q, error %v, want status %d", line, err, want)
-	}
-	conn.SetDeadline(time.Time{})
-	return conn
-}
-
 // beginDownload begins a download and does not read its bytes.
 func (s *service) beginDownload(c *hubstest.Client, path string) *hubstest.Conn {
 	s.t.Helper()
 	return beginRequest(s.t, s.Server, c.Head("GET "+path), 200)
 }
 
-// One user has at most 16 transfers at the same time, as docs/deploy.md says, from all client
-// addresses together. Further ones get a 429. Other requests and other users are not affected. When
-// a transfer ends, the user may begin another one, however it ended.
+// maxTransfers is how many transfers a user may have at the same time, as docs/deploy.md says.
+const maxTransfers = 16
+
+// A transfer that has ended, with or without success, does not count toward the transfers of its
+// user.
+func TestEndedTransfersDoNotCount(t *testing.T) {
+	t.Parallel()
+	s, c := start(t)
+	s.AllowErrors("no such file or directory")
+	small := store(t, c, "small.txt")
+	lost := store(t, c, "lost.txt")
+	os.Remove(s.onDisk(lost)) // its download fails with a 500
+	for range maxTransfers + 1 {
+		c.WantFile(small, "content")
+		get(c, lost).Want(t, 500)
+		c.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
+		c.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
+	}
+}
+
+// One user has at most maxTransfers transfers at the same time, from all client addresses together.
+// Further ones get a 429. Other requests and other users are not affected. When a transfer ends,
+// the user may begin another one, however it ended.
 func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	t.Parallel()
-	const limit = 16
 	s, greedy := start(t)
-	s.AllowErrors("no such file or directory")
 	neighbour, _ := s.Member(t, "member")
 	large := storeLarge(t, greedy)
 	small := store(t, greedy, "small.txt")
-	lost := store(t, greedy, "lost.txt")
-	os.Remove(s.onDisk(lost)) // its download fails with a 500
-	// Transfers that have ended, with or without success, don't count.
-	for range limit {
-		greedy.WantFile(small, "content")
-		get(greedy, lost).Want(t, 500)
-		greedy.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
-		greedy.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
-	}
-
-	// The user now begins as many transfers as permitted: downloads and two uploads.
+	// The user begins as many transfers as permitted: downloads and two uploads.
 	var downloads []*hubstest.Conn
-	for range limit - 2 {
+	for range maxTransfers - 2 {
 		downloads = append(downloads, s.beginDownload(greedy, large))
 	}
 	upload := greedy.StartUpload("a.txt")
@@ -395,13 +382,10 @@ func TestStalledTransfersEnd(t *testing.T) {
 	slowDownload := s.beginDownload(slow, large)
 	slowUpload := slow.StartUpload("slow.txt")
 	stalledUpload := stalled.StartUpload("stalled.txt")
-	hubstest.WaitUntil(t, "a user who has as many transfers as possible", func() bool {
-		if get(stalled, small).Status == 429 {
-			return true
-		}
+	for range maxTransfers - 1 {
 		s.beginDownload(stalled, large)
-		return false
-	})
+	}
+	get(stalled, small).Want(t, 429)
 
 	// The slow transfers take a piece each second, until the stalled upload has ended.
 	piece := make([]byte, 16<<10)

@@ -32,10 +32,7 @@ func (c *client) expecting(answers ...string) *client {
 
 // fresh returns a client of the same server that is not signed in.
 func (c *client) fresh() *client {
-	jar, err := cookiejar.New(nil)
-	if err != nil {
-		panic(err)
-	}
+	jar, _ := cookiejar.New(nil) // without options there is no error
 	browser := *c.HTTP
 	browser.Jar = jar
 	other := c.Elsewhere()
@@ -54,34 +51,41 @@ var idInPath = regexp.MustCompile(`/[0-9a-f-]{36}(/.*)?$`)
 // server was stopped during the request.
 func (c *client) Do(method, path string, body any, headers ...string) *hubstest.Response {
 	s := c.soak
-	lifeBefore := c.server.life.Load()
+	life := c.server.life.Load()
 	r, err := c.Elsewhere().Try(method, path, body, headers...)
-	wasStopped := isStopped(lifeBefore) || c.server.life.Load() != lifeBefore
 	route := idInPath.ReplaceAllString(path, "/{id}")
 	route, _, _ = strings.Cut(route, "?")
 	route = method + " " + route
-	got := fmt.Sprint(r.Status)
-	if r.Status >= 400 {
-		got = fmt.Sprint(r.Status, " ", r.Code())
-	}
-	switch {
-	case err != nil && wasStopped:
+	got := noServer
+	if err == nil {
+		got = c.judge(r)
+	} else {
 		r.Status = 0
-		got = noServer
-	case err != nil:
-		r.Status = 0
-		got = "none"
-		s.fault("no answer", fmt.Sprint(route, ": ", err))
-	case r.Fault() != nil:
-		s.fault("an answer that breaks the contract", r.Fault())
-	case got != "503 unavailable" && !slices.Contains(c.expected, got):
-		detail := fmt.Sprintf("want one of %q, got %v", c.expected, r)
-		s.fault("an unexpected answer", detail)
+		if !c.server.stoppedSince(life) {
+			got = "none"
+			s.fault("no answer", fmt.Sprint(route, ": ", err))
+		}
 	}
 	s.mu.Lock()
 	s.answers[route+": "+got]++
 	s.mu.Unlock()
 	return r
+}
+
+// judge returns the status of an answer, with the code of an error. An answer that is not expected,
+// or that breaks the contract, is a fault.
+func (c *client) judge(r *hubstest.Response) (got string) {
+	got = fmt.Sprint(r.Status)
+	if r.Status >= 400 {
+		got += " " + r.Code()
+	}
+	if err := r.Fault(); err != nil {
+		c.soak.fault("an answer that breaks the contract", err)
+	} else if got != "503 unavailable" && !slices.Contains(c.expected, got) {
+		detail := fmt.Sprintf("want one of %q, got %v", c.expected, r)
+		c.soak.fault("an unexpected answer", detail)
+	}
+	return got
 }
 
 // startClients starts clients of every kind at each server. They run until quit is closed.
@@ -122,11 +126,7 @@ func (s *soak) startClients() {
 // signedIn returns a client that is signed in as a new user with this role and has accepted the
 // terms. It fails the test if a request fails, so it must not run during a failure.
 func (s *soak) signedIn(server *server, role string) *client {
-	email, _ := server.NewUser(s.t, role)
-	c := server.Client(s.t)
-	c.AskCode(email)
-	c.PresentCode(email, s.mailedCode(email, hubstest.Patience)).Want(s.t, 200)
-	c.AcceptTerms()
+	c, _ := server.Member(s.t, role)
 	return &client{
 		Client: c,
 		soak:   s,
@@ -154,13 +154,14 @@ func (s *soak) wait(d time.Duration) bool {
 	}
 }
 
-// signIn adds a user, requests a code, exchanges it for a session and accepts the terms. One time
-// in three, it signs out. A right code must work, unless the server has stopped and forgotten it.
+// signIn adds a user, requests a code, exchanges it for a session and uses the session. A right
+// code must work, unless the server has stopped and forgotten it.
 func (c *client) signIn() {
 	s := c.soak
 	email := hubstest.NewEmail()
-	if !s.addUser(email) {
-		return
+	_, err := s.operator.Exec("insert into users (email) values ($1)", email)
+	if err != nil {
+		return // the database is unreachable
 	}
 	life := c.server.life.Load()
 	address := map[string]string{"email": email}
@@ -177,12 +178,17 @@ func (c *client) signIn() {
 	}
 	s.wait(rand.N(2 * hold)) // so that some codes are used while the database is unreachable
 	refused := c.useCode(email, code)
-	if refused && c.server.life.Load() == life {
+	if refused && !c.server.stoppedSince(life) {
 		s.fault("a right code refused", email+", although the server has not stopped")
 	}
-	if c.Token() == "" {
-		return
+	if c.Token() != "" {
+		c.useSession(email)
 	}
+}
+
+// useSession accepts the terms. One time in three, it signs out.
+func (c *client) useSession(email string) {
+	s := c.soak
 	session := c.expecting("200").Do("GET", "/auth/session", nil)
 	if session.Status != 200 {
 		return
@@ -199,12 +205,6 @@ func (c *client) signIn() {
 	if c.expecting("204").Do("POST", "/auth/logout", nil).Status == 204 {
 		c.expecting("401 unauthenticated").Do("GET", "/auth/session", nil)
 	}
-}
-
-// addUser inserts a user. It returns false if that fails, because the database is unreachable.
-func (s *soak) addUser(email string) bool {
-	_, err := s.operator.Exec("insert into users (email) values ($1)", email)
-	return err == nil
 }
 
 // useCode sends the right code in two requests at once, of which at most one may succeed. If

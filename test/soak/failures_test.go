@@ -1,8 +1,8 @@
 package soak
 
 import (
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,15 +20,15 @@ const (
 
 // A failure is one way in which a server, PostgreSQL, the mail server or the disk fails.
 type failure struct {
-	name   string
-	shows  string // an answer that it must cause; "" if it need not cause any
-	isLate bool   // clients may get that answer only after the failure, so it is not required
-	run    func() // begins the failure and ends it
+	name  string
+	shows string // an answer that it must cause; "" if it need not cause any
+	run   func() // begins the failure and ends it
 }
 
-// mailFailure returns a failure of the mail server, in the given mode, that lasts for d.
+// mailFailure returns a failure of the mail server, in the given mode, that lasts for d. Clients
+// notice it late: a code comes only after the failure, or not at all.
 func (s *soak) mailFailure(name string, mode hubstest.MailMode, d time.Duration) failure {
-	return failure{name: name, shows: noCode, isLate: true, run: func() {
+	return failure{name: name, run: func() {
 		s.mail.Fail(mode)
 		time.Sleep(d)
 		s.mail.Release()
@@ -46,13 +46,13 @@ func (s *soak) failures() []failure {
 	list := []failure{
 		{name: "PostgreSQL killed", shows: noDatabase, run: func() {
 			s.pg.Crash(syscall.SIGKILL)
-			s.hold()
+			time.Sleep(hold)
 			s.pg.Start()
 		}},
 		s.mailFailure("mail server hangs", hubstest.MailHangs, 4*hold),
 		{name: "PostgreSQL hung", shows: noDatabase, run: func() {
 			s.pg.Pause()
-			s.hold()
+			time.Sleep(hold)
 			s.pg.Resume()
 		}},
 		{name: "server restarted", shows: noServer, run: func() {
@@ -72,7 +72,7 @@ func (s *soak) failures() []failure {
 		s.mailFailure("mail server refuses", hubstest.MailRefuses, hold),
 		{name: "machine of PostgreSQL lost", shows: noDatabase, run: func() {
 			s.pg.Lose()
-			s.hold()
+			time.Sleep(hold)
 			s.pg.Start()
 		}},
 	}
@@ -107,22 +107,16 @@ func (s *soak) failAll(until time.Time) {
 func (s *soak) fail(f failure) {
 	before := s.seen(f.shows)
 	f.run()
-	back := s.waitBack(f.name)
-	seen := s.seen(f.shows) - before
-	if f.shows == "" {
-		s.event("%-28s back after %5.1f s", f.name, back.Seconds())
-	} else {
-		s.event("%-28s back after %5.1f s, %5d times: %s", f.name, back.Seconds(), seen, f.shows)
+	row := fmt.Sprintf("%-28s back after %5.1f s", f.name, s.waitBack(f.name).Seconds())
+	if f.shows != "" {
+		seen := s.seen(f.shows) - before
+		row += fmt.Sprintf(", %5d times: %s", seen, f.shows)
+		if seen == 0 {
+			s.fault("a failure that no client noticed", f.name)
+		}
 	}
-	if f.shows != "" && seen == 0 && !f.isLate {
-		s.fault("a failure that no client noticed", f.name)
-	}
+	s.event("%s", row)
 	time.Sleep(rest)
-}
-
-// hold waits for the duration of a failure.
-func (s *soak) hold() {
-	time.Sleep(hold)
 }
 
 // restart stops a server with SIGTERM and starts it again. An exit status other than 0 is a fault.
@@ -137,32 +131,21 @@ func (s *soak) restart(server *server) {
 // moveFiles renames FILES_DIR for the duration of a failure, as if its mount were lost.
 func (s *soak) moveFiles() {
 	away := s.dir + ".away"
-	if err := os.Rename(s.dir, away); err != nil {
-		s.t.Error(err)
-	}
-	s.hold()
-	if err := os.Rename(away, s.dir); err != nil {
+	err := os.Rename(s.dir, away)
+	time.Sleep(hold)
+	if err := errors.Join(err, os.Rename(away, s.dir)); err != nil {
 		s.t.Error(err)
 	}
 }
 
 // fillDisk fills the disk of FILES_DIR for the duration of a failure.
 func (s *soak) fillDisk() {
-	ballast, err := os.Create(filepath.Join(filepath.Dir(s.dir), "ballast"))
-	if err != nil {
+	ballast := filepath.Join(filepath.Dir(s.dir), "ballast")
+	exec.Command("dd", "if=/dev/zero", "of="+ballast, "bs=1M").Run() // until the disk is full
+	time.Sleep(hold)
+	if err := os.Remove(ballast); err != nil {
 		s.t.Error(err)
-		return
 	}
-	zero, err := os.Open("/dev/zero")
-	if err != nil {
-		s.t.Error(err)
-		return
-	}
-	defer zero.Close()
-	io.Copy(ballast, zero) // ends with an error when the disk is full
-	s.hold()
-	ballast.Close()
-	os.Remove(ballast.Name())
 }
 
 // changeColumn changes the type of a column and later changes it back. Each change makes the
@@ -170,7 +153,7 @@ func (s *soak) fillDisk() {
 func (s *soak) changeColumn() {
 	for _, kind := range []string{"varchar(3000)", "text"} {
 		hubstest.Exec(s.t, s.pg.URL, "alter table hubs alter column description type "+kind)
-		s.hold()
+		time.Sleep(hold)
 	}
 }
 

@@ -19,10 +19,10 @@ type server struct {
 	life atomic.Int64 // goes up with each start and stop; odd while the server is stopped
 }
 
-// isStopped reports whether a value of life means that the server is stopped. A request without an
-// answer is then not a fault.
-func isStopped(life int64) bool {
-	return life%2 == 1
+// stoppedSince reports whether the server was stopped at some time since life had the given value.
+func (v *server) stoppedSince(life int64) bool {
+	wasStopped := life%2 == 1
+	return wasStopped || v.life.Load() != life
 }
 
 // newServer starts a server. Both servers use the same database, FILES_DIR and mail server.
@@ -96,22 +96,19 @@ func (s *soak) checkSize(v *server, before size) {
 	goroutines := v.Stderr.Count("goroutine ", "]:")
 	v.Stderr = &hubstest.Log{} // discards them: hubstest allows no output on standard error
 	s.event("memory %d MB, then %d", before.residentMB, after.residentMB)
-	s.event(
-		"descriptors %d, then %d; goroutines at the end %d",
-		before.descriptors,
-		after.descriptors,
-		goroutines,
-	)
-	if after.residentMB > before.residentMB+moreMB {
-		s.fault("memory grows", fmt.Sprintf(
-			"got %d MB, want at most %d MB", after.residentMB, before.residentMB+moreMB))
+	s.event("descriptors %d, then %d; goroutines at the end %d",
+		before.descriptors, after.descriptors, goroutines)
+	s.wantAtMost("memory grows, in MB", after.residentMB, before.residentMB+moreMB)
+	s.wantAtMost("descriptors leak", after.descriptors, before.descriptors+moreDescriptors)
+	s.wantAtMost("goroutines leak", goroutines, mostGoroutines)
+	if goroutines == 0 {
+		s.fault("goroutines are not printed", v.Addr)
 	}
-	if after.descriptors > before.descriptors+moreDescriptors {
-		s.fault("descriptors leak", fmt.Sprintf(
-			"got %d, want at most %d", after.descriptors, before.descriptors+moreDescriptors))
-	}
-	if goroutines == 0 || goroutines > mostGoroutines {
-		s.fault("goroutines leak, or are not printed", fmt.Sprintf(
-			"got %d, want 1 to %d", goroutines, mostGoroutines))
+}
+
+// wantAtMost counts a fault if got is more than most.
+func (s *soak) wantAtMost(fault string, got, most int) {
+	if got > most {
+		s.fault(fault, fmt.Sprintf("got %d, want at most %d", got, most))
 	}
 }
