@@ -39,8 +39,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 is_root() { [ "$(id -u)" = 0 ]; }
 random() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
 
-# However the script ends, cleanup stops what it has started: the server first, then what the
-# server needs.
+# However the script ends, cleanup stops what it has started, the server first.
 tmp='' pg_dir='' server='' reader='' watcher=''
 cleanup() {
 	local status=$?
@@ -113,8 +112,7 @@ need_postgres() {
 		say "Installing with Homebrew: postgresql@17"
 		brew install postgresql@17 </dev/null >&2
 	else
-		# By default, Debian's package also makes a cluster and starts it on port 5432.
-		# Prevent that, for this installation only.
+		# Debian's package would also make a cluster and start it. Prevent that, this time only.
 		apt_install postgresql-common
 		as_root sed -i.before-hubs 's/^#*create_main_cluster.*/create_main_cluster = false/' "$conf"
 		apt_install postgresql || failed=yes
@@ -131,21 +129,15 @@ need_postgres() {
 # DIR/port        the port of the last start, used again if it is free
 # DIR/owner       the process id of the dev.sh that uses it
 #
-# It listens only on 127.0.0.1. It asks for the password, because every account of the machine
-# can reach a port. It has no Unix socket, because the path of a socket can have only about
-# 100 bytes.
+# It listens only on 127.0.0.1, and asks for the password, because every account of the machine can
+# reach a port. It has no Unix socket: the path of a socket can have only about 100 bytes.
 
 # Runs one of PostgreSQL's programs, not as root, because they refuse that.
 as_pg() {
 	local user=postgres
+	if ! is_root; then "$@"; return; fi
 	id -u postgres >/dev/null 2>&1 || user=nobody
-	if ! is_root; then
-		"$@"
-	elif has runuser; then
-		(cd / && runuser -u "$user" -- "$@")
-	else
-		(cd / && sudo -u "$user" "$@")
-	fi
+	if has runuser; then (cd / && runuser -u "$user" -- "$@"); else (cd / && sudo -u "$user" "$@"); fi
 }
 
 # Tells whether the PostgreSQL in a folder is running and another dev.sh uses it.
@@ -205,12 +197,21 @@ make_cluster() {
 stop_postgres() {
 	local pid
 	pid=$(head -n 1 "$pg_dir/data/postmaster.pid" 2>/dev/null) || return 0
-	# A test may have left the processes frozen. Wake them, or they would never see the signal
-	# to stop.
+	# A test may have left the processes frozen. Wake them, so that they see the signal to stop.
 	# shellcheck disable=SC2046
 	kill -CONT "$pid" $(pgrep -P "$pid" 2>/dev/null) 2>/dev/null || true
 	as_pg "$pg_bin/pg_ctl" -D "$pg_dir/data" -m fast -t 20 stop >/dev/null 2>&1 ||
 		as_pg "$pg_bin/pg_ctl" -D "$pg_dir/data" -m immediate -t 20 stop >/dev/null 2>&1 || true
+}
+
+# With fsync=off, a power failure can lose the data of the tests. The death of a process can't.
+test_settings=(fsync=off max_connections=200)
+
+# Starts a PostgreSQL for tests in a folder of its own, and tells the tests of it.
+start_test_postgres() {
+	make_tmp
+	start_postgres "$tmp/postgres" "${test_settings[@]}"
+	export HUBS_TEST_POSTGRES="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable"
 }
 
 # sql passes the password in the environment, because other accounts can read a command line.
@@ -223,9 +224,7 @@ sql() {
 cmd_postgres() {
 	find_postgres || { say "PostgreSQL is not installed"; exit 69; } # the tests install nothing
 	if [ $# = 0 ]; then make_tmp; set -- "$tmp/postgres"; fi
-	# With fsync=off, a power failure can lose the data of the tests. The death of a process
-	# can't.
-	start_postgres "$1" fsync=off max_connections=200
+	start_postgres "$1" "${test_settings[@]}"
 	echo "postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable"
 	# cat runs in the background: otherwise bash would handle signals only after cat ends.
 	exec 3<&0
@@ -233,8 +232,6 @@ cmd_postgres() {
 	watcher=$!
 	wait "$watcher" || true
 }
-
-# --- run ---
 
 # Makes a database and an ordinary role that owns it, as in a deployment. Sets DATABASE_URL.
 make_database() {
@@ -251,8 +248,8 @@ make_database() {
 # Fills empty tables with demo data. Tables that have rows stay as the developer left them.
 seed() { sql -d "$DATABASE_URL" -f examples/demo.sql >&2; }
 
-# use_private_database own starts the cluster of ./dev.sh run. use_private_database shared does
-# so only if the cluster is not running yet. Both set DATABASE_URL.
+# use_private_database own starts the cluster of ./dev.sh run, and use_private_database shared only
+# if it is not running yet. Both set DATABASE_URL.
 use_private_database() {
 	local home=$project/.dev/postgres
 	need_postgres
@@ -282,18 +279,15 @@ show_output() {
 		# Show the name: 127.0.0.1 and localhost are two sites, and front ends run on localhost.
 		url=$(listen_address "$line" | sed 's/^127\.0\.0\.1:/localhost:/')
 		cat >&2 <<-END
-
 			Open http://$url/ and sign in as member@hubs.example or admin@hubs.example.
 			There is no mail server: the sign-in codes appear here, in this terminal.
 			In another terminal, ./dev.sh tour http://$url shows the same with curl.
 			Ctrl-C stops the server.
-
 		END
 	done
 }
 
-# Ends the script with a message if another program uses the port.
-need_port() {
+need_port() { # HOST:PORT
 	local host=${1%:*} taken_port=${1##*:}
 	(exec 3<>"/dev/tcp/${host:-127.0.0.1}/$taken_port") 2>/dev/null || return 0
 	die "another program uses $1 (a server that a killed ./dev.sh run left?)." \
@@ -322,8 +316,7 @@ cmd_run() {
 	mkfifo "$tmp/output"
 	show_output <"$tmp/output" &
 	reader=$!
-	# set -m gives the server its own process group. So Ctrl-C reaches only this script, which
-	# sends the server one TERM.
+	# set -m gives the server its own process group: Ctrl-C reaches this script, which sends one TERM.
 	set -m
 	APP_ENV=local ADDR=$addr FILES_DIR=${FILES_DIR:-.dev/files} \
 		SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)} \
@@ -342,21 +335,21 @@ cmd_user() {
 	.dev/hubs user "$@"
 }
 
-# --- test ---
-
 cmd_test() {
 	need_go; need_postgres
-	if [ "${1:-}" = guide ]; then go test -count=1 ./test/guide; return; fi # ./dev.sh test guide
-	if [ "${1:-}" = all ]; then test_all; return; fi
-	go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api # most tests spend their time waiting
+	case ${1:-} in
+	guide) go test -count=1 ./test/guide ;;
+	all) test_all ;;
+	*) go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api ;; # most tests mostly wait
+	esac
 }
 
 # Builds the server's binary once, with the race detector and coverage. The coverage of the unit
-# tests is added to that of the binary. TestContractProxy is left out, because .ci/run runs it.
+# tests is added to that of the binary. TestValidatingProxyFindsNoViolation is left out, because
+# .ci/run runs it.
 test_all() {
 	local total profile=.dev/coverage.out
 	mkdir -p .dev
-	make_tmp
 	if has apt-get && is_root; then
 		install_missing gcc:build-essential chromium chromedriver:chromium-driver firefox-esr \
 			Xvfb:xvfb WebKitWebDriver:webkit2gtk-driver npm haproxy nginx strace \
@@ -365,13 +358,12 @@ test_all() {
 	else
 		say "!!! NOT ALL IS TESTED: browsers, proxies and failing system calls need Debian and root"
 	fi
+	start_test_postgres
 	mkdir -m 777 "$tmp/coverage" # some tests run the server as another user
 	go build -buildvcs=false -race -cover -covermode=atomic -o "$tmp/hubs" .
-	start_postgres "$tmp/postgres" fsync=off max_connections=200
 	go test -race -covermode=atomic -coverprofile="$tmp/units" .
 	HUBS_BINARY=$tmp/hubs GOCOVERDIR=$tmp/coverage \
-		HUBS_TEST_POSTGRES="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable" \
-		go test -count=1 -timeout=20m -skip=ContractProxy ./internal/... ./tools/... ./test/{api,faults,deploy,browser}
+		go test -count=1 -timeout=20m -skip=ValidatingProxy ./internal/... ./tools/... ./test/{api,faults,deploy,browser}
 	go tool covdata textfmt -i="$tmp/coverage" -o "$tmp/binary"
 	{ cat "$tmp/units"; grep -v '^mode:' "$tmp/binary"; } >"$profile"
 	total=$(go tool cover -func="$profile" | sed -n 's/^total:.*[^0-9.]\([0-9.]*\)%$/\1/p')
@@ -381,11 +373,8 @@ test_all() {
 
 cmd_prove() {
 	need_go
-	make_tmp
-	start_postgres "$tmp/postgres" fsync=off max_connections=200
-	export HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false
-	HUBS_TEST_POSTGRES="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable" \
-		go run ./tools/prove "$@"
+	start_test_postgres
+	HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false go run ./tools/prove "$@"
 }
 
 cmd_soak() {
@@ -395,8 +384,6 @@ cmd_soak() {
 	need_postgres
 	SOAK_MINUTES=$minutes go test -count=1 -timeout="$((minutes * 2 + 15))m" -v ./test/soak
 }
-
-# --- tour ---
 
 # Without a URL, the tour starts its own server on a free port, with its own database.
 cmd_tour() {
@@ -420,8 +407,6 @@ cmd_tour() {
 	done
 	OUTPUT=$tmp/output ./examples/tour.sh "http://$url"
 }
-
-# --- bench ---
 
 # test/bench measures, and benchstat makes the table.
 cmd_bench() {

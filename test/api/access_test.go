@@ -3,7 +3,6 @@ package api
 import (
 	"maps"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,66 +10,6 @@ import (
 
 	"hubs/internal/hubstest"
 )
-
-// A call is a request to one route.
-type call struct {
-	request string // "GET /hubs"
-	body    any
-	headers []string
-}
-
-func (q call) send(c *hubstest.Client) *hubstest.Response {
-	return c.Send(q.request, q.body, q.headers...)
-}
-
-// itemPath splits a path at its last {…}. The first group is the path of the POST that makes such
-// an item, the second is the rest of the path.
-var itemPath = regexp.MustCompile(`^(.*)/\{[^}]*\}([^{]*)$`)
-
-// uploadForm is the body of a valid upload.
-const uploadForm = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n" +
-	"Content-Type: text/plain\r\n\r\nhello\r\n--b--\r\n"
-
-// sample returns a valid call to a route of the contract. Its body has the examples of the
-// contract. If the call needs a hub or a file, admin makes it first. If it needs a code, a new user
-// asks for it.
-func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
-	t.Helper()
-	method, path, _ := strings.Cut(route, " ")
-	q := call{request: route}
-	item := itemPath.FindStringSubmatch(path)
-	switch {
-	case path == "/files/upload":
-		q.body = uploadForm
-		q.headers = []string{"Content-Type", "multipart/form-data; boundary=b"}
-		return q
-	case path == "/files/{fileId}/{name}":
-		q.request = method + " " + upload(t, admin, "hello")
-	case item != nil:
-		create := sample(t, srv, admin, "POST "+item[1])
-		made := create.send(admin).Want(t, 201)
-		q.request = method + " " + made.Header.Get("Location") + item[2]
-	}
-	operation := []string{"paths", path, strings.ToLower(method)}
-	description := hubstest.Contract[map[string]any](t, operation...)
-	if description["requestBody"] == nil {
-		return q
-	}
-	fields := hubstest.Contract[map[string]any](t, append(operation,
-		"requestBody", "content", "application/json", "schema", "properties")...)
-	body := map[string]any{}
-	for name, field := range fields {
-		examples := field.(map[string]any)["examples"]
-		body[name] = examples.([]any)[0]
-	}
-	if body["code"] != nil {
-		_, body["email"], body["code"] = asked(t, srv)
-	} else if body["email"] != nil {
-		body["email"] = hubstest.NewEmail()
-	}
-	q.body = body
-	return q
-}
 
 // needs has the access rule of each route. It repeats the rules on purpose: the contract and the
 // table in README.md are made from the server's routes, so they would repeat a mistake in them.
@@ -142,7 +81,6 @@ var (
 	suspended = refusal{"session", 403, "account_suspended"}
 	noTerms   = refusal{"terms", 403, "terms_not_accepted"}
 	noAdmin   = refusal{"admin", 403, "forbidden"}
-	nothing   = refusal{need: "-"} // of a visitor that lacks nothing: no route needs "-"
 )
 
 // A visitor is a client with a certain kind of session, or without one. A route refuses it if the
@@ -150,11 +88,11 @@ var (
 type visitor struct {
 	name  string
 	token string
-	lacks refusal
+	lacks refusal // if it is empty, the visitor lacks nothing
 }
 
 func (v visitor) isRefusedBy(r route) bool {
-	return strings.Contains(r.needs, v.lacks.need)
+	return v.lacks != refusal{} && strings.Contains(r.needs, v.lacks.need)
 }
 
 // visitors returns the visitors in the order of the server's checks: session, account, terms, role.
@@ -185,7 +123,7 @@ func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visi
 		{"terms missing", signedIn("member"), noTerms},
 		{"terms missing, admin", signedIn("admin"), noTerms},
 		{"wrong role", member.Token(), noAdmin},
-		{"good", admin.Token(), nothing},
+		{"good", admin.Token(), refusal{}},
 	}
 }
 

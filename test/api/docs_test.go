@@ -1,6 +1,7 @@
 package api
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,38 +16,46 @@ import (
 func files(t *testing.T, patterns ...string) (names []string) {
 	t.Helper()
 	for _, pattern := range patterns {
-		found, err := filepath.Glob(filepath.Join(hubstest.Root(), pattern))
+		found, err := fs.Glob(os.DirFS(hubstest.Root()), pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range found {
-			names = append(names, strings.TrimPrefix(path, hubstest.Root()+"/"))
-		}
+		names = append(names, found...)
 	}
 	return names
 }
 
-// declares reports whether source declares a function or method. The name limitKey stands for a
-// function, or for a method of any type; guess.limitKey stands for the method of that type.
-func declares(source, function string) bool {
-	receiver := `(\([^)]*\) )?`
-	owner, name, isMethod := strings.Cut(function, ".")
-	if isMethod {
-		receiver = `\((\w+ )?\*?` + owner + `\) `
-		function = name
+// declares reports whether a file of the module declares a function or method. The name limitKey
+// stands for a function, or for a method of any type; guess.limitKey stands for the method of that
+// type.
+func declares(t *testing.T, file, function string) bool {
+	t.Helper()
+	var declaration string
+	owner, method, isMethod := strings.Cut(function, ".")
+	switch {
+	case file == "index.html": // async function signIn(
+		file = "web/index.html"
+		declaration = `(?m)^\s*(async )?function ` + function + `\(`
+	case isMethod: // func (g guess) limitKey(
+		declaration = `(?m)^func \((\w+ )?\*?` + owner + `(\[.*\])?\) ` + method + `\(`
+	default: // func newLimiter(, func endpoint[ or func (g guess) limitKey(
+		declaration = `(?m)^func (\([^)]*\) )?` + function + `[\[(]`
 	}
-	declaration := `(?m)^\s*(async )?func(tion)? ` + receiver + function + `[\[(]`
-	return regexp.MustCompile(declaration).MatchString(source)
+	return regexp.MustCompile(declaration).MatchString(hubstest.ReadFile(t, file))
 }
 
 var (
 	// addedCode matches the code that docs/yours.md adds to a copy. This repository does not have
 	// that code; test/guide tests it.
-	addedCode     = regexp.MustCompile("(?ms)^```(diff|new) .*?^```$")
+	addedCode = regexp.MustCompile("(?ms)^```(diff|new) .*?^```$")
+	// auth.go:guess.limitKey
 	namedFunction = regexp.MustCompile(`\b([a-z]+\.(?:go|html)):(\w+(?:\.\w+)?)`)
-	namedLink     = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
-	namedScript   = regexp.MustCompile(`\./dev\.sh ([a-z]+)`)
-	namedTest     = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`)
+	// ](docs/yours.md#a-field)
+	namedLink = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	// ./dev.sh prove
+	namedScript = regexp.MustCompile(`\./dev\.sh ([a-z]+)`)
+	// TestCodeWorksOnce
+	namedTest = regexp.MustCompile(`\b((?:Test|Fuzz|Benchmark)[A-Z]\w+)`)
 )
 
 // Every function, linked file, command of dev.sh and test that a document names exists.
@@ -57,74 +66,99 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "internal/*/*_test.go") {
 		tests.WriteString(hubstest.ReadFile(t, name))
 	}
-	for _, document := range files(t, "*.md", "docs/*.md", "testdata/*.md") {
-		content := addedCode.ReplaceAllString(hubstest.ReadFile(t, document), "")
-		for _, named := range namedFunction.FindAllStringSubmatch(content, -1) {
-			source := strings.Replace(named[1], "index.html", "web/index.html", 1)
-			if !declares(hubstest.ReadFile(t, source), named[2]) {
-				t.Errorf("%s: there is no function %s in %s", document, named[2], source)
+	for pattern, exists := range map[*regexp.Regexp]func(document string, named []string) bool{
+		namedFunction: func(_ string, named []string) bool {
+			return declares(t, named[1], named[2])
+		},
+		namedLink: func(document string, named []string) bool {
+			_, err := os.Stat(filepath.Join(hubstest.Root(), filepath.Dir(document), named[1]))
+			return err == nil
+		},
+		namedScript: func(_ string, named []string) bool {
+			command := `(?m)^[a-z |-]*\b` + named[1] + `\b[a-z |-]*\)`
+			return regexp.MustCompile(command).MatchString(script)
+		},
+		namedTest: func(_ string, named []string) bool {
+			return strings.Contains(tests.String(), "\nfunc "+named[1]+"(")
+		},
+	} {
+		found := 0
+		for _, document := range files(t, "*.md", "docs/*.md", "testdata/*.md", "testdata/*/*.md") {
+			content := addedCode.ReplaceAllString(hubstest.ReadFile(t, document), "")
+			for _, named := range pattern.FindAllStringSubmatch(content, -1) {
+				found++
+				if !exists(document, named) {
+					t.Errorf("%s names %s, which does not exist", document, named[0])
+				}
 			}
 		}
-		for _, named := range namedLink.FindAllStringSubmatch(content, -1) {
-			target := filepath.Join(hubstest.Root(), filepath.Dir(document), named[1])
-			if _, err := os.Stat(target); err != nil {
-				t.Errorf("%s: there is no file %s", document, named[1])
+		if found == 0 {
+			t.Errorf("got no match of %s in the documents, want some", pattern)
+		}
+	}
+}
+
+// securityRow matches a row of SECURITY.md's table. Its groups are the id and the column "where".
+var securityRow = regexp.MustCompile(`(?m)^\| ([A-Z][0-9]+) \|.*\| (.*) \|.*\|$`)
+
+// securityRows returns the places that each row of SECURITY.md names, by the id of the row. A place
+// is a file or a function, such as otp.go:remove. No two rows may have the same id.
+func securityRows(t *testing.T) map[string][]string {
+	t.Helper()
+	rows := map[string][]string{}
+	for _, row := range securityRow.FindAllStringSubmatch(hubstest.ReadFile(t, "SECURITY.md"), -1) {
+		id, where := row[1], row[2]
+		if rows[id] != nil {
+			t.Errorf("SECURITY.md has two rows %s", id)
+		}
+		rows[id] = strings.Split(strings.Trim(where, "`"), "`, `")
+	}
+	return rows
+}
+
+// markedFunctions returns the functions of the product whose comments have an id in brackets, such
+// as (O3), by that id. It names each method without and with its type, as otp.go:remove and
+// otp.go:oneTimeCodes.remove.
+func markedFunctions(t *testing.T) map[string][]string {
+	t.Helper()
+	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\((?:\w+ )?\*?(\w+).*?\) )?(\w+)`)
+	mark := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)
+	marked := map[string][]string{}
+	for _, file := range files(t, "*.go") {
+		source := hubstest.ReadFile(t, file)
+		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
+			comment, owner, name := found[1], found[2], found[3]
+			for _, id := range mark.FindAllStringSubmatch(comment, -1) {
+				marked[id[1]] = append(marked[id[1]], file+":"+name, file+":"+owner+"."+name)
 			}
 		}
-		for _, named := range namedScript.FindAllStringSubmatch(content, -1) {
-			command := regexp.MustCompile(`(?m)^[a-z |-]*\b` + named[1] + `\b[a-z |-]*\)`)
-			if !command.MatchString(script) {
-				t.Errorf("%s: there is no ./dev.sh %s", document, named[1])
-			}
-		}
-		for _, named := range namedTest.FindAllString(content, -1) {
-			if !strings.Contains(tests.String(), "\nfunc "+named+"(") {
-				t.Errorf("%s: there is no test %s", document, named)
+	}
+	return marked
+}
+
+// If a row of SECURITY.md names a function, the comment of that function has the id of the row. If
+// it names only a file, the file exists.
+func TestRowsAreNamedInComments(t *testing.T) {
+	t.Parallel()
+	marked := markedFunctions(t)
+	for id, places := range securityRows(t) {
+		for _, place := range places {
+			if !strings.Contains(place, ":") {
+				hubstest.ReadFile(t, place) // fails if there is no such file
+			} else if !slices.Contains(marked[id], place) {
+				t.Errorf("SECURITY.md: the comment of %s does not name %s", place, id)
 			}
 		}
 	}
 }
 
-// securityRow is a row of SECURITY.md's table: id, file and function.
-var securityRow = regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|.*?\\| `([a-z./]+)(?::([\\w.]+))?`")
-
-// If a row of SECURITY.md names a function, the comment of that function has the id of the row in
-// brackets, such as (O3). Every id in the comment of a function is the id of a row. No two rows
-// have the same id.
-func TestSecurityRowsAndCommentsMatch(t *testing.T) {
+// Every id in the comment of a function is the id of a row of SECURITY.md.
+func TestCommentsNameRows(t *testing.T) {
 	t.Parallel()
-	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\((?:\w+ )?\*?(\w+)\) )?(\w+)`)
-	mark := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)
-	// inComments has each id with the function whose comment names it, without and with the type of
-	// a method: "O3 otp.go:remove" and "O3 otp.go:oneTimeCodes.remove".
-	inComments := map[string]bool{}
-	ids := map[string]string{} // for each id, one such function: "O3": "O3 otp.go:remove"
-	for _, file := range files(t, "*.go") {
-		source := hubstest.ReadFile(t, file)
-		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
-			for _, id := range mark.FindAllStringSubmatch(found[1], -1) {
-				place := id[1] + " " + file + ":"
-				inComments[place+found[3]] = true
-				inComments[place+found[2]+"."+found[3]] = true
-				ids[id[1]] = place + found[3]
-			}
-		}
-	}
-	seen := map[string]bool{}
-	page := hubstest.ReadFile(t, "SECURITY.md")
-	for _, row := range securityRow.FindAllStringSubmatch(page, -1) {
-		id, file, function := row[1], row[2], row[3]
-		if seen[id] {
-			t.Errorf("SECURITY.md has two rows %s", id)
-		}
-		seen[id] = true
-		if function != "" && !inComments[id+" "+file+":"+function] {
-			t.Errorf("SECURITY.md: the comment of %s in %s does not name %s", function, file, id)
-		}
-	}
-	for id, place := range ids {
-		if !seen[id] {
-			t.Errorf("the comment at %s names a row that SECURITY.md does not have", place)
+	rows := securityRows(t)
+	for id, functions := range markedFunctions(t) {
+		if rows[id] == nil {
+			t.Errorf("%s: the comment names %s, which is no row of SECURITY.md", functions[0], id)
 		}
 	}
 }
@@ -132,10 +166,23 @@ func TestSecurityRowsAndCommentsMatch(t *testing.T) {
 // README.md has the route table that the command routes prints.
 func TestRouteTableInReadme(t *testing.T) {
 	t.Parallel()
-	_, table, _ := hubstest.Run(nil, "routes")
-	if !strings.Contains(hubstest.ReadFile(t, "README.md"), table) {
-		t.Errorf("README.md lacks the table that \"go run . routes\" prints:\n%s", table)
+	got := marked(t, "README.md", "routes")
+	want := "```\n" + run(t, nil, "routes") + "```\n"
+	if got != want {
+		t.Errorf("README.md: got the table\n%swant what \"go run . routes\" prints:\n%s", got, want)
 	}
+}
+
+// marked returns the part of a document that stands between two marks, such as <!-- go --> and
+// <!-- /go -->.
+func marked(t *testing.T, document, name string) string {
+	t.Helper()
+	pattern := regexp.MustCompile("(?s)<!-- " + name + " -->\n(.*)<!-- /" + name + " -->\n")
+	found := pattern.FindStringSubmatch(hubstest.ReadFile(t, document))
+	if found == nil {
+		t.Fatalf("%s: got no match of %s, want one", document, pattern)
+	}
+	return found[1]
 }
 
 // The table of error codes in docs/clients.md has the codes of the contract, in the same order.
@@ -143,11 +190,9 @@ func TestErrorCodesInDocuments(t *testing.T) {
 	t.Parallel()
 	codes := hubstest.Contract[[]any](t,
 		"components", "schemas", "Problem", "properties", "code", "enum")
-	_, table, _ := strings.Cut(hubstest.ReadFile(t, "docs/clients.md"), "<!-- codes -->\n")
-	table, _, _ = strings.Cut(table, "<!-- /codes -->")
 	var documented []any
 	row := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| [0-9]")
-	for _, match := range row.FindAllStringSubmatch(table, -1) {
+	for _, match := range row.FindAllStringSubmatch(marked(t, "docs/clients.md", "codes"), -1) {
 		documented = append(documented, match[1])
 	}
 	if !slices.Equal(documented, codes) {
@@ -156,17 +201,12 @@ func TestErrorCodesInDocuments(t *testing.T) {
 	}
 }
 
-// example returns the code of an example in docs/clients.md. It stands below a mark with the name
-// of its language, such as <!-- go -->.
+// example returns the code of an example in docs/clients.md. The marks around it have the name of
+// its language.
 func example(t *testing.T, language string) string {
 	t.Helper()
-	text := hubstest.ReadFile(t, "docs/clients.md")
-	pattern := regexp.MustCompile("(?s)<!-- " + language + " -->\n```\\w+\n(.*?)```\n<!-- /")
-	found := pattern.FindStringSubmatch(text)
-	if found == nil {
-		t.Fatalf("docs/clients.md has no example in %s", language)
-	}
-	return found[1]
+	_, code, _ := strings.Cut(marked(t, "docs/clients.md", language), "\n") // after the line ```go
+	return strings.TrimSuffix(code, "```\n")
 }
 
 // exampleStart and exampleEnd make the Go example a program. Its arguments are the address of the

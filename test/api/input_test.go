@@ -23,8 +23,8 @@ func TestHubListParameters(t *testing.T) {
 		Query string
 	}](t, "queries.json")
 	srv, admin := start(t, "admin")
-	for _, hub := range file.Hubs {
-		admin.Send("POST /hubs", hub).Want(t, 201)
+	for _, body := range file.Hubs {
+		admin.Send("POST /hubs", body).Want(t, 201)
 	}
 	member, _ := srv.Member(t, "member")
 	cookie := srv.CookieName() + "=" + member.Token()
@@ -43,16 +43,15 @@ func TestHubListParameters(t *testing.T) {
 // A bodyCase is a request with a body. testdata/bodies.json says what the members mean.
 type bodyCase struct {
 	hubstest.CorpusCase
-	As      string
-	Method  string
-	Path    string
-	Type    *string
-	Headers []string
-	Body    json.RawMessage
+	As, Method, Path string
+	Type             *string
+	Headers          []string
+	Body             json.RawMessage
 }
 
-// I3, Z3, O9: A JSON body that a route takes must be one flat object. Each member must be known,
-// must be sent once, and must be a string of whole Unicode text. A refused body creates nothing.
+// I3, Z3, O9, I5: A JSON body that a route takes must be one flat object. Each member must be
+// known, must be sent once, and must be a string of whole Unicode text. A refused body creates
+// nothing.
 func TestJSONBodiesAreStrict(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
@@ -62,9 +61,9 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 		"admin":  admin,
 		"member": member,
 	}
-	hub := admin.Send("POST /hubs", `{"name":"Corpus hub"}`).Want(t, 201)
+	made := admin.Send("POST /hubs", `{"name":"Corpus hub"}`).Want(t, 201)
 	words := []string{
-		"<hubId>", hub.Field(t, "hubId").(string),
+		"<hubId>", made.Field(t, "hubId").(string),
 		"<terms>", admin.Get("/auth/session").Field(t, "terms", "version").(string),
 	}
 	created := 1
@@ -75,7 +74,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 					c.Expect.Body[path] = hubstest.FillIn(text, words...)
 				}
 			}
-			session := sessions[c.As].Token()
+			session := hubstest.Named(t, sessions, c.As).Token()
 			c.Expect.Check(t, c.send(t, srv, session, words))
 			if c.Expect.Status == 201 {
 				created++
@@ -95,7 +94,7 @@ func (c bodyCase) send(
 ) *hubstest.Response {
 	t.Helper()
 	body := string(c.Body)
-	if strings.HasPrefix(body, `"`) {
+	if strings.HasPrefix(body, `"`) { // a JSON string: its text is sent
 		hubstest.Decode(t, c.Name, string(c.Body), &body)
 	}
 	body = hubstest.FillIn(body, words...)
@@ -112,7 +111,7 @@ func (c bodyCase) send(
 	return srv.Wire(t, cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
 }
 
-// I3: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
+// H4: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
 // 413 or a 415. The limit of the body also holds for a body that is sent in chunks, without a
 // Content-Length.
 func TestBodyLimits(t *testing.T) {
@@ -148,46 +147,50 @@ func TestBodyLimits(t *testing.T) {
 	}
 }
 
-// The answer to an invalid input is short, however many errors the input has. It names at most 20
-// fields, and at most the first 64 bytes of each name.
+// I3: The answer to an invalid input is short, however many errors the input has. It names at most
+// 20 fields, and at most the first 64 bytes of each name.
 func TestAnswersToBadInputAreShort(t *testing.T) {
 	t.Parallel()
 	const (
 		maxErrors = 20
-		maxName   = 64 // bytes
+		maxName   = 64   // bytes
+		maxAnswer = 2000 // bytes
 	)
 	_, admin := start(t, "admin")
-	members := func(n int) string {
-		var text strings.Builder
-		for i := range n {
-			fmt.Fprintf(&text, `"x%03d":"",`, i)
-		}
-		return "{" + text.String() + `"email":"a@b.example"}`
+	var many strings.Builder // members
+	for i := range 1000 {
+		fmt.Fprintf(&many, `,"x%03d":""`, i)
 	}
-	named := func(name string) string {
-		return `{"email":"a@b.example","` + name + `":1}`
-	}
+	const email = `{"email":"a@b.example"`
 	for name, test := range map[string]struct {
 		body  string
 		first string // the first field that the answer names
 	}{
-		"many members": {members(1000), "x000"},
-		"no names":     {`{"email":"a@b.example"` + strings.Repeat(`,"":1`, 3000) + `}`, "input"},
+		"many members": {
+			body:  email + many.String() + `}`,
+			first: "x000",
+		},
+		"no names": {
+			body:  email + strings.Repeat(`,"":1`, 3000) + `}`,
+			first: "input",
+		},
 		"a long name": {
-			named(strings.Repeat("<", 5000)),
-			strings.Repeat("<", maxName),
+			body:  email + `,"` + strings.Repeat("<", 5000) + `":1}`,
+			first: strings.Repeat("<", maxName),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
 			fields := answer.Fields()
-			if fields[0] != test.first {
-				t.Errorf("first field: got %q, want %q", fields[0], test.first)
+			if len(fields) == 0 || fields[0] != test.first {
+				t.Errorf("got the fields %q, want %q as the first", fields, test.first)
 			}
-			if len(fields) > maxErrors || len(answer.Body) > 2000 {
-				t.Errorf("got %d errors in %d bytes, want at most %d errors in 2000 bytes",
-					len(fields), len(answer.Body), maxErrors)
+			if len(fields) > maxErrors {
+				t.Errorf("got %d errors, want at most %d", len(fields), maxErrors)
+			}
+			if len(answer.Body) > maxAnswer {
+				t.Errorf("got an answer of %d bytes, want at most %d", len(answer.Body), maxAnswer)
 			}
 		})
 	}
@@ -219,11 +222,7 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 		hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
 	}
 	wantCounted(askRoute, map[string]string{"email": email}, 200)
-	guess := map[string]string{
-		"email": email,
-		"code":  "123456",
-	}
-	wantCounted(guessRoute, guess, 401)
+	wantCounted(guessRoute, map[string]string{"email": email, "code": "123456"}, 401)
 }
 
 // H1: The headers of a request may have 16 kB. A request with more is a 431.
@@ -275,26 +274,35 @@ func TestSlowRequestsEnd(t *testing.T) {
 			tooSlow := hubstest.Dial(t, srv.Addr)
 			// No other time limit of the server ends within these four seconds.
 			tooSlow.SetDeadline(time.Now().Add(test.limit + 4*time.Second))
-			go func() { // sends until the connection is closed
-				_, err := io.WriteString(tooSlow, test.start)
-				for tick := time.Tick(time.Second); err == nil; <-tick {
-					_, err = io.WriteString(tooSlow, test.more)
-				}
-			}()
+			go keepSending(tooSlow, test.start, test.more)
 			inTime := hubstest.Dial(t, srv.Addr)
 			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
 			inTime.Exchange(t, test.rest, 200)
 			srv.Client(t).Get("/openapi.json").Want(t, 200)
-			answer, err := io.ReadAll(tooSlow) // until the server closes it
-			if os.IsTimeout(err) {
-				t.Errorf("the connection is open %v after its limit of %v, want it closed",
-					4*time.Second, test.limit)
-			}
-			line, _, _ := strings.Cut(string(answer), "\r\n")
-			if line != test.answer {
-				t.Errorf("first line of the answer: got %q, want %q", line, test.answer)
-			}
+			wantClosed(t, tooSlow, test.answer)
 		})
+	}
+}
+
+// keepSending sends start and then, every second, more, until the connection is closed.
+func keepSending(conn io.Writer, start, more string) {
+	_, err := io.WriteString(conn, start)
+	for tick := time.Tick(time.Second); err == nil; <-tick {
+		_, err = io.WriteString(conn, more)
+	}
+}
+
+// wantClosed checks that the server closes the connection before its deadline, and that what it has
+// sent begins with the line answer.
+func wantClosed(t *testing.T, conn io.Reader, answer string) {
+	t.Helper()
+	got, err := io.ReadAll(conn)
+	if os.IsTimeout(err) {
+		t.Error("the connection is open at its deadline, want it closed")
+	}
+	line, _, _ := strings.Cut(string(got), "\r\n")
+	if line != answer {
+		t.Errorf("first line of the answer: got %q, want %q", line, answer)
 	}
 }

@@ -1,10 +1,8 @@
 package api
 
 import (
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -75,63 +73,4 @@ func TestLimitOfCodes(t *testing.T) {
 	c.IP += "9" // another address of the client's network
 	wantLimited(t, c.Send(askRoute, ask), limit)
 	c.PresentCode(email, s.Code(t, email)).Want(t, 200)
-}
-
-// flood spends the limit by client address with a request. It returns an answer that refuses the
-// request (429).
-func flood(t *testing.T, c *hubstest.Client, request string, headers ...string) *hubstest.Response {
-	t.Helper()
-	return spend(t, c, hubstest.LimitOf(t, "GET /hubs"), request, nil, headers...)
-}
-
-// spend spends a limit: it sends a request more often than the limit permits, all at once. The test
-// fails unless exactly limit.Requests of them pass. spend then sends the request once more and
-// returns the answer, which must be a refusal (429).
-func spend(
-	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
-) *hubstest.Response {
-	t.Helper()
-	send := func() *hubstest.Response {
-		return c.Send(request, body, headers...)
-	}
-	sent := limit.Requests + 30
-	passed := sent - atOnce(sent, send)[429]
-	if passed != limit.Requests {
-		t.Errorf("%s: got %d requests that passed, want %d", request, passed, limit.Requests)
-	}
-	refusal := send()
-	wantLimited(t, refusal, limit)
-	return refusal
-}
-
-// atOnce sends a request n times at once, and returns the number of answers by their status.
-func atOnce(n int, send func() *hubstest.Response) map[int]int {
-	statuses := make(chan int, n)
-	for range n {
-		go func() {
-			statuses <- send().Status
-		}()
-	}
-	counts := map[int]int{}
-	for range n {
-		counts[<-statuses]++
-	}
-	return counts
-}
-
-// wantLimited checks that an answer is a 429, that its detail names the limit, and that its
-// Retry-After is at most the period. TestLimitSlides checks that Retry-After is true.
-func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
-	t.Helper()
-	hubstest.WantProblem(t, r, 429, "rate_limited")
-	period := strings.Replace(l.Period.String(), "m0s", "m", 1)
-	want := fmt.Sprintf("The limit is %d per %s by %s.", l.Requests, period, l.By)
-	got := r.Field(t, "detail")
-	if got != want {
-		t.Errorf("detail: got %q, want %q", got, want)
-	}
-	wait, err := time.ParseDuration(r.Header.Get("Retry-After") + "s")
-	if err != nil || wait < time.Second || wait > l.Period {
-		t.Errorf("Retry-After: got %q, want 1 s to %v", r.Header.Get("Retry-After"), l.Period)
-	}
 }

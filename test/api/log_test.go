@@ -9,36 +9,19 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// wantLogged waits for a log line that has the request id of an answer and contains all parts. It
-// returns the line.
-func wantLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string) string {
-	t.Helper()
-	id := `"requestId":"` + r.Header.Get("X-Request-Id") + `"`
-	return s.Log.WaitFor(t, append(parts, id)...)
-}
-
-// A logCase is a request and its log line. testdata/log.json explains the members.
-type logCase struct {
-	Name    string
-	As      string
-	Request string
-	Headers []string
-	Line    json.RawMessage
-}
-
-// Outside the local environment, each request has a log line with exactly the members that log.json
-// lists. The test uses staging.
+// G2: Outside the local environment, each request has a log line with exactly the members that
+// log.json lists. The test uses staging.
 func TestRequestLog(t *testing.T) {
 	t.Parallel()
 	origins := map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"}
 	s, admin := start(t, "admin", staging(t), origins)
-	hub := admin.Send("POST /hubs", `{"name":"North"}`).Want(t, 201)
+	made := admin.Send("POST /hubs", `{"name":"North"}`).Want(t, 201)
 	large := make([]byte, 1<<20) // sent in several pieces
 	file := admin.Upload("plan.txt", large).Want(t, 201)
 	session := admin.Get("/auth/session")
 	words := []string{
 		"<userId>", session.Field(t, "user", "userId").(string),
-		"<hubId>", hub.Field(t, "hubId").(string),
+		"<hubId>", made.Field(t, "hubId").(string),
 		"<fileId>", file.Field(t, "fileId").(string),
 		"<file>", file.Header.Get("Location"),
 	}
@@ -46,9 +29,13 @@ func TestRequestLog(t *testing.T) {
 		"admin":  admin,
 		"nobody": s.Client(t),
 	}
-	for _, c := range hubstest.ReadCases[logCase](t, "testdata/log.json") {
+	for _, c := range hubstest.ReadCases[struct {
+		Name, As, Request string
+		Headers           []string
+		Line              json.RawMessage
+	}](t, "testdata/log.json") {
 		t.Run(c.Name, func(t *testing.T) {
-			client := clients[c.As].In(t)
+			client := hubstest.Named(t, clients, c.As).In(t)
 			request := hubstest.FillIn(c.Request, words...)
 			method, path, _ := strings.Cut(request, " ")
 			var body any
@@ -116,12 +103,12 @@ func TestLogHasNothingOfTheClients(t *testing.T) {
 		for path := range strings.FieldsSeq(strings.ReplaceAll(writtenPaths, "WORD", word)) {
 			wantRequestLine(member.Elsewhere().Get(path))
 		}
-		hub := map[string]string{"name": word}
+		body := map[string]string{"name": word}
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
 			wantRequestLine(c.Get("/healthz", name, word))
 			wantRequestLine(c.Send("OPTIONS /hubs", nil, name, word, "Sec-Fetch-Site", "cross-site"))
-			wantRequestLine(c.Send("POST /hubs", hub, name, word, "Sec-Fetch-Site", "cross-site"))
+			wantRequestLine(c.Send("POST /hubs", body, name, word, "Sec-Fetch-Site", "cross-site"))
 		}
 		c := member.Elsewhere()
 		wantRequestLine(c.Send("OPAQUE /hubs", nil))
@@ -147,7 +134,7 @@ func TestLocalLog(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email := hubstest.NewEmail()
-	stored := strings.Replace(email, "user", "User", 1)
+	stored := strings.ToUpper(email[:1]) + email[1:]
 	s.User(t, "add", stored)
 	s.Client(t).AskCode(email)
 	code := s.Code(t, email)
@@ -205,16 +192,17 @@ func TestEventsInTheLog(t *testing.T) {
 	}
 }
 
-// G2, D3: The text with which a mail server refuses a mail is logged, but masked, because it may
+// G2: The text with which a mail server refuses a mail is logged, but masked, because it may
 // contain the address and the code. The harness looks for both in the log of every server.
 func TestMailServersWordsAreMasked(t *testing.T) {
 	t.Parallel()
+	const password = "hunter2" // the mail server's refusal has it, as password=hunter2
 	s := hubstest.Start(t, staging(t))
 	s.Mail.Fail(hubstest.MailRepeats)
 	email := failToSend(t, s)
 	line := s.Log.WaitFor(t, `"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
-	// Code fails unless the mail, which the mail server repeats, has a code.
-	if s.Code(t, email); strings.Contains(line, "hunter2") {
+	s.Code(t, email) // fails unless the mail, which the mail server repeats, has a code
+	if strings.Contains(line, password) {
 		t.Errorf("got the log line %s, want no password in it", line)
 	}
 }
@@ -226,17 +214,17 @@ func TestPowerfulDatabaseRoleIsReported(t *testing.T) {
 	t.Parallel()
 	const warning = "the database role may write users: use the role of deploy/roles.sql"
 	database := hubstest.NewDatabase(t)
-	staging := staging(t)
+	deployed := staging(t)
 	for _, test := range []struct {
 		env    map[string]string
 		grant  string // rights on the table users
-		warned int    // number of warnings
+		warned int    // the number of warnings, 0 if it is left out
 	}{
-		{env: staging, grant: "select", warned: 0},
-		{env: staging, grant: "select, insert", warned: 1},
-		{env: staging, grant: "select, delete", warned: 1},
+		{env: deployed, grant: "select"},
+		{env: deployed, grant: "select, insert", warned: 1},
+		{env: deployed, grant: "select, delete", warned: 1},
 		{env: production(t), grant: "select, update (permission)", warned: 1},
-		{env: nil, grant: "select, insert, update, delete", warned: 0},
+		{env: nil, grant: "select, insert, update, delete"},
 	} {
 		t.Run(test.env["APP_ENV"]+" "+test.grant, func(t *testing.T) {
 			role, url := hubstest.NewRole(t, database)
