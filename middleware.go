@@ -360,8 +360,8 @@ type contract interface {
 // A typedContract describes an endpoint: its input, its output, its own limit and its handler.
 // endpoint, inputEndpoint and limitedEndpoint make contracts.
 type typedContract[In any, Out output] struct {
-	parse    func(*fields) In // makes the input; nil if there is none
-	limit    *limiter         // the endpoint's own limit, besides that of step 4; nil if there is none
+	parse    func(*fields) In               // makes the input; nil if there is none
+	limit    *limiter                       // the endpoint's own limit, besides that of step 4; nil if there is none
 	limitKey func(In, *requestState) string // the key for limit; nil without a limit
 	handle   func(*requestState, In) (Out, error)
 }
