@@ -440,7 +440,7 @@ func (form *uploadForm) drain() {
 
 // contentType detects the type of a file from its first bytes. It ignores the type that the client
 // sent. Text with a "<" could be SVG or HTML, which Go does not always recognize, so it does not
-// count as text, and neither does text that is not UTF-8.
+// count as text, and neither do bytes that are not UTF-8.
 func contentType(head []byte) string {
 	found := http.DetectContentType(head)
 	if !strings.HasPrefix(found, "text/") {

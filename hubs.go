@@ -151,10 +151,9 @@ func (p hubPage) isValid() bool {
 func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	// Items is never nil, which JSON would show as null.
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
-	var h hub // each row is scanned into h, then copied, because scanTargets allocates
-	targets := h.scanTargets()
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
-		if err := rows.Scan(targets...); err != nil {
+		var h hub
+		if err := rows.Scan(h.scanTargets()...); err != nil {
 			return err
 		}
 		page.Items = append(page.Items, h)
@@ -164,7 +163,9 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 		return hubPage{}, err
 	}
 	page.HasMore = len(page.Items) > q.limit
-	page.Items = page.Items[:min(len(page.Items), q.limit)]
+	if page.HasMore {
+		page.Items = page.Items[:q.limit]
+	}
 	return page, nil
 }
 
@@ -252,8 +253,8 @@ func (s *server) changeHub(state *requestState, in hubChange) (hub, error) {
 }
 
 func (s *server) deleteHub(state *requestState) (nothing, error) {
-	var id string // not used, but found says whether a statement has returned a row
-	found, err := s.store.row(
-		readWrite("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")), &id)
+	found, err := s.store.row( // found says whether the statement has returned a row
+		readWrite("delete from hubs where hub_id = $1 returning hub_id", state.pathID("hubId")),
+		new(string))
 	return orNotFound(nothing{}, found, err)
 }

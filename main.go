@@ -4,8 +4,8 @@
 //
 // The program follows these rules:
 //
-//   - Every endpoint has a contract. One function (serve in middleware.go) runs all contracts and
-//     makes their checks in the same order. The server does not start if a route has no access
+//   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all contracts
+//     and makes their checks in the same order. The server does not start if a route has no access
 //     rule, if its input is not parsed, or if it counts its input (limitKey) but has no limit. An
 //     upload parses its own body, in files.go.
 //   - An endpoint that takes input rejects unknown fields: in the query of a GET, in the JSON body
@@ -20,13 +20,13 @@
 //     environment without a mail server, codes are printed on standard output.
 //
 // This is what happens to a request such as PATCH /hubs/{hubId}. It passes the six steps of
-// middleware.go. The last step, router, finds its row in the route table below and calls the method
-// serve of its contract, which reads the fields of the body. The row's parse function
-// (parseHubChange) takes them, each by a rule, and makes the input. It returns no error: errors are
-// collected, and reported after authorize has checked the session. Then serve calls the row's
-// handler (changeHub), which runs a statement in the store and returns an output or an error.
-// answer checks an output with its isValid method and sends it as JSON, unless it has a send method
-// of its own. fail sends an error.
+// middleware.go. The last step, router, finds its row in the route table below and calls serveRoute
+// of its contract, which reads the fields of the body. The row's parse function (parseHubChange)
+// takes them, each by a rule, and makes the input. It returns no error: errors are collected, and
+// reported after authorize has checked the session. Then serveRoute calls the row's handler
+// (changeHub), which runs a statement in the store and returns an output or an error. answer checks
+// an output with its isValid method and sends it as JSON, unless it has a send method of its own.
+// fail sends an error.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
@@ -126,7 +126,7 @@ func run(args []string) error {
 		return migrate(ctx)
 	case "routes":
 		printRoutes()
-	case "version", "-version", "--version":
+	case "version", "--version":
 		printVersion()
 	default:
 		return usageError("there is no command \"" + command + "\"\n\n" + usage)
@@ -144,7 +144,7 @@ const (
 // config holds the validated settings. Lifetimes and rate limits are constants, not settings.
 //
 // The local environment is for development. It needs neither HTTPS nor a mail server, and differs
-// from the others in this:
+// from the others mainly in this:
 //
 //   - The cookie has no Secure and no Domain.
 //   - The localOrigins are allowed, unless ALLOWED_ORIGINS is set.
@@ -358,8 +358,12 @@ const (
 // keeps its socket open while the server restarts, so that no connection is refused. When stop is
 // closed, an Accept that waits for a slot returns.
 func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
+	var limit syscall.Rlimit
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+	if err != nil {
+		return nil, err
+	}
 	var listener net.Listener
-	var err error
 	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
 		// The sockets are for this process. The first is descriptor 3; see sd_listen_fds(3).
 		listener, err = net.FileListener(os.NewFile(3, "LISTEN_FDS"))
@@ -375,8 +379,6 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 	}
 	// Leave three quarters of the file descriptors to files and the database: each transfer
 	// holds a connection and a file.
-	var limit syscall.Rlimit
-	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
 	slots := make(chan struct{}, min(maxConnections, limit.Cur/4))
 	return &boundedListener{TCPListener: tcp, slots: slots, stop: stop}, nil
 }
@@ -665,11 +667,10 @@ func (r *configReader) cookieName() string {
 // detected.
 func isParentDomain(domain string) bool {
 	dot := strings.LastIndex(domain, ".")
-	hasTwoLabels := dot > 0
 	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short. An empty one after
 	// a dot at the end is refused as well.
 	isAddress := strings.Trim(domain[dot+1:], "0123456789") == ""
-	return hasTwoLabels && !isAddress && domainForm.MatchString(domain)
+	return dot > 0 && !isAddress && domainForm.MatchString(domain)
 }
 
 func (r *configReader) cookieDomain() string {

@@ -3,7 +3,7 @@ package main
 // This file contains everything between net/http and the handlers:
 //
 //  1. The six steps that every request takes, in the order of the specification.
-//  2. The contract: what each endpoint declares, and the method serve, which runs it.
+//  2. The contract: what each endpoint declares, and serveRoute, which runs it.
 //  3. Strict input: JSON bodies and query strings.
 //  4. The answer: answer writes the success of an endpoint, fail writes every error.
 //  5. Problems: the errors that are sent to clients.
@@ -52,7 +52,8 @@ func (s *server) handler(routes []route) http.Handler {
 
 // A requestState holds what the six steps share about one request, and writes its answer (see part
 // 4). logRequests makes it and passes it on in the place of the http.ResponseWriter, so each later
-// step gets it by w.(*requestState). It is used only by the goroutine that serves the request.
+// step gets it by w.(*requestState), and a route by w.(netHTTPWriter).state. It is used only by the
+// goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
 	request             *http.Request // never a copy: the router stores path values in it
@@ -248,7 +249,8 @@ func (s *server) clientLimit(method, path string) *limiter {
 // 404. That answer has no CORS headers, so the browser does not send the request.
 //
 // A request with neither Sec-Fetch-Site nor Origin is let through, because it does not come from a
-// page: current browsers send at least one of them with every write.
+// page: current browsers send at least one of them with every write. Without Sec-Fetch-Site, only
+// the hosts are compared, so a page of http:// on the server's own host passes.
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -290,7 +292,7 @@ func (s *server) router(routes []route) http.Handler {
 		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, _ *http.Request) {
 			state := w.(netHTTPWriter).state
 			state.route = r
-			if err := r.contract.serve(s, state); err != nil {
+			if err := r.contract.serveRoute(s, state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -341,7 +343,8 @@ type route struct {
 	contract     contract
 }
 
-// mustBeValid panics, so that the server does not start, if the route has no valid access rule (Z1).
+// mustBeValid panics, so that the server does not start, if the route has no valid access rule
+// (Z1).
 func (r route) mustBeValid() {
 	a := r.access
 	hasConditions := a.terms || a.roles != nil
@@ -353,7 +356,7 @@ func (r route) mustBeValid() {
 
 // A contract is a typedContract of any input and output, so that all fit into one route table.
 type contract interface {
-	serve(*server, *requestState) error
+	serveRoute(*server, *requestState) error
 	ownLimit() *limiter
 }
 
@@ -400,9 +403,9 @@ func inputEndpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	_, isCounted := any(*new(In)).(limitKeyer)
+	_, isCounted := any(new(In)).(limitKeyer) // has the methods of In and of *In
 	if parse == nil || isCounted {
-		panic("an input without a parse function or a limit")
+		panic("an input without a parse function, or a counted one without a limit")
 	}
 	return typedContract[In, Out]{parse: parse, handle: handle}
 }
@@ -417,24 +420,26 @@ func limitedEndpoint[In limitKeyer, Out output](
 	handle func(*requestState, In) (Out, error),
 ) contract {
 	if parse == nil || limit == nil {
-		panic("an input without a parse function or a limit")
+		panic("a counted input without a parse function or a limit")
 	}
-	return typedContract[In, Out]{parse, limit, In.limitKey, handle}
+	return typedContract[In, Out]{
+		parse: parse, limit: limit, limitKey: In.limitKey, handle: handle,
+	}
 }
 
 func (c typedContract[In, Out]) ownLimit() *limiter { return c.limit }
 
-// serve runs the contract. A request that fails several checks is refused by the first of them in
-// this order: session, suspension, terms, role (all in authorize), input, If-Match, the endpoint's
-// own limit.
+// serveRoute runs the contract. A request that fails several checks is refused by the first of them
+// in this order: session, suspension, terms, role (all in authorize), input, If-Match, the
+// endpoint's own limit.
 //
-// serve reads the body before authorize reads the account. In the other order, a client could
+// serveRoute reads the body before authorize reads the account. In the other order, a client could
 // withhold the end of a body until it has lost its rights, and still write (W1). An invalid input
 // is reported only after authorize, to keep the order above.
 //
 // The endpoint's own limit comes after the input, so that it does not count malformed requests. Its
 // counters are apart from the codes (O5).
-func (c typedContract[In, Out]) serve(s *server, state *requestState) error {
+func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error {
 	input, inputErr := c.readInput(state)
 	if !state.route.access.public {
 		if err := s.authorize(state); err != nil {
@@ -1025,7 +1030,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 }
 
 // knownMethods is the allow-list of methods to log. Any other is free text from the client.
-var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT", "TRACE"}
+var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
 
 // originForLog returns an allowed origin as it is, and only the length of the host of any other.
 // In the local environment it returns every origin, because a developer needs it for

@@ -58,6 +58,11 @@ func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
 	}
 }
 
+// A countedByPointer is an input whose limitKey has a pointer receiver.
+type countedByPointer struct{}
+
+func (*countedByPointer) limitKey(*requestState) string { return "" }
+
 // Z1: The server does not start if an input is not parsed, or is counted without a limit. The
 // functions that make contracts panic.
 func TestIncompleteContractDoesNotStart(t *testing.T) {
@@ -70,6 +75,11 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 		},
 		"counted input without limit": func() contract {
 			return inputEndpoint(parseGuess, s.validateCode)
+		},
+		"counted input by pointer without limit": func() contract {
+			return inputEndpoint(
+				func(*fields) countedByPointer { return countedByPointer{} },
+				func(*requestState, countedByPointer) (nothing, error) { return nothing{}, nil })
 		},
 		"no limit": func() contract { return limitedEndpoint(nil, parseGuess, s.validateCode) },
 	} {

@@ -1,7 +1,7 @@
 package main
 
 // The rate limiter: a token bucket for each key, in bounded memory. newServer in main.go creates
-// the limiters; limitByClient and serve in middleware.go spend their tokens.
+// the limiters; limitByClient and serveRoute in middleware.go spend their tokens.
 
 import (
 	"fmt"

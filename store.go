@@ -338,7 +338,7 @@ func (st *store) classifyDBError(err error) error {
 
 // isConnectionGone reports whether the connection was closed or reset while a statement used it, so
 // that a new one may help. Such an error is a *net.OpError: after a close, deadlineConn.Read makes
-// it. isConnectionGone returns false for timeouts and for failures to connect, because another try
+// it. isConnectionGone returns false for timeouts and for failures to dial, because another try
 // would take as long again.
 func isConnectionGone(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err)
