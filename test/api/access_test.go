@@ -180,8 +180,9 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	}
 }
 
-// A HEAD has the status and the headers of a GET for the same path, and no body.
-func TestHeadIsGetWithoutBody(t *testing.T) {
+// A HEAD has the status and the headers of a GET for the same path. (Its body, if it had one, would
+// not be seen: net/http neither sends nor receives one.)
+func TestHeadIsLikeGet(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	for _, r := range contractRoutes(t) {
@@ -199,9 +200,6 @@ func TestHeadIsGetWithoutBody(t *testing.T) {
 		if !maps.EqualFunc(get.Header, head.Header, slices.Equal) {
 			t.Errorf("HEAD %s: got the headers %v, want those of GET: %v",
 				path, head.Header, get.Header)
-		}
-		if len(head.Body) != 0 {
-			t.Errorf("HEAD %s: got the body %q, want none", path, head.Body)
 		}
 	}
 }

@@ -435,11 +435,17 @@ func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 }
 
 // loseAnswerTo makes the proxy close all connections when the database begins to answer the next
-// statement that contains the text. The database has run the statement by then.
-func (s *service) loseAnswerTo(text string) {
+// statement that contains the text. The database has run the statement by then. isLost reports
+// whether that has happened.
+func (s *service) loseAnswerTo(text string) (isLost func() bool) {
+	var lost atomic.Bool
 	s.proxy.When(text, func() {
-		s.proxy.WhenAnswered("", s.proxy.Drop)
+		s.proxy.WhenAnswered("", func() {
+			lost.Store(true)
+			s.proxy.Drop()
+		})
 	})
+	return lost.Load
 }
 
 // D1: if a connection ends after the database has run a statement, but before its answer arrives,
@@ -451,8 +457,11 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	s.AllowErrors("unavailable")
 	first := location(t, createHub(admin, "first"))
 	id := strings.TrimPrefix(first, "/hubs/")
-	s.loseAnswerTo(id)
+	isLost := s.loseAnswerTo(id)
 	get(admin, first).Want(t, 200)
+	if !isLost() {
+		t.Error("no answer to the read was lost")
+	}
 	s.loseAnswerTo("once")
 	wantUnavailable(t, createHub(admin, "once"))
 	s.wantRows(1, "hubs where name = 'once'")

@@ -240,6 +240,16 @@ func (s *soak) report() {
 	fmt.Fprintf(&table, "Compared with the tables and the disk: %d acknowledged writes.\n",
 		s.ledger.Acknowledged())
 	fmt.Println(&table)
+	for _, success := range []string{
+		"POST /auth/otp/validate: 200",
+		"POST /hubs: 201",
+		"POST /files/upload: 201",
+		"GET /files/{id}: 200",
+	} {
+		if s.answers[success] == 0 {
+			s.t.Errorf("got no %s, want some", success)
+		}
+	}
 	for _, kind := range slices.Sorted(maps.Keys(s.faults)) {
 		s.t.Errorf("%s: got %d, want 0; the first after %s", kind, s.faults[kind], s.examples[kind])
 	}
