@@ -176,9 +176,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	defer working.Close()
 	id := path.Base(working.Name())
 	rowMayExist := false
-	// Deferred calls run in reverse order: this one runs while the lock is held, so that no sweep
-	// interferes.
-	defer func() {
+	defer func() { // runs before working.Close, so the lock is still held
 		if !rowMayExist {
 			s.removeUpload(id) // if this fails, the sweep does it
 		}
@@ -197,11 +195,8 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 		return file{}, err
 	}
 	f := file{
-		FileID:      id,
-		Name:        form.name,
-		ContentType: kind,
-		Size:        size,
-		Path:        "/files/" + id + "/" + url.PathEscape(form.name),
+		FileID: id, Name: form.name, ContentType: kind, Size: size,
+		Path: "/files/" + id + "/" + url.PathEscape(form.name),
 	}
 	rowMayExist = true // from here on, even if the insert returns an error
 	_, err = s.store.row(readWrite(`insert into files (file_id, user_id, name, content_type, size)
