@@ -269,6 +269,7 @@ func (b *browser) look(state string) {
 	if b.engine != chromium {
 		return
 	}
+	before := script[string](b, "return String([innerWidth, innerHeight])")
 	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
 		b.devTools("Emulation.setDeviceMetricsOverride", params{
 			"width":             width,
@@ -288,6 +289,8 @@ func (b *browser) look(state string) {
 		}
 	}
 	b.devTools("Emulation.clearDeviceMetricsOverride", params{})
+	// A click while the page still moves to the old width would hit another element.
+	b.waitFor("String([innerWidth, innerHeight]) === arguments[0]", before)
 }
 
 // axe returns the faults that axe-core finds in the page. It checks nothing if AXE_JS is not set,
