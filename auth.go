@@ -4,8 +4,13 @@ package main
 // the session token in a cookie, authenticate each request, accept the terms, sign out. The
 // commands with which an operator manages accounts come last.
 //
-// An input with a limitKey method is counted before its handler is called (see limitedEndpoint in
-// middleware.go).
+// The token proves who signed in, and when. Because it is signed, a forged cookie costs no query,
+// and whoever reads the database can't make one. Everything else about the account is read from the
+// database by each request. The server keeps no list of tokens, so it can end all sessions of a
+// user ("sign out everywhere", by an operator), but not a single one.
+//
+// If an input has a limitKey method, serveRoute counts the request under that key before it calls
+// the handler (see limitedEndpoint in middleware.go).
 
 import (
 	"errors"
@@ -47,7 +52,7 @@ type user struct {
 
 	suspended     bool
 	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // session tokens issued before this time are rejected
+	signedOutAt   time.Time // "sign out everywhere": tokens issued before this time are rejected
 	now           time.Time // the database's clock when the row was read
 }
 
@@ -95,7 +100,8 @@ var emailRule = rule{
 // parseEmail returns the address in lower case. All comparisons of addresses ignore case.
 //
 // ToLower maps U+0130 and U+212A to ASCII letters, but emailForm rejects both, so that look-alike
-// addresses never match (O9). It also rejects line breaks, so that none reaches a mail (I4).
+// addresses never match (O9). It also rejects line breaks (I4); a mail goes to the address as
+// stored in the database, which has the same rule.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -107,8 +113,8 @@ func parseCodeRequest(f *fields) codeRequest {
 	return codeRequest{parseEmail(f)}
 }
 
-// limitKey is the key by which limitedEndpoint counts the input: each pair of an e-mail address and
-// a client has its own count.
+// limitKey is the key by which requests are counted: each pair of an e-mail address and a client
+// has its own count.
 func (in codeRequest) limitKey(state *requestState) string {
 	return in.email + " " + clientKey(state.client)
 }
@@ -121,10 +127,11 @@ type codeAnswer struct {
 
 func (codeAnswer) isValid() bool { return true } // its values are constants
 
-// requestCode schedules the work (startCode in otp.go) and answers without waiting for it. It does
-// not look up the account, so neither the answer nor its timing reveals whether one exists (O6).
+// requestCode schedules the work (scheduleCode in otp.go) and answers without waiting for it. It
+// does not look up the account, so neither the answer nor its timing reveals whether one exists
+// (O6).
 func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, error) {
-	if !s.startCode(in.email, state.log()) {
+	if !s.scheduleCode(in.email, state.log()) {
 		return codeAnswer{}, unavailable(errors.New("too many unfinished requests for a code"))
 	}
 	return codeAnswer{codeLength, int(codeTTL.Seconds())}, nil
@@ -178,8 +185,8 @@ func (v sessionView) isValid() bool {
 // wrong codes and expired codes alike, without a query to the database.
 //
 // It reads the account before it removes the code: if the database fails, the user can try the same
-// code again. "Sign out everywhere" also revokes the codes for which the account was read before
-// it, because an operator may use it when somebody else can read the mailbox (S1).
+// code again. A code is also rejected if sendCode read the account before a "sign out everywhere",
+// because somebody else may have been reading the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code := s.codes.find(in.email, in.code)
 	if code == nil {
@@ -224,7 +231,7 @@ func compareClocks(database time.Time) error {
 		return nil
 	}
 	return unavailable(
-		fmt.Errorf("the clocks differ: the database's is %v ahead", ahead.Round(time.Second)))
+		fmt.Errorf("the database's clock minus the server's: %v", ahead.Round(time.Second)))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from
@@ -236,9 +243,9 @@ type sessionToken struct {
 	IssuedAt  seconds `json:"iat"`
 	ExpiresAt seconds `json:"exp"`
 
-	// The library takes only types with the methods of jwt.Claims, and this struct has them. It
-	// stays empty: encoding/json skips it, and tokenParser does not call its methods.
-	jwt.RegisteredClaims `json:"-"`
+	// Embedded only because the library requires these methods. It stays nil: encoding/json skips
+	// it, and tokenParser does not call its methods.
+	jwt.Claims `json:"-"`
 }
 
 // seconds is a time as a JWT has it: a JSON number of seconds since 1970 (RFC 7519, section 2). It
@@ -255,7 +262,8 @@ func (s seconds) time() time.Time {
 	return time.UnixMicro(int64(math.Round(float64(s) * 1e6))).UTC()
 }
 
-// signToken signs the token with the first key.
+// signToken signs the token with the first key. The other keys only verify, so that a key can be
+// replaced without ending sessions.
 func (s *server) signToken(token sessionToken) string {
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
 	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these fields
@@ -263,7 +271,8 @@ func (s *server) signToken(token sessionToken) string {
 }
 
 // tokenParser checks the form, the algorithm and the signature. verifyToken checks the times,
-// because the library would accept a token without iat and would apply its leeway to exp as well.
+// because the library would accept a token without iat, and would apply the leeway that iat needs
+// to exp as well.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // rejects none, HS384 and HS512
 	jwt.WithStrictDecoding(),                // rejects base64 with nonzero padding bits
@@ -271,16 +280,16 @@ var tokenParser = jwt.NewParser(
 )
 
 // verifyToken checks a token and returns its payload. It does not check the account: checkSession
-// does. A valid token
+// does. A token that fails a check is a 401 with one of these reasons for the log:
 //
-//   - is signed with HS256 and one of our keys, and has no critical extension (T1): else forged
-//   - is in strict base64 (T4), and its userId is a UUID: else forged
-//   - has an iat at most clockSkew in the future, and an exp at most sessionTTL after it (T2): else
-//     clock
-//   - has not expired: else expired
+//	forged   It can't be parsed, is not signed with HS256 and one of our keys, or has a critical
+//	         extension (T1). Or it is not in strict base64 (T4), or its userId is not a UUID.
+//	clock    Its iat is more than clockSkew in the future, or its exp is more than sessionTTL after
+//	         its iat (T2). Either a clock was set back, or another program made the token.
+//	expired  Its exp is not in the future.
 //
-// Any other token is a 401, with this reason for the log. A missing time reads as 1970: a token
-// without exp has expired, and one without iat lives too long.
+// A missing time reads as 1970: a token without exp has expired, and one without iat lives too
+// long.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
@@ -392,7 +401,7 @@ type acceptanceView struct {
 	AcceptedAt time.Time `json:"acceptedAt"`
 }
 
-func (acceptanceView) isValid() bool { return true } // the table takes no null
+func (acceptanceView) isValid() bool { return true } // no column can be null
 
 // acceptTerms records the acceptance. Accepting again keeps the time of the first acceptance: the
 // update changes no value, but without it the statement would return no row.
@@ -452,7 +461,6 @@ func userCommand(line []string) error {
 	if name == "add" {
 		args = append(args, role)
 	}
-	// readWrite suits list and show as well: it only means that the statement is not sent twice.
 	return runUserCommand(readWrite(command.text, args...))
 }
 

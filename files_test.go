@@ -114,9 +114,9 @@ func TestDownloadDeadlines(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		d := &deadlineRecorder{ResponseWriter: httptest.NewRecorder()}
-		sent := download{file{FileID: "id", Name: "a.txt", Size: pieces * transferPiece}, s}
+		f := file{FileID: "id", Name: "a.txt", ContentType: "text/plain", Size: pieces * transferPiece}
 		request := httptest.NewRequest("GET", "/", nil)
-		err := sent.send(&requestState{ResponseWriter: d, request: request, user: &user{}})
+		err := s.sendFile(&requestState{ResponseWriter: d, request: request, user: &user{}}, f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +186,7 @@ func TestSweepNeverLocksAYoungFile(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		var err error
-		for sweeps := 0; sweeps < 2000 && err == nil; sweeps++ {
+		for sweeps := 0; sweeps < 20_000 && err == nil; sweeps++ {
 			err = s.sweepUpload(id)
 		}
 		done <- err

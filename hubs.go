@@ -3,10 +3,10 @@ package main
 // Hubs, the domain resource: the types with their validation, then the handlers. Use this file as
 // the model for another resource. The table and its indexes are in schema.sql.
 //
-// A resource uses what comes later. In middleware.go: strict input (a parse function takes each
-// field that a client may send, by a rule, and any other field is a 400), the state of the request,
-// and the check of each output by its isValid. In store.go: statements (readOnly and readWrite make
-// one, row and rows run it, and orNotFound turns a missing row into a 404).
+// A resource uses what the files before it offer. In middleware.go: strict input (a parse function
+// takes each field that a client may send, by a rule, and any other field is a 400), the state of
+// the request, and the check of each output by its isValid. In store.go: statements (readOnly and
+// readWrite make one, row and rows run it, and orNotFound turns a missing row into a 404).
 //
 // A parse function returns no error. The fields collect all errors, and if there is one, the
 // handler is not called.
@@ -76,7 +76,8 @@ func parseNewHub(f *fields) newHub {
 	}
 }
 
-// A hubChange is the input of PATCH /hubs/{hubId}. nil leaves a field as it is.
+// A hubChange is the input of PATCH /hubs/{hubId}. A field that is not sent is nil, and stays as it
+// is. So the method optional ignores a rule's required and fallback.
 type hubChange struct{ name, description, status *string }
 
 func parseHubChange(f *fields) hubChange {
@@ -200,7 +201,7 @@ func (q hubQuery) listStatement() statement {
 		// The inner select makes PostgreSQL compute the key once, not for each hub.
 		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
 	}
-	direction := "asc" // one of our own texts, although the rule allows no others
+	direction := "asc" // a literal, so that no text of the client gets into the statement
 	if q.orderDirection == "desc" {
 		direction = "desc"
 	}

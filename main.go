@@ -6,8 +6,8 @@
 //
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all contracts
 //     and makes their checks in the same order. The server does not start if a route has no access
-//     rule, if its input is not parsed, or if it counts its input (limitKey) but has no limit. An
-//     upload parses its own body, in files.go.
+//     rule, if its input is not parsed, or if its input has a limitKey but the route has no limit
+//     of its own. An upload parses its own body, in files.go.
 //   - An endpoint that takes input rejects unknown fields: in the query of a GET, in the JSON body
 //     of any other method. A request whose answer depends on the database is refused while the
 //     database is unreachable. An output that breaks its contract is not sent, but a write that
@@ -19,21 +19,25 @@
 //     write a text of its own into the log, such as its request id (see writeLogLine). In the local
 //     environment without a mail server, codes are printed on standard output.
 //
-// This is what happens to a request such as PATCH /hubs/{hubId}. It passes the six steps of
-// middleware.go. The last step, router, finds its row in the route table below and calls serveRoute
-// of its contract, which reads the fields of the body. The row's parse function (parseHubChange)
-// takes them, each by a rule, and makes the input. It returns no error: errors are collected, and
-// reported after authorize has checked the session. Then serveRoute calls the row's handler
-// (changeHub), which runs a statement in the store and returns an output or an error. answer checks
-// an output with its isValid method and sends it as JSON, unless it has a send method of its own.
-// fail sends an error.
+// This is what happens to a request, such as PATCH /hubs/{hubId}:
+//
+//  1. It passes the six steps of middleware.go. The last one, router, finds its row in the route
+//     table below, and calls serveRoute of its contract.
+//  2. serveRoute reads the fields of the body. The row's parse function, parseHubChange, takes each
+//     field by a rule and makes the input of them. Errors are collected.
+//  3. authorize checks the session, the terms and the role. Only then are the collected errors
+//     reported.
+//  4. The row's handler, changeHub, runs a statement in the store, and returns an output or an
+//     error.
+//  5. answer checks the output (isValid) and sends it as JSON, or fail sends the error. Only
+//     getFile and the handlers of documents send their answers themselves.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
-// Read the files in this order: main.go (commands, routes, start and stop, configuration), hubs.go
-// (an example of a resource), auth.go (sign-in, in the order the user experiences it), otp.go
-// (codes and mail), middleware.go (the six steps, the contract, strict input, the answer, the log),
-// ratelimit.go, store.go and schema.sql, files.go.
+// Read the files in this order: main.go (commands, routes, start and stop, configuration),
+// middleware.go (the six steps, the contract, strict input, the answer, the log), ratelimit.go,
+// auth.go (sign-in, in the order the user experiences it), otp.go (codes and mail), store.go and
+// schema.sql, hubs.go (an example of a resource), files.go.
 package main
 
 import (
@@ -102,25 +106,25 @@ user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 
 // run executes the command line.
 func run(args []string) error {
-	isHelp := func(arg string) bool {
-		return slices.Contains([]string{"help", "-h", "-help", "--help"}, arg)
+	if len(args) == 0 {
+		args = []string{"serve"}
 	}
-	if slices.ContainsFunc(args, isHelp) {
+	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) {
 		fmt.Print(usage)
 		return nil
 	}
 	// These two commands have arguments of their own.
-	if len(args) > 0 && args[0] == "user" {
+	if args[0] == "user" {
 		return userCommand(args[1:])
 	}
-	if len(args) > 0 && args[0] == "mail-test" {
+	if args[0] == "mail-test" {
 		return mailTest(args[1:])
 	}
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, release) // gives up the signals, so that a second one ends the process
 	// The others have none, so "serve x" is an unknown command.
 	switch command := strings.Join(args, " "); command {
-	case "", "serve":
+	case "serve":
 		return serve(ctx)
 	case "migrate":
 		return migrate(ctx)
@@ -134,57 +138,14 @@ func run(args []string) error {
 	return nil
 }
 
-// The values of APP_ENV.
-const (
-	envLocal      = "local"
-	envStaging    = "staging"
-	envProduction = "production"
-)
-
-// config holds the validated settings. Lifetimes and rate limits are constants, not settings.
-//
-// The local environment is for development. It needs neither HTTPS nor a mail server, and differs
-// from the others mainly in this:
-//
-//   - The cookie has no Secure and no Domain.
-//   - The localOrigins are allowed, unless ALLOWED_ORIGINS is set.
-//   - Without a mail server, codes are printed.
-//   - web/index.html is served at /.
-//   - FILES_DIR is created.
-//   - Requests are not logged, and refused origins are logged in full.
-//   - There is no warning about the rights of the database role.
-//
-// Staging differs from production in its origins, a list which may contain http origins, and in the
-// name of its cookie.
-type config struct {
-	env            string
-	addr           string
-	databaseURL    string
-	filesDir       string
-	sessionKeys    jwt.VerificationKeySet // the first key signs, all keys verify
-	cookieName     string
-	cookieDomain   string         // "" in the local environment: a host-only cookie
-	allowedOrigins []string       // local and staging: the exact origins
-	originDomain   string         // production: the domain whose subdomains are allowed
-	trustedProxies []netip.Prefix // proxies whose X-Forwarded-For is believed
-	mail           mailer
-	maxUploadBytes int64
-}
-
-// A usageError reports an operator's mistake in a setting or on the command line. It is printed
-// unmasked, so it never quotes a setting that may hold a secret. It may quote the command line.
-type usageError string
-
-func (e usageError) Error() string { return string(e) }
-
 // server holds what the handlers share. Its configuration does not change after the start.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
 	requestLog *slog.Logger // one line for each request
-	out        io.Writer    // standard output: both logs, and codes if there is no mail server
+	out        io.Writer    // standard output, safe for concurrent use: both logs, and local codes
 	store      *store
-	stopping   atomic.Bool // set by stop: later requests are answered with Connection: close
+	stopping   atomic.Bool // set by stop: ends sweepUploads, and connections after the next answer
 
 	files     *os.Root // FILES_DIR
 	transfers transfers
@@ -194,7 +155,7 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// The limits of the specification. A restart resets their counts. A new code does not, because
+	// The limits of the route table. A restart resets their counts. A new code does not, because
 	// they are not part of codes (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
@@ -225,7 +186,7 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 //
 // The last column is a contract (see part 2 of middleware.go): a handler, and before it, if the
 // endpoint has an input, the function that makes the input from the fields of the request.
-// limitedEndpoint also counts the input.
+// limitedEndpoint also counts requests by a key of the input, such as the e-mail address.
 func (s *server) routes() []route {
 	// openapi.json has the name of the local cookie. Replace it by the name in this environment.
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
@@ -246,10 +207,10 @@ func (s *server) routes() []route {
 		{"POST", "/files/upload", sessionAndTerms, 201, endpoint(s.upload)},
 		{"GET", "/files/{fileId}/{name}", sessionAndTerms, 200, endpoint(s.getFile)},
 		{"GET", "/healthz", public, 200, endpoint(s.getHealth)},
-		{"GET", "/openapi.json", public, 200, endpoint(apiFile.get)},
+		{"GET", "/openapi.json", public, 200, endpoint(apiFile.send)},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{"GET", "/{$}", public, 200, endpoint(pageFile.get)})
+		table = append(table, route{"GET", "/{$}", public, 200, endpoint(pageFile.send)})
 	}
 	return table
 }
@@ -269,7 +230,7 @@ var indexPage string
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. upload in files.go
-//	        starts it again when the file is stored or refused. netHTTPWriter.ReadFrom in
+//	        starts it again when the file is stored or refused. problemWriter.ReadFrom in
 //	        files.go starts it again, with stallTimeout, before each piece of a download.
 //	idle    Time between two requests. Starts when an answer is complete.
 //
@@ -318,7 +279,8 @@ func serve(ctx context.Context) error {
 	go func() { failed <- web.Serve(listener) }()
 	select {
 	case err := <-failed:
-		// When ctx ends, Accept may return an error (see boundedListener). That is no failure.
+		// When ctx ends, Accept may return an error (see boundedListener). That is no failure. Any
+		// other error ends the process at once, and cuts off the requests that run.
 		if ctx.Err() == nil {
 			return err
 		}
@@ -342,10 +304,42 @@ func (s *server) newHTTPServer() *http.Server {
 	}
 }
 
-// The memory of connections. Measured with clients that read nothing, all of them use less than 256
-// MB if GOMEMLIMIT is set as in deploy/: 192 kB each in the kernel's buffer of data that the client
-// has not read, the rest in Go. The kernel's buffers of data that the server has not read come on
-// top.
+// stop shuts the server down gracefully (H3), in four steps:
+//
+//  1. It closes the listener. A connection that is not accepted yet is lost, unless systemd holds
+//     the socket.
+//  2. It serves requests for another arrivalTime, because http.Server.Shutdown drops connections
+//     that were just accepted, and idle connections on which a request is arriving. Each request
+//     that begins in that time is answered with Connection: close.
+//  3. It waits for requests, at most stopTimeout. Each that ends in that time is answered.
+//  4. It waits for mail, at most stopTimeout. A request that still runs ends with the process.
+func (s *server) stop(web *http.Server, listener net.Listener) error {
+	s.stopping.Store(true)
+	listener.Close()
+	time.Sleep(arrivalTime)
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	err := web.Shutdown(ctx) // nil if every request has ended
+	if err != nil {
+		err = errors.New("stopped, but some requests did not end in time and were cut off")
+	}
+	// Wait for mail only after Shutdown: until then, a request may still ask for a code. To take
+	// every slot is to wait for all requests for a code.
+	giveUp := time.After(stopTimeout)
+	for range maxCodeRequests {
+		select {
+		case s.codeSlots <- struct{}{}:
+		case <-giveUp:
+			return errors.Join(err, errors.New("stopped with mail unsent"))
+		}
+	}
+	s.log.Info("stopped", "requestsCutOff", err != nil)
+	return err
+}
+
+// The memory of connections. Each has at most 192 kB (twice sendBuffer) in the kernel's send
+// buffer, and the rest in Go. Measured with clients that read nothing, all of them use less than
+// 256 MB if GOMEMLIMIT is set as in deploy/. The kernel's receive buffers come on top.
 //
 // The price of a small buffer is that a download gets at most 192 kB in each round trip to the
 // client: 2 MB/s at 100 ms.
@@ -384,8 +378,8 @@ func listen(addr string, stop <-chan struct{}) (net.Listener, error) {
 }
 
 // A boundedListener bounds the number of open connections: each holds a slot until it is closed.
-// The time limits above free the slots of slow and idle clients. Nothing here stops one client
-// from taking all slots; that is the proxy's part.
+// The time limits of a request free the slots of slow and idle clients. Nothing here stops one
+// client from taking all slots; that is the proxy's part.
 type boundedListener struct {
 	*net.TCPListener
 	slots chan struct{}
@@ -423,79 +417,11 @@ func (c *boundedConnection) Close() error {
 	return err
 }
 
-// warnOfDatabase logs a warning if the database role may change accounts, because an SQL
-// injection could then create an administrator. deploy/roles.sql creates a role that may not.
-// It also warns if the query fails.
-func (s *server) warnOfDatabase() {
-	var mayWrite bool
-	_, err := s.store.row(readOnly(`select has_any_column_privilege('users', 'insert, update')
-		or has_table_privilege('users', 'delete')`), &mayWrite)
-	if err != nil {
-		s.log.Warn("the database role could not be checked", "error", err)
-	}
-	if mayWrite && s.cfg.env != envLocal {
-		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
-	}
-}
-
-// stop shuts the server down gracefully (H3), in four steps:
-//
-//  1. It closes the listener. A connection that is not accepted yet is lost, unless systemd holds
-//     the socket.
-//  2. It serves requests for another arrivalTime, because http.Server.Shutdown drops connections
-//     that were just accepted, and idle connections on which a request is arriving. Each request
-//     that begins in that time is answered with Connection: close.
-//  3. It waits for requests, at most stopTimeout. Each that ends in that time is answered.
-//  4. It waits for mail, at most stopTimeout. A request that still runs ends with the process.
-func (s *server) stop(web *http.Server, listener net.Listener) error {
-	s.stopping.Store(true)
-	listener.Close()
-	time.Sleep(arrivalTime)
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
-	err := web.Shutdown(ctx) // nil if every request has ended
-	if err != nil {
-		err = errors.New("stopped, but some requests did not end in time and were cut off")
-	}
-	// Wait for mail only after Shutdown: until then, a request may still ask for a code. When all
-	// slots are taken here, no request for a code is left.
-	giveUp := time.After(stopTimeout)
-	for range maxCodeRequests {
-		select {
-		case s.codeSlots <- struct{}{}:
-		case <-giveUp:
-			return errors.Join(err, errors.New("stopped with mail unsent"))
-		}
-	}
-	s.log.Info("stopped", "requestsCutOff", err != nil)
-	return err
-}
-
-// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
-// in a meta element, so it stands here. A meta element in index.html has the rest of the policy:
-// the page may load its own script and style, by their hashes, and send requests to this server.
-const pagePolicy = "frame-ancestors 'none'"
-
-// A document is a fixed text with its own Content-Security-Policy. It is an output that writes
-// itself (see sender in middleware.go). Its handler is get, whose output is the document.
-type document struct{ contentType, policy, text string }
-
-func (d document) get(*requestState) (document, error) { return d, nil }
-func (document) isValid() bool                         { return true }
-
-func (d document) send(state *requestState) error {
-	state.Header().Set("Content-Type", d.contentType)
-	state.Header().Set("Content-Security-Policy", d.policy)
-	state.WriteHeader(state.route.status)
-	io.WriteString(state, d.text) // an error means that the client has gone
-	return nil
-}
-
 type health struct {
 	Status string `json:"status"`
 }
 
-func (health) isValid() bool { return true } // getHealth makes only one
+func (health) isValid() bool { return true } // it is a constant
 
 // getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
 // exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout,
@@ -515,22 +441,22 @@ func (s *server) getHealth(*requestState) (health, error) {
 	return health{"ok"}, nil
 }
 
-// mailTest sends a test mail in the same way as the server sends codes.
-func mailTest(args []string) error {
-	if len(args) != 1 {
-		return usageError("mail-test: takes one address\n\n" + usage)
-	}
-	r := &configReader{} // without APP_ENV, which its mailer method does not need
-	m := r.mailer()
-	if r.errors != nil {
-		return errors.Join(r.errors...)
-	}
-	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
-	if err != nil {
-		return fmt.Errorf("the mail was not sent: %w", err)
-	}
-	fmt.Println(m.server.Host, "has accepted the mail")
-	return nil
+// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
+// in a meta element, so it stands here. A meta element in index.html has the rest of the policy:
+// the page may load its own script and style, by their hashes, and send requests to this server.
+const pagePolicy = "frame-ancestors 'none'"
+
+// A document is a fixed text with its own Content-Security-Policy.
+type document struct{ contentType, policy, text string }
+
+// send is the handler of a document. state is also the ResponseWriter. The output is nothing,
+// because the document has been sent.
+func (d document) send(state *requestState) (nothing, error) {
+	state.Header().Set("Content-Type", d.contentType)
+	state.Header().Set("Content-Security-Policy", d.policy)
+	state.WriteHeader(state.route.status)
+	io.WriteString(state, d.text) // an error means that the client has gone
+	return nothing{}, nil
 }
 
 // printRoutes prints the route table. A test compares it with the README.
@@ -553,6 +479,49 @@ func printVersion() {
 	info, _ := debug.ReadBuildInfo() // always present in a build from a module
 	fmt.Println("hubs", info.Main.Version, info.GoVersion)
 }
+
+// The values of APP_ENV.
+const (
+	envLocal      = "local"
+	envStaging    = "staging"
+	envProduction = "production"
+)
+
+// config holds the validated settings. Lifetimes and rate limits are constants, not settings.
+//
+// The local environment is for development. It needs neither HTTPS nor a mail server, and differs
+// from the others mainly in this:
+//
+//   - The cookie has no Secure and no Domain.
+//   - The localOrigins are allowed, unless ALLOWED_ORIGINS is set.
+//   - Without a mail server, codes are printed.
+//   - web/index.html is served at /.
+//   - FILES_DIR is created.
+//   - Requests are not logged, and refused origins are logged in full.
+//   - There is no warning about the rights of the database role.
+//
+// Staging differs from production in its origins, a list which may contain http origins, and in the
+// name of its cookie.
+type config struct {
+	env            string
+	addr           string
+	databaseURL    string
+	filesDir       string
+	sessionKeys    jwt.VerificationKeySet // the first key signs, all keys verify
+	cookieName     string
+	cookieDomain   string         // "" in the local environment: a host-only cookie
+	allowedOrigins []string       // local and staging: the exact origins
+	originDomain   string         // production: the domain whose subdomains are allowed
+	trustedProxies []netip.Prefix // proxies whose X-Forwarded-For is believed
+	mail           mailer
+	maxUploadBytes int64
+}
+
+// A usageError reports an operator's mistake in a setting or on the command line. It is printed
+// unmasked, so it never quotes a setting that may hold a secret. It may quote the command line.
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
 
 // A configReader reads the settings from the environment and collects all errors in them.
 type configReader struct {
@@ -655,8 +624,7 @@ func (r *configReader) cookieName() string {
 	r.check(cookiePrefixForm.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
 	r.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
-	secureLocally := r.env == envLocal && strings.HasPrefix(lower, "__secure-")
-	r.check(!secureLocally,
+	r.check(r.env != envLocal || !strings.HasPrefix(lower, "__secure-"),
 		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
 	return prefix + "_auth_" + r.env
 }
@@ -734,8 +702,9 @@ func (r *configReader) originDomain() string {
 	r.check(isParentDomain(domain),
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
 	// The domains are related if they are equal or if one is under the other; the dots keep
-	// badexample.com apart from example.com. If they are unrelated, one is mistyped: no allowed
-	// page would ever send the cookie.
+	// badexample.com apart from example.com. If they are unrelated, one is probably mistyped, and
+	// no allowed page would send the cookie. Siblings such as app.example.com and api.example.com
+	// would work, but the server can't tell them from two sites of one public suffix.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
 	r.check(related,

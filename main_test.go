@@ -51,10 +51,10 @@ func validSettings(name string) map[string]string {
 // configReader.list in the code.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := matches(t, "main.go", `r\.list\("(\w+)"`)
+	names := hubstest.Matches(t, "main.go", `r\.list\("(\w+)"`)
 	files, _ := filepath.Glob("*.go") // the pattern is well formed
 	for _, file := range files {
-		names = append(names, matches(t, file, `os\.Getenv\("(\w+)"`)...)
+		names = append(names, hubstest.Matches(t, file, `os\.Getenv\("(\w+)"`)...)
 	}
 	isFromSystemd := func(name string) bool { return name == "LISTEN_PID" }
 	return slices.DeleteFunc(names, isFromSystemd)
@@ -65,8 +65,8 @@ func settings(t *testing.T) []string {
 func TestSettingsAreExplained(t *testing.T) {
 	t.Parallel()
 	read := settings(t)
-	explained := matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
-	tried := matches(t, "testdata/settings.json", `"variable": "(\w+)"`)
+	explained := hubstest.Matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
+	tried := hubstest.Matches(t, "testdata/settings.json", `"variable": "(\w+)"`)
 	for _, name := range slices.Concat(read, explained, tried) {
 		for place, names := range map[string][]string{
 			"the server":             read,
@@ -140,7 +140,7 @@ func TestExampleKeysAreRefused(t *testing.T) {
 	names, _ := filepath.Glob("deploy/*.env") // the pattern is well formed
 	var keys []string
 	for _, name := range names {
-		keys = append(keys, matches(t, name, `SESSION_SECRET=(\S+)`)...)
+		keys = append(keys, hubstest.Matches(t, name, `SESSION_SECRET=(\S+)`)...)
 	}
 	if len(keys) == 0 {
 		t.Error("got no session key in the examples of deploy/, want at least one")
@@ -196,8 +196,7 @@ var removalTopics = strings.Fields(`durability limits order start stop configura
 	session mail log files hubs store answers deploy`)
 
 // Each removal has a name of its own, belongs to a row of SECURITY.md or to a topic, names tests
-// that exist, and fits the current code. tools/prove shows that these tests fail. With -v, this
-// test prints the tests that no removal names.
+// that exist, and fits the current code. tools/prove shows that these tests fail.
 func TestRemovalsFit(t *testing.T) {
 	t.Parallel()
 	all, err := removals.Read()
@@ -208,11 +207,9 @@ func TestRemovalsFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
+	rows := hubstest.Matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
 	rows = append(rows, removalTopics...)
-	seen := map[string]bool{}    // names of removals
-	isNamed := map[string]bool{} // test functions
-	cases := allCases(t)
+	seen := map[string]bool{} // names of removals
 	for _, r := range all {
 		if seen[r.Name] {
 			t.Errorf("%s: two removals have this name", r.Name)
@@ -227,51 +224,11 @@ func TestRemovalsFit(t *testing.T) {
 			if _, exists := source[function]; !exists {
 				t.Errorf("%s: there is no test %s", r.Name, name)
 			}
-			isNamed[function] = true
-			if !cases[lastCase(name)] {
-				t.Errorf("%s: no test or corpus has the case of %s", r.Name, name)
-			}
 		}
 		if _, err := source.Apply(r.Changes); err != nil {
 			t.Errorf("%s: the removal no longer fits: %v", r.Name, err)
 		}
 	}
-	for name := range source {
-		isTest := strings.HasPrefix(filepath.Base(name), "Test")
-		if isTest && !isNamed[name] && testing.Verbose() {
-			fmt.Println("no removal names", name)
-		}
-	}
-}
-
-// caseForm matches a text in quotes, and the name of a case in testdata/commands.txt.
-var caseForm = regexp.MustCompile(`(?m)"([^"\n]*)"|^== (.*)$`)
-
-// allCases returns the texts in tests and corpora that may name a subtest, with _ for spaces.
-func allCases(t *testing.T) map[string]bool {
-	t.Helper()
-	cases := map[string]bool{"": true} // the whole test
-	for _, pattern := range []string{"*_test.go", "test/*/*_test.go", "testdata/*.*"} {
-		files, _ := filepath.Glob(pattern) // the patterns are well formed
-		for _, file := range files {
-			text := hubstest.FillIn(hubstest.ReadFile(t, file))
-			for _, match := range caseForm.FindAllStringSubmatch(text, -1) {
-				cases[strings.ReplaceAll(match[1]+match[2], " ", "_")] = true
-			}
-		}
-	}
-	return cases
-}
-
-// lastCase returns the case that a subtest is for: "read-only" of TestX/read-only, and the value of
-// a setting, "a=b" of TestX/local/bad_COOKIE_PREFIX="a=b". It returns "" for a whole test.
-func lastCase(name string) string {
-	_, test := removals.SplitTest(name)
-	_, subtest, _ := strings.Cut(test, "/")
-	if _, value, isSetting := strings.Cut(subtest, `="`); isSetting {
-		return strings.TrimSuffix(value, `"`)
-	}
-	return subtest[strings.LastIndex(subtest, "/")+1:]
 }
 
 // N1: The unit allows a thread for each connection, because each may wait for the disk. It allows
@@ -284,7 +241,7 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 		"LimitNOFILE":    4 * maxConnections,
 		"TimeoutStopSec": int((arrivalTime+2*stopTimeout)/time.Second) + 2,
 	} {
-		set := matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
+		set := hubstest.Matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
 		got, err := strconv.Atoi(strings.Join(set, " "))
 		if err != nil || got < least {
 			t.Errorf("deploy/hubs.service: got %s=%q, want at least %d", name, set, least)
@@ -309,15 +266,4 @@ func TestTwoRequirements(t *testing.T) {
 	if !twoRequirements.MatchString(text) {
 		t.Errorf("go.mod: got\n%s\nwant it to match\n%s", text, twoRequirements)
 	}
-}
-
-// matches returns the text of the group in a regular expression for each of its matches in a file.
-func matches(t *testing.T, file, expression string) []string {
-	t.Helper()
-	var found []string
-	text := hubstest.ReadFile(t, file)
-	for _, match := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
-		found = append(found, match[1])
-	}
-	return found
 }

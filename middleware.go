@@ -12,6 +12,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/json"
@@ -39,24 +40,22 @@ import (
 
 // Part 1: the steps.
 
-// handler returns the handler of all requests: six steps, each of which calls the next. Every step
-// passes on the http.ResponseWriter that it was given, because the later ones rely on its type.
+// handler returns the handler of all requests: six steps, each of which calls the next.
 func (s *server) handler(routes []route) http.Handler {
 	return s.logRequests( // 1. log line, recovery from panics; makes the state that the others use
 		s.setSecurityHeaders( // 2. security and CORS headers
 			s.setRequestContext( // 3. request id, client address
 				s.limitByClient( // 4. limits by client address
 					s.checkOrigin( // 5. preflights, cross-origin writes
-						s.router(routes)))))) // 6. authentication, permission, input, output
+						s.router(routes)))))) // 6. the contract of a route
 }
 
-// A requestState holds what the six steps share about one request, and writes its answer (see part
-// 4). logRequests makes it and passes it on in the place of the http.ResponseWriter, so each later
-// step gets it by w.(*requestState), and a route by w.(netHTTPWriter).state. It is used only by the
-// goroutine that serves the request.
+// A requestState holds what the six steps share about one request. logRequests makes it and puts it
+// into the request's context, where stateOf finds it. It is also the http.ResponseWriter of the
+// later steps, and counts what they send. It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
-	request             *http.Request // never a copy: the router stores path values in it
+	request             *http.Request // not a copy: the router stores path values in it
 	serverLog           *slog.Logger
 
 	originAllowed bool         // set by step 2: the Origin header names an allowed origin
@@ -71,6 +70,14 @@ type requestState struct {
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
 }
 
+// stateKey is the key of the requestState in a context.
+type stateKey struct{}
+
+// stateOf returns the state of a request. In steps 2 to 5, w is the same object.
+func stateOf(r *http.Request) *requestState {
+	return r.Context().Value(stateKey{}).(*requestState)
+}
+
 // log returns a logger that adds the request id, the client and the user to each event.
 func (state *requestState) log() *slog.Logger {
 	log := state.serverLog.With("requestId", state.id, "client", state.client)
@@ -80,15 +87,35 @@ func (state *requestState) log() *slog.Logger {
 	return log
 }
 
+// WriteHeader sends a status. It is called once for each request.
+func (state *requestState) WriteHeader(status int) {
+	state.status = status
+	state.ResponseWriter.WriteHeader(status)
+}
+
+// Write sends a part of the body, after a 200 if no status has been sent.
+func (state *requestState) Write(b []byte) (int, error) {
+	if state.status == 0 {
+		state.WriteHeader(200)
+	}
+	n, err := state.ResponseWriter.Write(b)
+	state.bytes += int64(n)
+	return n, err
+}
+
+// Unwrap returns the ResponseWriter of net/http, for http.ResponseController.
+func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
+
 // logRequests is step 1. It makes the request's state and, when the other steps are done, writes
 // the log line. It turns a panic into a 500. The local environment logs no requests, because
 // developers watch the same output for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
-		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
+		state := &requestState{ResponseWriter: w, serverLog: s.log}
+		state.request = r.WithContext(context.WithValue(r.Context(), stateKey{}, state))
 		if s.stopping.Load() {
-			w.Header().Set("Connection", "close")
+			state.Header().Set("Connection", "close")
 		}
 		// Deferred calls run in reverse order: first the recovery below, which may send a 500, then
 		// this one, which logs it.
@@ -105,7 +132,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
 			}
 		}()
-		next.ServeHTTP(state, r)
+		next.ServeHTTP(state, state.request)
 	})
 }
 
@@ -131,11 +158,11 @@ var securityHeaders = map[string]string{
 // can read a 429, too.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		header := w.Header()
+		state := stateOf(r)
+		header := state.Header()
 		for name, value := range securityHeaders {
 			header.Set(name, value)
 		}
-		state := w.(*requestState)
 		origin := r.Header.Get("Origin")
 		state.originAllowed = s.cfg.allowsOrigin(origin)
 		if state.originAllowed {
@@ -169,13 +196,13 @@ func (c *config) allowsOrigin(origin string) bool {
 // by the client is kept if it matches requestIDForm; otherwise a new one is generated (G1).
 func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := w.(*requestState)
+		state := stateOf(r)
 		state.id = r.Header.Get("X-Request-Id")
 		if !requestIDForm.MatchString(state.id) {
 			state.id = rand.Text()
 		}
 		state.client = clientAddress(r, s.cfg.trustedProxies)
-		w.Header().Set("X-Request-Id", state.id)
+		state.Header().Set("X-Request-Id", state.id)
 		next.ServeHTTP(w, r)
 	})
 }
@@ -224,7 +251,7 @@ func clientKey(client netip.Addr) string {
 // limitByClient is step 4. It applies the limit by client address.
 func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := w.(*requestState)
+		state := stateOf(r)
 		limit := s.clientLimit(r.Method, r.URL.Path)
 		if err := limit.spend(clientKey(state.client)); err != nil {
 			state.fail(err)
@@ -254,19 +281,19 @@ func (s *server) clientLimit(method, path string) *limiter {
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := w.(*requestState)
+		state := stateOf(r)
 		isPreflight := r.Method == "OPTIONS" &&
 			r.Header.Get("Access-Control-Request-Method") != ""
 		if isPreflight && state.originAllowed {
-			w.Header().Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-			w.Header().Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
-			w.Header().Set("Access-Control-Max-Age", "7200")
-			w.WriteHeader(204)
+			header := state.Header()
+			header.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+			header.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+			header.Set("Access-Control-Max-Age", "7200")
+			state.WriteHeader(204)
 			return
 		}
-		// Check permits OPTIONS, so a preflight is never a foreign write.
 		isForeignWrite := protection.Check(r) != nil && !state.originAllowed
-		if isForeignWrite || isPreflight { // an allowed preflight has been answered above
+		if isForeignWrite || isPreflight {
 			// The browser hides the reason from the page, so log it for the developer.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
@@ -282,23 +309,22 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 
 // router is step 6. Its routes serve their contracts.
 //
-// The router of net/http writes a 404, a 405 and redirects itself. So it gets a netHTTPWriter (see
-// part 4), which replaces them by our errors, and passes it on to the route. The route does not
-// need its *http.Request, because that is state.request.
+// The router of net/http writes a 404, a 405 and redirects itself. So it gets a problemWriter (see
+// part 4), which replaces them by our errors. A route writes through its state instead.
 func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range routes {
-		r.mustBeValid()
-		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, _ *http.Request) {
-			state := w.(netHTTPWriter).state
-			state.route = r
-			if err := r.contract.serveRoute(s, state); err != nil {
+	for _, row := range routes {
+		row.mustBeValid()
+		mux.HandleFunc(row.method+" "+row.path, func(_ http.ResponseWriter, r *http.Request) {
+			state := stateOf(r)
+			state.route = row
+			if err := row.contract.serveRoute(s, state); err != nil {
 				state.fail(err)
 			}
 		})
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mux.ServeHTTP(netHTTPWriter{w.(*requestState)}, r)
+		mux.ServeHTTP(problemWriter{stateOf(r)}, r)
 	})
 }
 
@@ -354,7 +380,8 @@ func (r route) mustBeValid() {
 	}
 }
 
-// A contract is a typedContract of any input and output, so that all fit into one route table.
+// A contract is what serveRoute runs for a route. The interface hides the types of input and
+// output, so that all contracts fit into one route table.
 type contract interface {
 	serveRoute(*server, *requestState) error
 	ownLimit() *limiter
@@ -369,22 +396,15 @@ type typedContract[In any, Out output] struct {
 	handle   func(*requestState, In) (Out, error)
 }
 
-// An output reports whether it satisfies its contract. It is checked before it is sent.
+// An output is what a handler returns for a success. answer sends it as JSON, unless it is nothing.
+// isValid reports whether the output satisfies its contract.
 type output interface{ isValid() bool }
 
-// A sender is an output that writes itself instead of being sent as JSON. It returns an error only
-// if it has sent nothing.
-type sender interface{ send(*requestState) error }
-
-// nothing is the output of an endpoint whose answer has no body.
+// nothing is the output of a handler whose success has no body, or which has sent its success
+// itself, as getFile does.
 type nothing struct{}
 
 func (nothing) isValid() bool { return true }
-
-func (nothing) send(state *requestState) error {
-	state.WriteHeader(state.route.status)
-	return nil
-}
 
 // endpoint returns the contract of a handler without an input: body and query are ignored, or the
 // handler reads the body itself, as upload does.
@@ -398,22 +418,22 @@ func endpoint[Out output](handle func(*requestState) (Out, error)) contract {
 // request and makes the input from them.
 //
 // inputEndpoint and limitedEndpoint panic, so that the server does not start, if the input is not
-// parsed, or if it is counted but has no limit (Z1).
+// parsed, or if it has a limitKey but there is no limit (Z1).
 func inputEndpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	_, isCounted := any(new(In)).(limitKeyer) // has the methods of In and of *In
+	_, isCounted := any(new(In)).(limitKeyer) // a limitKey of In, or of *In by mistake
 	if parse == nil || isCounted {
 		panic("an input without a parse function, or a counted one without a limit")
 	}
 	return typedContract[In, Out]{parse: parse, handle: handle}
 }
 
-// A limitKeyer is an input that is counted. limitKey returns the key for the endpoint's own limit.
+// A limitKeyer is an input with a key, under which the endpoint's own limit counts the request.
 type limitKeyer interface{ limitKey(*requestState) string }
 
-// limitedEndpoint returns the contract of a handler whose input is counted by limit.
+// limitedEndpoint returns the contract of a handler whose requests are counted by limit.
 func limitedEndpoint[In limitKeyer, Out output](
 	limit *limiter,
 	parse func(*fields) In,
@@ -449,8 +469,11 @@ func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error
 	if inputErr != nil {
 		return inputErr
 	}
-	if err := checkIfMatch(state.request); err != nil {
-		return err
+	// No resource that can be written has an ETag, so If-Match is false on a write (RFC 9110
+	// 13.1.1), unless it is "*", which only requires that the target exists.
+	ifMatch := state.request.Header.Get("If-Match")
+	if ifMatch != "" && ifMatch != "*" && !isRead(state.request.Method) {
+		return errPrecondition
 	}
 	if c.limit != nil {
 		if err := c.limit.spend(c.limitKey(input, state)); err != nil {
@@ -471,29 +494,18 @@ func (c typedContract[In, Out]) readInput(state *requestState) (In, error) {
 	if c.parse == nil {
 		return none, nil
 	}
-	sent, err := readFields(state)
+	f, err := readFields(state)
 	if err != nil {
 		return none, err
 	}
-	input := c.parse(sent)
+	input := c.parse(f)
 	if isRead(state.request.Method) {
-		state.loggedQuery = strings.Join(sent.forLog, "&")
+		state.loggedQuery = strings.Join(f.forLog, "&")
 	}
-	if err := sent.finish(); err != nil {
+	if err := f.finish(); err != nil {
 		return none, err
 	}
 	return input, nil
-}
-
-// checkIfMatch rejects a write with If-Match (RFC 9110 13.1.1). No resource that can be written
-// here has an ETag, so the condition is always false. "*" is accepted, because it requires only
-// that the target exists.
-func checkIfMatch(r *http.Request) error {
-	condition := r.Header.Get("If-Match")
-	if isRead(r.Method) || condition == "" || condition == "*" {
-		return nil
-	}
-	return errPrecondition
 }
 
 // pathID returns an id from the path. If it is not a UUID, pathID returns NULL, which matches no
@@ -522,13 +534,14 @@ type fields struct {
 	errors []fieldError
 }
 
-// A rule describes the valid values of a field. Every value of this API is sent as a string.
+// A rule describes the valid values of a field: a number, one of a list, or a text. Every input
+// value is sent as a string.
 type rule struct {
-	name     string
-	min, max int // bounds of a number, or of a text's characters (max 0: no bounds)
+	name string
 
-	number bool     // the value is a whole number in decimal digits
-	oneOf  []string // allow-list of values; nil if there is none
+	number   bool     // the value is a whole number in decimal digits, from min to max
+	oneOf    []string // the value is one of these
+	min, max int      // bounds of a number, or of the length of a text (max 0: any length)
 
 	// For a text, in the order in which they apply. Its length is checked after trim.
 	trim     bool           // spaces around the value are removed
@@ -547,15 +560,15 @@ const (
 	maxContentType = 256      // bytes in a Content-Type header: parsing 16 kB would take 2 ms
 )
 
-// readFields reads the input of a request: the query string of a GET or HEAD, or else a JSON
-// body. It rejects a query with a bad escape or a semicolon. Repeated and invalid parameters are
-// rejected by take, and unknown ones by finish (I2).
+// readFields reads the input of a request: the query string of a GET or HEAD, or else a JSON body.
+// It rejects a query with a bad escape, a semicolon or more than 10,000 parameters. Repeated and
+// invalid parameters are rejected by take, and unknown ones by finish (I2).
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if isRead(r.Method) {
 		values, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
-			return nil, invalid(fieldError{"query", "has a bad escape or a semicolon"})
+			return nil, invalid(fieldError{"query", "is malformed, or has too many parameters"})
 		}
 		return &fields{values: values}, nil
 	}
@@ -563,7 +576,8 @@ func readFields(state *requestState) (*fields, error) {
 	if kind != "application/json" || len(params) > 0 {
 		return nil, wrongMediaType("application/json")
 	}
-	// nil, because MaxBytesReader could use only the ResponseWriter of net/http.
+	// With net/http's ResponseWriter, MaxBytesReader would close the connection after a 413. With
+	// nil, net/http first reads what is left of the body (see fail), so that the answer arrives.
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
@@ -631,8 +645,8 @@ func (f *fields) refuse(name, detail string) {
 
 // text returns the value of a field, or the rule's fallback if the field is not sent.
 func (f *fields) text(r rule) string {
-	value, sent := f.take(r)
-	if !sent && r.required {
+	value, isSent := f.take(r)
+	if !isSent && r.required {
 		f.refuse(r.name, "is required")
 	}
 	return value
@@ -647,8 +661,8 @@ func (f *fields) number(r rule) int {
 // optional returns the value of a field, or nil if the field is not sent. It ignores required and
 // fallback, so that PATCH can use the rules of POST.
 func (f *fields) optional(r rule) *string {
-	value, sent := f.take(r)
-	if !sent {
+	value, isSent := f.take(r)
+	if !isSent {
 		return nil
 	}
 	return &value
@@ -657,7 +671,7 @@ func (f *fields) optional(r rule) *string {
 // take validates the value of a field and returns it. An invalid value is never used, because
 // finish then returns a 400. For the log, take records valid numbers and valid values with an
 // allow-list as they are, and only the length of any other valid text.
-func (f *fields) take(r rule) (value string, sent bool) {
+func (f *fields) take(r rule) (value string, isSent bool) {
 	f.taken = append(f.taken, r)
 	values := f.values[r.name]
 	if len(values) == 0 {
@@ -747,8 +761,11 @@ func (state *requestState) answer(out output) error {
 	if !out.isValid() {
 		return fmt.Errorf("%T breaks its contract", out)
 	}
-	if custom, ok := out.(sender); ok {
-		return custom.send(state)
+	if _, isNothing := out.(nothing); isNothing {
+		if state.status == 0 { // otherwise the handler has sent its success
+			state.WriteHeader(state.route.status)
+		}
+		return nil
 	}
 	text, err := json.Marshal(out)
 	if err != nil {
@@ -761,20 +778,18 @@ func (state *requestState) answer(out output) error {
 	return nil
 }
 
-// headersOfSuccess are set before it is certain that a request succeeds: by handlers, by answer, by
-// http.ServeContent, and by the redirects of the router. A handler that sets another header must
-// add it here.
-var headersOfSuccess = []string{
-	"Set-Cookie", "ETag", "Last-Modified", "Accept-Ranges", "Location", "Content-Disposition",
-	"Content-Length",
+// headersOfErrors are the headers that an error keeps, besides the securityHeaders. Steps 1 to 3
+// set most of them. net/http sets Allow with a 405, and Content-Range with a 416.
+var headersOfErrors = []string{
+	"Connection", "X-Request-Id", "Allow", "Content-Range", "Access-Control-Allow-Origin",
+	"Access-Control-Allow-Credentials", "Access-Control-Expose-Headers",
 }
 
 // fail answers the request with err. It is the only function that writes errors, so they all have
 // one format with the request id (G3). It logs every 401, 403, 429 and 5xx (G4).
 //
 // If a status has already been sent, fail panics with http.ErrAbortHandler, which closes the
-// connection. Otherwise it removes the headers that a handler has set for a success, such as a
-// cookie.
+// connection. Otherwise it removes all headers that were set for a success, such as a cookie.
 func (state *requestState) fail(err error) {
 	p := toProblem(err)
 	state.logProblem(p)
@@ -782,8 +797,10 @@ func (state *requestState) fail(err error) {
 		panic(http.ErrAbortHandler)
 	}
 	header := state.Header()
-	for _, name := range headersOfSuccess {
-		header.Del(name)
+	for name := range header {
+		if securityHeaders[name] == "" && !slices.Contains(headersOfErrors, name) {
+			header.Del(name)
+		}
 	}
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
@@ -804,35 +821,16 @@ func (state *requestState) fail(err error) {
 	state.Write(body)
 }
 
-// WriteHeader sends a status. It is called once for each request.
-func (state *requestState) WriteHeader(status int) {
-	state.status = status
-	state.ResponseWriter.WriteHeader(status)
-}
-
-// Write sends a part of the body, after a 200 if no status has been sent.
-func (state *requestState) Write(b []byte) (int, error) {
-	if state.status == 0 {
-		state.WriteHeader(200)
-	}
-	n, err := state.ResponseWriter.Write(b)
-	state.bytes += int64(n)
-	return n, err
-}
-
-// Unwrap returns the ResponseWriter of net/http, for http.ResponseController.
-func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
-
-// A netHTTPWriter is the http.ResponseWriter for the two parts of net/http that write an answer
+// A problemWriter is the http.ResponseWriter for the two parts of net/http that write an answer
 // themselves: its router and http.ServeContent. They write an error as a status and a plain text. A
-// netHTTPWriter sends our error instead and discards the text, so that these errors have the format
+// problemWriter sends our error instead and discards the text, so that these errors have the format
 // of all others (G3). A success passes unchanged. ReadFrom, in files.go, sends a file.
-type netHTTPWriter struct{ state *requestState }
+type problemWriter struct{ state *requestState }
 
-func (w netHTTPWriter) Header() http.Header { return w.state.Header() }
+func (w problemWriter) Header() http.Header { return w.state.Header() }
 
 // WriteHeader sends the status of a success. For an error, it sends our whole answer.
-func (w netHTTPWriter) WriteHeader(status int) {
+func (w problemWriter) WriteHeader(status int) {
 	if status < 300 || status == 304 {
 		w.state.WriteHeader(status)
 		return
@@ -852,7 +850,7 @@ func (w netHTTPWriter) WriteHeader(status int) {
 }
 
 // Write sends a part of the body. It discards the text that net/http writes after an error.
-func (w netHTTPWriter) Write(b []byte) (int, error) {
+func (w problemWriter) Write(b []byte) (int, error) {
 	if w.state.status >= 400 {
 		return len(b), nil
 	}
@@ -990,10 +988,10 @@ func bodyProblem(err error) problem {
 
 // Part 6: the log.
 
-// writeLogLine writes the log line of one request. It logs no free text from the client, so that
-// no secret gets into the log: every value comes from the server or an allow-list, or has a
-// checked form. A client can choose the request id, a UUID in the path and, in production, the host
-// of an allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
+// writeLogLine writes the log line of one request. Every value comes from the server or an
+// allow-list, or has a checked form, so that no secret gets into the log. A client can choose three
+// texts of such a form: the request id, a UUID in the path and, in production, the host of an
+// allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
 	var attrs []any
@@ -1060,9 +1058,9 @@ func (state *requestState) logProblem(p problem) {
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
-// the message, so that no code, token, cookie, password or whole e-mail address gets into the
-// log (G2). It leaves four attributes as they are, because they hold only ids and IP addresses; the
-// request id may be the client's own. An id inside another text may be masked.
+// the message, by the maskRules: codes, tokens, cookies, passwords and e-mail addresses (G2). It
+// leaves four attributes as they are, because they hold only ids and IP addresses; the request id
+// may be the client's own. An id inside another text may be masked.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a
@@ -1082,7 +1080,8 @@ var maskRules = []struct {
 	// A run of white space, including line breaks → one space.
 	{regexp.MustCompile(`\s+`), " "},
 	// Control, invisible, direction and replacement characters → nothing. They could hide a secret
-	// from the rules below, as in pass<U+200B>word=hunter2.
+	// from the rules below, as in pass<U+200B>word=hunter2. JSON would write some of them in six
+	// bytes (H4).
 	{regexp.MustCompile(`[\p{Cc}\p{Cf}\x{2028}\x{2029}\x{fffd}]`), ""},
 	// An e-mail address in any script: jane.roe@example.com → j***@example.com
 	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*@`), "$1***@"},

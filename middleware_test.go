@@ -68,7 +68,7 @@ func (*countedByPointer) limitKey(*requestState) string { return "" }
 func TestIncompleteContractDoesNotStart(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{}, nil, io.Discard)
-	for name, make := range map[string]func() contract{
+	for name, newContract := range map[string]func() contract{
 		"input without parse function": func() contract { return inputEndpoint(nil, s.createHub) },
 		"counted input without parse function": func() contract {
 			return limitedEndpoint(s.guessLimit, nil, s.validateCode)
@@ -83,8 +83,9 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 		},
 		"no limit": func() contract { return limitedEndpoint(nil, parseGuess, s.validateCode) },
 	} {
-		if panicOf(func() { make() }) == nil {
-			t.Errorf("%s: got a contract, want a panic", name)
+		text, _ := panicOf(func() { newContract() }).(string)
+		if !strings.Contains(text, "without") {
+			t.Errorf("%s: got the panic %q, want one that says what is missing", name, text)
 		}
 	}
 }
@@ -115,16 +116,6 @@ type invalidAnswer struct {
 
 func (invalidAnswer) isValid() bool { return false }
 
-// A writing is an output that sends itself.
-type writing func(*requestState)
-
-func (writing) isValid() bool { return true }
-
-func (w writing) send(state *requestState) error {
-	w(state)
-	return nil
-}
-
 // failing returns an endpoint that calls begin, then returns an error.
 func failing(begin func(*requestState)) contract {
 	return endpoint(func(state *requestState) (nothing, error) {
@@ -154,14 +145,13 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 		"invalid output": {contract: endpoint(func(*requestState) (invalidAnswer, error) {
 			return invalidAnswer{panicSecret}, nil
 		})},
-		"error of net/http": {contract: endpoint(func(*requestState) (writing, error) {
-			return func(state *requestState) {
-				http.Error(netHTTPWriter{state}, panicSecret, 500) // as http.ServeContent does
-			}, nil
+		"error of net/http": {contract: endpoint(func(state *requestState) (nothing, error) {
+			http.Error(problemWriter{state}, panicSecret, 500) // as http.ServeContent does
+			return nothing{}, nil
 		})},
 		"error": {contract: failing(func(state *requestState) {
 			for header := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
-				Content-Disposition Content-Length Cache-Control Content-Security-Policy`) {
+				Content-Disposition Content-Length Cache-Control Content-Security-Policy X-Other`) {
 				state.Header().Set(header, panicSecret)
 			}
 		})},
@@ -174,6 +164,7 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
 			s := newServer(config{env: envStaging}, nil, &log)
+			s.stopping.Store(true)
 			handler := s.handler([]route{{"GET", "/x", public, 200, test.contract}})
 			answer := httptest.NewRecorder()
 			request := httptest.NewRequest("GET", "/x", nil)
@@ -197,8 +188,8 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	}
 }
 
-// wantInternal checks that an answer is the 500 of an internal error with this request id, and has
-// nothing of the failed answer.
+// wantInternal checks that an answer is the 500 of an internal error with this request id. It must
+// have nothing of the failed answer, but the header with which a stopping server ends connections.
 func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {
 	t.Helper()
 	var p problem
@@ -207,6 +198,9 @@ func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {
 	}
 	if answer.Code != 500 || p.Code != "internal" || p.RequestID != id {
 		t.Errorf("got status %d and %+v, want 500, internal and the id %s", answer.Code, p, id)
+	}
+	if answer.Header().Get("Connection") != "close" {
+		t.Errorf("got the headers %v, want Connection: close of the stopping server", answer.Header())
 	}
 	text := fmt.Sprint(answer.Header(), answer.Body)
 	if strings.Contains(text, panicSecret) {
@@ -276,9 +270,11 @@ func TestMaskOfEachKind(t *testing.T) {
 		Logged: colons + "j***",
 	})
 	for _, c := range cases {
-		if got := maskText(c.Text); got != c.Logged {
-			t.Errorf("%q: got %q, want %q: %s", c.Text, got, c.Logged, c.Why)
-		}
+		t.Run(c.Why, func(t *testing.T) {
+			if got := maskText(c.Text); got != c.Logged {
+				t.Errorf("%q: got %q, want %q", c.Text, got, c.Logged)
+			}
+		})
 	}
 }
 
@@ -315,7 +311,7 @@ func TestEventsAreMasked(t *testing.T) {
 	}
 }
 
-// H4: An event has at most 2 kB, even if each character of its texts becomes longer.
+// H4: An event has at most 2 kB, even if JSON or the mask lengthens its texts.
 func TestEventsAreShort(t *testing.T) {
 	t.Parallel()
 	for reason, text := range map[string]string{
@@ -325,6 +321,7 @@ func TestEventsAreShort(t *testing.T) {
 		"the mask lengthens an address":           "a@",
 		"the mask lengthens a password in a URL":  "://a@",
 		"the mask shortens a code":                "510764",
+		"the mask shortens an address":            "ada@b.example",
 	} {
 		if got := len(logged(text)); got > 2048 {
 			t.Errorf("%s: got an event of %d bytes, want at most 2048", reason, got)

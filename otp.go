@@ -2,13 +2,15 @@ package main
 
 // One-time codes: the map that holds them, the work on a request for a code, and the mail that
 // carries it. A code leaves this process only by mail. Without a mail server, which only the
-// local environment permits, the code is printed on standard output instead.
+// local environment permits, the code is printed on standard output instead. The command mail-test
+// comes last.
 
 import (
 	"cmp"
 	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -77,10 +79,10 @@ func (c *oneTimeCodes) issue(email string, userReadAt time.Time) *oneTimeCode {
 	return issued
 }
 
-// find returns the issued code if the given one matches. It returns nil if the code is wrong, expired
-// or was never issued. find compares in constant time, and checks the age itself, so an expired
-// code fails even if its timer has not removed it yet (O2). On Linux, time in which the machine is
-// suspended does not count.
+// find returns the issued code if the given one matches. It returns nil if the code is wrong,
+// expired or was never issued. find compares in constant time, and checks the age itself, so an
+// expired code fails even if its timer has not removed it yet (O2). On Linux, time in which the
+// machine is suspended does not count.
 func (c *oneTimeCodes) find(email, code string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,12 +111,13 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	return true
 }
 
-// startCode schedules sendCode in a new goroutine, after a random delay. ok is false if
+// scheduleCode runs sendCode in a goroutine of its own, after a random delay. ok is false if
 // maxCodeRequests requests are unfinished.
 //
-// Without the delay, the work for a known address would measurably slow the client's next request,
-// and so reveal that the address is known (O10).
-func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
+// Only a known address causes the work of a mail, which slows down other requests meanwhile.
+// Without the delay, a client could measure that in its next request, and learn that the address is
+// known (O10).
+func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
 	default:
@@ -132,11 +135,13 @@ func (s *server) startCode(email string, log *slog.Logger) (ok bool) {
 // sendCode mails a code if the address belongs to an active user, and logs the result. It mails to
 // the address as stored in the database, never to the text that a client sent.
 //
-// The client's answer does not wait for sendCode, so a slow or failing mail server does not affect
-// it until maxCodeRequests requests are unfinished (D3). sendCode reads the account before it waits
-// for a mail slot, because unknown addresses must take none. A mail waits for others only while
-// maxConversations are under way. A shared queue would let a client learn from the delay of its own
-// mail whether another address has an account (M2).
+// The client's answer does not wait for sendCode, so it does not depend on the mail server, until
+// maxCodeRequests requests are unfinished (D3).
+//
+// sendCode reads the account before it waits for a mail slot, so an unknown address takes none.
+// Each mail has a conversation of its own, at most maxConversations at a time. In one queue, a
+// client could ask for another address and then for its own, and tell from the delay of its own
+// mail whether the other one has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -222,7 +227,7 @@ type boundedReply struct {
 
 func (c boundedReply) Read(p []byte) (int, error) { return c.reply.Read(p) }
 
-// deliver holds the conversation: our name, TLS and sign-in, sender, recipient, mail. The mail
+// deliver holds the conversation: our name, TLS and SMTP AUTH, sender, recipient, mail. The mail
 // server has accepted the mail when body.Close returns nil.
 func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
 	_, domain, _ := strings.Cut(m.from.Address, "@")
@@ -256,7 +261,8 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// secure encrypts the conversation with STARTTLS, unless smtps has done so, and signs in.
+// secure encrypts the conversation with STARTTLS, unless smtps has done so. Then it sends user and
+// password, if SMTP_URL has them.
 //
 // It requires STARTTLS even if the server does not offer it, because an attacker on the network may
 // have removed the offer. If STARTTLS fails, neither mail nor password is sent (D4). Only a server
@@ -279,7 +285,7 @@ func (m mailer) secure(client *smtp.Client) error {
 }
 
 // message returns a mail in the format of RFC 5322. No address can inject a header line: m.from was
-// validated with the settings, and client.Rcpt has already rejected a to that has a line break.
+// validated with the settings, and client.Rcpt has already rejected a recipient with a line break.
 func (m mailer) message(domain, to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s
@@ -293,4 +299,22 @@ Content-Type: text/plain; charset=us-ascii
 
 %s`, m.from, to, subject, date, rand.Text(), domain, text)
 	return strings.ReplaceAll(message, "\n", "\r\n")
+}
+
+// mailTest sends a test mail in the same way as the server sends codes.
+func mailTest(args []string) error {
+	if len(args) != 1 {
+		return usageError("mail-test: takes one address\n\n" + usage)
+	}
+	r := &configReader{} // without APP_ENV, which its mailer method does not need
+	m := r.mailer()
+	if r.errors != nil {
+		return errors.Join(r.errors...)
+	}
+	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
+	if err != nil {
+		return fmt.Errorf("the mail was not sent: %w", err)
+	}
+	fmt.Println(m.server.Host, "has accepted the mail")
+	return nil
 }

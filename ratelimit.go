@@ -1,7 +1,8 @@
 package main
 
-// The rate limiter: a token bucket for each key, in bounded memory. newServer in main.go creates
-// the limiters; limitByClient and serveRoute in middleware.go spend their tokens.
+// The rate limiter: a token bucket for each key, refilled like a sliding window, in bounded memory.
+// newServer in main.go creates the limiters; limitByClient and serveRoute in middleware.go spend
+// their tokens.
 
 import (
 	"fmt"
@@ -21,7 +22,7 @@ const (
 //
 // This is equivalent to a sliding-window log: at most burst requests pass in any interval of one
 // period. A bucket that refills continuously would let up to twice as many pass. The cost is
-// memory: about 90 bytes for each key, and up to 16 bytes for each request of the last period.
+// memory: about 90 bytes for each key, and up to 16 bytes for each of its burst tokens.
 //
 // A limiter stores only the hash of a key, so that a long key costs no more memory. Two keys whose
 // hashes collide (probability 2^-64) share a bucket.
@@ -33,9 +34,9 @@ type limiter struct {
 	start  time.Time // origin of all times below, which are monotonic durations since start
 
 	mu sync.Mutex
-	// spent maps the hash of a key to the times at which its tokens were spent, oldest first.
+	// byKey maps the hash of a key to the times at which its tokens were spent, oldest first.
 	// Each key has at least one time and at most burst.
-	spent   map[uint64][]time.Duration
+	byKey   map[uint64][]time.Duration
 	sweptAt time.Duration
 }
 
@@ -46,7 +47,7 @@ func newLimiter(burst int, period time.Duration, by string) *limiter {
 		by:     by,
 		seed:   maphash.MakeSeed(),
 		start:  time.Now(),
-		spent:  map[uint64][]time.Duration{},
+		byKey:  map[uint64][]time.Duration{},
 	}
 }
 
@@ -67,16 +68,16 @@ func (l *limiter) spend(key string) error {
 
 	now := time.Since(l.start)
 	l.sweep(now)
-	spent, isKept := l.spent[hash]
+	spent, isKept := l.byKey[hash]
 	spent = l.stillSpent(spent, now)
 	if len(spent) == l.burst {
 		firstTokenBack := spent[0] + l.period
 		return rateLimited(l.String(), firstTokenBack-now)
 	}
-	if !isKept && len(l.spent) >= maxKeys {
+	if !isKept && len(l.byKey) >= maxKeys {
 		l.makeRoom(now)
 	}
-	l.spent[hash] = append(spent, now)
+	l.byKey[hash] = append(spent, now)
 	return nil
 }
 
@@ -86,9 +87,9 @@ func (l *limiter) sweep(now time.Duration) {
 	if now-l.sweptAt < l.period {
 		return
 	}
-	for hash, spent := range l.spent {
+	for hash, spent := range l.byKey {
 		if len(l.stillSpent(spent, now)) == 0 {
-			delete(l.spent, hash)
+			delete(l.byKey, hash)
 		}
 	}
 	l.sweptAt = now
@@ -103,18 +104,17 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 }
 
 // makeRoom discards one key, so that memory stays bounded and no client is refused because of other
-// clients' keys. It looks at the first sampleSize keys of a loop over the map, and discards the one
-// with the fewest spent tokens. It relies on Go's runtime, not on the language, for a loop that
-// begins at a random position.
+// clients' keys: the key with the fewest spent tokens among sampleSize keys. Go begins a loop over
+// a map at a random position, and the keys are hashes, so neighbors in the map are a random sample.
 //
 // A refused key is discarded only if every key in the sample is refused, so a flood of new keys
 // with one request each does not free it (L3). SECURITY.md states what a flood of refused keys
 // gains (L5).
 func (l *limiter) makeRoom(now time.Duration) {
 	var victim uint64
-	fewest := l.burst + 1
+	fewest := l.burst + 1 // more than any key has
 	seen := 0
-	for hash, spent := range l.spent {
+	for hash, spent := range l.byKey {
 		if n := len(l.stillSpent(spent, now)); n < fewest {
 			victim = hash
 			fewest = n
@@ -124,5 +124,5 @@ func (l *limiter) makeRoom(now time.Duration) {
 			break
 		}
 	}
-	delete(l.spent, victim)
+	delete(l.byKey, victim)
 }

@@ -6,7 +6,7 @@ package main
 //	failure                      what a request gets                    where
 //
 //	no slot for a statement      503, after it has waited dbTimeout     takeSlot
-//	                             (an expensive statement twice)
+//	                             (an expensive one waits for two slots, one after the other)
 //	a statement runs too long    503, because PostgreSQL cancels it     statementTimeout
 //	PostgreSQL does not answer   503, because the socket times out      deadlineConn
 //	a connection has died        a read is retried once; a write: 503   store.rows
@@ -59,7 +59,7 @@ type store struct {
 type statement struct {
 	text      string
 	args      []any
-	retry     bool // changes nothing, so it may be sent twice
+	retry     bool // readOnly: it may be sent twice
 	expensive bool // at most expensiveSize of these run at a time
 }
 
@@ -68,7 +68,7 @@ func readOnly(text string, args ...any) statement {
 	return statement{text: text, args: args, retry: true}
 }
 
-// readWrite returns a statement that may change something.
+// readWrite returns a statement that may change something, so it is never sent twice.
 func readWrite(text string, args ...any) statement { return statement{text: text, args: args} }
 
 // openStore connects to the database and checks that the tables can be read.
@@ -118,6 +118,21 @@ func (st *store) checkTables() error {
 	return err
 }
 
+// warnOfDatabase logs a warning if the database role may change accounts, because an SQL
+// injection could then create an administrator. deploy/roles.sql creates a role that may not.
+// It also warns if the query fails.
+func (s *server) warnOfDatabase() {
+	var mayWrite bool
+	_, err := s.store.row(readOnly(`select has_any_column_privilege('users', 'insert, update')
+		or has_table_privilege('users', 'delete')`), &mayWrite)
+	if err != nil {
+		s.log.Warn("the database role could not be checked", "error", err)
+	}
+	if mayWrite && s.cfg.env != envLocal {
+		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
+	}
+}
+
 // explainDBError adds to an error what an operator can do about it, for the usual mistakes in a
 // setup or a command. The keys are SQLSTATE codes (PostgreSQL manual, appendix A).
 func explainDBError(err error) error {
@@ -126,7 +141,7 @@ func explainDBError(err error) error {
 		"3D000": "DATABASE_URL: there is no such database",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
 		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
-		"57014": "the database canceled a statement: it took too long (a lock, or many rows), or was interrupted",
+		"57014": "the database canceled a statement that took too long (a lock, many rows) or was interrupted",
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
 		"23505": "there would be two users with the same address; nothing was changed",
 		"23514": "the table users takes no such address or role (roles: member, admin)",
@@ -145,10 +160,10 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			"characters in the password percent-encoded; several hosts as " +
 			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
-	// Whoever has the server's database password could change the defaults of its role: another
-	// search_path would lead to other tables, and without synchronous_commit the server would
-	// acknowledge writes that are not on disk. So each connection sets both to PostgreSQL's own
-	// defaults. DATABASE_URL may override them.
+	// The defaults of the role can be changed in the database, by mistake or by an attacker:
+	// another search_path would lead to other tables, and without synchronous_commit the server
+	// would acknowledge writes that are not on disk. So each connection sets both to PostgreSQL's
+	// own defaults. DATABASE_URL may override them.
 	runtime := map[string]string{"search_path": `"$user", public`, "synchronous_commit": "on"}
 	maps.Copy(runtime, cfg.Runtime)
 	maps.Copy(runtime, settings)
@@ -186,11 +201,9 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 // Expensive statements never take all slots (H6). They take an expensive slot first, so that a
 // waiting one holds no other slot.
 //
-// If the connection turns out to be dead, rows retries a read once, on a new connection. So once
-// the database is back after a crash, dead connections in the pool do not cause a read to fail
-// (D5), except in the rare case that dropIdle describes. It never retries a write, which PostgreSQL
-// may have committed before the connection broke (D1; the driver may retry in rare cases: see
-// SECURITY.md, Deviations).
+// A read whose connection was dead is sent once more, on a new connection (D5). A write is never
+// sent again, because PostgreSQL may have committed it before the connection broke (D1).
+// SECURITY.md has the rare exceptions of both.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	if q.expensive {
 		if err := takeSlot(st.expensiveSlots); err != nil {
@@ -304,11 +317,11 @@ var staleClasses = []string{
 // unavailable, nobody gets a session and nobody loses one (Z2). In the order of the checks:
 //
 //	an error of a scan function     unchanged, which becomes a 500: a bug of this program
-//	not an error of PostgreSQL      503, and idle connections are dropped. This includes a broken
-//	                                connection, and a bug such as a wrong number of arguments.
+//	not a *pq.Error                 503, and idle connections are dropped. This is a broken
+//	                                connection, or a bug such as a wrong number of arguments.
 //	an error of the staleClasses    503, and idle connections are dropped
-//	FATAL: a rejected connection    503 (a FATAL error during a statement is one that lib/pq turns
-//	                                into driver.ErrBadConn, so it is not an error of PostgreSQL)
+//	FATAL: a rejected connection    503. (For a FATAL error during a statement, lib/pq returns
+//	                                driver.ErrBadConn, which is not a *pq.Error.)
 //	an error of the outageClasses   503
 //	any other error                 unchanged, which becomes a 500 unless the caller handles it
 func (st *store) classifyDBError(err error) error {
@@ -323,8 +336,8 @@ func (st *store) classifyDBError(err error) error {
 	}
 	class := string(dbErr.Code.Class())
 	if slices.Contains(staleClasses, class) {
-		// Wait: PostgreSQL answers, so closing is quick. This connection is idle again, so it is
-		// closed as well.
+		// Wait: PostgreSQL answers, so closing is quick. This connection is idle again, so this
+		// call closes it, too.
 		st.dropIdle()
 		return unavailable(err)
 	}
@@ -348,13 +361,10 @@ func isConnectionGone(err error) bool {
 // dropIdle closes the idle connections, because if one is dead, the others most likely are too.
 // database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// Two calls must not overlap. SetMaxIdleConns(0) takes the connections out of the pool, unlocks it,
-// and then closes them one by one. Meanwhile they stand in an array that the pool uses again for
-// its idle connections. If another call set the maximum back to poolSize, a connection that becomes
-// idle would be written into this array and closed, even while the next request uses it.
-//
-// So a call during another one returns at once. Its caller may then still get a dead connection, if
-// the other call has not emptied the pool yet.
+// Only one call runs at a time: two could close connections in use. SetMaxIdleConns(0) empties the
+// list of idle connections, and then closes them one by one, out of the same array. If the list
+// grew meanwhile, it would overwrite the array. So a second call returns at once. If the list is
+// not empty yet, its caller may get a dead connection.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return

@@ -100,10 +100,10 @@ func (s *Server) Wire(
 	return answer
 }
 
-// ListeningSocket returns a socket that listens, and its address. This process accepts no connection
-// there: the kernel keeps the connections of clients in a queue. The address to listen on is, for
-// example, "127.0.0.1:0" with the network "tcp".
+// ListeningSocket listens as net.Listen does, and returns the socket and its address. This process
+// accepts no connections on it: the kernel queues them.
 func ListeningSocket(t testing.TB, network, address string) (socket *os.File, addr string) {
+	t.Helper()
 	listener, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)

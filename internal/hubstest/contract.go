@@ -72,14 +72,19 @@ func within(value any, names ...string) any {
 	return value
 }
 
-// resolve returns the target of a reference ($ref). It returns any other value unchanged.
+// resolve returns the target of a reference ($ref). It returns any other value unchanged. It panics
+// if there is no target, because nothing would be compared with a missing schema.
 func resolve(value any) any {
 	object, _ := value.(map[string]any)
 	path, ok := object["$ref"].(string)
 	if !ok {
 		return value
 	}
-	return within(document(), strings.Split(path, "/")[1:]...)
+	target := within(document(), strings.Split(path, "/")[1:]...)
+	if target == nil {
+		panic("the contract lacks " + path)
+	}
+	return target
 }
 
 // contractFault returns an error if the answer does not match the contract. If the contract lists

@@ -155,8 +155,8 @@ var (
 )
 
 // FillIn replaces \xff by the byte 0xff, <x*3> by xxx, and words by their values. words are pairs
-// of a word and its value, such as "<email>", "ada@example.com". If FillIn gets words, it panics if
-// the text has another one: a case with a misspelled word could pass for another reason.
+// of a word and its value, such as "<email>", "ada@example.com". FillIn panics if the text has
+// another word: a case with a misspelled word could pass for another reason.
 func FillIn(text string, words ...string) string {
 	text = corpusByte.ReplaceAllStringFunc(text, func(escape string) string {
 		value, _ := strconv.ParseUint(escape[2:], 16, 8)
@@ -169,7 +169,7 @@ func FillIn(text string, words ...string) string {
 	})
 	text = strings.NewReplacer(words...).Replace(text)
 	for _, word := range corpusWord.FindAllString(text, -1) {
-		if words != nil && !strings.HasPrefix(word, "<now") { // Token.Sign replaces <now>
+		if !strings.HasPrefix(word, "<now") { // Token.Sign replaces <now>
 			panic("no value for " + word + " in " + text)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -106,6 +107,25 @@ func ReadFile(t testing.TB, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// Matches returns the text of the group in a regular expression for each of its matches in a file
+// of the module.
+func Matches(t testing.TB, file, expression string) (found []string) {
+	text := ReadFile(t, file)
+	for _, match := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
+		found = append(found, match[1])
+	}
+	return found
+}
+
+// Tables returns the names of the tables in schema.sql.
+func Tables(t testing.TB) []string {
+	names := Matches(t, "schema.sql", `create table if not exists (\w+)`)
+	if len(names) < 4 {
+		t.Fatalf("schema.sql: got the tables %q, want at least 4", names)
+	}
+	return names
 }
 
 // Binary returns the path of the server's binary: HUBS_BINARY if it is set, otherwise

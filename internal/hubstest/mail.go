@@ -117,6 +117,9 @@ type MailServer struct {
 	open    map[net.Conn]bool
 }
 
+// RepeatedPassword is in the refusals of a mail server in the mode MailRepeats.
+const RepeatedPassword = "hunter2"
+
 // A MailMode says how a mail server works or fails.
 type MailMode int
 
@@ -496,7 +499,7 @@ func (c *smtpConversation) data() string {
 		return c.end("")
 	case MailRepeats:
 		private := append(mail.To, mail.Codes()...)
-		return "554 password=hunter2 " + strings.Join(private, " ")
+		return "554 password=" + RepeatedPassword + " " + strings.Join(private, " ")
 	case MailLeaves:
 		return c.end("250 taken")
 	default:

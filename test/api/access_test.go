@@ -138,7 +138,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	routes := contractRoutes(t)
 	// allRows returns the rows of all tables as a text.
 	allRows := func() (rows string) {
-		for _, table := range tables(t) {
+		for _, table := range hubstest.Tables(t) {
 			rows += hubstest.Query[string](t, srv.Database,
 				"select concat(string_agg(t::text, ' ' order by t::text)) from "+table+" t")
 		}

@@ -204,17 +204,6 @@ func wantLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ..
 	return s.Log.WaitFor(t, append(parts, id)...)
 }
 
-// tables returns the names of the tables in schema.sql.
-func tables(t testing.TB) (names []string) {
-	t.Helper()
-	table := regexp.MustCompile(`create table if not exists (\w+)`)
-	schema := hubstest.ReadFile(t, "schema.sql")
-	for _, match := range table.FindAllStringSubmatch(schema, -1) {
-		names = append(names, match[1])
-	}
-	return names
-}
-
 // shell runs a script in a folder. The script sees args as $1, $2 and so on. shell ends the test if
 // a command of the script fails.
 func shell(t *testing.T, dir, script string, args ...string) {

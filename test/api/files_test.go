@@ -131,7 +131,7 @@ func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test 
 
 // F3, H1: The limits of an upload are exact to the byte, whether or not the request has a
 // Content-Length.
-func TestUploadLimits(t *testing.T) {
+func TestUploadLimitsAreExact(t *testing.T) {
 	t.Parallel()
 	const maxFile = 100_000
 	const maxBefore = 4 << 10  // bytes of a form before the content of its file
@@ -187,8 +187,8 @@ func TestUploadLimits(t *testing.T) {
 	s.WantStored(t, stored)
 }
 
-// F1, G3: Any signed-in user may read a file whose path they know. Every other path is a 404, even
-// if FILES_DIR has a folder, a link or a file of that name.
+// F1, G3: Downloads obey conditions and ranges. Any signed-in user may read a file whose path they
+// know. Every other path is a 404, even if FILES_DIR has a folder, a link or a file of that name.
 func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	t.Parallel()
 	s, owner := start(t, "member")

@@ -258,8 +258,7 @@ func (a hubAdmin) wantNone(path string) {
 	hubstest.WantProblem(a.t, changed, 404, "not_found")
 }
 
-// D2: A hub is created with defaults, read and deleted. Two hubs may have the same name. The test
-// sends more statements than the pool has slots, so the server must give the slots back.
+// A hub is created with defaults, read and deleted. Two hubs may have the same name.
 func TestHubIsCreatedAndDeleted(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
@@ -346,7 +345,7 @@ func TestHubTimesNeverGoBack(t *testing.T) {
 
 // If the id in a path is not exactly that of a hub, the answer is a 404. No such id causes an error
 // of the database.
-func TestOnlyExactIdsAreFound(t *testing.T) {
+func TestOnlyExactIDsAreFound(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
 	id := admin.create(`{"name":"a"}`).HubID

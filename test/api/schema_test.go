@@ -64,7 +64,7 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	}
 	defer reader.Rollback()
 	// The transaction keeps the locks of its reads until it ends.
-	if _, err := reader.Exec("select from " + strings.Join(tables(t), ", ")); err != nil {
+	if _, err := reader.Exec("select from " + strings.Join(hubstest.Tables(t), ", ")); err != nil {
 		t.Fatal(err)
 	}
 	// The migration fails if it has to wait for a lock for a second.

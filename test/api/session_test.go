@@ -116,7 +116,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 
 // T6, T7, T8, T2: Sign-in and sign-out send exactly these cookies, and the second removes the
 // cookie from a browser's jar. A copy of the token stays valid, as SECURITY.md says.
-func TestSessionCookie(t *testing.T) {
+func TestCookiesAreExact(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -360,8 +360,8 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 func TestSignInNeedsClocksThatAgree(t *testing.T) {
 	t.Parallel()
 	for shift, difference := range map[string]string{
-		"-95 seconds": "the database's is -1m",
-		"95 seconds":  "the database's is 1m",
+		"-95 seconds": "the server's: -1m",
+		"95 seconds":  "the server's: 1m",
 	} {
 		t.Run(shift, func(t *testing.T) {
 			t.Parallel()

@@ -21,20 +21,19 @@ var secretSettings = []string{"DATABASE_URL", "SESSION_SECRET", "SMTP_URL"}
 // Each file explains every setting of docs/deploy.md. It sets no other setting, and no secret.
 func TestEnvironmentFiles(t *testing.T) {
 	t.Parallel()
-	row := regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| ")
-	settings := row.FindAllStringSubmatch(hubstest.ReadFile(t, "docs/deploy.md"), -1)
+	settings := hubstest.Matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\| ")
 	for _, name := range envFiles {
 		text := shipped(t, name)
 		unknown := readEnv(t, name)
 		for _, setting := range settings {
-			if !slices.Contains(secretSettings, setting[1]) {
-				delete(unknown, setting[1])
+			if !slices.Contains(secretSettings, setting) {
+				delete(unknown, setting)
 			}
 			// A setting is explained if its line, which may be commented out, follows a comment.
 			// One other setting may be in between.
-			explained := regexp.MustCompile(`(?m)^# .*\n(#?[A-Z_]+=.*\n)?#?` + setting[1] + `=`)
+			explained := regexp.MustCompile(`(?m)^# .*\n(#?[A-Z_]+=.*\n)?#?` + setting + `=`)
 			if !explained.MatchString(text) {
-				t.Errorf("%s does not explain %s", name, setting[1])
+				t.Errorf("%s does not explain %s", name, setting)
 			}
 		}
 		if len(unknown) > 0 {

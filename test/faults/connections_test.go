@@ -10,8 +10,8 @@ import (
 )
 
 // startWithDescriptors starts a server whose limit of open file descriptors is the given number. It
-// uses the plain binary, because the race detector and coverage take memory of their own, and the
-// memory limit of deploy/hubs.service.
+// uses the plain binary, because the race detector and coverage take memory of their own.
+// GOMEMLIMIT is as in deploy/hubs.service.
 func startWithDescriptors(t *testing.T, descriptors string) *hubstest.Server {
 	t.Helper()
 	limit := `ulimit -n ` + descriptors + ` && GOMEMLIMIT=192MiB exec "$@"`

@@ -85,7 +85,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	upload.Finish().Want(t, 201)
 	wantExit(t, s, 0)
 	s.WantStored(t, 1)
-	s.Mail.WaitMail(t, email)
+	wantOneMailEach(t, s, email)
 }
 
 // H3: on SIGTERM, the server sends the mail of every request for a code that it has accepted. Then
@@ -96,7 +96,16 @@ func TestStopSendsMailUnderWay(t *testing.T) {
 	s.Mail.Slow(200 * time.Millisecond) // so a mail takes more than a second
 	emails := askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
+	if len(s.Mail.Received()) == manyMails {
+		t.Fatal("got every mail by the time of the signal, want some under way")
+	}
 	wantExit(t, s, 0)
+	wantOneMailEach(t, s, emails...)
+}
+
+// wantOneMailEach checks that the mail server has received one mail for each address.
+func wantOneMailEach(t *testing.T, s *hubstest.Server, emails ...string) {
+	t.Helper()
 	mails := map[string]int{}
 	for _, mail := range s.Mail.Received() {
 		mails[mail.To[0]]++

@@ -14,7 +14,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startOnSmallDisk starts a server whose FILES_DIR is a file system of 1 MiB that is kept in memory.
+// startOnSmallDisk starts a server whose FILES_DIR is a file system of 1 MiB, kept in memory.
 func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir string) {
 	t.Helper()
 	hubstest.NeedRoot(t)
@@ -153,7 +153,8 @@ func TestUploadStepFails(t *testing.T) {
 	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
 	// call fails with errno. target restricts this to calls on the working file ("file") or on
 	// FILES_DIR ("folder").
-	for i, step := range []struct {
+	stored := 0
+	for _, step := range []struct {
 		call, target, errno string
 		status              int
 	}{
@@ -178,9 +179,10 @@ func TestUploadStepFails(t *testing.T) {
 			r := upload.Finish()
 			tr.wantInjected()
 			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
-			s.WantStored(t, i) // the files that were stored after the steps before
+			s.WantStored(t, stored)
 			store(t, c, "next.txt")
-			s.WantStored(t, i+1)
+			stored++
+			s.WantStored(t, stored)
 		})
 	}
 }

@@ -74,8 +74,8 @@ func follow(t *testing.T, kind, file, body string) {
 	}
 }
 
-// editedFiles returns the texts of the files that the commands of perl name. It leaves out those that
-// write a table again (qx), because the table may be the same.
+// editedFiles returns the texts of the files that the commands of perl name. It leaves out those
+// that write a table again (qx), because the table may be the same.
 func editedFiles(body string) map[string]string {
 	texts := map[string]string{}
 	for line := range strings.Lines(body) {

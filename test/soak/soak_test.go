@@ -241,7 +241,9 @@ func (s *soak) report() {
 		s.ledger.Acknowledged())
 	fmt.Println(&table)
 	// Each needs a sign-in.
-	for _, success := range []string{"POST /hubs: 201", "POST /files/upload: 201"} {
+	for _, success := range []string{
+		"POST /hubs: 201", "POST /files/upload: 201", "GET /files/{id}: 200",
+	} {
 		if s.answers[success] == 0 {
 			s.t.Errorf("got no %s, want some", success)
 		}

@@ -180,8 +180,8 @@ func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 	return verdict{Removal: r, outcome: outcome, said: said, took: time.Since(started)}
 }
 
-// try does what prove says. It returns an error if the tests could not run or the files could not
-// be restored.
+// try applies a removal, runs its tests, and restores the files. It returns an error if the tests
+// could not run or the files could not be restored.
 func (l *lane) try(
 	source removals.Source, r removals.Removal,
 ) (outcome, said string, err error) {

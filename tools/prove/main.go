@@ -143,8 +143,8 @@ var harness = regexp.MustCompile(`(?m)^(internal/hubstest/.+|testdata/[^/]+)$`)
 
 // chooseForCI returns the removals that the last commit changed, and those whose functions or files
 // it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose tests may
-// have changed, because the commit changed their file or the harness, and with a tenth of the rest,
-// at random.
+// have changed, because the commit changed their file, their folder below test/ or the harness, and
+// with a tenth of the rest, at random.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	const base = "HEAD~1"
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file
@@ -161,7 +161,7 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	}
 	isChanged := func(test string) bool {
 		file, _ := source.Lines(removals.TestFunction(test))
-		return slices.Contains(strings.Fields(changed), file)
+		return strings.Contains(changed, file) || strings.Contains(changed, path.Dir(file)+"/")
 	}
 	var chosen, others []removals.Removal
 	for _, r := range all {
