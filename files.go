@@ -525,11 +525,14 @@ func (s *server) sendFile(state *requestState, f file) error {
 	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges { // one comma: two ranges
 		state.request.Header.Del("Range")
 	}
-	http.ServeContent(problemWriter{state}, state.request, "", f.CreatedAt, content)
+	http.ServeContent(fileWriter{problemWriter{state}}, state.request, "", f.CreatedAt, content)
 	return nil
 }
 
-// ReadFrom sends a file for sendFile: http.ServeContent calls it through io.CopyN. It sends the
+// A fileWriter is the problemWriter of sendFile. It also sends the bytes of the file.
+type fileWriter struct{ problemWriter }
+
+// ReadFrom sends a file: http.ServeContent calls it through io.CopyN. It sends the
 // file in pieces, and extends the write deadline before each. The total time of a download is not
 // limited, but each piece must be sent within stallTimeout. So a client that stops reading is cut
 // off (H5).
@@ -539,7 +542,7 @@ func (s *server) sendFile(state *requestState, f file) error {
 // below makes another. So ReadFrom unwraps src first: R is the file, or a pipe if there are several
 // ranges, and N is the number of bytes to send. If src is ever another reader, the panic cuts the
 // download off.
-func (w problemWriter) ReadFrom(src io.Reader) (int64, error) {
+func (w fileWriter) ReadFrom(src io.Reader) (int64, error) {
 	limited := src.(*io.LimitedReader)
 	var written int64
 	for limited.N > 0 {

@@ -230,7 +230,7 @@ var indexPage string
 //	        files.go extends it while an upload makes progress. To read the rest of a rejected
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. upload in files.go
-//	        starts it again when the file is stored or refused. problemWriter.ReadFrom in
+//	        starts it again when the file is stored or refused. fileWriter.ReadFrom in
 //	        files.go starts it again, with stallTimeout, before each piece of a download.
 //	idle    Time between two requests. Starts when an answer is complete.
 //

@@ -824,7 +824,7 @@ func (state *requestState) fail(err error) {
 // A problemWriter is the http.ResponseWriter for the two parts of net/http that write an answer
 // themselves: its router and http.ServeContent. They write an error as a status and a plain text. A
 // problemWriter sends our error instead and discards the text, so that these errors have the format
-// of all others (G3). A success passes unchanged. ReadFrom, in files.go, sends a file.
+// of all others (G3). A success passes unchanged.
 type problemWriter struct{ state *requestState }
 
 func (w problemWriter) Header() http.Header { return w.state.Header() }

@@ -38,7 +38,7 @@ func (s *Server) Client(t testing.TB) *Client {
 		IP:  NewIP(),
 		HTTP: &http.Client{
 			Jar:           jar,
-			Transport:     proxied{transport, s.Addr},
+			Transport:     tlsTerminator{transport, s.Addr},
 			Timeout:       2 * Patience,
 			CheckRedirect: noRedirect,
 		},
@@ -66,15 +66,15 @@ func (c *Client) Elsewhere() *Client {
 	return &moved
 }
 
-// proxied plays the proxy that ends TLS in front of a deployed server. The client and its cookie
+// tlsTerminator plays the proxy that ends TLS in front of a deployed server. The client and its cookie
 // jar see https and the public name. The server, at addr, gets plain HTTP.
-type proxied struct {
+type tlsTerminator struct {
 	*http.Transport
 	addr string
 }
 
 // RoundTrip sends the request to the server as the proxy does: with its Host, but without TLS.
-func (p proxied) RoundTrip(r *http.Request) (*http.Response, error) {
+func (p tlsTerminator) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Host = cmp.Or(r.Host, r.URL.Host)
 	r.URL.Scheme = "http"
@@ -200,14 +200,14 @@ func Form(name string, content []byte) (form io.Reader, contentType string) {
 func (c *Client) SignIn(email string) *Response {
 	c.t.Helper()
 	c.AskCode(email)
-	return c.PresentCode(email, c.srv.Code(c.t, email)).Want(c.t, 200)
+	return c.PresentCode(email, c.srv.Code(c.t, email)).Must(c.t, 200)
 }
 
 // AcceptTerms accepts the current terms.
 func (c *Client) AcceptTerms() {
 	c.t.Helper()
-	version := c.Get("/auth/session").Want(c.t, 200).Field(c.t, "terms", "version")
-	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Want(c.t, 200)
+	version := c.Get("/auth/session").Must(c.t, 200).Field(c.t, "terms", "version")
+	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Must(c.t, 200)
 }
 
 // SignIn returns a new client that has signed in with this address. Like Member, it is for what a
@@ -280,8 +280,8 @@ func (s *Server) url() *url.URL {
 	return u
 }
 
-// Want ends the test unless the answer has this status. It returns the answer.
-func (r *Response) Want(t testing.TB, status int) *Response {
+// Must ends the test unless the answer has this status. It returns the answer.
+func (r *Response) Must(t testing.TB, status int) *Response {
 	t.Helper()
 	if r.Status != status {
 		t.Fatalf("got status %d, want %d, in the answer to %v", r.Status, status, r)
@@ -426,7 +426,7 @@ func (c *Client) Get(path string, headers ...string) *Response {
 func (c *Client) AskCode(email string) *Response {
 	c.t.Helper()
 	r := c.Do("POST", "/auth/otp/request", map[string]string{"email": email})
-	return r.Want(c.t, 200)
+	return r.Must(c.t, 200)
 }
 
 // PresentCode makes one attempt to sign in with the code.

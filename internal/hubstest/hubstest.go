@@ -1,8 +1,18 @@
 // Package hubstest is the harness of the tests. Only tests import it.
 //
 // The harness drives the server from outside. It runs the binary as a process (Start), a
-// PostgreSQL, a mail server (NewMailServer) and a proxy that cuts connections (NewProxy). Its
-// client checks every answer for the rules that all answers must keep (Client, Response.Fault).
+// PostgreSQL, a mail server (NewMailServer) and a proxy that fails (NewFaultProxy). Its client
+// checks every answer for the rules that all answers must keep (Client, Response.Fault).
+//
+// The words in names:
+//
+//	Want, want  compares, and fails the test; the test goes on
+//	Must, must  ends the test if a step fails that is not what the test is about
+//	Wait, wait  waits for an event, and ends the test after Patience
+//	New, Start  makes something that ends with the test
+//
+// Whatever belongs to one test keeps its testing.TB (Client, MailServer, FaultProxy). Whatever
+// subtests share takes theirs at each call (Server, Response). Client.In moves a client to a subtest.
 //
 // Functions that check the server call t.Helper, so a failure is reported at a line of the test.
 // A failure at a line of this package says nothing about the rule under test: there is no
@@ -36,14 +46,22 @@ func patience() time.Duration {
 	return d
 }
 
-// WaitUntil calls done every 5 ms until it returns true, and ends the test after Patience. It is
-// for a state that can only be polled, such as a row that appears. what names the state.
+// WaitUntil waits until done returns true. what names the state that is waited for.
 func WaitUntil(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !done(); time.Sleep(5 * time.Millisecond) {
+	WaitFor(t, what, true, done)
+}
+
+// WaitFor calls get every 5 ms until it returns want, and ends the test after Patience. It is for a
+// state that can only be polled, such as a row that appears. what names the value of get.
+func WaitFor[T comparable](t testing.TB, what string, want T, get func() T) {
+	t.Helper()
+	got := get()
+	for end := time.Now().Add(Patience); got != want; got = get() {
 		if time.Now().After(end) {
-			t.Fatalf("after %v, still waiting for: %s", Patience, what)
+			t.Fatalf("%s: got %v after %v, want %v", what, got, Patience, want)
 		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 

@@ -120,7 +120,7 @@ func (l *Log) wait(
 var usedEmails sync.Map
 
 // checkLog fails the test if standard error has a line that is not expected (WantStderr). It also
-// fails the test if the log has an error that is not allowed (AllowErrors), a line that is not
+// fails the test if the log has an error that is not allowed (AllowErrorsWithAnyOf), a line that is not
 // JSON, a secret, a code or an unmasked e-mail address.
 func (s *Server) checkLog(t testing.TB) {
 	t.Helper()
@@ -142,7 +142,7 @@ func (s *Server) checkLog(t testing.TB) {
 	}
 }
 
-// checkErrors fails the test if an error was logged that AllowErrors does not allow.
+// checkErrors fails the test if an error was logged that AllowErrorsWithAnyOf does not allow.
 func (s *Server) checkErrors(t testing.TB) {
 	t.Helper()
 	for n, line := range s.Log.All() {

@@ -218,9 +218,9 @@ func (s *Server) Wait(t testing.TB) int {
 // Done returns a channel that is closed when the process has ended.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// AllowErrors makes the test accept logged errors that contain one of the parts. If end is called,
+// AllowErrorsWithAnyOf makes the test accept logged errors that contain one of the parts. If end is called,
 // the test accepts only those logged before that call.
-func (s *Server) AllowErrors(parts ...string) (end func()) {
+func (s *Server) AllowErrorsWithAnyOf(parts ...string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := &allowance{parts, math.MaxInt}

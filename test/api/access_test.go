@@ -174,7 +174,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
 				valid := sample(t, srv, admin.In(t), r.name)
-				valid.send(srv.With(t, v.token)).Want(t, r.status)
+				valid.send(srv.With(t, v.token)).Must(t, r.status)
 			})
 		}
 	}
@@ -191,8 +191,8 @@ func TestHeadIsLikeGet(t *testing.T) {
 		if !isGet {
 			continue
 		}
-		get := admin.Get(path).Want(t, 200)
-		head := admin.Do("HEAD", path, nil).Want(t, 200)
+		get := admin.Get(path).Must(t, 200)
+		head := admin.Do("HEAD", path, nil).Must(t, 200)
 		for _, headers := range []http.Header{get.Header, head.Header} {
 			headers.Del("X-Request-Id") // a new one for each request
 			headers.Del("Date")

@@ -32,7 +32,7 @@ func start(
 // upload uploads a file named a.txt with this content, and returns its path.
 func upload(t testing.TB, c *hubstest.Client, content string) (path string) {
 	t.Helper()
-	stored := c.Upload("a.txt", []byte(content)).Want(t, 201)
+	stored := c.Upload("a.txt", []byte(content)).Must(t, 201)
 	return stored.Header.Get("Location")
 }
 
@@ -99,7 +99,7 @@ func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route st
 		q.request = method + " " + upload(t, admin, "hello")
 	case item != nil:
 		create := sample(t, srv, admin, "POST "+item[1])
-		made := create.send(admin).Want(t, 201)
+		made := create.send(admin).Must(t, 201)
 		q.request = method + " " + made.Header.Get("Location") + item[2]
 	}
 	operation := []string{"paths", path, strings.ToLower(method)}

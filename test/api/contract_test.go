@@ -35,7 +35,7 @@ func TestContractNamesTheCookie(t *testing.T) {
 		"__Secure-hubs_auth_staging":    staging(t),
 		"__Secure-hubs_auth_production": production(t),
 	} {
-		answer := hubstest.Start(t, env).Client(t).Get("/openapi.json").Want(t, 200)
+		answer := hubstest.Start(t, env).Client(t).Get("/openapi.json").Must(t, 200)
 		want := strings.Replace(contract, local, `"name": "`+name+`"`, 1)
 		if string(answer.Body) != want {
 			t.Errorf("GET /openapi.json: got another text, want web/openapi.json with the name %s",
@@ -139,5 +139,5 @@ func (p prismClient) want(
 	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
 		p.t.Errorf("%s: got the violation %q in %v, want none", request, violation, answer)
 	}
-	return answer.Want(p.t, status)
+	return answer.Must(p.t, status)
 }

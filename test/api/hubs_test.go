@@ -35,7 +35,7 @@ type hubPage struct {
 // decode returns the body of an answer. It fails if the answer has another status.
 func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T) {
 	t.Helper()
-	if err := json.Unmarshal(answer.Want(t, status).Body, &value); err != nil {
+	if err := json.Unmarshal(answer.Must(t, status).Body, &value); err != nil {
 		t.Fatalf("%v in %v", err, answer)
 	}
 	return value
@@ -293,7 +293,7 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 	}
 
 	twin := admin.create(`{"name":"North"}`)
-	admin.Do("DELETE", path, nil).Want(t, 204)
+	admin.Do("DELETE", path, nil).Must(t, 204)
 	admin.wantNone(path)
 	got = admin.read(twin.HubID)
 	if got != twin {

@@ -24,7 +24,7 @@ func TestHubListParameters(t *testing.T) {
 	}](t, "queries.json")
 	srv, admin := start(t, "admin")
 	for _, body := range file.Hubs {
-		admin.Send("POST /hubs", body).Want(t, 201)
+		admin.Send("POST /hubs", body).Must(t, 201)
 	}
 	member, _ := srv.Member(t, "member")
 	cookie := srv.CookieName() + "=" + member.Token()
@@ -61,7 +61,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 		"admin":  admin,
 		"member": member,
 	}
-	made := admin.Send("POST /hubs", `{"name":"Corpus hub"}`).Want(t, 201)
+	made := admin.Send("POST /hubs", `{"name":"Corpus hub"}`).Must(t, 201)
 	words := []string{
 		"<hubId>", made.Field(t, "hubId").(string),
 		"<terms>", admin.Get("/auth/session").Field(t, "terms", "version").(string),
@@ -121,7 +121,7 @@ func TestBodyLimits(t *testing.T) {
 	c := hubstest.Start(t).Client(t)
 	ask := func(t *testing.T, body io.Reader, kind string, want int) {
 		t.Helper()
-		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
+		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Must(t, want)
 	}
 	for size, want := range map[int]int{
 		maxBody:     200,
@@ -216,7 +216,7 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 			hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
 		}
 		for range limit.Requests {
-			c.Send(route, valid).Want(t, status)
+			c.Send(route, valid).Must(t, status)
 		}
 		hubstest.WantProblem(t, c.Send(route, valid), 429, "rate_limited")
 		hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
@@ -234,7 +234,7 @@ func TestHeadersAreBounded(t *testing.T) {
 		17 << 10: 431,
 	} {
 		padding := strings.Repeat("x", size)
-		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
+		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Must(t, status)
 	}
 }
 
@@ -279,7 +279,7 @@ func TestSlowRequestsEnd(t *testing.T) {
 			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
 			inTime.Exchange(t, test.rest, 200)
-			srv.Client(t).Get("/openapi.json").Want(t, 200)
+			srv.Client(t).Get("/openapi.json").Must(t, 200)
 			wantClosed(t, tooSlow, test.answer)
 		})
 	}

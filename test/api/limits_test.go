@@ -22,7 +22,7 @@ func TestLimitByClientAddress(t *testing.T) {
 		c.IP = test.same
 		hubstest.WantProblem(t, c.Get("/hubs"), 429, "rate_limited")
 		c.IP = test.other
-		c.Get("/hubs").Want(t, 401)
+		c.Get("/hubs").Must(t, 401)
 	}
 }
 
@@ -49,8 +49,8 @@ func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
 	flood(t, c, "GET /hubs")
-	c.Get("/files/a/b").Want(t, 401)
-	c.Send("HEAD /files/a/b", nil).Want(t, 401)
+	c.Get("/files/a/b").Must(t, 401)
+	c.Send("HEAD /files/a/b", nil).Must(t, 401)
 }
 
 // O8: Requests for codes are counted by e-mail address and client network together. Another case of
@@ -72,5 +72,5 @@ func TestLimitOfCodes(t *testing.T) {
 	c.Elsewhere().AskCode(email)
 	c.IP += "9" // another address of the client's network
 	wantLimited(t, c.Send(askRoute, ask), limit)
-	c.PresentCode(email, s.Code(t, email)).Want(t, 200)
+	c.PresentCode(email, s.Code(t, email)).Must(t, 200)
 }

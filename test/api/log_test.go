@@ -15,9 +15,9 @@ func TestRequestLog(t *testing.T) {
 	t.Parallel()
 	origins := map[string]string{"ALLOWED_ORIGINS": "https://app.example.com"}
 	s, admin := start(t, "admin", staging(t), origins)
-	made := admin.Send("POST /hubs", `{"name":"North"}`).Want(t, 201)
+	made := admin.Send("POST /hubs", `{"name":"North"}`).Must(t, 201)
 	large := make([]byte, 1<<20) // sent in several pieces
-	file := admin.Upload("plan.txt", large).Want(t, 201)
+	file := admin.Upload("plan.txt", large).Must(t, 201)
 	session := admin.Get("/auth/session")
 	words := []string{
 		"<userId>", session.Field(t, "user", "userId").(string),

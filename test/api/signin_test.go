@@ -25,13 +25,13 @@ func TestCodeOpensASession(t *testing.T) {
 	c := s.Client(t)
 	hubstest.WantProblem(t, c.Get("/auth/session"), 401, "unauthenticated")
 
-	answer := c.Send(askRoute, map[string]string{"email": upper}).Want(t, 200)
+	answer := c.Send(askRoute, map[string]string{"email": upper}).Must(t, 200)
 	example := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
 		"responses", "200", "content", "application/json", "example")
 	if !maps.Equal(answer.JSON(t), example) {
 		t.Errorf("answer to the request for a code: got %s, want %v", answer.Body, example)
 	}
-	view := c.PresentCode(" "+upper, s.Code(t, email)).Want(t, 200)
+	view := c.PresentCode(" "+upper, s.Code(t, email)).Must(t, 200)
 	want := map[string]any{
 		"userId":     userID,
 		"email":      email,
@@ -41,7 +41,7 @@ func TestCodeOpensASession(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got the user %v, want %v", got, want)
 	}
-	reloaded := c.Get("/auth/session").Want(t, 200)
+	reloaded := c.Get("/auth/session").Must(t, 200)
 	if !bytes.Equal(view.Body, reloaded.Body) {
 		t.Errorf("got the session %s after a reload, want %s", reloaded.Body, view.Body)
 	}
@@ -56,7 +56,7 @@ func TestWrongGuessSpoilsNoCode(t *testing.T) {
 	wrong := hubstest.OtherCode(code, 1)
 	wantNoSession(t, c.PresentCode(email, wrong), 401, "invalid_code")
 	wantNoSession(t, c.PresentCode(hubstest.NewEmail(), code), 401, "invalid_code")
-	c.PresentCode(email, code).Want(t, 200)
+	c.PresentCode(email, code).Must(t, 200)
 	wantNoSession(t, s.Client(t).PresentCode(email, code), 401, "invalid_code")
 }
 
@@ -90,7 +90,7 @@ func TestAddressesLookAlike(t *testing.T) {
 			if code != "" {
 				body["code"] = code
 			}
-			answer := c.Send(route, body, "X-Request-Id", "one").Want(t, status)
+			answer := c.Send(route, body, "X-Request-Id", "one").Must(t, status)
 			got := constantParts(answer, period)
 			want = cmp.Or(want, got)
 			if got != want {
@@ -173,7 +173,7 @@ func TestLimitOfGuesses(t *testing.T) {
 		t.Errorf("answers by status: got %v, want %v", got, want)
 	}
 	wantLimited(t, c.PresentCode(strings.ToUpper(email), code), limit)
-	c.PresentCode("x"+email, code).Want(t, 401)
+	c.PresentCode("x"+email, code).Must(t, 401)
 }
 
 // O5: Neither a sign-in nor a new code gives back guesses that were spent.
@@ -181,7 +181,7 @@ func TestNewCodeBringsNoGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	c, email, code := asked(t, s)
-	c.PresentCode(email, code).Want(t, 200)
+	c.PresentCode(email, code).Must(t, 200)
 	guess(t, s, hubstest.LimitOf(t, guessRoute).Requests-1, email, code)
 	c.AskCode(email)
 	hubstest.WantProblem(t, c.PresentCode(email, s.Code(t, email)), 429, "rate_limited")
@@ -211,7 +211,7 @@ func TestOneMailForManyRequests(t *testing.T) {
 		t.Errorf("got %d codes, want 1", n)
 	}
 	code := s.Code(t, email)
-	s.Client(t).PresentCode(email, code).Want(t, 200)
+	s.Client(t).PresentCode(email, code).Must(t, 200)
 }
 
 // onTheWire asks for a code with exactly these headers and a Content-Type. http.Client would change
@@ -293,7 +293,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 				hubstest.WantProblem(t, r, 429, "rate_limited")
 			}
 			for _, chain := range c.DiffersFrom {
-				onTheWire(t, s, email, "X-Forwarded-For", chain).Want(t, 200)
+				onTheWire(t, s, email, "X-Forwarded-For", chain).Must(t, 200)
 			}
 		})
 	}

@@ -169,7 +169,7 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 		"{10 kB}": 10_000,
 		"{1 MB}":  1_000_000,
 	} {
-		upload := s.client.Upload("a.bin", make([]byte, size)).Want(t, 201)
+		upload := s.client.Upload("a.bin", make([]byte, size)).Must(t, 201)
 		s.files[name] = upload.Header.Get("Location")
 	}
 	return s
@@ -222,7 +222,7 @@ func (s *side) start(
 func (s *side) pathOf(t *testing.T, k kind, server *side) string {
 	if s.client == nil {
 		path := server.pathOf(t, k, server)
-		answer := server.client.Elsewhere().Get(path).Want(t, 200)
+		answer := server.client.Elsewhere().Get(path).Must(t, 200)
 		return fmt.Sprint("/", len(answer.Body))
 	}
 	if file, isFile := s.files[k.Path]; isFile {
@@ -315,7 +315,7 @@ func TestAllocationsOfARequest(t *testing.T) {
 		from generate_series(1, 100) n`)
 	send := func(path string, requests int) {
 		for range requests {
-			client.Elsewhere().Get(path).Want(t, 200)
+			client.Elsewhere().Get(path).Must(t, 200)
 		}
 	}
 	for path, most := range allocationBounds {

@@ -321,7 +321,7 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	killActive(t, c, l)
 	l.end()
 	l.ledger.CheckFiles(t, l, c.servers[0].Database)
-	l.client.Do("GET", "/auth/session", nil).Want(t, 200)
+	l.client.Do("GET", "/auth/session", nil).Must(t, 200)
 }
 
 // rollOut restarts one server after the other with a new signing key, and requires that no

@@ -33,7 +33,7 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		// So this fails if the proxy does not stream uploads.
 		for _, client := range []*hubstest.Client{c, overHTTP2} {
 			upload := client.StartUpload("a.txt")
-			r := upload.Finish().Want(t, 201)
+			r := upload.Finish().Must(t, 201)
 			client.WantFile(r.Header.Get("Location"), upload.Content)
 		}
 		// The server refuses a body before it reaches a limit of the proxy.
@@ -42,7 +42,7 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		r = c.Do("POST", "/auth/otp/request", strings.Repeat("x", 20<<10))
 		hubstest.WantProblem(t, r, 413, "too_large")
 		// The server compares Origin with Host, so the proxy must not change Host.
-		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
+		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Must(t, 204)
 
 		t.Run("server away", func(t *testing.T) {
 			s.Stop(t)
@@ -235,7 +235,7 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 	almost := signIn + length + strings.Repeat("x", size-1) // the last byte is missing
 	forEachProxy(t, func(t *testing.T, engine string) {
 		s := hubstest.Start(t, productionEnv(t))
-		between := hubstest.NewProxy(t, s.Addr)
+		between := hubstest.NewFaultProxy(t, s.Addr)
 		p := startProxy(t, engine, between.Addr)
 		for _, sent := range []string{"", signIn, almost} {
 			f := p.flood(t, 5000, sent)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 type service struct {
 	*hubstest.Server
 	t     *testing.T
-	proxy *hubstest.Proxy // between server and database; nil without startBehindProxy
+	proxy *hubstest.FaultProxy // between server and database; nil without startBehindProxy
 }
 
 // start starts a server on a new database, and signs an admin in. env overrides the settings of
@@ -49,7 +49,7 @@ func startOn(t *testing.T, databaseURL string) (*service, *hubstest.Client) {
 func startBehindProxy(t *testing.T) (*service, *hubstest.Client) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	proxy, through := hubstest.ProxyURL(t, database)
+	proxy, through := hubstest.FaultProxyURL(t, database)
 	s, admin := startOn(t, through)
 	s.Database = database
 	s.proxy = proxy
@@ -232,7 +232,7 @@ func store(t *testing.T, c *hubstest.Client, name string) (path string) {
 // the answer is not a 201.
 func location(t *testing.T, r *hubstest.Response) string {
 	t.Helper()
-	return r.Want(t, 201).Header.Get("Location")
+	return r.Must(t, 201).Header.Get("Location")
 }
 
 // wantUnavailable fails the test if the answer is not a 503 with the code "unavailable", or if it

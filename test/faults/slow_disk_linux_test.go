@@ -92,7 +92,7 @@ func TestUploadsThatEndTogether(t *testing.T) {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.Cmd.Process.Pid))
 		return err != nil || len(threads) > len(uploads)*3/4
 	})
-	get(c, "/healthz").Want(t, 200)
+	get(c, "/healthz").Must(t, 200)
 	answers := map[int]int{}
 	for range uploads {
 		answers[<-statuses]++
@@ -100,5 +100,5 @@ func TestUploadsThatEndTogether(t *testing.T) {
 	if answers[201] != len(uploads) {
 		t.Errorf("number of answers by status: got %v, want %d with a 201", answers, len(uploads))
 	}
-	get(c, "/healthz").Want(t, 200)
+	get(c, "/healthz").Must(t, 200)
 }

@@ -68,7 +68,7 @@ func TestGenerationsOnOneSocket(t *testing.T) {
 		load.waitFor(4, true)
 		current.Signal(t, syscall.SIGTERM)
 		load.waitFor(8, true) // the old server accepts no connections now
-		upload.Finish().Want(t, 201)
+		upload.Finish().Must(t, 201)
 		wantExit(t, current, 0)
 		current = next
 		load.waitFor(4, true)

@@ -34,7 +34,7 @@ func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir str
 func TestFullDiskKeepsNothing(t *testing.T) {
 	t.Parallel()
 	s, c, dir := startOnSmallDisk(t)
-	s.AllowErrors("insufficient_storage")
+	s.AllowErrorsWithAnyOf("insufficient_storage")
 	// The ballast leaves room for a small file, but not for the large one.
 	ballast := filepath.Join(dir, "ballast")
 	if err := os.WriteFile(ballast, make([]byte, 600<<10), 0o600); err != nil {
@@ -51,7 +51,7 @@ func TestFullDiskKeepsNothing(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
+	c.Elsewhere().Upload("large.bin", large).Must(t, 201)
 	s.WantStored(t, 2)
 }
 
@@ -67,7 +67,7 @@ func TestReadOnlyDiskIsServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := hubstest.Start(t, s.Env)
-	second.AllowErrors("read-only file system")
+	second.AllowErrorsWithAnyOf("read-only file system")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
 	client := second.With(t, c.Token())
 	client.WantFile(kept, "content")
@@ -150,7 +150,7 @@ var codeOf = map[int]string{500: "internal", 507: "insufficient_storage"}
 func TestUploadStepFails(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrors(`"error":"internal`, `"error":"insufficient_storage`)
+	s.AllowErrorsWithAnyOf(`"error":"internal`, `"error":"insufficient_storage`)
 	// call fails with errno. target restricts this to calls on the working file ("file") or on
 	// FILES_DIR ("folder").
 	stored := 0
@@ -198,7 +198,7 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 		t.Run(errno, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
-			s.AllowErrors(`"error":"` + codeOf[status])
+			s.AllowErrorsWithAnyOf(`"error":"` + codeOf[status])
 			store(t, c, "first.txt") // makes the server open its connections to the database
 			tr := attachFault(t, s, "openat", errno)
 			r := uploadText(c, "a.txt")
@@ -226,7 +226,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 		t.Run(test.calls, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
-			s.AllowErrors(`"error":"internal`)
+			s.AllowErrorsWithAnyOf(`"error":"internal`)
 			upload := c.StartUpload("a.txt")
 			tr := attachFault(t, s, test.calls, "EIO")
 			r := upload.Finish()
@@ -250,7 +250,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 	working := s.WorkingFiles(t)[0]
 	id := filepath.Base(working)
 	tr := attach(t, s, "-e", "trace=write,fsync,fdatasync,linkat,renameat,renameat2,unlinkat")
-	upload.Finish().Want(t, 201)
+	upload.Finish().Must(t, 201)
 	var steps strings.Builder // one letter for each step
 	for call := range strings.Lines(tr.calls()) {
 		for step, pattern := range map[string]string{
@@ -280,7 +280,7 @@ func TestDownloadIsSentByTheKernel(t *testing.T) {
 	s, c := start(t)
 	path := storeLarge(t, c)
 	tr := attach(t, s, "-e", "trace=sendfile,splice,read,pread64")
-	get(c, path).Want(t, 200)
+	get(c, path).Must(t, 200)
 	sent := 0
 	read := 0
 	for call := range strings.Lines(tr.calls()) {
@@ -331,7 +331,7 @@ func TestFilesAreClosed(t *testing.T) {
 	}
 	store(t, c, "b.txt")
 	wantClosed("an upload")
-	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
+	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Must(t, 413)
 	wantClosed("an upload that is too large")
 	upload := c.StartUpload("d.txt")
 	if got := s.openFiles(); got != idle+1 {
@@ -346,8 +346,8 @@ func TestFilesAreClosed(t *testing.T) {
 		304: {"If-None-Match", "*"},
 		412: {"If-Match", `"another"`},
 	} {
-		c.Elsewhere().Do("GET", path, nil, headers...).Want(t, status)
-		c.Elsewhere().Do("HEAD", path, nil, headers...).Want(t, status)
+		c.Elsewhere().Do("GET", path, nil, headers...).Must(t, status)
+		c.Elsewhere().Do("HEAD", path, nil, headers...).Must(t, status)
 		wantClosed(fmt.Sprintf("a download %q", headers))
 	}
 }

@@ -148,7 +148,7 @@ func TestUnfinishedUploadsAreSwept(t *testing.T) {
 	}
 
 	second := s.sweep()
-	second.AllowErrors("the sweep of unfinished uploads failed")
+	second.AllowErrorsWithAnyOf("the sweep of unfinished uploads failed")
 
 	got := s.FilesIn(t)
 	want := append(foreign, complete, working+young, young, folder)
@@ -167,7 +167,7 @@ func TestSweepSparesUploadsOfOtherServers(t *testing.T) {
 	running := c.StartUpload("running.txt")
 	s.AgeUnfinished(t)
 	s.sweep() // by another server: the running upload's lock protects its file
-	running.Finish().Want(t, 201)
+	running.Finish().Must(t, 201)
 	s.WantStored(t, 1)
 }
 
@@ -180,7 +180,7 @@ func TestSweepWithoutDatabase(t *testing.T) {
 	id := filepath.Base(s.WorkingFiles(t)[0])
 	s.proxy.When(id, s.proxy.Cut) // when the sweep asks for the row
 	second := hubstest.Start(t, s.Env)
-	second.AllowErrors("the sweep of unfinished uploads failed")
+	second.AllowErrorsWithAnyOf("the sweep of unfinished uploads failed")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "unavailable")
 	s.waitFiles(1)
 	s.proxy.Resume()
@@ -223,7 +223,7 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			s, c := startBehindProxy(t)
-			s.AllowErrors("unavailable")
+			s.AllowErrorsWithAnyOf("unavailable")
 			test.breakAtInsert(s)
 			wantUnavailable(t, uploadText(c, "a.txt"))
 			s.proxy.Resume()
@@ -241,7 +241,7 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrors(`"error":"internal`)
+	s.AllowErrorsWithAnyOf(`"error":"internal`)
 	upload := c.StartUpload("a.txt")
 	working := s.WorkingFiles(t)[0]
 	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))
@@ -283,13 +283,13 @@ func TestFilesDirMissing(t *testing.T) {
 func TestFilesDirDisappears(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrors("unavailable")
-	get(c, "/healthz").Want(t, 200)
+	s.AllowErrorsWithAnyOf("unavailable")
+	get(c, "/healthz").Must(t, 200)
 	dir := s.Env["FILES_DIR"]
 	os.Rename(dir, dir+"-moved")
 	wantUnavailable(t, get(c, "/healthz"))
 	os.Rename(dir+"-moved", dir)
-	get(c, "/healthz").Want(t, 200)
+	get(c, "/healthz").Must(t, 200)
 }
 
 // storeLarge uploads a file of 16 MiB, which is more than the buffers of a connection hold, and
@@ -314,15 +314,15 @@ const maxTransfers = 16
 func TestEndedTransfersDoNotCount(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrors("no such file or directory")
+	s.AllowErrorsWithAnyOf("no such file or directory")
 	small := store(t, c, "small.txt")
 	lost := store(t, c, "lost.txt")
 	os.Remove(s.onDisk(lost)) // its download fails with a 500
 	for range maxTransfers + 1 {
 		c.WantFile(small, "content")
-		get(c, lost).Want(t, 500)
-		c.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
-		c.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
+		get(c, lost).Must(t, 500)
+		c.Elsewhere().Get(small, "If-None-Match", "*").Must(t, 304)
+		c.Elsewhere().Do("POST", "/files/upload", nil).Must(t, 415)
 	}
 }
 
@@ -358,16 +358,16 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	// Only transfers of this user are refused.
 	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
 	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
-	greedy.Get("/hubs").Want(t, 200)
+	greedy.Get("/hubs").Must(t, 200)
 	neighbour.IP = greedy.IP
-	neighbour.Get(small).Want(t, 200)
+	neighbour.Get(small).Must(t, 200)
 
 	// Each transfer that ends makes room for one other.
 	downloads[0].Close()
 	hubstest.WaitUntil(t, "a transfer instead of one whose client disconnected", served)
 	s.beginDownload(greedy, large)
-	get(greedy, small).Want(t, 429)
-	upload.Finish().Want(t, 201)
+	get(greedy, small).Must(t, 429)
+	upload.Finish().Must(t, 201)
 	hubstest.WaitUntil(t, "a transfer instead of an upload that ended", served)
 }
 
@@ -385,7 +385,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 	for range maxTransfers - 1 {
 		s.beginDownload(stalled, large)
 	}
-	get(stalled, small).Want(t, 429)
+	get(stalled, small).Must(t, 429)
 
 	// The slow transfers take a piece each second, until the stalled upload has ended.
 	piece := make([]byte, 16<<10)
@@ -401,11 +401,11 @@ func TestStalledTransfersEnd(t *testing.T) {
 			t.Fatal("a slow transfer ended before the stalled upload, or with it: ", err)
 		}
 	}
-	ended.Want(t, 400)
+	ended.Must(t, 400)
 	s.beginDownload(stalled, large) // takes the place of the stalled upload
 	hubstest.WaitUntil(t, "a transfer instead of a stalled download", func() bool {
 		return get(stalled, small).Status == 200
 	})
-	slowUpload.Finish().Want(t, 201)
+	slowUpload.Finish().Must(t, 201)
 	s.WantStored(t, 3)
 }

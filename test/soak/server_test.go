@@ -45,7 +45,7 @@ func (s *soak) newServer() *server {
 // errors in the log that the failures cause.
 func (v *server) start(t *testing.T) {
 	v.Server = hubstest.Start(t, v.Env)
-	v.AllowErrors(
+	v.AllowErrorsWithAnyOf(
 		"unavailable",
 		"code not sent",
 		"insufficient_storage",

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// A Proxy passes data between a server and its PostgreSQL or mail server. Its methods make it fail.
-type Proxy struct {
+// A FaultProxy passes data between a server and its PostgreSQL or mail server. Its methods make it fail.
+type FaultProxy struct {
 	Addr, target string
 
 	mu       sync.Mutex
-	mode     proxyMode
+	mode     faultMode
 	changed  chan struct{} // closed and replaced by each change of mode
-	pairs    map[*proxyPair]bool
+	pairs    map[*faultPair]bool
 	triggers map[trigger]func()
 	sent     []byte // data of clients since the last call of Record
 }
@@ -26,33 +26,33 @@ type trigger struct {
 	isAnswer bool // sent by the server, not by a client
 }
 
-// A proxyMode says what the proxy does with data. The methods of Proxy describe the modes.
-type proxyMode int
+// A faultMode says what the proxy does with data. The methods of FaultProxy describe the modes.
+type faultMode int
 
 const (
-	proxyPasses proxyMode = iota
+	proxyPasses faultMode = iota
 	proxyCut
 	proxyHangs
 )
 
-// A proxyPair is a client's connection to the proxy, and the proxy's own to the server.
-type proxyPair struct {
+// A faultPair is a client's connection to the proxy, and the proxy's own to the server.
+type faultPair struct {
 	client, server net.Conn
 	ended          chan struct{} // closed by close
 	close          func()        // closes both connections; may be called again
 }
 
-// NewProxy starts a proxy that passes all data to target (host:port). It runs until the test ends.
-func NewProxy(t testing.TB, target string) *Proxy {
+// NewFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test ends.
+func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{
+	p := &FaultProxy{
 		Addr:     ln.Addr().String(),
 		target:   target,
 		changed:  make(chan struct{}),
-		pairs:    map[*proxyPair]bool{},
+		pairs:    map[*faultPair]bool{},
 		triggers: map[trigger]func(){},
 	}
 	var work sync.WaitGroup
@@ -73,71 +73,71 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// ProxyURL starts a proxy for the server at a URL. It returns the proxy, and the URL with the
+// FaultProxyURL starts a proxy for the server at a URL. It returns the proxy, and the URL with the
 // proxy's address in place of the server's.
-func ProxyURL(t testing.TB, serverURL string) (*Proxy, string) {
+func FaultProxyURL(t testing.TB, serverURL string) (*FaultProxy, string) {
 	u, err := url.Parse(serverURL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := NewProxy(t, u.Host)
+	p := NewFaultProxy(t, u.Host)
 	u.Host = p.Addr
 	return p, u.String()
 }
 
 // Cut closes all connections, and each new one at once.
-func (p *Proxy) Cut() { p.set(proxyCut) }
+func (p *FaultProxy) Cut() { p.set(proxyCut) }
 
 // Hang holds all data back. Connections stay open, and the proxy accepts new ones.
-func (p *Proxy) Hang() { p.set(proxyHangs) }
+func (p *FaultProxy) Hang() { p.set(proxyHangs) }
 
 // Resume passes all data again, including the data that Hang held back.
-func (p *Proxy) Resume() { p.set(proxyPasses) }
+func (p *FaultProxy) Resume() { p.set(proxyPasses) }
 
 // When calls do once, when a client sends the text, before the proxy passes the text on. If do is
 // Cut, the statement is not executed. A text that arrives in two pieces is not found.
-func (p *Proxy) When(text string, do func()) { p.when(trigger{text, false}, do) }
+func (p *FaultProxy) When(text string, do func()) { p.when(trigger{text, false}, do) }
 
 // WhenAnswered is like When, for a text that the server sends. Any data contains the text "".
-func (p *Proxy) WhenAnswered(text string, do func()) {
+func (p *FaultProxy) WhenAnswered(text string, do func()) {
 	p.when(trigger{text, true}, do)
 }
 
-func (p *Proxy) when(on trigger, do func()) {
+func (p *FaultProxy) when(on trigger, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.triggers[on] = do
 }
 
 // Drop closes all connections, then passes data on new ones.
-func (p *Proxy) Drop() {
+func (p *FaultProxy) Drop() {
 	p.Cut()
 	p.Resume()
 }
 
 // Record begins a new record of the data that clients send.
-func (p *Proxy) Record() {
+func (p *FaultProxy) Record() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sent = []byte{}
 }
 
 // Sent returns a copy of the record that Record has begun.
-func (p *Proxy) Sent() []byte {
+func (p *FaultProxy) Sent() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return bytes.Clone(p.sent)
 }
 
 // Connections returns how many connections are open.
-func (p *Proxy) Connections() int {
+func (p *FaultProxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.pairs)
 }
 
 // set changes the mode. A cut closes all connections.
-func (p *Proxy) set(mode proxyMode) {
+func (p *FaultProxy) set(mode faultMode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mode = mode
@@ -152,13 +152,13 @@ func (p *Proxy) set(mode proxyMode) {
 }
 
 // serve connects a client to the target. It returns when both connections are closed.
-func (p *Proxy) serve(client net.Conn) {
+func (p *FaultProxy) serve(client net.Conn) {
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
 		client.Close()
 		return
 	}
-	pair := &proxyPair{client: client, server: server, ended: make(chan struct{})}
+	pair := &faultPair{client: client, server: server, ended: make(chan struct{})}
 	pair.close = sync.OnceFunc(func() {
 		close(pair.ended)
 		// With a linger of 0, Close sends a reset, as after the loss of the server's machine.
@@ -182,7 +182,7 @@ func (p *Proxy) serve(client net.Conn) {
 }
 
 // pump copies data in one direction until either connection is closed. Then it closes both.
-func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
+func (p *FaultProxy) pump(pair *faultPair, fromClient bool) {
 	defer pair.close()
 	from, to := pair.client, pair.server
 	if !fromClient {
@@ -205,7 +205,7 @@ func (p *Proxy) pump(pair *proxyPair, fromClient bool) {
 }
 
 // mayPass waits while the proxy hangs. Then it reports whether data may pass.
-func (p *Proxy) mayPass(pair *proxyPair) bool {
+func (p *FaultProxy) mayPass(pair *faultPair) bool {
 	for {
 		p.mu.Lock()
 		mode, changed := p.mode, p.changed
@@ -223,7 +223,7 @@ func (p *Proxy) mayPass(pair *proxyPair) bool {
 
 // runTriggers calls the functions whose text a chunk contains, each once. It also records a
 // client's chunk for Sent.
-func (p *Proxy) runTriggers(chunk []byte, fromClient bool) {
+func (p *FaultProxy) runTriggers(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()
 	if fromClient && p.sent != nil { // after a call of Record
