@@ -7,7 +7,7 @@ package main
 // The token proves who signed in, and when. Because it is signed, a forged cookie costs no query,
 // and whoever reads the database can't make one. Everything else about the account is read from the
 // database by each request. The server keeps no list of tokens, so it can end all sessions of a
-// user ("sign out everywhere", by an operator), but not a single one.
+// user at once ("sign out everywhere", by an operator), but not one session alone.
 //
 // If an input has a limitKey method, serveRoute counts the request under that key before it calls
 // the handler (see limitedEndpoint in middleware.go).
@@ -52,7 +52,7 @@ type user struct {
 
 	suspended     bool
 	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // "sign out everywhere": tokens issued before this time are rejected
+	signedOutAt   time.Time // "sign out everywhere": tokens issued before this time are refused
 	now           time.Time // the database's clock when the row was read
 }
 
@@ -62,8 +62,9 @@ const (
 	whereEmail = "lower(u.email) = $1" // the key must be in lower case
 )
 
-// loadUser reads the user for whom one of the conditions above is true. It returns nil if there is
-// none. Without an acceptance of the current terms, the columns of terms_acceptances are null.
+// loadUser reads the user that matches condition, which is whereID or whereEmail, with key as $1.
+// It returns nil if there is none. Without an acceptance of the current terms, the columns of
+// terms_acceptances are null.
 func (s *server) loadUser(condition, key string) (*user, error) {
 	u := &user{}
 	found, err := s.store.row(readOnly(`select u.user_id, u.email, u.permission, u.suspended,
@@ -181,11 +182,11 @@ func (v sessionView) isValid() bool {
 	return emailForm.MatchString(v.User.Email) && slices.Contains(allRoles, v.User.Permission)
 }
 
-// validateCode exchanges an address and its code for a session. It rejects unknown addresses,
+// validateCode exchanges an address and its code for a session. It refuses unknown addresses,
 // wrong codes and expired codes alike, without a query to the database.
 //
 // It reads the account before it removes the code: if the database fails, the user can try the same
-// code again. A code is also rejected if sendCode read the account before a "sign out everywhere",
+// code again. A code is also refused if sendCode read the account before a "sign out everywhere",
 // because somebody else may have been reading the mailbox (S1).
 func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
 	code := s.codes.find(in.email, in.code)
@@ -223,7 +224,7 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 }
 
 // compareClocks returns a 503 if the database's clock and this server's differ by more than
-// clockSkew (T9). If the database's clock is ahead, verifyToken would reject every new token. If
+// clockSkew (T9). If the database's clock is ahead, verifyToken would refuse every new token. If
 // it is behind, sessions would end early.
 func compareClocks(database time.Time) error {
 	ahead := time.Until(database)

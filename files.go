@@ -41,7 +41,6 @@ const (
 	uploadStart    = time.Minute     // time that every upload may take
 	uploadPace     = 16 << 10        // bytes that add one second to the time of an upload
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
-	sniffLength    = 512             // bytes that http.DetectContentType considers
 
 	// A download.
 	maxRanges = 16 // ranges in a Range header; a header with more is ignored
@@ -78,8 +77,9 @@ func isFileName(name string) bool {
 	return !strings.ContainsAny(name, unsafeInName) && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
-// openFiles opens FILES_DIR. It creates the folder only in the local environment. Elsewhere, a
-// missing folder may be a missing mount, which would hide files uploaded before it is mounted.
+// openFiles opens FILES_DIR. It creates the folder only in the local environment. Elsewhere, the
+// folder may be missing because it is not mounted. The mount would later hide all files uploaded
+// into a new folder.
 //
 // s.files is an os.Root, so no name can lead outside the folder (F1).
 func (s *server) openFiles() error {
@@ -242,9 +242,10 @@ func lockFile(working *os.File) error {
 	return syscall.Flock(int(working.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 }
 
-// removeUpload removes the final name and then the working name. To RemoveAll, a missing file is no
-// error. The working name goes last, because the sweep finds leftovers by it. The final name is
-// removed even if Link has failed, because a call may return an error after it has done its work.
+// removeUpload removes the final name and then the working name. RemoveAll returns no error for a
+// missing file. The working name goes last, because the sweep finds leftovers by it. The final name
+// is removed even if Link has failed, because a call may return an error after it has done its
+// work.
 func (s *server) removeUpload(id string) error {
 	if err := s.files.RemoveAll(id); err != nil {
 		return err
@@ -327,7 +328,7 @@ func (s *server) sweepUpload(id string) error {
 type uploadForm struct {
 	state   *requestState
 	maxFile int64     // maximum size of the file in bytes
-	started time.Time // when the upload began; uploadTimeout counts from here
+	started time.Time // when the upload began
 
 	body     io.ReadCloser     // the request's body; readEnd limits what is left of it
 	received int64             // body bytes received so far
@@ -363,7 +364,8 @@ func (form *uploadForm) readHead() error {
 }
 
 // Read reads the body. The multipart reader calls it, and in the end readEnd does. It cuts off an
-// upload that takes longer than uploadTimeout (H1) or that makes no progress for stallTimeout (H5).
+// upload that takes longer than uploadStart, plus a second for each uploadPace received (H1), or
+// that makes no progress for stallTimeout (H5).
 func (form *uploadForm) Read(p []byte) (int, error) {
 	// Before the file begins, package multipart alone would keep up to 10 MB of headers in memory.
 	if form.part == nil {
@@ -371,7 +373,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 		if left == 0 {
 			return 0, errTooLarge
 		}
-		p = p[:min(int64(len(p)), left)] // if the headers end here, the file follows
+		p = p[:min(int64(len(p)), left)] // may also have the first bytes of the file
 	}
 	uploadTimeout := uploadStart + time.Duration(form.received/uploadPace)*time.Second
 	timeLeft := min(stallTimeout, uploadTimeout-time.Since(form.started))
@@ -393,7 +395,7 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 	if err := form.readEnd(size); err != nil {
 		return "", 0, err
 	}
-	head := make([]byte, min(size, sniffLength))
+	head := make([]byte, min(size, 512)) // http.DetectContentType considers no more
 	if _, err := out.ReadAt(head, 0); err != nil {
 		return "", 0, err
 	}

@@ -87,7 +87,7 @@ func parseHubChange(f *fields) hubChange {
 		status:      f.optional(hubStatusRule),
 	}
 	if change == (hubChange{}) {
-		f.refuse("body", "must have at least one of name, description, status")
+		f.addError("body", "must have at least one of name, description, status")
 	}
 	return change
 }

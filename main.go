@@ -8,7 +8,7 @@
 //     and makes their checks in the same order. The server does not start if a route has no access
 //     rule, if its input is not parsed, or if its input has a limitKey but the route has no limit
 //     of its own. An upload parses its own body, in files.go.
-//   - An endpoint that takes input rejects unknown fields: in the query of a GET, in the JSON body
+//   - An endpoint that takes input refuses unknown fields: in the query of a GET, in the JSON body
 //     of any other method. A request whose answer depends on the database is refused while the
 //     database is unreachable. An output that breaks its contract is not sent, but a write that
 //     came before it is not undone.
@@ -21,23 +21,23 @@
 //
 // This is what happens to a request, such as PATCH /hubs/{hubId}:
 //
-//  1. It passes the six steps of middleware.go. The last one, router, finds its row in the route
+//  1. It passes the six steps of middleware.go. The last one, router, finds its route in the
 //     table below, and calls serveRoute of its contract.
-//  2. serveRoute reads the fields of the body. The row's parse function, parseHubChange, takes each
+//  2. serveRoute reads the fields of the body. The route's parse function, parseHubChange, takes each
 //     field by a rule and makes the input of them. Errors are collected.
 //  3. authorize checks the session, the terms and the role. Only then are the collected errors
 //     reported.
-//  4. The row's handler, changeHub, runs a statement in the store, and returns an output or an
+//  4. The route's handler, changeHub, runs a statement in the store, and returns an output or an
 //     error.
 //  5. answer checks the output (isValid) and sends it as JSON, or fail sends the error. Only
 //     getFile and the handlers of documents send their answers themselves.
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
-// Read the files in this order: main.go (commands, routes, start and stop, configuration),
-// middleware.go (the six steps, the contract, strict input, the answer, the log), ratelimit.go,
-// auth.go (sign-in, in the order the user experiences it), otp.go (codes and mail), store.go and
-// schema.sql, hubs.go (an example of a resource), files.go.
+// Read the files in this order: main.go (commands, routes, start and stop; the configuration, its
+// last part, can wait), middleware.go (the six steps, the contract, strict input, the answer, the
+// log), ratelimit.go, auth.go (sign-in, in the order the user experiences it), otp.go (codes and
+// mail), store.go and schema.sql, hubs.go (an example of a resource), files.go.
 package main
 
 import (
@@ -109,7 +109,7 @@ func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
 	}
-	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) {
+	if slices.Contains([]string{"help", "-h", "--help"}, args[len(args)-1]) {
 		fmt.Print(usage)
 		return nil
 	}
@@ -227,7 +227,7 @@ var indexPage string
 //	header  Time to read the request header. Starts when its first bytes arrive, or on a new
 //	        connection when it is accepted.
 //	body    Time to read header and body. Starts with the header limit. uploadForm.Read in
-//	        files.go extends it while an upload makes progress. To read the rest of a rejected
+//	        files.go extends it while an upload makes progress. To read the rest of a refused
 //	        body, fail in middleware.go allows one second, and uploadForm.drain five.
 //	answer  Time to write the answer. Starts when the header has been read. upload in files.go
 //	        starts it again when the file is stored or refused. fileWriter.ReadFrom in
@@ -271,7 +271,7 @@ func serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.warnOfDatabase()
+	s.warnOfDatabaseRights()
 
 	go s.sweepUploads()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
@@ -319,12 +319,13 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	err := web.Shutdown(ctx) // nil if every request has ended
-	if err != nil {
+	web.Shutdown(ctx) // returns when all requests have ended, or ctx has
+	var err error
+	if ctx.Err() != nil {
 		err = errors.New("stopped, but some requests did not end in time and were cut off")
 	}
-	// Wait for mail only after Shutdown: until then, a request may still ask for a code. To take
-	// every slot is to wait for all requests for a code.
+	// Wait for mail only after Shutdown: until then, a request may still ask for a code. Each
+	// unfinished request for a code holds a slot, so to take all slots is to wait for all of them.
 	giveUp := time.After(stopTimeout)
 	for range maxCodeRequests {
 		select {
@@ -337,9 +338,9 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	return err
 }
 
-// The memory of connections. Each has at most 192 kB (twice sendBuffer) in the kernel's send
-// buffer, and the rest in Go. Measured with clients that read nothing, all of them use less than
-// 256 MB if GOMEMLIMIT is set as in deploy/. The kernel's receive buffers come on top.
+// The memory of connections. Each uses at most 192 kB (twice sendBuffer) of the
+// kernel's send buffer, and memory of Go. Measured with clients that read nothing, all of them use
+// less than 256 MB if GOMEMLIMIT is set as in deploy/. The kernel's receive buffers come on top.
 //
 // The price of a small buffer is that a download gets at most 192 kB in each round trip to the
 // client: 2 MB/s at 100 ms.
@@ -653,8 +654,9 @@ func (r *configReader) cookieDomain() string {
 }
 
 // localOrigins are the usual origins of front ends in development.
-const localOrigins = "http://localhost:3000,http://localhost:4200,http://localhost:5173,http://localhost:8081," +
-	"http://127.0.0.1:3000,http://127.0.0.1:4200,http://127.0.0.1:5173,http://127.0.0.1:8081"
+const localOrigins = `
+	http://localhost:3000 http://localhost:4200 http://localhost:5173 http://localhost:8081
+	http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 http://127.0.0.1:8081`
 
 // originForm matches an origin as a browser sends it: in lower case and without a path. It matches
 // no IPv6 address.

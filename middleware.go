@@ -52,7 +52,8 @@ func (s *server) handler(routes []route) http.Handler {
 
 // A requestState holds what the six steps share about one request. logRequests makes it and puts it
 // into the request's context, where stateOf finds it. It is also the http.ResponseWriter of the
-// later steps, and counts what they send. It is used only by the goroutine that serves the request.
+// later steps, and counts what they send: its Header method returns the headers of the answer, and
+// request.Header those of the request. It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
 	request             *http.Request // not a copy: the router stores path values in it
@@ -73,7 +74,9 @@ type requestState struct {
 // stateKey is the key of the requestState in a context.
 type stateKey struct{}
 
-// stateOf returns the state of a request. In steps 2 to 5, w is the same object.
+// stateOf returns the state of a request. In steps 2 to 5, w is the same object. A route can't take
+// it from w, because the router of step 6 passes a problemWriter. So everyone takes it from the
+// context.
 func stateOf(r *http.Request) *requestState {
 	return r.Context().Value(stateKey{}).(*requestState)
 }
@@ -153,9 +156,9 @@ var securityHeaders = map[string]string{
 	"Vary":                         "Origin",
 }
 
-// setSecurityHeaders is step 2. It sets the security headers on every answer (C3), and the CORS
-// headers only if the origin is allowed (C1). It comes before the limits of step 4 so that a page
-// can read a 429, too.
+// setSecurityHeaders is step 2. It sets the security headers on every answer (C3). It also sets the
+// CORS headers, if the origin is allowed (C1). In step 5, they would come too late for the 429 of
+// step 4, and a page could not read it.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := stateOf(r)
@@ -270,7 +273,7 @@ func (s *server) clientLimit(method, path string) *limiter {
 	return s.requestLimit
 }
 
-// checkOrigin is step 5. It answers preflights from allowed origins, and rejects writes from any
+// checkOrigin is step 5. It answers preflights from allowed origins, and refuses writes from any
 // other origin except the server's own. SameSite=Lax alone would allow writes from sibling
 // subdomains (C2). A preflight from any other origin goes on to the router, which answers 405 or
 // 404. That answer has no CORS headers, so the browser does not send the request.
@@ -313,12 +316,12 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 // part 4), which replaces them by our errors. A route writes through its state instead.
 func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
-	for _, row := range routes {
-		row.mustBeValid()
-		mux.HandleFunc(row.method+" "+row.path, func(_ http.ResponseWriter, r *http.Request) {
+	for _, entry := range routes {
+		entry.mustBeValid()
+		mux.HandleFunc(entry.method+" "+entry.path, func(_ http.ResponseWriter, r *http.Request) {
 			state := stateOf(r)
-			state.route = row
-			if err := row.contract.serveRoute(s, state); err != nil {
+			state.route = entry
+			if err := entry.contract.serveRoute(s, state); err != nil {
 				state.fail(err)
 			}
 		})
@@ -329,6 +332,17 @@ func (s *server) router(routes []route) http.Handler {
 }
 
 // Part 2: the contract.
+//
+// For the route PATCH /hubs/{hubId}, whose contract is inputEndpoint(parseHubChange, s.changeHub),
+// serveRoute amounts to this:
+//
+//	f, err := readFields(state)           // the whole body, before the account is read (W1)
+//	input := parseHubChange(f)            // takes each field by its rule; f collects the errors
+//	inputErr := f.finish()                // one 400 for all errors, unknown fields among them
+//	err = s.authorize(state)              // 401 or 403; only after it is inputErr returned
+//	                                      // here: If-Match, and the endpoint's own limit
+//	out, err := s.changeHub(state, input)
+//	err = state.answer(out)               // checks out.isValid, and sends out as JSON
 
 // An access is the rule for who may call an endpoint: either everyone, or the users with a session
 // that meet all further conditions. Any other rule, such as the zero value, prevents the start.
@@ -361,7 +375,7 @@ func (a access) String() string {
 	return text
 }
 
-// A route is one endpoint: a row of the route table in main.go.
+// A route is one endpoint: an entry of the route table in main.go.
 type route struct {
 	method, path string
 	access       access
@@ -423,7 +437,8 @@ func inputEndpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	_, isCounted := any(new(In)).(limitKeyer) // a limitKey of In, or of *In by mistake
+	// The type *In has the methods of In, and a limitKey that was declared on *In by mistake.
+	_, isCounted := any(new(In)).(limitKeyer)
 	if parse == nil || isCounted {
 		panic("an input without a parse function, or a counted one without a limit")
 	}
@@ -561,8 +576,8 @@ const (
 )
 
 // readFields reads the input of a request: the query string of a GET or HEAD, or else a JSON body.
-// It rejects a query with a bad escape, a semicolon or more than 10,000 parameters. Repeated and
-// invalid parameters are rejected by take, and unknown ones by finish (I2).
+// It refuses a query with a bad escape, a semicolon or more than 10,000 parameters. Repeated and
+// invalid parameters are refused by take, and unknown ones by finish (I2).
 func readFields(state *requestState) (*fields, error) {
 	r := state.request
 	if isRead(r.Method) {
@@ -589,13 +604,13 @@ func isRead(method string) bool { return method == "GET" || method == "HEAD" }
 
 // readJSON parses one flat JSON object of strings. Unlike encoding/json alone, it does not accept
 // names in another letter case, null, or data after the object (I3). It goes through the members
-// one by one, to keep those that encoding/json would drop: take rejects duplicates, and finish
+// one by one, to keep those that encoding/json would drop: take refuses duplicates, and finish
 // unknown names.
 func readJSON(body []byte) (*fields, error) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	start, _ := decoder.Token()
 	// Valid rejects data after the object. It accepts invalid UTF-8, which the decoder replaces by
-	// U+FFFD. rule.validate rejects that.
+	// U+FFFD. rule.validate refuses that.
 	if start != json.Delim('{') || !json.Valid(body) {
 		return nil, invalid(fieldError{"body", "must be one whole JSON object in UTF-8"})
 	}
@@ -609,7 +624,7 @@ func readJSON(body []byte) (*fields, error) {
 		decoder.Decode(&value)
 		text, isText := value.(string)
 		if !isText {
-			f.refuse(name, "must be a string")
+			f.addError(name, "must be a string")
 		}
 		f.values.Add(name, text) // even if it is no string, because it was sent
 	}
@@ -632,10 +647,10 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// refuse records the first error of a field. An empty name is reported as "input". Long names are
+// addError records the first error of a field. An empty name is reported as "input". Long names are
 // cut and at most maxErrors errors are recorded, so that a small request can't cause a large
 // answer.
-func (f *fields) refuse(name, detail string) {
+func (f *fields) addError(name, detail string) {
 	name = cmp.Or(name[:min(len(name), 64)], "input")
 	isNoted := slices.ContainsFunc(f.errors, func(e fieldError) bool { return e.Field == name })
 	if !isNoted && len(f.errors) < maxErrors {
@@ -647,14 +662,14 @@ func (f *fields) refuse(name, detail string) {
 func (f *fields) text(r rule) string {
 	value, isSent := f.take(r)
 	if !isSent && r.required {
-		f.refuse(r.name, "is required")
+		f.addError(r.name, "is required")
 	}
 	return value
 }
 
 // number returns the value of a field as a whole number.
 func (f *fields) number(r rule) int {
-	n, _ := strconv.Atoi(f.text(r)) // a value that is not a number has been rejected
+	n, _ := strconv.Atoi(f.text(r)) // a value that is not a number has been refused
 	return n
 }
 
@@ -686,7 +701,7 @@ func (f *fields) take(r rule) (value string, isSent bool) {
 		complaint = "is sent more than once"
 	}
 	if complaint != "" {
-		f.refuse(r.name, complaint)
+		f.addError(r.name, complaint)
 		return value, true
 	}
 	shown := value
@@ -697,7 +712,7 @@ func (f *fields) take(r rule) (value string, isSent bool) {
 	return value, true
 }
 
-// validate returns a description of the error in a value, or "" if the value is valid. It rejects
+// validate returns a description of the error in a value, or "" if the value is valid. It refuses
 // U+FFFD (utf8.RuneError), with which encoding/json replaces lone surrogates and invalid UTF-8.
 func (r rule) validate(value string) string {
 	if strings.ContainsRune(value, utf8.RuneError) { // also true for invalid UTF-8 in a query
@@ -738,13 +753,13 @@ func (r rule) validateText(value string) string {
 }
 
 // finish returns a 400 that lists the invalid fields, or nil if there are none. Fields that were
-// not taken are unknown and rejected by name, so a client can't set a field such as role or
+// not taken are unknown and refused by name, so a client can't set a field such as role or
 // userId that the endpoint does not offer (Z3).
 func (f *fields) finish() error {
 	for _, name := range slices.Sorted(maps.Keys(f.values)) {
 		isKnown := slices.ContainsFunc(f.taken, func(r rule) bool { return r.name == name })
 		if !isKnown {
-			f.refuse(name, "is not known here")
+			f.addError(name, "is not known here")
 		}
 	}
 	if f.errors != nil {
@@ -1052,9 +1067,9 @@ func (state *requestState) logProblem(p problem) {
 	}
 }
 
-// maxLoggedError is the longest text of an error in the log, in bytes. JSON doubles it if it has
-// only quotes. The rest of an event has less than 1 kB, and no event has two texts of this length,
-// so a line has less than 2 kB (H4).
+// maxLoggedError is the longest text of an error in the log, in bytes. JSON writes
+// a quote in two bytes, so it has at most twice this length there. The rest of an event has less
+// than 1 kB, and no event has two texts of this length, so a line has less than 2 kB (H4).
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including

@@ -1,7 +1,7 @@
 package main
 
-// One-time codes: the map that holds them, the work on a request for a code, and the mail that
-// carries it. A code leaves this process only by mail. Without a mail server, which only the
+// One-time codes: the map that holds them, what happens after a request for a code, and the mail
+// that carries it. A code leaves this process only by mail. Without a mail server, which only the
 // local environment permits, the code is printed on standard output instead. The command mail-test
 // comes last.
 
@@ -43,11 +43,11 @@ type oneTimeCode struct {
 	digits   string
 	issuedAt time.Time // includes monotonic time, so a step of the clock changes no age
 	// userReadAt is when the account was read, by the database's clock. If the user was
-	// signed out everywhere after that, the code is rejected.
+	// signed out everywhere after that, the code is refused.
 	userReadAt time.Time
 }
 
-// oneTimeCodes holds the current code of each e-mail address, in lower case. Strangers can't fill
+// oneTimeCodes maps each e-mail address, in lower case, to its current code. Strangers can't fill
 // it, because sendCode issues codes only to active users. A restart forgets all codes.
 type oneTimeCodes struct {
 	mu      sync.Mutex

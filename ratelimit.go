@@ -37,7 +37,7 @@ type limiter struct {
 	// byKey maps the hash of a key to the times at which its tokens were spent, oldest first.
 	// Each key has at least one time and at most burst.
 	byKey   map[uint64][]time.Duration
-	sweptAt time.Duration
+	sweptAt time.Duration // when sweep last ran
 }
 
 func newLimiter(burst int, period time.Duration, by string) *limiter {

@@ -16,7 +16,7 @@ create table if not exists users (
                   '(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$'),
     permission    text not null default 'member' check (permission in ('member', 'admin')),
     suspended     boolean not null default false,
-    -- "Sign out everywhere": session tokens issued before this time are rejected.
+    -- "Sign out everywhere": session tokens issued before this time are refused.
     signed_out_at timestamptz check (isfinite(signed_out_at)),
     created_at    timestamptz not null default now() check (isfinite(created_at))
 );
@@ -25,7 +25,8 @@ create table if not exists users (
 -- Collation C (of email, above) makes lower() the same in every locale.
 create unique index if not exists users_email on users (lower(email));
 
--- The acceptances of each version of the terms, with the time of the first one.
+-- One row for each user and each version of the terms that the user has accepted, with the
+-- time of the first acceptance.
 create table if not exists terms_acceptances (
     user_id     uuid not null references users on delete cascade,
     version     text not null,

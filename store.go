@@ -118,10 +118,10 @@ func (st *store) checkTables() error {
 	return err
 }
 
-// warnOfDatabase logs a warning if the database role may change accounts, because an SQL
+// warnOfDatabaseRights logs a warning if the database role may change accounts, because an SQL
 // injection could then create an administrator. deploy/roles.sql creates a role that may not.
 // It also warns if the query fails.
-func (s *server) warnOfDatabase() {
+func (s *server) warnOfDatabaseRights() {
 	var mayWrite bool
 	_, err := s.store.row(readOnly(`select has_any_column_privilege('users', 'insert, update')
 		or has_table_privilege('users', 'delete')`), &mayWrite)
@@ -160,7 +160,8 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			"characters in the password percent-encoded; several hosts as " +
 			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
-	// The defaults of the role can be changed in the database, by mistake or by an attacker:
+	// The defaults of the role can be changed in the database, by mistake or by whoever has the
+	// role (alter role; see docs/deploy.md, "A stolen database role"):
 	// another search_path would lead to other tables, and without synchronous_commit the server
 	// would acknowledge writes that are not on disk. So each connection sets both to PostgreSQL's
 	// own defaults. DATABASE_URL may override them.
