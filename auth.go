@@ -226,8 +226,8 @@ func (s *server) validateCode(state *requestState, in guess) (sessionView, error
 // compareClocks returns a 503 if the database's clock and this server's differ by more than
 // clockSkew (T9). If the database's clock is ahead, verifyToken would refuse every new token. If
 // it is behind, sessions would end early.
-func compareClocks(database time.Time) error {
-	ahead := time.Until(database)
+func compareClocks(databaseNow time.Time) error {
+	ahead := time.Until(databaseNow)
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
@@ -280,35 +280,28 @@ var tokenParser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(),
 )
 
-// verifyToken checks a token and returns its payload. It does not check the account: checkSession
-// does. A token that fails a check is a 401 with one of these reasons for the log:
-//
-//	forged   It can't be parsed, is not signed with HS256 and one of our keys, or has a critical
-//	         extension (T1). Or it is not in strict base64 (T4), or its userId is not a UUID.
-//	clock    Its iat is more than clockSkew in the future, or its exp is more than sessionTTL after
-//	         its iat (T2). Either a clock was set back, or another program made the token.
-//	expired  Its exp is not in the future.
-//
-// A missing time reads as 1970: a token without exp has expired, and one without iat lives too
-// long.
+// verifyToken checks the form (T4), the signature (T1) and the times (T2) of a token, and returns
+// its payload. It does not check the account: checkSession does. The word in each 401 is for the
+// log.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil // the library tries each key
 	})
-	if err != nil {
+	if err != nil { // not a JWT in strict base64, or not signed by HS256 and one of our keys
 		return sessionToken{}, unauthenticated("forged")
 	}
 	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: we support no extension
 	if critical || !isUUID(token.UserID) {
 		return sessionToken{}, unauthenticated("forged")
 	}
+	// A missing time reads as 1970: without iat a token lives too long, without exp it has expired.
 	now := time.Now()
 	issuedAt := token.IssuedAt.time()
 	expiresAt := token.ExpiresAt.time()
 	issuedInFuture := issuedAt.After(now.Add(clockSkew))
 	livesTooLong := expiresAt.Sub(issuedAt) > sessionTTL
-	if issuedInFuture || livesTooLong {
+	if issuedInFuture || livesTooLong { // a clock was set back, or another program made the token
 		return sessionToken{}, unauthenticated("clock")
 	}
 	expired := !now.Before(expiresAt)

@@ -85,7 +85,7 @@ func isFileName(name string) bool {
 func (s *server) openFiles() error {
 	dir := s.cfg.filesDir
 	if s.cfg.env == envLocal {
-		os.MkdirAll(dir, 0o700) // if this fails, OpenRoot says why
+		os.MkdirAll(dir, 0o700) // if this fails, OpenRoot fails as well
 	}
 	files, err := os.OpenRoot(dir)
 	if err == nil {
@@ -142,7 +142,7 @@ func (t *transfers) begin(userID string) (end func(), err error) {
 func (s *server) upload(state *requestState) (file, error) {
 	form := &uploadForm{state: state, started: time.Now(), maxFile: s.cfg.maxUploadBytes}
 	f, err := s.storeUpload(state, form)
-	// The time to write the answer began with the request, and the upload may have used it up.
+	// The time to write the answer began before the upload, which may have used it up.
 	http.NewResponseController(state).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
 		form.drain() // not counted as a transfer: storeUpload has ended that
@@ -320,7 +320,7 @@ func (s *server) sweepUpload(id string) error {
 //	maxPartHeaders    bytes before the file begins               Read        413
 //	maxFile           bytes of the file                          readFile    413
 //	maxFormBytes      bytes of the form, its file not counted    readEnd     413
-//	the sum of both   the body, if its length is known before    readHead    413
+//	the last two      the body, if its length is known before    readHead    413
 //	stallTimeout      time without progress                      Read        400
 //	uploadStart and   time of the whole upload, which grows      Read        400
 //	uploadPace        with what was received
@@ -459,10 +459,10 @@ func contentType(head []byte) string {
 // getFile sends a file, found by its id and name. Any signed-in user may read a file whose path
 // they know. The id is random, so a path can't be guessed. A path without a row is a 404, whatever
 // is on disk (F1).
-func (s *server) getFile(state *requestState) (nothing, error) {
+func (s *server) getFile(state *requestState) (sent, error) {
 	name := state.request.PathValue("name")
 	if !isFileName(name) {
-		return nothing{}, errNotFound
+		return sent{}, errNotFound
 	}
 	var f file
 	found, err := s.store.row(
@@ -472,9 +472,9 @@ func (s *server) getFile(state *requestState) (nothing, error) {
 		&f.FileID, &f.Name, &f.ContentType, &f.Size, &f.CreatedAt)
 	f, err = orNotFound(f, found, err)
 	if err != nil {
-		return nothing{}, err
+		return sent{}, err
 	}
-	return nothing{}, s.sendFile(state, f)
+	return sent{}, s.sendFile(state, f)
 }
 
 // inlineTypes are the types that a browser may display. It offers files of all other types for
@@ -534,17 +534,17 @@ func (s *server) sendFile(state *requestState, f file) error {
 // A fileWriter is the problemWriter of sendFile. It also sends the bytes of the file.
 type fileWriter struct{ problemWriter }
 
-// ReadFrom sends a file: http.ServeContent calls it through io.CopyN. It sends the
-// file in pieces, and extends the write deadline before each. The total time of a download is not
-// limited, but each piece must be sent within stallTimeout. So a client that stops reading is cut
-// off (H5).
+// ReadFrom sends a file in pieces, and extends the write deadline before each. The total time of a
+// download is not limited, but each piece must be sent within stallTimeout. So a client that stops
+// reading is cut off (H5).
 //
-// Without sendfile, a file of 1 MB costs 1.85 times the processor time. net/http uses it only for a
-// file in exactly one io.LimitedReader. http.ServeContent has put src into one, and the io.CopyN
-// below makes another. So ReadFrom unwraps src first: R is the file, or a pipe if there are several
-// ranges, and N is the number of bytes to send. If src is ever another reader, the panic cuts the
-// download off.
+// net/http sends a file with sendfile only if it is in exactly one io.LimitedReader. Without it, a
+// file of 1 MB costs 1.85 times the processor time. The io.CopyN below makes that one reader, so
+// ReadFrom takes the file out of the one that http.ServeContent has made.
 func (w fileWriter) ReadFrom(src io.Reader) (int64, error) {
+	// http.ServeContent calls ReadFrom through io.CopyN. Any other src would panic, which cuts the
+	// download off. R is the file, or a pipe if there are several ranges. N is what is left to
+	// send.
 	limited := src.(*io.LimitedReader)
 	var written int64
 	for limited.N > 0 {

@@ -77,7 +77,7 @@ func parseNewHub(f *fields) newHub {
 }
 
 // A hubChange is the input of PATCH /hubs/{hubId}. A field that is not sent is nil, and stays as it
-// is. So the method optional ignores a rule's required and fallback.
+// is.
 type hubChange struct{ name, description, status *string }
 
 func parseHubChange(f *fields) hubChange {
@@ -190,7 +190,7 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 // Nothing that a client sends becomes part of the text: the order comes from an allow-list, and all
 // values are parameters (I1). A statement that may skip many hubs is marked expensive (H6).
 func (q hubQuery) listStatement() statement {
-	args := []any{q.limit + 1, q.offset} // $1, one row more than the page, for HasMore, and $2
+	args := []any{q.limit + 1, q.offset} // $1 and $2; the one row more tells HasMore
 	where := "true"                      // each filter below begins with "and"
 	if q.status != nil {
 		args = append(args, *q.status)

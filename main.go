@@ -109,7 +109,7 @@ func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
 	}
-	if slices.Contains([]string{"help", "-h", "--help"}, args[len(args)-1]) {
+	if slices.Contains([]string{"help", "-h", "--help"}, args[len(args)-1]) { // also hubs user --help
 		fmt.Print(usage)
 		return nil
 	}
@@ -221,28 +221,16 @@ var openAPI string
 //go:embed web/index.html
 var indexPage string
 
-// Time limits of a request. newHTTPServer sets them, and net/http starts each again for every
-// request on a connection.
-//
-//	header  Time to read the request header. Starts when its first bytes arrive, or on a new
-//	        connection when it is accepted.
-//	body    Time to read header and body. Starts with the header limit. uploadForm.Read in
-//	        files.go extends it while an upload makes progress. To read the rest of a refused
-//	        body, fail in middleware.go allows one second, and uploadForm.drain five.
-//	answer  Time to write the answer. Starts when the header has been read. upload in files.go
-//	        starts it again when the file is stored or refused. fileWriter.ReadFrom in
-//	        files.go starts it again, with stallTimeout, before each piece of a download.
-//	idle    Time between two requests. Starts when an answer is complete.
-//
-// Each step of a database statement has a limit of its own (dbTimeout in store.go). A file system
-// that hangs has none: see SECURITY.md.
+// Time limits of a request. net/http starts each again for every request on a connection. Each step
+// of a database statement has a limit of its own (dbTimeout in store.go). A file system that hangs
+// has none: see SECURITY.md.
 const (
-	headerTimeout = 10 * time.Second
-	bodyTimeout   = 15 * time.Second
-	answerTimeout = 30 * time.Second
-	idleTimeout   = time.Minute
+	headerTimeout = 10 * time.Second // to read the header, from its first bytes on
+	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it by its progress
+	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
+	idleTimeout   = time.Minute      // between an answer and the next request
 
-	stallTimeout  = 30 * time.Second // longest time that a transfer may make no progress
+	stallTimeout  = 30 * time.Second // longest time that an upload or a download may make no progress
 	transferPiece = 64 << 10         // bytes of a download that count as progress
 )
 
@@ -266,7 +254,7 @@ func serve(ctx context.Context) error {
 	if err := s.openFiles(); err != nil {
 		return err
 	}
-	web := s.newHTTPServer() // panics if a route is not valid
+	httpServer := s.newHTTPServer() // panics if a route is not valid
 	listener, err := listen(cfg.addr, ctx.Done())
 	if err != nil {
 		return err
@@ -276,7 +264,7 @@ func serve(ctx context.Context) error {
 	go s.sweepUploads()
 	s.log.Info("listening", "addr", listener.Addr().String(), "env", cfg.env)
 	failed := make(chan error, 1)
-	go func() { failed <- web.Serve(listener) }()
+	go func() { failed <- httpServer.Serve(listener) }()
 	select {
 	case err := <-failed:
 		// When ctx ends, Accept may return an error (see boundedListener). That is no failure. Any
@@ -286,7 +274,7 @@ func serve(ctx context.Context) error {
 		}
 	case <-ctx.Done():
 	}
-	return s.stop(web, listener)
+	return s.stop(httpServer, listener)
 }
 
 // newHTTPServer returns the HTTP server. Its time limits cut off clients that send or read too
@@ -313,13 +301,13 @@ func (s *server) newHTTPServer() *http.Server {
 //     that begins in that time is answered with Connection: close.
 //  3. It waits for requests, at most stopTimeout. Each that ends in that time is answered.
 //  4. It waits for mail, at most stopTimeout. A request that still runs ends with the process.
-func (s *server) stop(web *http.Server, listener net.Listener) error {
+func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	web.Shutdown(ctx) // returns when all requests have ended, or ctx has
+	httpServer.Shutdown(ctx) // returns when all requests have ended, or ctx has
 	var err error
 	if ctx.Err() != nil {
 		err = errors.New("stopped, but some requests did not end in time and were cut off")
@@ -338,9 +326,10 @@ func (s *server) stop(web *http.Server, listener net.Listener) error {
 	return err
 }
 
-// The memory of connections. Each uses at most 192 kB (twice sendBuffer) of the
-// kernel's send buffer, and memory of Go. Measured with clients that read nothing, all of them use
-// less than 256 MB if GOMEMLIMIT is set as in deploy/. The kernel's receive buffers come on top.
+// The memory of connections. Each connection takes up to 192 kB (twice
+// sendBuffer) of the kernel's send buffer, and some memory of Go. Measured with clients that read
+// nothing, all of them use less than 256 MB if GOMEMLIMIT is set as in deploy/. The kernel's
+// receive buffers come on top.
 //
 // The price of a small buffer is that a download gets at most 192 kB in each round trip to the
 // client: 2 MB/s at 100 ms.
@@ -450,14 +439,13 @@ const pagePolicy = "frame-ancestors 'none'"
 // A document is a fixed text with its own Content-Security-Policy.
 type document struct{ contentType, policy, text string }
 
-// send is the handler of a document. state is also the ResponseWriter. The output is nothing,
-// because the document has been sent.
-func (d document) send(state *requestState) (nothing, error) {
+// send is the handler of a document. state is also the ResponseWriter.
+func (d document) send(state *requestState) (sent, error) {
 	state.Header().Set("Content-Type", d.contentType)
 	state.Header().Set("Content-Security-Policy", d.policy)
 	state.WriteHeader(state.route.status)
 	io.WriteString(state, d.text) // an error means that the client has gone
-	return nothing{}, nil
+	return sent{}, nil
 }
 
 // printRoutes prints the route table. A test compares it with the README.
@@ -544,8 +532,9 @@ func (r *configReader) list(name, fallback string) []string {
 }
 
 // loadConfig reads and validates the settings. Its error lists every mistake, except in ADDR and
-// FILES_DIR, which are found wrong when they are used. It contains no secret (K1). loadConfig also
-// rejects settings that would work but are dangerous (K3); the methods below say which.
+// FILES_DIR, which are found wrong when they are used. The error contains no secret (K1).
+// loadConfig also rejects settings that would work but are dangerous (K3); the methods below say
+// which.
 func loadConfig() (config, error) {
 	r := &configReader{env: os.Getenv("APP_ENV")}
 	r.check(slices.Contains([]string{envLocal, envStaging, envProduction}, r.env),
@@ -701,7 +690,8 @@ func (r *configReader) originDomain() string {
 			"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 		return ""
 	}
-	r.check(isParentDomain(domain),
+	valid := isParentDomain(domain)
+	r.check(valid,
 		"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more in production, not an IP address")
 	// The domains are related if they are equal or if one is under the other; the dots keep
 	// badexample.com apart from example.com. If they are unrelated, one is probably mistyped, and
@@ -709,7 +699,7 @@ func (r *configReader) originDomain() string {
 	// would work, but the server can't tell them from two sites of one public suffix.
 	related := strings.HasSuffix("."+domain, "."+cookieDomain) ||
 		strings.HasSuffix("."+cookieDomain, "."+domain)
-	r.check(related,
+	r.check(related || !valid,
 		"COOKIE_DOMAIN: must be ALLOWED_ORIGIN_DOMAIN, or a parent or a child of it")
 	return domain
 }

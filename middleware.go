@@ -74,9 +74,8 @@ type requestState struct {
 // stateKey is the key of the requestState in a context.
 type stateKey struct{}
 
-// stateOf returns the state of a request. In steps 2 to 5, w is the same object. A route can't take
-// it from w, because the router of step 6 passes a problemWriter. So everyone takes it from the
-// context.
+// stateOf returns the state of a request. In steps 2 to 5, w is the same object. In step 6, w is a
+// problemWriter around it.
 func stateOf(r *http.Request) *requestState {
 	return r.Context().Value(stateKey{}).(*requestState)
 }
@@ -275,12 +274,7 @@ func (s *server) clientLimit(method, path string) *limiter {
 
 // checkOrigin is step 5. It answers preflights from allowed origins, and refuses writes from any
 // other origin except the server's own. SameSite=Lax alone would allow writes from sibling
-// subdomains (C2). A preflight from any other origin goes on to the router, which answers 405 or
-// 404. That answer has no CORS headers, so the browser does not send the request.
-//
-// A request with neither Sec-Fetch-Site nor Origin is let through, because it does not come from a
-// page: current browsers send at least one of them with every write. Without Sec-Fetch-Site, only
-// the hosts are compared, so a page of http:// on the server's own host passes.
+// subdomains (C2).
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -295,8 +289,12 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			state.WriteHeader(204)
 			return
 		}
+		// Check lets a request with neither Sec-Fetch-Site nor Origin through, because it does not
+		// come from a page: current browsers send one of them with every write. Without
+		// Sec-Fetch-Site, it compares only the hosts: a page of http:// on the server's host
+		// passes.
 		isForeignWrite := protection.Check(r) != nil && !state.originAllowed
-		if isForeignWrite || isPreflight {
+		if isForeignWrite || isPreflight { // an allowed preflight was answered above
 			// The browser hides the reason from the page, so log it for the developer.
 			state.log().Info(
 				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
@@ -306,11 +304,13 @@ func (s *server) checkOrigin(next http.Handler) http.Handler {
 			state.fail(errCrossOrigin)
 			return
 		}
+		// A refused preflight gets a 405 or 404 from the router, without CORS headers. So the
+		// browser does not send the request.
 		next.ServeHTTP(w, r)
 	})
 }
 
-// router is step 6. Its routes serve their contracts.
+// router is step 6. It finds the route of a request and runs its contract.
 //
 // The router of net/http writes a 404, a 405 and redirects itself. So it gets a problemWriter (see
 // part 4), which replaces them by our errors. A route writes through its state instead.
@@ -332,17 +332,6 @@ func (s *server) router(routes []route) http.Handler {
 }
 
 // Part 2: the contract.
-//
-// For the route PATCH /hubs/{hubId}, whose contract is inputEndpoint(parseHubChange, s.changeHub),
-// serveRoute amounts to this:
-//
-//	f, err := readFields(state)           // the whole body, before the account is read (W1)
-//	input := parseHubChange(f)            // takes each field by its rule; f collects the errors
-//	inputErr := f.finish()                // one 400 for all errors, unknown fields among them
-//	err = s.authorize(state)              // 401 or 403; only after it is inputErr returned
-//	                                      // here: If-Match, and the endpoint's own limit
-//	out, err := s.changeHub(state, input)
-//	err = state.answer(out)               // checks out.isValid, and sends out as JSON
 
 // An access is the rule for who may call an endpoint: either everyone, or the users with a session
 // that meet all further conditions. Any other rule, such as the zero value, prevents the start.
@@ -414,11 +403,14 @@ type typedContract[In any, Out output] struct {
 // isValid reports whether the output satisfies its contract.
 type output interface{ isValid() bool }
 
-// nothing is the output of a handler whose success has no body, or which has sent its success
-// itself, as getFile does.
+// nothing is the output of a handler whose success has no body.
 type nothing struct{}
 
+// sent is the output of a handler that has sent its success itself, as getFile does.
+type sent struct{}
+
 func (nothing) isValid() bool { return true }
+func (sent) isValid() bool    { return true }
 
 // endpoint returns the contract of a handler without an input: body and query are ignored, or the
 // handler reads the body itself, as upload does.
@@ -464,19 +456,14 @@ func limitedEndpoint[In limitKeyer, Out output](
 
 func (c typedContract[In, Out]) ownLimit() *limiter { return c.limit }
 
-// serveRoute runs the contract. A request that fails several checks is refused by the first of them
-// in this order: session, suspension, terms, role (all in authorize), input, If-Match, the
-// endpoint's own limit.
-//
-// serveRoute reads the body before authorize reads the account. In the other order, a client could
-// withhold the end of a body until it has lost its rights, and still write (W1). An invalid input
-// is reported only after authorize, to keep the order above.
-//
-// The endpoint's own limit comes after the input, so that it does not count malformed requests. Its
-// counters are apart from the codes (O5).
+// serveRoute runs the contract. A request that fails several checks is refused by the first one. The
+// body is read before the account (W1). A new code does not reset the count of a limit, because a
+// limiter knows nothing of codes (O5).
 func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error {
+	// In the other order, a client could withhold the end of a body until it has lost its rights,
+	// and still write. An invalid input is reported only after authorize.
 	input, inputErr := c.readInput(state)
-	if !state.route.access.public {
+	if !state.route.access.public { // session, suspension, terms and role, in this order
 		if err := s.authorize(state); err != nil {
 			return err
 		}
@@ -490,7 +477,7 @@ func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error
 	if ifMatch != "" && ifMatch != "*" && !isRead(state.request.Method) {
 		return errPrecondition
 	}
-	if c.limit != nil {
+	if c.limit != nil { // after the input, so that a malformed request is not counted
 		if err := c.limit.spend(c.limitKey(input, state)); err != nil {
 			return err
 		}
@@ -504,23 +491,19 @@ func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error
 
 // readInput reads the fields of a request and makes the input of them. finish comes last, because
 // only after parse is it known which fields are unknown.
-func (c typedContract[In, Out]) readInput(state *requestState) (In, error) {
-	var none In
+func (c typedContract[In, Out]) readInput(state *requestState) (input In, err error) {
 	if c.parse == nil {
-		return none, nil
+		return input, nil
 	}
 	f, err := readFields(state)
 	if err != nil {
-		return none, err
+		return input, err
 	}
-	input := c.parse(f)
+	input = c.parse(f)
 	if isRead(state.request.Method) {
 		state.loggedQuery = strings.Join(f.forLog, "&")
 	}
-	if err := f.finish(); err != nil {
-		return none, err
-	}
-	return input, nil
+	return input, f.finish()
 }
 
 // pathID returns an id from the path. If it is not a UUID, pathID returns NULL, which matches no
@@ -592,7 +575,7 @@ func readFields(state *requestState) (*fields, error) {
 		return nil, wrongMediaType("application/json")
 	}
 	// With net/http's ResponseWriter, MaxBytesReader would close the connection after a 413. With
-	// nil, net/http first reads what is left of the body (see fail), so that the answer arrives.
+	// nil, net/http first reads a short rest of the body (see fail), so that the answer arrives.
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxJSONBody))
 	if err != nil {
 		return nil, bodyProblem(err)
@@ -776,10 +759,11 @@ func (state *requestState) answer(out output) error {
 	if !out.isValid() {
 		return fmt.Errorf("%T breaks its contract", out)
 	}
-	if _, isNothing := out.(nothing); isNothing {
-		if state.status == 0 { // otherwise the handler has sent its success
-			state.WriteHeader(state.route.status)
-		}
+	switch out.(type) {
+	case sent:
+		return nil
+	case nothing:
+		state.WriteHeader(state.route.status)
 		return nil
 	}
 	text, err := json.Marshal(out)
@@ -820,8 +804,9 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// net/http reads up to 256 kB of the remaining body before it sends the answer. The deadline
-	// keeps a client that withholds its body from delaying this for longer than a second.
+	// Before it sends the answer, net/http reads the rest of the body, up to 256 kB. It reads
+	// nothing if Content-Length says that more is left, or if it will close the connection. The
+	// deadline keeps a client that withholds its body from delaying this for longer than a second.
 	http.NewResponseController(state).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
@@ -1067,9 +1052,9 @@ func (state *requestState) logProblem(p problem) {
 	}
 }
 
-// maxLoggedError is the longest text of an error in the log, in bytes. JSON writes
-// a quote in two bytes, so it has at most twice this length there. The rest of an event has less
-// than 1 kB, and no event has two texts of this length, so a line has less than 2 kB (H4).
+// maxLoggedError is the length in bytes to which maskText cuts a text. JSON can double it,
+// because it writes a quote in two bytes. No event has two texts of this length, and the rest of an
+// event has less than 1 kB, so a line has less than 2 kB (H4).
 const maxLoggedError = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including

@@ -22,7 +22,8 @@ const (
 //
 // This is equivalent to a sliding-window log: at most burst requests pass in any interval of one
 // period. A bucket that refills continuously would let up to twice as many pass. The cost is
-// memory: about 90 bytes for each key, and up to 16 bytes for each of its burst tokens.
+// memory: about 90 bytes for each key, and up to 16 bytes for each request that passed in the last
+// period. At 60,000 requests a second, that is 10 MB for a limit of 10 s.
 //
 // A limiter stores only the hash of a key, so that a long key costs no more memory. Two keys whose
 // hashes collide (probability 2^-64) share a bucket.
@@ -105,7 +106,8 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 
 // makeRoom discards one key, so that memory stays bounded and no client is refused because of other
 // clients' keys: the key with the fewest spent tokens among sampleSize keys. Go begins a loop over
-// a map at a random position, and the keys are hashes, so neighbors in the map are a random sample.
+// a map at a random position, and places the keys by a seeded hash, so neighbors are a random
+// sample.
 //
 // A refused key is discarded only if every key in the sample is refused, so a flood of new keys
 // with one request each does not free it (L3). SECURITY.md states what a flood of refused keys

@@ -122,13 +122,16 @@ func (st *store) checkTables() error {
 // injection could then create an administrator. deploy/roles.sql creates a role that may not.
 // It also warns if the query fails.
 func (s *server) warnOfDatabaseRights() {
+	if s.cfg.env == envLocal {
+		return
+	}
 	var mayWrite bool
 	_, err := s.store.row(readOnly(`select has_any_column_privilege('users', 'insert, update')
 		or has_table_privilege('users', 'delete')`), &mayWrite)
 	if err != nil {
 		s.log.Warn("the database role could not be checked", "error", err)
 	}
-	if mayWrite && s.cfg.env != envLocal {
+	if mayWrite {
 		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
 	}
 }
@@ -270,14 +273,10 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 
 // orNotFound returns value, or a 404 if a statement found no row.
 func orNotFound[T any](value T, found bool, err error) (T, error) {
-	var none T
-	if err != nil {
-		return none, err
+	if err == nil && !found {
+		err = errNotFound
 	}
-	if !found {
-		return none, errNotFound
-	}
-	return value, nil
+	return value, err
 }
 
 // endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
@@ -314,23 +313,17 @@ var staleClasses = []string{
 	"25", // transaction state: this is a standby now, which rejects writes
 }
 
-// classifyDBError turns the errors of an unavailable database into a 503. So while the database is
-// unavailable, nobody gets a session and nobody loses one (Z2). In the order of the checks:
-//
-//	an error of a scan function     unchanged, which becomes a 500: a bug of this program
-//	not a *pq.Error                 503, and idle connections are dropped. This is a broken
-//	                                connection, or a bug such as a wrong number of arguments.
-//	an error of the staleClasses    503, and idle connections are dropped
-//	FATAL: a rejected connection    503. (For a FATAL error during a statement, lib/pq returns
-//	                                driver.ErrBadConn, which is not a *pq.Error.)
-//	an error of the outageClasses   503
-//	any other error                 unchanged, which becomes a 500 unless the caller handles it
+// classifyDBError turns the errors of an unavailable database into a 503, and closes the idle
+// connections if they may be dead. So while the database is
+// unavailable, nobody gets a session and nobody loses one (Z2). Any other error stays as it is, and
+// becomes a 500 unless the caller handles it.
 func (st *store) classifyDBError(err error) error {
-	if err == nil || errors.Is(err, errScan) {
+	if err == nil || errors.Is(err, errScan) { // errScan: a bug of this program
 		return err
 	}
 	dbErr, isDBError := errors.AsType[*pq.Error](err)
 	if !isDBError {
+		// The connection is broken. (A bug such as a wrong number of arguments also gets here.)
 		// Don't wait: if the database hangs, closing takes up to dbTimeout for each connection.
 		go st.dropIdle()
 		return unavailable(err)
@@ -342,6 +335,8 @@ func (st *store) classifyDBError(err error) error {
 		st.dropIdle()
 		return unavailable(err)
 	}
+	// FATAL means that PostgreSQL does not accept the connection. For a FATAL error during a
+	// statement, lib/pq returns driver.ErrBadConn, which is not a *pq.Error.
 	if dbErr.Fatal() || slices.Contains(outageClasses, class) {
 		return unavailable(err)
 	}
@@ -362,10 +357,10 @@ func isConnectionGone(err error) bool {
 // dropIdle closes the idle connections, because if one is dead, the others most likely are too.
 // database/sql has no method for this, but closes them when their maximum number is set to 0.
 //
-// Only one call runs at a time: two could close connections in use. SetMaxIdleConns(0) empties the
-// list of idle connections, and then closes them one by one, out of the same array. If the list
-// grew meanwhile, it would overwrite the array. So a second call returns at once. If the list is
-// not empty yet, its caller may get a dead connection.
+// Only one call runs at a time, because two could close a connection in use. SetMaxIdleConns(0)
+// empties the list of idle connections, and then closes them out of the same array. If a second
+// call ended meanwhile, the list could grow again and overwrite the array. So a second call returns
+// at once. If the list is not empty yet, its caller may get a dead connection.
 func (st *store) dropIdle() {
 	if !st.dropping.TryLock() {
 		return
