@@ -109,7 +109,7 @@ func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
 	}
-	if slices.Contains([]string{"help", "-h", "--help"}, args[len(args)-1]) { // also hubs user --help
+	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) { // also hubs user --help
 		fmt.Print(usage)
 		return nil
 	}
