@@ -32,7 +32,7 @@ func dialAndRequest(t *testing.T, s *hubstest.Server) (extra *hubstest.Conn, isS
 	return extra, err == nil
 }
 
-// H8: the server has at most as many connections as a quarter of its file descriptors, and at most
+// H8: The server has at most as many connections as a quarter of its file descriptors, and at most
 // 1,024. Further clients wait, and are served when a connection ends.
 //
 // Each connection of this test holds a request whose body never arrives.
@@ -70,7 +70,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// H8: clients that hold all connections and send nothing more keep other clients out for a limited
+// H8: Clients that hold all connections and send nothing more keep other clients out for a limited
 // time only. When the server has closed those connections, it serves others again.
 // TestConnectionsAreBounded states how many connections there are: a quarter of the descriptors.
 func TestIdleConnectionsEnd(t *testing.T) {

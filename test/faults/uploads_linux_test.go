@@ -29,7 +29,7 @@ func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir str
 	return s, admin, dir
 }
 
-// F3: an upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
+// F3: An upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
 // the same upload succeeds.
 func TestFullDiskKeepsNothing(t *testing.T) {
 	t.Parallel()
@@ -323,22 +323,20 @@ func TestFilesAreClosed(t *testing.T) {
 	})
 	path := store(t, c, "a.txt")
 	idle := s.openFiles() // such as FILES_DIR itself
-	wantClosed := func(after string) {
+	waitClosed := func(after string) {
 		t.Helper()
-		hubstest.WaitUntil(t, "all files closed after "+after, func() bool {
-			return s.openFiles() == idle
-		})
+		hubstest.WaitFor(t, "open files after "+after, idle, s.openFiles)
 	}
 	store(t, c, "b.txt")
-	wantClosed("an upload")
+	waitClosed("an upload")
 	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Must(t, 413)
-	wantClosed("an upload that is too large")
+	waitClosed("an upload that is too large")
 	upload := c.StartUpload("d.txt")
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}
-	breakOff(t, upload)
-	wantClosed("an upload that broke off")
+	breakOff(upload).Must(t, noAnswer)
+	waitClosed("an upload that broke off")
 	for status, headers := range map[int][]string{
 		200: nil,
 		206: {"Range", "bytes=1-2"},
@@ -348,6 +346,6 @@ func TestFilesAreClosed(t *testing.T) {
 	} {
 		c.Elsewhere().Do("GET", path, nil, headers...).Must(t, status)
 		c.Elsewhere().Do("HEAD", path, nil, headers...).Must(t, status)
-		wantClosed(fmt.Sprintf("a download %q", headers))
+		waitClosed(fmt.Sprintf("a download %q", headers))
 	}
 }
