@@ -81,7 +81,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	wantConnClosed(t, idle)
 	halfSent.Exchange(t, body[5:], 200)
 	clients.Wait()
-	wantRunning(t, s, "with an upload under way")
+	wantRunning(t, s)
 	upload.Finish().Must(t, 201)
 	wantExit(t, s, 0)
 	s.WantStored(t, 1)
@@ -138,11 +138,11 @@ func wantConnClosed(t *testing.T, conn *hubstest.Conn) {
 // wantRunning fails the test if the server ends within 1.5 s. Nothing shows what the server waits
 // for, so the test can only give it time to end too early. A stopping server looks every half a
 // second, or more often, whether it can go on; 1.5 s is longer.
-func wantRunning(t *testing.T, s *hubstest.Server, why string) {
+func wantRunning(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	select {
 	case <-s.Done():
-		t.Fatalf("the server has ended %s, want it to wait\n%s", why, s.Log)
+		t.Fatalf("the server has ended, want it to wait for the upload\n%s", s.Log)
 	case <-time.After(1500 * time.Millisecond):
 	}
 }

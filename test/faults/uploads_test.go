@@ -353,8 +353,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	)
 	io.WriteString(empty, head+"\r\n")
 	oneMore := func() (status int) {
-		r, _ := greedy.Elsewhere().Try("GET", small, nil)
-		return r.Status
+		return get(greedy, small).Status
 	}
 	hubstest.WaitFor(t, "status of one more transfer", 429, oneMore)
 	// Only transfers of this user are refused.

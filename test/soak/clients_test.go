@@ -106,8 +106,7 @@ func (s *soak) startClients() {
 			})
 			s.repeat(60*time.Millisecond, admin.readPage)
 			s.repeat(250*time.Millisecond, func() {
-				uploader := admin.expecting("201", "429 rate_limited", "507 insufficient_storage")
-				s.ledger.Upload(uploader)
+				s.ledger.Upload(admin.expecting("201", "429 rate_limited"))
 			})
 			s.repeat(60*time.Millisecond, func() {
 				s.ledger.ReadFile(admin.expecting("200", "429 rate_limited"))
