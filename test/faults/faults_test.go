@@ -162,11 +162,10 @@ func (c *clients) waitForEach(n int, kind string, counts []int) {
 	})
 }
 
-// wantNoOutage fails the test if a client has had a 503 since the last waitForOutage.
+// wantNoOutage fails the test if a client has had a 503 since the last waitForOutage. The clients
+// must have ended.
 func (c *clients) wantNoOutage() {
 	c.t.Helper()
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if slices.Max(c.outages) > 0 {
 		c.t.Errorf("503s of each client: got %d, want none", c.outages)
 	}
@@ -178,12 +177,15 @@ func (c *clients) end() {
 	c.work.Wait()
 }
 
-// sendAtOnce calls send n times at the same time, and returns a channel that gets the answers.
-func sendAtOnce(t *testing.T, n int, send func() *hubstest.Response) chan *hubstest.Response {
+// sendAtOnce sends a request n times at the same time, from new client addresses. It returns a
+// channel that gets the answers.
+func sendAtOnce(
+	t *testing.T, n int, c *hubstest.Client, request string, body any,
+) chan *hubstest.Response {
 	answers := make(chan *hubstest.Response, n)
 	var all sync.WaitGroup
 	for range n {
-		all.Go(func() { answers <- send() })
+		all.Go(func() { answers <- c.Elsewhere().Send(request, body) })
 	}
 	t.Cleanup(all.Wait)
 	return answers

@@ -70,8 +70,8 @@ func TestLedgerNoticesDamage(t *testing.T) {
 			})
 			version := get(c, "/auth/session").Field(t, "terms", "version").(string)
 			ledger.AcceptTerms(c, email, version).Must(t, 200)
-			path := ledger.Upload(c).Must(t, 201).Header.Get("Location")
-			write := func() (status int) {
+			path := location(t, ledger.Upload(c))
+			write := func() int { // returns the status
 				r := ledger.WriteHub(c.Elsewhere())
 				if r.Status >= 300 {
 					t.Fatalf("got the answer %v, want a success", r)

@@ -134,8 +134,8 @@ func (tr *trace) calls() string {
 	return string(text)
 }
 
-// wantInjected ends the trace. It ends the test if strace has made no call fail.
-func (tr *trace) wantInjected() {
+// mustInject ends the trace. It ends the test if strace has made no call fail.
+func (tr *trace) mustInject() {
 	tr.t.Helper()
 	if !strings.Contains(tr.calls(), "(INJECTED)") {
 		tr.t.Fatal("strace has made no system call fail, so the test shows nothing")
@@ -177,7 +177,7 @@ func TestUploadStepFails(t *testing.T) {
 			}
 			tr := attachFault(t, s, step.call, step.errno, args...)
 			r := upload.Finish()
-			tr.wantInjected()
+			tr.mustInject()
 			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
 			s.WantStored(t, stored)
 			store(t, c, "next.txt")
@@ -202,7 +202,7 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 			store(t, c, "first.txt") // makes the server open its connections to the database
 			tr := attachFault(t, s, "openat", errno)
 			r := uploadText(c, "a.txt")
-			tr.wantInjected()
+			tr.mustInject()
 			hubstest.WantProblem(t, r, status, codeOf[status])
 			s.WantStored(t, 1)
 			store(t, c, "next.txt")
@@ -230,7 +230,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 			upload := c.StartUpload("a.txt")
 			tr := attachFault(t, s, test.calls, "EIO")
 			r := upload.Finish()
-			tr.wantInjected()
+			tr.mustInject()
 			hubstest.WantProblem(t, r, test.status, codeOf[test.status])
 			s.waitFiles(test.stored + 1) // the final name, if any, and the working name
 			s.AgeUnfinished(t)

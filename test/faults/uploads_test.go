@@ -352,7 +352,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 		"Content-Length: 1000",
 	)
 	io.WriteString(empty, head+"\r\n")
-	oneMore := func() (status int) {
+	oneMore := func() int { // its status
 		return get(greedy, small).Status
 	}
 	hubstest.WaitFor(t, "status of one more transfer", 429, oneMore)

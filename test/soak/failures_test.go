@@ -32,22 +32,26 @@ func (s *soak) mailFailure(name string, mode hubstest.MailMode, d time.Duration)
 	}}
 }
 
+// noDatabase is the answer while PostgreSQL is away.
+const noDatabase = "503 unavailable"
+
+// databaseFailure returns a failure of PostgreSQL, which begin begins and end ends.
+func (s *soak) databaseFailure(name string, begin, end func()) failure {
+	return failure{name: name, shows: noDatabase, run: func() {
+		begin()
+		time.Sleep(hold)
+		end()
+	}}
+}
+
 // failures returns all failures.
 func (s *soak) failures() []failure {
-	const noDatabase = "503 unavailable"
+	kill := func() { s.pg.Crash(syscall.SIGKILL) }
 	first := s.servers[0]
 	return []failure{
-		{name: "PostgreSQL killed", shows: noDatabase, run: func() {
-			s.pg.Crash(syscall.SIGKILL)
-			time.Sleep(hold)
-			s.pg.Start()
-		}},
+		s.databaseFailure("PostgreSQL killed", kill, s.pg.Start),
 		s.mailFailure("mail server hangs", hubstest.MailHangs, 4*hold),
-		{name: "PostgreSQL hung", shows: noDatabase, run: func() {
-			s.pg.Pause()
-			time.Sleep(hold)
-			s.pg.Resume()
-		}},
+		s.databaseFailure("PostgreSQL hung", s.pg.Pause, s.pg.Resume),
 		{name: "server restarted", shows: noServer, run: func() {
 			s.restart(first)
 		}},
@@ -61,11 +65,7 @@ func (s *soak) failures() []failure {
 			first.start(s.t)
 		}},
 		s.mailFailure("mail server refuses", hubstest.MailRefuses, hold),
-		{name: "machine of PostgreSQL lost", shows: noDatabase, run: func() {
-			s.pg.Lose()
-			time.Sleep(hold)
-			s.pg.Start()
-		}},
+		s.databaseFailure("machine of PostgreSQL lost", s.pg.Lose, s.pg.Start),
 		{name: "uploads end on a slow disk", run: s.slowUploads},
 	}
 }
@@ -103,8 +103,8 @@ func (s *soak) fail(f failure) {
 // restart stops a server with SIGTERM and starts it again. An exit status other than 0 is a fault.
 func (s *soak) restart(server *server) {
 	if status := server.end(s.t, syscall.SIGTERM); status != 0 {
-		detail := fmt.Sprintf("got exit status %d, want 0", status)
-		s.fault("a server that did not stop cleanly", detail)
+		s.fault("a server that did not stop cleanly",
+			fmt.Sprintf("got exit status %d, want 0", status))
 	}
 	server.start(s.t)
 }
