@@ -4,9 +4,9 @@ import (
 	"database/sql"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net/url"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,13 +48,9 @@ const endConnections = `select pg_terminate_backend(pid) from pg_stat_activity
 // close or rename a database while connected to it. It replaces <name> by the database's name.
 func (s *service) execAsOperator(statements string) {
 	s.t.Helper()
-	database, err := url.Parse(s.Database)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	database, _ := url.Parse(s.Database) // a valid URL
 	statements = hubstest.FillIn(statements, "<name>", database.Path[1:])
-	operator := hubstest.WithDatabase(s.Database, "postgres")
-	hubstest.Exec(s.t, operator, statements)
+	hubstest.Exec(s.t, hubstest.WithDatabase(s.Database, "postgres"), statements)
 }
 
 // lock locks tables, so that every other read and write of them waits until the transaction that
@@ -73,66 +69,51 @@ func (s *service) lock(tables string) *sql.Tx {
 	return tx
 }
 
-// A request is one that a signed-in admin sends: a method, a path, and the body if there is one.
-type request string
+// requests are bodies of requests that an admin sends, by method and path.
+type requests map[string]any
 
-// send sends the request from a new client address.
-func (q request) send(c *hubstest.Client) *hubstest.Response {
-	method, rest, _ := strings.Cut(string(q), " ")
-	path, body, _ := strings.Cut(rest, " ")
-	return c.Elsewhere().Do(method, path, body)
+// ofUsers are requests that need only the tables of users.
+var ofUsers = requests{
+	"GET /auth/session":      nil,
+	"POST /auth/logout":      nil,
+	"POST /terms/acceptance": `{"version":"any"}`,
 }
 
-// requests are sent in an outage, by the tables that they need.
-type requests struct{ none, users, others []request }
-
-// requestsTo returns the requests. hub and file are the paths of a hub and a file.
-func requestsTo(hub, file request) requests {
+// requestsTo returns requests that need the tables hubs and files, too. hub and file are the paths
+// of a hub and a file.
+func requestsTo(hub, file string) requests {
 	return requests{
-		none:  []request{"GET /openapi.json"},
-		users: []request{"GET /auth/session", "POST /auth/logout", `POST /terms/acceptance {"version":"any"}`},
-		others: []request{
-			"GET /hubs",
-			"GET /hubs?filters[name]=o&limit=7",
-			"GET " + hub,
-			`POST /hubs {"name":"South"}`,
-			"PATCH " + hub + ` {"name":"South"}`,
-			"DELETE " + hub,
-			"GET " + file,
-			"GET /healthz",
-			"HEAD /healthz",
-		},
+		"GET /hubs":                         nil,
+		"GET /hubs?filters[name]=o&limit=7": nil,
+		"GET " + hub:                        nil,
+		"POST /hubs":                        `{"name":"South"}`,
+		"PATCH " + hub:                      `{"name":"South"}`,
+		"DELETE " + hub:                     nil,
+		"GET " + file:                       nil,
+		"GET /healthz":                      nil,
+		"HEAD /healthz":                     nil,
 	}
 }
 
-// fillService creates a hub and a file. It returns their paths and the requests to them.
-func fillService(t *testing.T, admin *hubstest.Client) (hub, file string, all requests) {
+// sendAll sends requests at the same time.
+func sendAll(c *hubstest.Client, all requests) (answers []*hubstest.Response) {
+	received := make(chan *hubstest.Response)
+	for request, body := range all {
+		go func() { received <- c.Elsewhere().Send(request, body) }()
+	}
+	for range all {
+		answers = append(answers, <-received)
+	}
+	return answers
+}
+
+// fillService creates a hub and a file, and returns their paths.
+func fillService(t *testing.T, admin *hubstest.Client) (hub, file string) {
 	t.Helper()
-	hub = location(t, createHub(admin, "North"))
-	file = store(t, admin, "a.txt")
-	return hub, file, requestsTo(request(hub), request(file))
+	return location(t, createHub(admin, "North")), store(t, admin, "a.txt")
 }
 
-// In an outage, TestDatabaseAwayIsUnavailable sends a request to each route of the contract: those
-// of requestsTo, and three of its own.
-func TestOutageReachesEachRoute(t *testing.T) {
-	t.Parallel()
-	all := requestsTo("/hubs/{hubId}", "/files/{fileId}/{name}")
-	sent := slices.Concat(all.none, all.users, all.others,
-		[]request{"POST /auth/otp/request", "POST /auth/otp/validate", "POST /files/upload"})
-	for path, operations := range hubstest.Contract[map[string]any](t, "paths") {
-		for method := range operations.(map[string]any) {
-			route := strings.ToUpper(method) + " " + path
-			isSent := func(q request) bool { return strings.HasPrefix(string(q)+" ", route+" ") }
-			isMethod := method != "head" && method != "parameters"
-			if isMethod && !slices.ContainsFunc(sent, isSent) {
-				t.Errorf("no request to %s is sent in an outage", route)
-			}
-		}
-	}
-}
-
-// Z2: while the database is unreachable, every request that needs it gets a 503: nobody gets a
+// Z2: While the database is unreachable, every request that needs it gets a 503: nobody gets a
 // session, and nobody loses one. Requests without a session, wrong codes and requests for a code
 // get their usual answers, because those don't depend on the database. After the outage, everything
 // is as before.
@@ -142,49 +123,66 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, admin := startBehindProxy(t)
-			disallowErrors := s.AllowErrorsWithAnyOf("unavailable", "code not sent")
-			hub, file, all := fillService(t, admin)
+			disallowErrors := s.AllowErrorsWithAnyOf(unavailable, "code not sent")
+			hub, file := fillService(t, admin)
 			guest := newGuest(t, s)
 
 			endOutage := beginOutage(s)
 			// If the outage breaks connections, the first round loses those of the pool, and the
 			// second round has to open new ones.
-			for range 2 {
-				wantOutage(t, admin, all.others)
-				wantUnavailable(t, uploadText(admin, "b.txt"))
-				wantOutage(t, admin, all.users)
-				wantUnavailable(t, guest.present(guest.code))
+			const rounds = 2
+			for range rounds {
+				answers := sendAll(admin, requestsTo(hub, file))
+				answers = append(answers, sendAll(admin, ofUsers)...)
+				answers = append(answers, uploadText(admin, "b.txt"), guest.present(guest.code))
+				wantOutage(t, answers)
+				wantEachRoute(t, answers, hub, file)
 			}
 			guest.AskCode(hubstest.NewEmail())
 			s.Log.WaitFor(t, "code not sent", "ERROR")
 			// These answers need no database.
-			for _, q := range all.none {
-				q.send(admin).Must(t, 200)
-			}
+			get(admin, "/openapi.json").Must(t, 200)
 			hubstest.WantProblem(t, get(s.Client(t), "/hubs"), 401, "unauthenticated")
 			wrong := hubstest.OtherCode(guest.code, 1)
 			hubstest.WantProblem(t, guest.present(wrong), 401, "invalid_code")
 			endOutage()
 
-			hubstest.WaitUntil(t, "a 200 of /healthz after the outage", func() bool {
-				return get(admin, "/healthz").Status == 200
+			hubstest.WaitFor(t, "status of /healthz after the outage", 200, func() int {
+				return get(admin, "/healthz").Status
 			})
 			disallowErrors()
 			s.wantUnchanged(admin, hub, file)
-			wantOneSession(t, guest)
+			// The code still works, but only once. Each attempt counts against the limit of the
+			// address, also one that got a 503: an outage gives nobody more guesses (O4).
+			limit := hubstest.LimitOf(t, "POST /auth/otp/validate").Requests
+			const before = rounds + 1 // attempts in the outage: those with a 503, and the wrong code
+			attempt := map[string]string{"email": guest.email, "code": guest.code}
+			answers := sendAtOnce(t, 2*limit, guest.Client, "POST /auth/otp/validate", attempt)
+			got := map[int]int{}
+			for range cap(answers) {
+				got[(<-answers).Status]++
+			}
+			want := map[int]int{
+				200: 1,
+				401: limit - before - 1,
+				429: limit + before,
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("answers to the code after the outage: got %v, want %v", got, want)
+			}
 		})
 	}
 }
 
-// Z2: while the tables hubs and files can't be read, every request that needs them gets a 503.
+// Z2: While the tables hubs and files can't be read, every request that needs them gets a 503.
 // Sessions work, because they need other tables. Afterwards, everything is as before.
 func TestLockedTablesAreUnavailable(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t)
-	s.AllowErrorsWithAnyOf("unavailable")
-	hub, file, all := fillService(t, admin)
+	s.AllowErrorsWithAnyOf(unavailable)
+	hub, file := fillService(t, admin)
 	tx := s.lock("hubs, files")
-	wantOutage(t, admin, all.others)
+	wantOutage(t, sendAll(admin, requestsTo(hub, file)))
 	wantUnavailable(t, uploadText(admin, "b.txt"))
 	get(admin, "/auth/session").Must(t, 200)
 	tx.Rollback()
@@ -203,49 +201,37 @@ func (s *service) wantUnchanged(c *hubstest.Client, hub, file string) {
 	s.wantRows(1, "files")
 }
 
-// wantOutage sends requests at the same time. Each answer must be a 503 that neither sets nor clears
-// the cookie.
-func wantOutage(t *testing.T, c *hubstest.Client, requests []request) {
+// wantOutage fails the test unless each answer is a 503 that neither sets nor clears the cookie.
+func wantOutage(t *testing.T, answers []*hubstest.Response) {
 	t.Helper()
-	var all sync.WaitGroup
-	for _, q := range requests {
-		all.Go(func() {
-			r := q.send(c)
-			wantUnavailable(t, r)
-			if cookie := r.Header.Get("Set-Cookie"); cookie != "" {
-				t.Errorf("%s: got the cookie %q with a 503, want none", q, cookie)
-			}
-		})
+	for _, r := range answers {
+		wantUnavailable(t, r)
+		if cookie := r.Header.Get("Set-Cookie"); cookie != "" {
+			t.Errorf("got the cookie %q, want none, in the answer to %v", cookie, r)
+		}
 	}
-	all.Wait()
 }
 
-// wantOneSession sends the guest's code from many client addresses at the same time. The code must
-// still work, but only once. Every attempt must count against the limit of the e-mail address, even
-// one that got a 503 in the outage, so an outage gives nobody more guesses (O4).
-func wantOneSession(t *testing.T, guest guest) {
+// wantEachRoute fails the test unless the answers are of each route of the contract that needs the
+// database. hub and file are the paths in the requests.
+func wantEachRoute(t *testing.T, answers []*hubstest.Response, hub, file string) {
 	t.Helper()
-	limit := hubstest.LimitOf(t, "POST /auth/otp/validate").Requests
-	before := guest.attempts.Load()
-	statuses := map[int]int{}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for range 2 * limit {
-		all.Go(func() {
-			r := guest.present(guest.code)
-			mu.Lock()
-			defer mu.Unlock()
-			statuses[r.Status]++
-		})
+	template := strings.NewReplacer(hub, "/hubs/{hubId}", file, "/files/{fileId}/{name}")
+	isDone := map[string]bool{
+		"get /openapi.json":      true, // needs no database
+		"post /auth/otp/request": true, // needs none before its answer
 	}
-	all.Wait()
-	if statuses[200] != 1 {
-		t.Errorf("a code that got a 503 before: got %d sessions, want 1", statuses[200])
+	for _, r := range answers {
+		isDone[strings.ToLower(r.Method)+" "+template.Replace(r.Path)] = true
 	}
-	counted := int(before) + statuses[200] + statuses[401]
-	if counted != limit {
-		t.Errorf("attempts until the limit: got %d, of them %d in the outage, want %d",
-			counted, before, limit)
+	for path, operations := range hubstest.Contract[map[string]any](t, "paths") {
+		for method := range operations.(map[string]any) {
+			route := method + " " + path
+			isMethod := method != "head" && method != "parameters"
+			if isMethod && !isDone[route] {
+				t.Errorf("%s: got no answer in the outage, want one", route)
+			}
+		}
 	}
 }
 
@@ -257,7 +243,7 @@ func TestHealthReadsTheTables(t *testing.T) {
 	role, through := hubstest.NewRole(t, database)
 	hubstest.Exec(t, database, "grant select on all tables in schema public to "+role)
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
-	s.AllowErrorsWithAnyOf("unavailable")
+	s.AllowErrorsWithAnyOf(unavailable)
 	c := s.Client(t)
 	get(c, "/healthz").Must(t, 200)
 	// Statements that break the server's access, and those that restore it.
@@ -276,18 +262,18 @@ func TestHealthReadsTheTables(t *testing.T) {
 	}
 }
 
-// D6: when the type of a column changes, the prepared statements that use it fail on every
+// D6: When the type of a column changes, the prepared statements that use it fail on every
 // connection. Still, at most one request fails, because the first failure makes the server replace
 // its idle connections.
 func TestChangedColumnFailsOneRequest(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t)
-	s.AllowErrorsWithAnyOf("unavailable") // of the request that fails
+	s.AllowErrorsWithAnyOf(unavailable) // of the request that fails
 	for _, change := range []string{
 		"alter table users alter column permission type varchar(10)",
 		"alter table hubs alter column description type varchar(2000)",
 	} {
-		s.openSeveral("hubs", admin, "/hubs")
+		s.openConns(admin)
 		s.exec(change)
 		failed := 0
 		for range 3 * severalConns {
@@ -301,23 +287,23 @@ func TestChangedColumnFailsOneRequest(t *testing.T) {
 	}
 }
 
-// severalConns is how many connections openSeveral opens: more than one, and fewer than the 8 that
-// a server has at most.
+// severalConns is how many connections openConns opens: more than one, and fewer than the 8 that a
+// server has at most.
 const severalConns = 6
 
-// openSeveral makes the server open severalConns connections to the database. It locks a table, and
-// sends requests whose statements wait for it, until that many connections wait. When it returns,
-// the lock is released, all requests have been answered, and the connections are idle.
-func (s *service) openSeveral(table string, c *hubstest.Client, path string) {
+// openConns makes the server open severalConns connections to the database. It locks the table
+// hubs, and sends requests whose statements wait for it, until that many connections wait. When it
+// returns, the lock is released, all requests have been answered, and the connections are idle.
+func (s *service) openConns(c *hubstest.Client) {
 	s.t.Helper()
-	defer s.AllowErrorsWithAnyOf("unavailable")() // a request may wait for the lock too long
-	tx := s.lock(table)
+	defer s.AllowErrorsWithAnyOf(unavailable)() // a request may wait for the lock too long
+	tx := s.lock("hubs")
 	var areOpen atomic.Bool
 	var all sync.WaitGroup
 	for range severalConns {
 		all.Go(func() {
 			for !areOpen.Load() {
-				get(c, path)
+				get(c, "/hubs")
 			}
 		})
 	}
@@ -329,36 +315,11 @@ func (s *service) openSeveral(table string, c *hubstest.Client, path string) {
 	s.waitForLocks(severalConns)
 }
 
-// fillPool returns the largest number of connections to the database that wait for the table hubs
-// at the same time. It sends more requests at once than the server has connections, and keeps the
-// table locked until every request has got a 503. Meanwhile it calls do again and again.
-func (s *service) fillPool(c *hubstest.Client, path string, do func()) (most int) {
-	s.t.Helper()
-	defer s.AllowErrorsWithAnyOf(`"error":"unavailable`)()
-	tx := s.lock("hubs")
-	defer tx.Rollback()
-	const requests = 32
-	var answered atomic.Int64
-	var all sync.WaitGroup
-	defer all.Wait()
-	for range requests {
-		all.Go(func() {
-			wantUnavailable(s.t, get(c, path))
-			answered.Add(1)
-		})
-	}
-	for answered.Load() < requests {
-		most = max(most, s.count(lockWaiters))
-		do()
-	}
-	return most
-}
-
-// waitForLocks waits until at least n connections to the database wait for a lock.
+// waitForLocks waits until n connections to the database wait for a lock.
 func (s *service) waitForLocks(n int) {
 	s.t.Helper()
-	hubstest.WaitUntil(s.t, "enough connections that wait for a lock", func() bool {
-		return s.count(lockWaiters) >= n
+	hubstest.WaitFor(s.t, "connections that wait for a lock", n, func() int {
+		return s.count(lockWaiters)
 	})
 }
 
@@ -372,21 +333,36 @@ const (
 // pool is the most connections that the server has to the database, as docs/deploy.md says.
 const pool = 8
 
-// D2: while every connection is in use, a request that needs one waits for a limited time and then
+// manyRequests is more than the connections that the server has.
+const manyRequests = 4 * pool
+
+// D2: While every connection is in use, a request that needs one waits for a limited time and then
 // gets a 503. Each request gives its connection back.
 func TestBusyPoolIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	if n := s.fillPool(c, "/hubs", func() {}); n != pool {
-		t.Errorf("maximum number of connections: got %d, want %d", n, pool)
+	disallowErrors := s.AllowErrorsWithAnyOf(unavailable)
+	tx := s.lock("hubs")
+	answers := sendAtOnce(t, manyRequests, c, "GET /hubs", nil)
+	most := 0
+	for len(answers) < cap(answers) {
+		most = max(most, s.count(lockWaiters))
+	}
+	tx.Rollback()
+	if most != pool {
+		t.Errorf("maximum number of connections: got %d, want %d", most, pool)
+	}
+	for range cap(answers) {
+		wantUnavailable(t, <-answers)
 	}
 	s.Log.WaitFor(t, "no free slot for a statement")
+	disallowErrors()
 	for range 2 * pool {
 		get(c, "/hubs").Must(t, 200)
 	}
 }
 
-// H6: expensive statements (lists with a name filter, and deep pages) use at most half of the
+// H6: Expensive statements (lists with a name filter, and deep pages) use at most half of the
 // connections. So a session check always finds a connection, however long those statements take.
 func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 	t.Parallel()
@@ -397,12 +373,22 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
-			expensive := s.fillPool(c, path, func() {
+			disallowErrors := s.AllowErrorsWithAnyOf(unavailable)
+			tx := s.lock("hubs")
+			answers := sendAtOnce(t, manyRequests, c, "GET "+path, nil)
+			most := 0
+			for len(answers) < cap(answers) {
+				most = max(most, s.count(lockWaiters))
 				get(c, "/auth/session").Must(t, 200)
-			})
-			if expensive == 0 || expensive > pool/2 {
-				t.Errorf("got up to %d expensive statements at a time, want 1 to %d", expensive, pool/2)
 			}
+			tx.Rollback()
+			if most == 0 || most > pool/2 {
+				t.Errorf("expensive statements at a time: got up to %d, want 1 to %d", most, pool/2)
+			}
+			for range cap(answers) {
+				wantUnavailable(t, <-answers)
+			}
+			disallowErrors()
 			get(c, path).Must(t, 200)
 		})
 	}
@@ -413,7 +399,7 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 func TestBrokenRowsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrorsWithAnyOf(`"error":"internal`, "unavailable")
+	s.AllowErrorsWithAnyOf(`"error":"internal`, unavailable)
 	s.exec(`insert into hubs (name) select n::text from generate_series(1, 100) n;
 		alter table hubs alter column created_at drop default;
 		alter table hubs drop constraint hubs_created_at_check;
@@ -432,13 +418,13 @@ func TestBrokenRowsAreNoOutage(t *testing.T) {
 	get(c, "/auth/session").Must(t, 200)
 }
 
-// D5: if the database's answer breaks off in the middle of its rows, the request gets a 503. The
+// D5: If the database's answer breaks off in the middle of its rows, the request gets a 503. The
 // server does not treat the rows it has as the whole list. It does not retry the statement either,
 // because the list would then contain its first rows twice.
 func TestBrokenAnswerIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
-	s.AllowErrorsWithAnyOf("unavailable")
+	s.AllowErrorsWithAnyOf(unavailable)
 	s.exec(`insert into hubs (name, description)
 		select 'hub ' || to_char(n, 'FM000'), repeat('ü', 2000) from generate_series(1, 100) n`)
 	s.proxy.WhenAnswered("hub 090", s.proxy.Drop)
@@ -460,13 +446,13 @@ func (s *service) loseAnswerTo(text string) (isLost func() bool) {
 	return lost.Load
 }
 
-// D1: if a connection ends after the database has run a statement, but before its answer arrives,
+// D1: If a connection ends after the database has run a statement, but before its answer arrives,
 // the server retries a read. It does not retry a write: the client gets a 503, and the write is
 // done exactly once.
 func TestWriteIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	s, admin := startBehindProxy(t)
-	s.AllowErrorsWithAnyOf("unavailable")
+	s.AllowErrorsWithAnyOf(unavailable)
 	first := location(t, createHub(admin, "first"))
 	id := strings.TrimPrefix(first, "/hubs/")
 	isLost := s.loseAnswerTo(id)
@@ -486,7 +472,7 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	hubstest.WantProblem(t, get(admin, first), 404, "not_found")
 }
 
-// D1: a user command does not retry its statement either. If "user add" sent its insert again, it
+// D1: A user command does not retry its statement either. If "user add" sent its insert again, it
 // would find the user that the first one added, and would report that nothing was changed.
 func TestCommandIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
@@ -507,23 +493,26 @@ func TestCommandIsNotDoneTwice(t *testing.T) {
 func TestStatementsArePreparedOnce(t *testing.T) {
 	t.Parallel()
 	s, admin := startBehindProxy(t)
-	hub, file, _ := fillService(t, admin)
-	for q, statements := range map[request]int{
-		"GET /openapi.json":                       0,
-		"GET /healthz":                            1,
-		"GET /auth/session":                       1,
-		"GET /hubs?filters[name]=o":               2,
-		request("GET " + hub):                     2,
-		request("PATCH " + hub + ` {"name":"a"}`): 2,
-		request("GET " + file):                    2,
+	hub, file := fillService(t, admin)
+	for _, test := range []struct {
+		request, body string
+		statements    int
+	}{
+		{request: "GET /openapi.json", statements: 0},
+		{request: "GET /healthz", statements: 1},
+		{request: "GET /auth/session", statements: 1},
+		{request: "GET /hubs?filters[name]=o", statements: 2},
+		{request: "GET " + hub, statements: 2},
+		{request: "PATCH " + hub, body: `{"name":"a"}`, statements: 2},
+		{request: "GET " + file, statements: 2},
 	} {
-		q.send(admin) // prepares the statements that are not prepared yet
+		admin.Elsewhere().Send(test.request, test.body) // prepares what is not prepared yet
 		s.proxy.Record()
-		q.send(admin)
+		admin.Elsewhere().Send(test.request, test.body)
 		got := messages(s.proxy.Sent())
-		want := strings.Repeat("BES", statements) // Bind, Execute, Sync
+		want := strings.Repeat("BES", test.statements) // Bind, Execute, Sync
 		if got != want {
-			t.Errorf("%s: got the message types %s, want %s", q, got, want)
+			t.Errorf("%s: got the message types %s, want %s", test.request, got, want)
 		}
 	}
 }
@@ -552,24 +541,35 @@ func TestSettingsOfConnections(t *testing.T) {
 
 		"max_parallel_workers_per_gather": "0",
 	}
-	for query, want := range map[string]map[string]string{ // by the settings in DATABASE_URL
-		"statement_timeout=0&timezone=Asia/Tokyo&plan_cache_mode=auto": {
-			"search_path":        `"\$user", public`,
-			"synchronous_commit": "on",
+	for _, test := range []struct {
+		name, query string            // in DATABASE_URL
+		want        map[string]string // in addition
+	}{
+		{
+			name:  "overridden settings in the URL",
+			query: "statement_timeout=0&timezone=Asia/Tokyo&plan_cache_mode=auto",
+			want: map[string]string{
+				"search_path":        `"\$user", public`,
+				"synchronous_commit": "on",
+			},
 		},
-		"search_path=public&synchronous_commit=local": {
-			"search_path":        "public",
-			"synchronous_commit": "local",
+		{
+			name:  "settings in the URL",
+			query: "search_path=public&synchronous_commit=local",
+			want: map[string]string{
+				"search_path":        "public",
+				"synchronous_commit": "local",
+			},
 		},
 	} {
-		t.Run(query, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			proxy, through := hubstest.FaultProxyURL(t, hubstest.NewDatabase(t))
 			proxy.Record()
-			hubstest.Start(t, map[string]string{"DATABASE_URL": through + "&" + query})
+			hubstest.Start(t, map[string]string{"DATABASE_URL": through + "&" + test.query})
 			sent := string(proxy.Sent())
 			wantSettings(t, sent, always)
-			wantSettings(t, sent, want)
+			wantSettings(t, sent, test.want)
 		})
 	}
 }
@@ -588,7 +588,7 @@ func wantSettings(t *testing.T, sent string, settings map[string]string) {
 	}
 }
 
-// D1: if the database accepts no connections, because its machine is gone or its queue is full, the
+// D1: If the database accepts no connections, because its machine is gone or its queue is full, the
 // server stops waiting after a limited time, even if connect_timeout is longer.
 func TestConnectingEndsInTime(t *testing.T) {
 	t.Parallel()
@@ -603,7 +603,7 @@ func TestConnectingEndsInTime(t *testing.T) {
 	}
 }
 
-// T5: if a user is deleted between the session check of a request and its write, the request gets a
+// T5: If a user is deleted between the session check of a request and its write, the request gets a
 // 401, not a 500.
 func TestUserDeletedDuringARequest(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,88 +85,116 @@ func (s *service) wantRows(want int, table string, args ...any) {
 	}
 }
 
-// A load is a number of clients at the same time, each of which sends one request after another.
-type load struct {
-	t       *testing.T
-	clients sync.WaitGroup
-	n       int // number of clients
+// unavailable is in the log line of each request that got a 503.
+const unavailable = `"error":"unavailable`
 
-	ended   atomic.Bool
-	mu      sync.Mutex
-	answers map[answer]int // number of each answer since waitFor was called
+// clients are at work at the same time. Each sends one request after another.
+type clients struct {
+	t     *testing.T
+	work  sync.WaitGroup
+	ended atomic.Bool
+
+	mu        sync.Mutex
+	successes []int // of each client since the last waitForSuccesses
+	outages   []int // 503s of each client since the last waitForOutage
 }
 
-// An answer is a success or a 503 that one client got.
-type answer struct {
-	client int  // from 0
-	isGood bool // a status from 200 to 299; otherwise, a 503
-}
-
-// startLoad starts one client for each function in clients. The function sends one request and
-// returns its answer. The client calls it again and again until end is called. An answer that is
-// neither a success nor a 503 fails the test.
-func startLoad(t *testing.T, clients ...func() *hubstest.Response) *load {
-	l := &load{
-		t:       t,
-		n:       len(clients),
-		answers: map[answer]int{},
+// startClients starts one client for each function. The function sends one request and returns its
+// answer. The client calls it again and again until end is called. An answer that is neither a
+// success nor a 503 fails the test.
+func startClients(t *testing.T, functions ...func() *hubstest.Response) *clients {
+	c := &clients{
+		t:         t,
+		successes: make([]int, len(functions)),
+		outages:   make([]int, len(functions)),
 	}
-	t.Cleanup(l.end)
-	for i, send := range clients {
-		l.clients.Go(func() {
-			for !t.Failed() && !l.ended.Load() {
-				l.note(i, send())
+	t.Cleanup(c.end)
+	for i, send := range functions {
+		c.work.Go(func() {
+			for !t.Failed() && !c.ended.Load() {
+				c.note(i, send())
 			}
 		})
 	}
-	return l
+	return c
 }
 
-// note counts an answer of a client. It fails the test if the answer is neither a success nor a
-// 503.
-func (l *load) note(client int, r *hubstest.Response) {
-	isGood := r.Status/100 == 2
-	if !isGood {
-		wantUnavailable(l.t, r)
+// note counts an answer of a client.
+func (c *clients) note(client int, r *hubstest.Response) {
+	counts := c.successes
+	if r.Status/100 != 2 {
+		wantUnavailable(c.t, r)
+		counts = c.outages
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.answers[answer{client, isGood}]++
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	counts[client]++
 }
 
-// waitFor waits until each client has had n more answers: successes if isGood is true, 503s if it
-// is false.
-func (l *load) waitFor(n int, isGood bool) {
-	l.t.Helper()
-	l.mu.Lock()
-	clear(l.answers)
-	l.mu.Unlock()
-	hubstest.WaitUntil(l.t, "every client has the expected answers", func() bool {
-		if l.t.Failed() {
-			return true // the clients have ended
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		for client := range l.n {
-			if l.answers[answer{client, isGood}] < n {
-				return false
+// waitForSuccesses waits until each client has had n more successes.
+func (c *clients) waitForSuccesses(n int) {
+	c.t.Helper()
+	c.waitForEach(n, "successes", c.successes)
+}
+
+// waitForOutage waits until each client has had n more 503s.
+func (c *clients) waitForOutage(n int) {
+	c.t.Helper()
+	c.waitForEach(n, "503s", c.outages)
+}
+
+// waitForEach sets the counts to 0, and waits until each is at least n.
+func (c *clients) waitForEach(n int, kind string, counts []int) {
+	c.t.Helper()
+	c.mu.Lock()
+	clear(counts)
+	c.mu.Unlock()
+	what := fmt.Sprintf("a client with fewer than %d %s", n, kind)
+	hubstest.WaitFor(c.t, what, "none", func() string {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for client, count := range counts {
+			if count < n && !c.t.Failed() { // after a failure, no client sends more
+				return fmt.Sprintf("client %d with %d", client, count)
 			}
 		}
-		return true
+		return "none"
 	})
 }
 
+// wantNoOutage fails the test if a client has had a 503 since the last waitForOutage. The clients
+// must have ended.
+func (c *clients) wantNoOutage() {
+	c.t.Helper()
+	if slices.Max(c.outages) > 0 {
+		c.t.Errorf("503s of each client: got %d, want none", c.outages)
+	}
+}
+
 // end stops the clients and waits for their last answers. It may be called more than once.
-func (l *load) end() {
-	l.ended.Store(true)
-	l.clients.Wait()
+func (c *clients) end() {
+	c.ended.Store(true)
+	c.work.Wait()
+}
+
+// sendAtOnce sends a request n times at the same time, from new client addresses. It returns a
+// channel that gets the answers.
+func sendAtOnce(
+	t *testing.T, n int, c *hubstest.Client, request string, body any,
+) chan *hubstest.Response {
+	answers := make(chan *hubstest.Response, n)
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() { answers <- c.Elsewhere().Send(request, body) })
+	}
+	t.Cleanup(all.Wait)
+	return answers
 }
 
 // A guest is a client that has received a code but has not signed in yet.
 type guest struct {
 	*hubstest.Client
 	email, code string
-	attempts    *atomic.Int64 // number of calls of present
 }
 
 // newGuest adds a user, asks for a code for the address, and reads the code.
@@ -175,17 +204,15 @@ func newGuest(t *testing.T, s *service) guest {
 	c := s.Client(t)
 	c.AskCode(email)
 	return guest{
-		Client:   c,
-		email:    email,
-		code:     s.Code(t, email),
-		attempts: &atomic.Int64{},
+		Client: c,
+		email:  email,
+		code:   s.Code(t, email),
 	}
 }
 
 // present tries to sign in with a code, from a new client address, so that the limit by client
 // address is not reached.
 func (g guest) present(code string) *hubstest.Response {
-	g.attempts.Add(1)
 	return g.Elsewhere().PresentCode(g.email, code)
 }
 

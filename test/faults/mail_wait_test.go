@@ -60,15 +60,15 @@ func TestOldRequestsAreDropped(t *testing.T) {
 	if waited := time.Since(begun); waited < wait {
 		t.Errorf("a request was dropped %v after the first one, want at least %v", waited, wait)
 	}
-	hubstest.WaitUntil(t, "a log line for the end of each accepted request", func() bool {
-		return failedMails(s)+dropped() == accepted
+	hubstest.WaitFor(t, "requests that have failed or were dropped", accepted, func() int {
+		return failedMails(s) + dropped()
 	})
 	// The server can mail codes again.
 	s.Mail.Release()
 	s.Client(t).SignIn(emails[0])
 }
 
-// D3, O6: at most 1,000 requests for a code are unfinished at the same time. While there are so
+// D3, O6: At most 1,000 requests for a code are unfinished at the same time. While there are so
 // many, every new request gets a 503, whether its address has an account or not. Every accepted
 // request is finished.
 func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
@@ -85,8 +85,8 @@ func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
 	wantUnavailable(t, requestCode(c, emails[0]))
 	wantUnavailable(t, requestCode(c, hubstest.NewEmail())) // an address without an account
 	s.Mail.Fail(hubstest.MailCloses)
-	hubstest.WaitUntil(t, "a log line for the failed mail of each accepted request", func() bool {
-		return failedMails(s) == accepted
+	hubstest.WaitFor(t, "requests whose mail failed", accepted, func() int {
+		return failedMails(s)
 	})
 	s.Mail.Release()
 	s.Member(t, "member")

@@ -10,7 +10,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// H8: with as many connections as the server takes, all of the most expensive kinds, the memory of
+// H8: With as many connections as the server takes, all of the most expensive kinds, the memory of
 // the process stays below 256 MB, and so do the kernel's buffers of data to send. The kinds are
 // downloads that the client does not read, uploads that make no progress, and requests whose
 // headers never end. When the connections are closed, the server serves other clients.

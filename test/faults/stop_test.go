@@ -53,7 +53,7 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 // time, so some mails wait for others.
 const manyMails = hubstest.MailConversations + 8
 
-// H3: on SIGTERM under load, the server answers every request that it has accepted, if the request
+// H3: On SIGTERM under load, the server answers every request that it has accepted, if the request
 // ends in time, and tells the clients that their connections end. Then it ends with exit status 0.
 //
 // When the server gets the signal, there is an upload of which it has the first half, an idle
@@ -81,14 +81,14 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	wantConnClosed(t, idle)
 	halfSent.Exchange(t, body[5:], 200)
 	clients.Wait()
-	wantRunning(t, s, "with an upload under way")
+	wantRunning(t, s)
 	upload.Finish().Must(t, 201)
 	wantExit(t, s, 0)
 	s.WantStored(t, 1)
 	wantOneMailEach(t, s, email)
 }
 
-// H3: on SIGTERM, the server sends the mail of every request for a code that it has accepted. Then
+// H3: On SIGTERM, the server sends the mail of every request for a code that it has accepted. Then
 // it ends with exit status 0.
 func TestStopSendsMailUnderWay(t *testing.T) {
 	t.Parallel()
@@ -138,11 +138,11 @@ func wantConnClosed(t *testing.T, conn *hubstest.Conn) {
 // wantRunning fails the test if the server ends within 1.5 s. Nothing shows what the server waits
 // for, so the test can only give it time to end too early. A stopping server looks every half a
 // second, or more often, whether it can go on; 1.5 s is longer.
-func wantRunning(t *testing.T, s *hubstest.Server, why string) {
+func wantRunning(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	select {
 	case <-s.Done():
-		t.Fatalf("the server has ended %s, want it to wait\n%s", why, s.Log)
+		t.Fatalf("the server has ended, want it to wait for the upload\n%s", s.Log)
 	case <-time.After(1500 * time.Millisecond):
 	}
 }
@@ -205,14 +205,14 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	wantExit(t, s.Server, 1)
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
 	s.WantStderr(t, "cut off")
-	breakOff(t, upload)
+	breakOff(upload).Must(t, noAnswer)
 	s.AgeUnfinished(t)
 	hubstest.Start(t, s.Env)
 	s.waitFiles(0)
 }
 
 // SIGINT (Ctrl-C) stops the server in the same way as SIGTERM.
-func TestInterruptStopsInOrder(t *testing.T) {
+func TestSIGINTStopsCleanly(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	s.Signal(t, syscall.SIGINT)
@@ -235,7 +235,7 @@ func TestSecondInterruptEndsAtOnce(t *testing.T) {
 	wantExit(t, s, -1) // -1: ended by a signal
 }
 
-// H1: the server closes the connection of a client that does not read its answers.
+// H1: The server closes the connection of a client that does not read its answers.
 func TestUnreadAnswersEnd(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)

@@ -29,7 +29,7 @@ func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir str
 	return s, admin, dir
 }
 
-// F3: an upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
+// F3: An upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
 // the same upload succeeds.
 func TestFullDiskKeepsNothing(t *testing.T) {
 	t.Parallel()
@@ -134,8 +134,8 @@ func (tr *trace) calls() string {
 	return string(text)
 }
 
-// wantInjected ends the trace. It ends the test if strace has made no call fail.
-func (tr *trace) wantInjected() {
+// mustInject ends the trace. It ends the test if strace has made no call fail.
+func (tr *trace) mustInject() {
 	tr.t.Helper()
 	if !strings.Contains(tr.calls(), "(INJECTED)") {
 		tr.t.Fatal("strace has made no system call fail, so the test shows nothing")
@@ -177,7 +177,7 @@ func TestUploadStepFails(t *testing.T) {
 			}
 			tr := attachFault(t, s, step.call, step.errno, args...)
 			r := upload.Finish()
-			tr.wantInjected()
+			tr.mustInject()
 			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
 			s.WantStored(t, stored)
 			store(t, c, "next.txt")
@@ -202,7 +202,7 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 			store(t, c, "first.txt") // makes the server open its connections to the database
 			tr := attachFault(t, s, "openat", errno)
 			r := uploadText(c, "a.txt")
-			tr.wantInjected()
+			tr.mustInject()
 			hubstest.WantProblem(t, r, status, codeOf[status])
 			s.WantStored(t, 1)
 			store(t, c, "next.txt")
@@ -230,7 +230,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 			upload := c.StartUpload("a.txt")
 			tr := attachFault(t, s, test.calls, "EIO")
 			r := upload.Finish()
-			tr.wantInjected()
+			tr.mustInject()
 			hubstest.WantProblem(t, r, test.status, codeOf[test.status])
 			s.waitFiles(test.stored + 1) // the final name, if any, and the working name
 			s.AgeUnfinished(t)
@@ -323,22 +323,20 @@ func TestFilesAreClosed(t *testing.T) {
 	})
 	path := store(t, c, "a.txt")
 	idle := s.openFiles() // such as FILES_DIR itself
-	wantClosed := func(after string) {
+	waitClosed := func(after string) {
 		t.Helper()
-		hubstest.WaitUntil(t, "all files closed after "+after, func() bool {
-			return s.openFiles() == idle
-		})
+		hubstest.WaitFor(t, "open files after "+after, idle, s.openFiles)
 	}
 	store(t, c, "b.txt")
-	wantClosed("an upload")
+	waitClosed("an upload")
 	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Must(t, 413)
-	wantClosed("an upload that is too large")
+	waitClosed("an upload that is too large")
 	upload := c.StartUpload("d.txt")
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}
-	breakOff(t, upload)
-	wantClosed("an upload that broke off")
+	breakOff(upload).Must(t, noAnswer)
+	waitClosed("an upload that broke off")
 	for status, headers := range map[int][]string{
 		200: nil,
 		206: {"Range", "bytes=1-2"},
@@ -348,6 +346,6 @@ func TestFilesAreClosed(t *testing.T) {
 	} {
 		c.Elsewhere().Do("GET", path, nil, headers...).Must(t, status)
 		c.Elsewhere().Do("HEAD", path, nil, headers...).Must(t, status)
-		wantClosed(fmt.Sprintf("a download %q", headers))
+		waitClosed(fmt.Sprintf("a download %q", headers))
 	}
 }

@@ -45,8 +45,13 @@ func (s *service) sweep() *hubstest.Server {
 // waitFiles waits until there are n names in FILES_DIR, final names and working names together.
 func (s *service) waitFiles(n int) {
 	s.t.Helper()
-	hubstest.WaitUntil(s.t, fmt.Sprint(n, " names in FILES_DIR"), func() bool {
-		return len(s.FilesIn(s.t)) == n
+	want := fmt.Sprint(n, " names")
+	hubstest.WaitFor(s.t, "names in FILES_DIR", want, func() string {
+		names := s.FilesIn(s.t)
+		if len(names) == n {
+			return want
+		}
+		return fmt.Sprintf("%q", names)
 	})
 }
 
@@ -57,19 +62,18 @@ func (s *service) killMidUpload(c *hubstest.Client) {
 	upload := c.StartUpload("lost.txt")
 	s.Signal(s.t, syscall.SIGKILL)
 	s.Wait(s.t)
-	breakOff(s.t, upload)
+	breakOff(upload).Must(s.t, noAnswer)
 	s.AgeUnfinished(s.t)
 }
 
-// breakOff ends the client's side of an upload before the form is complete. The client must get no
-// answer.
-func breakOff(t *testing.T, upload *hubstest.HalfUpload) {
-	t.Helper()
+// breakOff ends the client's side of an upload before the form is complete.
+func breakOff(upload *hubstest.HalfUpload) *hubstest.Response {
 	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
-	if r := <-upload.Answer; r.Status != 0 {
-		t.Errorf("an upload that broke off: got the answer %v, want none", r)
-	}
+	return <-upload.Answer
 }
+
+// noAnswer is the status of a Response if no answer came.
+const noAnswer = 0
 
 // If a client disconnects in the middle of an upload, nothing of the upload is left. The test
 // closes and resets connections, with Content-Length and with chunked bodies.
@@ -86,8 +90,8 @@ func TestClientGoneMidUpload(t *testing.T) {
 		for _, reset := range []bool{false, true} {
 			conn := hubstest.Dial(t, s.Addr)
 			io.WriteString(conn, head+framing+half)
-			hubstest.WaitUntil(t, "a working file", func() bool {
-				return len(s.WorkingFiles(t)) == 1
+			hubstest.WaitFor(t, "number of working files", 1, func() int {
+				return len(s.WorkingFiles(t))
 			})
 			if reset {
 				conn.Conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
@@ -195,7 +199,7 @@ func TestClientGoneWithoutDatabase(t *testing.T) {
 	s, c := startBehindProxy(t)
 	upload := c.StartUpload("broken.txt")
 	s.proxy.Cut()
-	breakOff(t, upload)
+	breakOff(upload).Must(t, noAnswer)
 	s.waitFiles(0)
 }
 
@@ -223,7 +227,7 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			s, c := startBehindProxy(t)
-			s.AllowErrorsWithAnyOf("unavailable")
+			s.AllowErrorsWithAnyOf(unavailable)
 			test.breakAtInsert(s)
 			wantUnavailable(t, uploadText(c, "a.txt"))
 			s.proxy.Resume()
@@ -279,11 +283,11 @@ func TestFilesDirMissing(t *testing.T) {
 	}
 }
 
-// E1: while FILES_DIR is missing, /healthz is a 503.
+// E1: While FILES_DIR is missing, /healthz is a 503.
 func TestFilesDirDisappears(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrorsWithAnyOf("unavailable")
+	s.AllowErrorsWithAnyOf(unavailable)
 	get(c, "/healthz").Must(t, 200)
 	dir := s.Env["FILES_DIR"]
 	os.Rename(dir, dir+"-moved")
@@ -348,13 +352,10 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 		"Content-Length: 1000",
 	)
 	io.WriteString(empty, head+"\r\n")
-	served := func() bool {
-		r, _ := greedy.Elsewhere().Try("GET", small, nil)
-		return r.Status == 200
+	oneMore := func() int { // its status
+		return get(greedy, small).Status
 	}
-	hubstest.WaitUntil(t, "a refusal of one more transfer", func() bool {
-		return !served()
-	})
+	hubstest.WaitFor(t, "status of one more transfer", 429, oneMore)
 	// Only transfers of this user are refused.
 	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
 	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
@@ -364,11 +365,11 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 
 	// Each transfer that ends makes room for one other.
 	downloads[0].Close()
-	hubstest.WaitUntil(t, "a transfer instead of one whose client disconnected", served)
+	hubstest.WaitFor(t, "status of a transfer after a client disconnected", 200, oneMore)
 	s.beginDownload(greedy, large)
 	get(greedy, small).Must(t, 429)
 	upload.Finish().Must(t, 201)
-	hubstest.WaitUntil(t, "a transfer instead of an upload that ended", served)
+	hubstest.WaitFor(t, "status of a transfer after an upload ended", 200, oneMore)
 }
 
 // The server ends a transfer that makes no progress. A slow transfer that began earlier continues.
@@ -403,8 +404,8 @@ func TestStalledTransfersEnd(t *testing.T) {
 	}
 	ended.Must(t, 400)
 	s.beginDownload(stalled, large) // takes the place of the stalled upload
-	hubstest.WaitUntil(t, "a transfer instead of a stalled download", func() bool {
-		return get(stalled, small).Status == 200
+	hubstest.WaitFor(t, "status of a transfer after a download stalled", 200, func() int {
+		return get(stalled, small).Status
 	})
 	slowUpload.Finish().Must(t, 201)
 	s.WantStored(t, 3)

@@ -48,7 +48,6 @@ func (v *server) start(t *testing.T) {
 	v.AllowErrorsWithAnyOf(
 		"unavailable",
 		"code not sent",
-		"insufficient_storage",
 		"sweep of unfinished uploads failed",
 	)
 	v.life.Add(1)

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -34,13 +33,12 @@ const (
 
 // A soak is one run of the test, with all that its clients and failures share.
 type soak struct {
-	t          *testing.T
-	pg         *hubstest.Postgres
-	mail       *hubstest.MailServer
-	dir        string // FILES_DIR
-	hasOwnDisk bool   // FILES_DIR is on a small disk of its own, which can be filled
-	servers    [2]*server
-	ledger     *hubstest.Ledger
+	t       *testing.T
+	pg      *hubstest.Postgres
+	mail    *hubstest.MailServer
+	dir     string // FILES_DIR
+	servers [2]*server
+	ledger  *hubstest.Ledger
 
 	operator *sql.DB       // adds the users
 	quit     chan struct{} // closed when the clients must end
@@ -79,15 +77,13 @@ func TestSoak(t *testing.T) {
 	s.report()
 }
 
-// newSoak starts PostgreSQL, the mail server and both servers. FILES_DIR gets a small disk of its
-// own if the test may mount one, which needs root.
+// newSoak starts PostgreSQL, the mail server and both servers.
 func newSoak(t *testing.T) *soak {
-	disk := t.TempDir()
 	s := &soak{
 		t:        t,
 		pg:       hubstest.NewPostgres(t),
 		mail:     hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true}),
-		dir:      filepath.Join(disk, "files"),
+		dir:      t.TempDir(),
 		quit:     make(chan struct{}),
 		begun:    time.Now(),
 		answers:  map[string]int{},
@@ -98,16 +94,6 @@ func newSoak(t *testing.T) *soak {
 	s.ledger = hubstest.NewLedger(func(kind, detail string) {
 		s.fault(kind, detail)
 	})
-	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", disk)
-	s.hasOwnDisk = mount.Run() == nil
-	if s.hasOwnDisk {
-		t.Cleanup(func() {
-			exec.Command("umount", "--lazy", disk).Run()
-		})
-	}
-	if err := os.Mkdir(s.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	for i := range s.servers {
 		s.servers[i] = s.newServer()
 	}

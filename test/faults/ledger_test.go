@@ -1,0 +1,102 @@
+package faults
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"hubs/internal/hubstest"
+)
+
+// damages are done to acknowledged writes.
+var damages = []struct {
+	want  string // the kind of fault that the ledger reports
+	sql   string // the damage
+	bytes string // of the file on disk; "" leaves them
+}{
+	{
+		want: "a write was done twice",
+		sql:  "insert into hubs (name, description) select name, description from hubs",
+	},
+	{
+		want: "an acknowledged hub is lost",
+		sql:  "delete from hubs",
+	},
+	{
+		want: "an acknowledged change is lost",
+		sql:  "update hubs set description = ''",
+	},
+	{
+		want: "an acknowledged deletion is lost",
+		sql: `insert into hubs (name, description) select name, description from before
+			where name not in (select name from hubs)`,
+	},
+	{
+		want: "a hub is stored that no client sent",
+		sql:  "insert into hubs (name) values ('ledger of another')",
+	},
+	{
+		want: "acknowledged terms are lost",
+		sql:  "update terms_acceptances set accepted_at = now()",
+	},
+	{
+		want: "an acknowledged file is lost",
+		sql:  "update files set file_id = gen_random_uuid()",
+	},
+	{
+		want:  "an acknowledged file has other bytes",
+		sql:   "update files set size = 5",
+		bytes: "other",
+	},
+	{
+		want: "wrong number of rows in the table files",
+		sql:  "insert into files (name, content_type, size) values ('a.txt', 'text/plain', 1)",
+	},
+}
+
+// The ledger, which other tests rely on, reports each kind of damage to acknowledged writes, and
+// nothing else.
+func TestLedgerNoticesDamage(t *testing.T) {
+	t.Parallel()
+	for _, test := range damages {
+		t.Run(test.want, func(t *testing.T) {
+			t.Parallel()
+			s, _ := start(t)
+			c, email := s.Member(t, "admin")
+			var kinds []string
+			ledger := hubstest.NewLedger(func(kind, _ string) {
+				kinds = append(kinds, kind)
+			})
+			version := get(c, "/auth/session").Field(t, "terms", "version").(string)
+			ledger.AcceptTerms(c, email, version).Must(t, 200)
+			path := location(t, ledger.Upload(c))
+			write := func() int { // returns the status
+				r := ledger.WriteHub(c.Elsewhere())
+				if r.Status >= 300 {
+					t.Fatalf("got the answer %v, want a success", r)
+				}
+				return r.Status
+			}
+			// Write hubs until one is deleted. The table before is for the case of a lost deletion.
+			for write() != 204 {
+				s.exec("drop table if exists before; create table before as table hubs")
+			}
+			// Write on until a hub that is left has a change.
+			for write() != 200 {
+			}
+
+			s.exec(test.sql)
+			if test.bytes != "" {
+				os.WriteFile(s.onDisk(path), []byte(test.bytes), 0o600)
+			}
+			ledger.Check(t, s.Database)
+			ledger.CheckFiles(t, c, s.Database)
+
+			got := strings.Join(slices.Compact(kinds), ", ")
+			if got != test.want {
+				t.Errorf("got the faults %q, want %q", got, test.want)
+			}
+		})
+	}
+}
