@@ -24,13 +24,14 @@ const smuggled = "GET /smuggled HTTP/1.1\r\n" +
 // read by its length.
 const ambiguousBody = "0\r\n\r\n" + smuggled
 
-const bothProxies = "haproxy and nginx"
+// nginxOnly and bothProxies are proxies that refuse a request.
+var nginxOnly = []string{"nginx"}
 
 // framings holds what follows Host and "Connection: close" in a request.
 var framings = map[string]struct {
-	headers   string // <length> stands for the length of the body
-	body      string // if empty: ambiguousBody
-	refusedBy string // the proxies that refuse the request; the others pass it on, once
+	headers   string   // <length> stands for the length of the body
+	body      string   // if empty: ambiguousBody
+	refusedBy []string // the proxies that refuse the request; the others pass it on, once
 }{
 	"hop by hop": {
 		headers: "Connection: X-Forwarded-For\r\nContent-Length: <length>\r\n",
@@ -62,27 +63,27 @@ var framings = map[string]struct {
 	"chunked, length short": {
 		headers:   "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
 		body:      fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled),
-		refusedBy: "nginx",
+		refusedBy: nginxOnly,
 	},
 	"length, chunked": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked\r\n",
-		refusedBy: "nginx",
+		refusedBy: nginxOnly,
 	},
 	"chunked, length": {
 		headers:   "Transfer-Encoding: chunked\r\nContent-Length: <length>\r\n",
-		refusedBy: "nginx",
+		refusedBy: nginxOnly,
 	},
 	"tab before chunked": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\tchunked\r\n",
-		refusedBy: "nginx",
+		refusedBy: nginxOnly,
 	},
 	"folded": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\r\n chunked\r\n",
-		refusedBy: "nginx",
+		refusedBy: nginxOnly,
 	},
 	"line feed alone": {
 		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
-		refusedBy: "nginx",
+		refusedBy: nginxOnly,
 	},
 	// The proxy might not know these codings, or the server might not, so both proxies refuse them.
 	"no such coding": {
@@ -128,21 +129,19 @@ func TestProxyFraming(t *testing.T) {
 			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(body)))
 			answer := p.raw(t, address, line+start+headers+"\r\n"+body)
 			status := "200"
-			if strings.Contains(c.refusedBy, engine) {
+			if slices.Contains(c.refusedBy, engine) {
 				status = "400|501" // 501: nginx, for a coding that it does not know
 			} else {
 				want = append(want, line)
 			}
 			if !regexp.MustCompile(`^HTTP/1.1 (` + status + `) `).MatchString(answer) {
-				t.Errorf("%s: want status %s, got %.100q", name, status, answer)
+				t.Errorf("%s: got %.100q, want status %s", name, answer, status)
 			}
 			for _, head := range backend.seen(line + " ") {
 				wantFramedOnce(t, strings.ToLower(head), address)
 			}
 		}
-		hubstest.WaitUntil(t, "all connections to the server have ended", func() bool {
-			return backend.open.Load() == 0
-		})
+		hubstest.WaitFor(t, "connections to the server", 0, backend.open.Load)
 		var got []string
 		for _, head := range backend.seen("") {
 			line, _, _ := strings.Cut(head, " HTTP/")
@@ -164,11 +163,11 @@ func wantFramedOnce(t *testing.T, head, address string) {
 	} {
 		isOnce := strings.Count(head, "\n"+header+":") == 1
 		if !isOnce || !strings.Contains(head, header+": "+value+"\r\n") {
-			t.Errorf("want exactly one %s, with %s, got the head %q", header, value, head)
+			t.Errorf("got the head %q, want exactly one %s, with %s", head, header, value)
 		}
 	}
 	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
 	if len(lengths) > 1 {
-		t.Errorf("want at most one Content-Length or Transfer-Encoding, got the head %q", head)
+		t.Errorf("got the head %q, want at most one Content-Length or Transfer-Encoding", head)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,21 +21,24 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A proxy is a running HAProxy or nginx, configured by the file in deploy/.
-type proxy struct {
+// A frontProxy is a running HAProxy or nginx, configured by the file in deploy/.
+type frontProxy struct {
 	t    testing.TB
 	addr string // for HTTPS
-	// proxied is for HTTPS after a line of the PROXY protocol. With that line, a test sends
-	// requests from any address. Only HAProxy listens there, by the second bind line of haproxy.cfg.
-	proxied string
-	dir     string // folder of its configuration, certificate, sockets and logs
-	log     *hubstest.Program
+	// proxyProtocolAddr is for HTTPS after a line of the PROXY protocol. With that line, a test
+	// sends requests from any address. Only HAProxy listens there, by the second bind line of
+	// haproxy.cfg.
+	proxyProtocolAddr string
+	dir               string // folder of its configuration, certificate, sockets and logs
+	log               *hubstest.Program
 }
+
+var bothProxies = []string{"haproxy", "nginx"}
 
 // forEachProxy runs a test once with each proxy. engine is "haproxy" or "nginx".
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 	t.Parallel()
-	for _, engine := range []string{"haproxy", "nginx"} {
+	for _, engine := range bothProxies {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			test(t, engine)
@@ -45,7 +49,7 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // startProxy runs a proxy until the test ends. It stands in front of one server or, with HAProxy
 // only, of three. The test opens the listening sockets and hands them to the proxy, so that no
 // other process can take the ports.
-func startProxy(t testing.TB, engine string, servers ...string) *proxy {
+func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 	program := hubstest.Need(t, engine, engine)
 	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
 	// that root has started runs as another user.
@@ -53,11 +57,11 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{t: t, dir: dir}
+	p := &frontProxy{t: t, dir: dir}
 	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
 	sockets[0], p.addr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
-	sockets[1], p.proxied = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	sockets[1], p.proxyProtocolAddr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
 		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
@@ -112,7 +116,7 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
-func nginxConfig(t testing.TB, p *proxy, server string) string {
+func nginxConfig(t testing.TB, p *frontProxy, server string) string {
 	var folders strings.Builder
 	folders.WriteString("http {\n")
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
@@ -130,17 +134,17 @@ func nginxConfig(t testing.TB, p *proxy, server string) string {
 
 // client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
 // connection and an address of its own.
-func (p *proxy) client(s *hubstest.Server) *hubstest.Client {
+func (p *frontProxy) client(s *hubstest.Server) *hubstest.Client {
 	return p.newClient(s, &http.Transport{DisableKeepAlives: true}, newAddress)
 }
 
 // clientFrom returns a client that connects to the proxy from an address and uses HTTP/2.
-func (p *proxy) clientFrom(s *hubstest.Server, address string) *hubstest.Client {
+func (p *frontProxy) clientFrom(s *hubstest.Server, address string) *hubstest.Client {
 	fixed := func() string { return address }
 	return p.newClient(s, &http.Transport{ForceAttemptHTTP2: true}, fixed)
 }
 
-func (p *proxy) newClient(
+func (p *frontProxy) newClient(
 	s *hubstest.Server, transport *http.Transport, address func() string,
 ) *hubstest.Client {
 	transport.DisableCompression = true
@@ -169,7 +173,7 @@ func dialFrom(address, to string) (net.Conn, error) {
 }
 
 // dial opens a TLS connection from an address, for requests that no client library would send.
-func (p *proxy) dial(address string) (*tls.Conn, error) {
+func (p *frontProxy) dial(address string) (*tls.Conn, error) {
 	conn, err := dialFrom(address, p.addr)
 	if err != nil {
 		return nil, err
@@ -181,7 +185,7 @@ func (p *proxy) dial(address string) (*tls.Conn, error) {
 
 // raw sends a request unchanged, and returns everything that the proxy sends before it closes the
 // connection. It fails the test if the proxy does not close the connection in time.
-func (p *proxy) raw(t testing.TB, address, request string) string {
+func (p *frontProxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
 	conn, err := p.dial(address)
 	if err != nil {
@@ -196,9 +200,39 @@ func (p *proxy) raw(t testing.TB, address, request string) string {
 	return string(answer)
 }
 
+// command sends a line to HAProxy's admin socket, as an operator would, and returns the answer.
+func (p *frontProxy) command(t testing.TB, line string) string {
+	t.Helper()
+	conn, err := net.Dial("unix", p.dir+"/admin.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintln(conn, line)
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(answer)
+}
+
+// stats returns the values in a column of HAProxy's statistics, in the lines with this name: "s1" is
+// in one line of each backend, and "https,FRONTEND" in one line.
+func (p *frontProxy) stats(t testing.TB, name, column string) (values []string) {
+	t.Helper()
+	lines := strings.Split(p.command(t, "show stat"), "\n")
+	i := slices.Index(strings.Split(lines[0], ","), column)
+	for _, line := range lines {
+		if strings.Contains(","+line, ","+name+",") {
+			values = append(values, strings.Split(line, ",")[i])
+		}
+	}
+	return values
+}
+
 // member adds a user with a role, and returns a client that has signed in through the proxy and
 // accepted the terms.
-func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
+func (p *frontProxy) member(s *hubstest.Server, role string) *hubstest.Client {
 	c := p.client(s)
 	email, _ := s.NewUser(p.t, role)
 	c.SignIn(email)
@@ -218,8 +252,8 @@ type recorder struct {
 	reused int // requests that were not the first on their connection
 }
 
-// behindProxy is for the clients of a recorder, which need the public URL of a server.
-var behindProxy = &hubstest.Server{Base: "https://api.example.com"}
+// publicServer is for the clients of a recorder, which need the public URL of a server.
+var publicServer = &hubstest.Server{Base: "https://api.example.com"}
 
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
