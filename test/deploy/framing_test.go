@@ -24,9 +24,6 @@ const smuggled = "GET /smuggled HTTP/1.1\r\n" +
 // read by its length.
 const ambiguousBody = "0\r\n\r\n" + smuggled
 
-// nginxOnly and bothProxies are proxies that refuse a request.
-var nginxOnly = []string{"nginx"}
-
 // framings holds what follows Host and "Connection: close" in a request.
 var framings = map[string]struct {
 	headers   string   // <length> stands for the length of the body
@@ -48,56 +45,10 @@ var framings = map[string]struct {
 		body:      smuggled,
 		refusedBy: bothProxies,
 	},
-	"a list of lengths": {
-		headers:   "Content-Length: 0, <length>\r\n",
-		body:      smuggled,
-		refusedBy: bothProxies,
-	},
-	"a signed length": {
-		headers:   "Content-Length: +<length>\r\n",
-		body:      smuggled,
-		refusedBy: bothProxies,
-	},
-	// In the cases that only nginx refuses, HAProxy reads the body as chunks and drops
-	// Content-Length.
-	"chunked, length short": {
-		headers:   "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
-		body:      fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled),
-		refusedBy: nginxOnly,
-	},
+	// HAProxy reads the body as chunks and drops Content-Length.
 	"length, chunked": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked\r\n",
-		refusedBy: nginxOnly,
-	},
-	"chunked, length": {
-		headers:   "Transfer-Encoding: chunked\r\nContent-Length: <length>\r\n",
-		refusedBy: nginxOnly,
-	},
-	"tab before chunked": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\tchunked\r\n",
-		refusedBy: nginxOnly,
-	},
-	"folded": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\r\n chunked\r\n",
-		refusedBy: nginxOnly,
-	},
-	"line feed alone": {
-		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
-		refusedBy: nginxOnly,
-	},
-	// The proxy might not know these codings, or the server might not, so both proxies refuse them.
-	"no such coding": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding: xchunked\r\n",
-		refusedBy: bothProxies,
-	},
-	"chunked, then another": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked, identity\r\n",
-		refusedBy: bothProxies,
-	},
-	"chunked twice": {
-		headers: "Content-Length: <length>\r\n" +
-			"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
-		refusedBy: bothProxies,
+		refusedBy: []string{"nginx"},
 	},
 	"space before colon": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding : chunked\r\n",
@@ -130,11 +81,11 @@ func TestProxyFraming(t *testing.T) {
 			answer := p.raw(t, address, line+start+headers+"\r\n"+body)
 			status := "200"
 			if slices.Contains(c.refusedBy, engine) {
-				status = "400|501" // 501: nginx, for a coding that it does not know
+				status = "400"
 			} else {
 				want = append(want, line)
 			}
-			if !regexp.MustCompile(`^HTTP/1.1 (` + status + `) `).MatchString(answer) {
+			if !strings.HasPrefix(answer, "HTTP/1.1 "+status+" ") {
 				t.Errorf("%s: got %.100q, want status %s", name, answer, status)
 			}
 			for _, head := range backend.seen(line + " ") {
@@ -157,14 +108,11 @@ func TestProxyFraming(t *testing.T) {
 // requires one X-Forwarded-For, which holds the client's address, one Host, and at most one length.
 func wantFramedOnce(t *testing.T, head, address string) {
 	t.Helper()
-	for header, value := range map[string]string{
-		"x-forwarded-for": address,
-		"host":            "api.example.com",
-	} {
-		isOnce := strings.Count(head, "\n"+header+":") == 1
-		if !isOnce || !strings.Contains(head, header+": "+value+"\r\n") {
-			t.Errorf("got the head %q, want exactly one %s, with %s", head, header, value)
-		}
+	got := regexp.MustCompile(`\n(host|x-forwarded-for):.*`).FindAllString(head, -1)
+	slices.Sort(got)
+	want := []string{"\nhost: api.example.com\r", "\nx-forwarded-for: " + address + "\r"}
+	if !slices.Equal(got, want) {
+		t.Errorf("headers at the server: got %q, want %q", got, want)
 	}
 	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
 	if len(lengths) > 1 {
