@@ -55,6 +55,7 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 // setState sets the state of a server, in both backends of HAProxy, as an operator does: "drain"
 // before a restart, "ready" after it. server counts from 0.
 func (c *cluster) setState(t *testing.T, server int, state string) {
+	t.Helper()
 	for _, backend := range []string{"active", "by_address"} {
 		c.command(t, fmt.Sprintf("set server %s/s%d state %s", backend, server+1, state))
 	}
@@ -123,7 +124,7 @@ func testLimits(t *testing.T, c *cluster) {
 		const more = 8 // requests over the limit
 		passed, refused := q.send(limit + more)
 		if passed != limit || refused != more {
-			t.Errorf("%s: got a 429 after %d requests and %d in all, want the first after %d and %d",
+			t.Errorf("%s: got a 429 after %d requests, %d in all, want one after %d, %d in all",
 				q.name, passed, refused, limit, more)
 		}
 	}
@@ -144,10 +145,9 @@ func (q limitedRequests) send(n int) (passed, refused int) {
 	method, _, _ := strings.Cut(q.route, " ")
 	for i := range n {
 		r := q.client.Do(method, q.paths[i%2], q.body)
-		switch {
-		case r.Status == 429:
+		if r.Status == 429 {
 			refused++
-		case refused == 0:
+		} else if refused == 0 {
 			passed++
 		}
 	}
@@ -222,10 +222,10 @@ func testTargets(t *testing.T, p *frontProxy, address string, servers []*hubstes
 		} {
 			answer := p.raw(t, address, "POST "+target+rest+emptyObject)
 			reached := strings.Contains(strings.ToLower(answer), "\nx-request-id:")
-			if reached && !hasPath {
-				t.Errorf("POST %s%q: got an answer of a server, want a 400 of the proxy", target, rest)
-			}
-			if !reached && !strings.HasPrefix(answer, "HTTP/1.1 400 ") {
+			switch {
+			case reached && !hasPath:
+				t.Errorf("POST %s%q: got a server's answer, want a 400 of the proxy", target, rest)
+			case !reached && !strings.HasPrefix(answer, "HTTP/1.1 400 "):
 				t.Errorf("POST %s%q: got %.100q, want a 400 or the answer of a server",
 					target, rest, answer)
 			}
@@ -253,11 +253,10 @@ type traffic struct {
 }
 
 func startTraffic(t *testing.T, c *cluster) *traffic {
-	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
 	u := &traffic{
 		t:      t,
 		client: c.member(c.servers[0], "member"),
-		ledger: hubstest.NewLedger(fault),
+		ledger: hubstest.NewLedger(func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }),
 	}
 	u.work.Go(func() {
 		for !u.stop.Load() {

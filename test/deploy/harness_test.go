@@ -118,7 +118,7 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 // temporary files below p.dir.
 func nginxConfig(t testing.TB, p *frontProxy, server string) string {
 	folders := "http {\n"
-	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
 		folders += fmt.Sprintf("    %s_temp_path %s/%s;\n", kind, p.dir, kind)
 	}
 	return shipped(t, "nginx.conf",
@@ -216,8 +216,8 @@ func (p *frontProxy) command(t testing.TB, line string) string {
 	return string(answer)
 }
 
-// stats returns the values in a column of HAProxy's statistics, in the lines with this name: "s1" is
-// in one line of each backend, and "https,FRONTEND" in one line.
+// stats returns the values in a column of HAProxy's statistics, from the lines with this name: one
+// line of each backend has "s1", and one line has "https,FRONTEND".
 func (p *frontProxy) stats(t testing.TB, name, column string) string {
 	t.Helper()
 	var values []string
@@ -317,13 +317,9 @@ func (r *recorder) serve(conn net.Conn) {
 }
 
 // seen returns the heads that begin with the prefix, of all requests so far.
-func (r *recorder) seen(prefix string) (heads []string) {
+func (r *recorder) seen(prefix string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, head := range r.heads {
-		if strings.HasPrefix(head, prefix) {
-			heads = append(heads, head)
-		}
-	}
-	return heads
+	isOther := func(head string) bool { return !strings.HasPrefix(head, prefix) }
+	return slices.DeleteFunc(slices.Clone(r.heads), isOther)
 }

@@ -31,8 +31,8 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		c := p.member(s, "member")
 		overHTTP2 := p.clientFrom(s, newAddress())
 		overHTTP2.SetToken(c.Token())
-		// StartUpload returns when the server has begun to write the file, and Finish sends the rest.
-		// So this fails if the proxy does not stream uploads.
+		// StartUpload returns when the server has begun to write the file, and Finish sends the
+		// rest. So this fails if the proxy does not stream uploads.
 		for _, client := range []*hubstest.Client{c, overHTTP2} {
 			upload := client.StartUpload("a.txt")
 			r := upload.Finish().Must(t, 201)
@@ -351,9 +351,9 @@ func (p *frontProxy) flood(t *testing.T, address string, connections int, text s
 
 // read counts the connection if its answer is a 429.
 func (f *flood) read(conn *tls.Conn) {
-	answer := make([]byte, len("HTTP/1.1 429"))
-	io.ReadFull(conn, answer)
-	if string(answer) == "HTTP/1.1 429" {
+	status := make([]byte, 12)
+	io.ReadFull(conn, status)
+	if string(status) == "HTTP/1.1 429" {
 		f.refused.Add(1)
 	}
 }

@@ -42,7 +42,7 @@ func newRoleDatabase(t *testing.T) roleDatabase {
 func wantRefused(t *testing.T, databaseURL, refused string) {
 	t.Helper()
 	db := hubstest.OpenDB(t, databaseURL)
-	for statement := range strings.Lines(strings.TrimSpace(refused)) {
+	for statement := range strings.Lines(refused) {
 		_, err := db.Exec(statement)
 		refusal, ok := errors.AsType[*pq.Error](err)
 		if !ok || refusal.Code != "42501" { // insufficient_privilege
@@ -79,8 +79,7 @@ func TestLeastPrivilegeRole(t *testing.T) {
 
 // refusedToServer holds statements that a server never needs. hubs_server must have no right to run
 // them.
-const refusedToServer = `
-create table t ()
+const refusedToServer = `create table t ()
 create temporary table t ()
 create schema s
 create extension pgcrypto
@@ -155,8 +154,7 @@ alter role hubs_server set search_path = s;
 alter role hubs_server in database hubs_owner set synchronous_commit = off`
 
 // needOldRights holds statements that hubs_server may run only with the oldRights.
-const needOldRights = `
-create database d
+const needOldRights = `create database d
 create role r
 create table public.t ()
 create schema s
@@ -179,7 +177,7 @@ func TestRolesTakeOldRightsBack(t *testing.T) {
 	t.Parallel()
 	d := newRoleDatabase(t)
 	hubstest.Exec(t, d.superuser, oldRights)
-	for statement := range strings.Lines(strings.TrimSpace(needOldRights)) {
+	for statement := range strings.Lines(needOldRights) {
 		hubstest.Exec(t, d.server, statement)
 	}
 	hubstest.Exec(t, d.superuser, "drop database d")
