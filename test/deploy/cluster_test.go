@@ -3,12 +3,10 @@ package deploy
 import (
 	"context"
 	"fmt"
-	"io"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -18,7 +16,7 @@ import (
 
 // A cluster is three servers behind HAProxy. They share a database and a folder of files.
 type cluster struct {
-	*proxy
+	*frontProxy
 	servers []*hubstest.Server // the first is the active one: it gets all requests to /auth/otp/*
 }
 
@@ -35,7 +33,7 @@ func startCluster(t *testing.T) *cluster {
 		c.servers = append(c.servers, s)
 		addrs = append(addrs, s.Addr)
 	}
-	c.proxy = startProxy(t, "haproxy", addrs...)
+	c.frontProxy = startProxy(t, "haproxy", addrs...)
 	return c
 }
 
@@ -44,58 +42,32 @@ func startCluster(t *testing.T) *cluster {
 func (c *cluster) addressElsewhere(t *testing.T) string {
 	for range 100 { // HAProxy sends two of three addresses to another server
 		address := newAddress()
-		r := c.clientFrom(c.servers[0], address).Get("/auth/session")
-		hasSeen := func(s *hubstest.Server) bool {
-			return s.Log.Count(`"msg":"request"`, r.Header.Get("X-Request-Id")) > 0
-		}
-		hubstest.WaitUntil(t, "a server has logged the request", func() bool {
-			return slices.ContainsFunc(c.servers, hasSeen)
-		})
-		if !hasSeen(c.servers[0]) {
+		c.clientFrom(c.servers[0], address).Get("/auth/session")
+		line := c.log.WaitFor(t, address+":", " by_address/")
+		if !strings.Contains(line, " by_address/s1 ") {
 			return address
 		}
 	}
-	t.Fatal("HAProxy sends 100 addresses to the active server, want some at another one")
+	t.Fatal("got 100 addresses that HAProxy sends to the active server, want some at another one")
 	return ""
-}
-
-// command sends a line to HAProxy's admin socket, as an operator would, and returns the answer.
-func (c *cluster) command(t *testing.T, line string) string {
-	conn, err := net.Dial("unix", c.dir+"/admin.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprintln(conn, line)
-	answer, err := io.ReadAll(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(answer)
 }
 
 // setState sets the state of a server, in both backends of HAProxy, as an operator does: "drain"
 // before a restart, "ready" after it. server counts from 0.
 func (c *cluster) setState(t *testing.T, server int, state string) {
+	t.Helper()
 	for _, backend := range []string{"active", "by_address"} {
 		c.command(t, fmt.Sprintf("set server %s/s%d state %s", backend, server+1, state))
 	}
 }
 
-// waitState waits until HAProxy reports a server as "UP" or "DOWN" in both backends. server counts
-// from 0.
-func (c *cluster) waitState(t *testing.T, server int, state string) {
+// waitStat waits until HAProxy's statistics have a value for a server in both backends. column is
+// its name there. server counts from 0.
+func (c *cluster) waitStat(t *testing.T, server int, column, value string) {
+	t.Helper()
 	name := fmt.Sprintf("s%d", server+1)
-	hubstest.WaitUntil(t, "HAProxy reports "+name+" as "+state+" in both backends", func() bool {
-		seen := 0
-		for line := range strings.Lines(c.command(t, "show stat -1 4 -1")) {
-			fields := strings.Split(line, ",")
-			// In a line of "show stat", field 1 is the server's name and field 17 its state.
-			if len(fields) > 17 && fields[1] == name && fields[17] == state {
-				seen++
-			}
-		}
-		return seen == 2
+	hubstest.WaitFor(t, column+" of "+name+" in both backends", value+" "+value, func() string {
+		return c.stats(t, name, column)
 	})
 }
 
@@ -120,61 +92,72 @@ func testLimits(t *testing.T, c *cluster) {
 	oneNetwork.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
 	sessionPaths := []string{"/auth/session", "/hubs"}
 	email := hubstest.NewEmail()
-	for _, requests := range []limitedRequests{
+	for _, q := range []limitedRequests{
 		{
-			route:  "GET /hubs", // counts by client address
+			name:   "by client address",
+			route:  "GET /hubs",
 			client: c.clientFrom(s, newAddress()),
 			paths:  sessionPaths,
 		},
 		{
-			route:  "GET /hubs", // counts an IPv6 address by its network
+			name:   "by IPv6 network",
+			route:  "GET /hubs",
 			client: oneNetwork,
 			paths:  sessionPaths,
 		},
 		{
-			route:  "POST /auth/otp/request", // counts by client address, at the active server
+			name:   "by client address, at the active server",
+			route:  "POST /auth/otp/request",
 			client: c.clientFrom(s, c.addressElsewhere(t)),
 			paths:  []string{"/auth/otp/request", "/auth/%6Ftp/request"},
-			body:   map[string]string{"email": email},
+			body:   `{"email":"` + email + `"}`,
 		},
 		{
-			route:  "POST /auth/otp/validate", // counts by e-mail address
+			name:   "by e-mail address",
+			route:  "POST /auth/otp/validate",
 			client: c.client(s),
 			paths:  []string{"/auth/otp/validate", "/auth/otp/%76alidate"},
-			body:   map[string]string{"email": email, "code": "000000"},
+			body:   `{"code":"000000","email":"` + email + `"}`,
 		},
 	} {
-		requests.wantLimit(t)
+		limit := hubstest.LimitOf(t, q.route).Requests
+		const more = 8 // requests over the limit
+		passed, refused := q.send(limit + more)
+		if passed != limit || refused != more {
+			t.Errorf("%s: got a 429 after %d requests, %d in all, want one after %d, %d in all",
+				q.name, passed, refused, limit, more)
+		}
 	}
 }
 
 // limitedRequests are requests that one limit counts together.
 type limitedRequests struct {
+	name   string // how the limit counts
 	route  string // the limit is the one of this route
 	client *hubstest.Client
 	paths  []string // two, taken in turn
 	body   any
 }
 
-// wantLimit sends eight requests more than the limit permits. It fails the test unless exactly the
-// requests over the limit get a 429.
-func (q limitedRequests) wantLimit(t *testing.T) {
-	limit := hubstest.LimitOf(t, q.route).Requests
+// send sends n requests, one after the other. It returns how many passed before the first 429, and
+// how many got a 429.
+func (q limitedRequests) send(n int) (passed, refused int) {
 	method, _, _ := strings.Cut(q.route, " ")
-	for i := range limit + 8 {
+	for i := range n {
 		r := q.client.Do(method, q.paths[i%2], q.body)
-		refused := r.Status == 429
-		if refused != (i >= limit) {
-			t.Errorf("%s: request %d: got %d, want a 429 only after %d requests",
-				r.Path, i+1, r.Status, limit)
+		if r.Status == 429 {
+			refused++
+		} else if refused == 0 {
+			passed++
 		}
 	}
+	return passed, refused
 }
 
 // dialFromNetwork connects to HAProxy as a new client. Each call takes a new address of the same
 // /64, and gives it to HAProxy by the PROXY protocol.
 func (c *cluster) dialFromNetwork(context.Context, string, string) (net.Conn, error) {
-	conn, err := net.Dial("tcp", c.proxied)
+	conn, err := net.Dial("tcp", c.proxyProtocolAddr)
 	if err == nil {
 		host := serial.Add(1)
 		_, err = fmt.Fprintf(conn, "PROXY TCP6 2001:db8:1:1::%x 2001:db8::1 1024 443\r\n", host)
@@ -188,12 +171,12 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	t.Parallel()
 	t.Run("haproxy", func(t *testing.T) {
 		c := startCluster(t)
-		wantTargetsAtTheFirst(t, c.proxy, c.addressElsewhere(t), c.servers)
+		testTargets(t, c.frontProxy, c.addressElsewhere(t), c.servers)
 	})
 	t.Run("nginx", func(t *testing.T) {
 		s := hubstest.Start(t, productionEnv(t))
 		p := startProxy(t, "nginx", s.Addr)
-		wantTargetsAtTheFirst(t, p, newAddress(), []*hubstest.Server{s})
+		testTargets(t, p, newAddress(), []*hubstest.Server{s})
 	})
 }
 
@@ -225,10 +208,10 @@ const targets = `
 	*
 `
 
-// wantTargetsAtTheFirst sends each target in four requests: by HTTP/1.0 and 1.1, with and without
-// Host. It requires that a target without a path reaches no server, that a request which reaches no
-// server gets a 400, and that the first server gets sign-in requests and the others get none.
-func wantTargetsAtTheFirst(t *testing.T, p *proxy, address string, servers []*hubstest.Server) {
+// testTargets sends each target in four requests: by HTTP/1.0 and 1.1, with and without Host. It
+// requires that a target without a path reaches no server, that a request which reaches no server
+// gets a 400, and that the first server gets sign-in requests and the others get none.
+func testTargets(t *testing.T, p *frontProxy, address string, servers []*hubstest.Server) {
 	for target := range strings.FieldsSeq(targets) {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
 		for _, rest := range []string{
@@ -239,16 +222,17 @@ func wantTargetsAtTheFirst(t *testing.T, p *proxy, address string, servers []*hu
 		} {
 			answer := p.raw(t, address, "POST "+target+rest+emptyObject)
 			reached := strings.Contains(strings.ToLower(answer), "\nx-request-id:")
-			if reached && !hasPath {
-				t.Errorf("POST %s%q reached a server, want a 400 of the proxy", target, rest)
-			}
-			if !reached && !strings.HasPrefix(answer, "HTTP/1.1 400 ") {
+			switch {
+			case reached && !hasPath:
+				t.Errorf("POST %s%q: got a server's answer, want a 400 of the proxy", target, rest)
+			case !reached && !strings.HasPrefix(answer, "HTTP/1.1 400 "):
 				t.Errorf("POST %s%q: got %.100q, want a 400 or the answer of a server",
 					target, rest, answer)
 			}
 		}
 	}
 	for i, s := range servers {
+		s.Stop(t) // it logs its last request only after the answer
 		got := s.Log.Count(`"route":"/auth/otp/validate","status":400`)
 		if (got > 0) != (i == 0) {
 			t.Errorf("server %d: got %d sign-in requests, want them at server 1 only", i+1, got)
@@ -256,111 +240,118 @@ func wantTargetsAtTheFirst(t *testing.T, p *proxy, address string, servers []*hu
 	}
 }
 
-// A load is a user who reads the session and uploads files through HAProxy while servers stop and
-// start. Each request comes from a new address, so that every server gets some.
-type load struct {
+// traffic is what a user sends through HAProxy while servers stop and start: the user reads the
+// session and uploads files. Each request comes from a new address, so that every server gets some.
+type traffic struct {
 	t      *testing.T
 	client *hubstest.Client
 	ledger *hubstest.Ledger
 	stop   atomic.Bool
-	ended  chan struct{}
-	rounds atomic.Int64 // each is one read of the session and one upload
+	work   sync.WaitGroup
+	rounds atomic.Int64 // rounds that have ended
 	failed atomic.Int64 // requests that got 502, 503 or no answer
 }
 
-func startLoad(t *testing.T, c *cluster) *load {
-	fault := func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }
-	l := &load{
+func startTraffic(t *testing.T, c *cluster) *traffic {
+	u := &traffic{
 		t:      t,
 		client: c.member(c.servers[0], "member"),
-		ledger: hubstest.NewLedger(fault),
-		ended:  make(chan struct{}),
+		ledger: hubstest.NewLedger(func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }),
 	}
-	go func() {
-		defer close(l.ended)
-		for !l.stop.Load() {
-			l.Do("GET", "/auth/session", nil)
-			l.ledger.Upload(l)
-			l.rounds.Add(1)
+	u.work.Go(func() {
+		for !u.stop.Load() {
+			u.round()
 		}
-	}()
-	t.Cleanup(l.end)
-	return l
+	})
+	t.Cleanup(u.end)
+	return u
 }
 
-// Do sends a request of the load. It counts a request that gets no answer, a 502 or a 503, because
-// a server may be down. Any other error fails the test.
-func (l *load) Do(method, path string, body any, headers ...string) *hubstest.Response {
-	r, err := l.client.Try(method, path, body, headers...)
+// round reads the session once and uploads one file.
+func (u *traffic) round() {
+	u.Do("GET", "/auth/session", nil)
+	u.ledger.Upload(u)
+	u.rounds.Add(1)
+}
+
+// Do sends a request. It counts a request that gets no answer, a 502 or a 503, because a server may
+// be down. Any other error fails the test.
+func (u *traffic) Do(method, path string, body any, headers ...string) *hubstest.Response {
+	r, err := u.client.Try(method, path, body, headers...)
 	switch {
 	case err != nil || r.Status == 502 || r.Status == 503:
-		l.failed.Add(1)
+		u.failed.Add(1)
 	case r.Status >= 400:
-		l.t.Errorf("the load: want an answer below 400, a 502 or a 503, got %v", r)
+		u.t.Errorf("the traffic: got %v, want an answer below 400, a 502 or a 503", r)
 	}
 	return r
 }
 
-// waitMore waits until the load has finished five more rounds.
-func (l *load) waitMore() {
-	goal := l.rounds.Load() + 5
-	hubstest.WaitUntil(l.t, "the load has finished five more rounds", func() bool {
-		return l.rounds.Load() >= goal
+// waitMore waits until five more rounds have ended.
+func (u *traffic) waitMore() {
+	u.t.Helper()
+	goal := u.rounds.Load() + 5
+	hubstest.WaitUntil(u.t, "five more rounds have ended", func() bool {
+		return u.rounds.Load() >= goal
 	})
 }
 
-// end stops the load after its current round. It may be called again.
-func (l *load) end() {
-	l.stop.Store(true)
-	<-l.ended
+// end stops the traffic after its current round. It may be called again.
+func (u *traffic) end() {
+	u.stop.Store(true)
+	u.work.Wait()
 }
 
 func testServersComeAndGo(t *testing.T, c *cluster) {
-	l := startLoad(t, c)
-	rollOut(t, c, l)
-	killActive(t, c, l)
-	l.end()
-	l.ledger.CheckFiles(t, l, c.servers[0].Database)
-	l.client.Do("GET", "/auth/session", nil).Must(t, 200)
+	user := startTraffic(t, c)
+	testRollingRestart(t, c, user)
+	testKill(t, c, user)
+	user.ledger.CheckFiles(t, user, c.servers[0].Database)
+	user.client.Do("GET", "/auth/session", nil).Must(t, 200)
 }
 
-// rollOut restarts one server after the other with a new signing key, and requires that no
-// request fails. The active server comes last: only it signs sessions, so all other servers know
-// the new key before the first session is signed with it.
-func rollOut(t *testing.T, c *cluster, l *load) {
+// No request fails while one server after the other restarts with a new signing key. The active
+// server comes last: only it signs sessions, so all other servers know the new key before the first
+// session is signed with it.
+func testRollingRestart(t *testing.T, c *cluster, user *traffic) {
 	keys := "new-secret-of-more-than-thirty-two-bytes," + c.servers[0].Env["SESSION_SECRET"]
 	for _, i := range []int{2, 1, 0} {
 		c.setState(t, i, "drain")
-		code := c.servers[i].Stop(t)
-		if code != 0 {
-			t.Errorf("server %d: got exit status %d, want 0", i+1, code)
-		}
-		env := maps.Clone(c.servers[i].Env)
-		env["ADDR"] = c.servers[i].Addr
-		env["SESSION_SECRET"] = keys
-		c.servers[i] = hubstest.Start(c.t, env)
+		// A request that HAProxy has just sent may wait in the kernel until the server accepts its
+		// connection. It would be lost if the server stopped now.
+		c.waitStat(t, i, "scur", "0") // sessions under way
+		s := c.servers[i]
+		s.Stop(t)
+		// The server ends with c.t, the test of the whole cluster. With t it would end before the
+		// tests that follow.
+		c.servers[i] = hubstest.Start(c.t, s.Env, map[string]string{
+			"ADDR":           s.Addr,
+			"SESSION_SECRET": keys,
+		})
 		c.setState(t, i, "ready")
-		c.waitState(t, i, "UP")
-		l.waitMore()
+		c.waitStat(t, i, "status", "UP")
+		user.waitMore()
 	}
-	got := l.failed.Load()
+	got := user.failed.Load()
 	if got != 0 {
 		t.Errorf("got %d failed requests during the rolling restart, want 0", got)
 	}
 }
 
-// killActive kills the active server with SIGKILL. Requests under way at that server may fail. Once
-// HAProxy reports the server as down, no request may fail, and users can sign in again.
-func killActive(t *testing.T, c *cluster, l *load) {
+// If the active server is killed, requests under way there may fail. Once HAProxy reports the
+// server as down, no request may fail, and users can sign in again.
+func testKill(t *testing.T, c *cluster, user *traffic) {
 	c.servers[0].Signal(t, syscall.SIGKILL)
 	c.servers[0].Wait(t)
-	c.waitState(t, 0, "DOWN")
-	before := l.failed.Load()
-	l.waitMore()
-	got := l.failed.Load()
-	if got != before {
-		t.Errorf("got %d failed requests after the active server was reported as down, want 0",
-			got-before)
+	c.waitStat(t, 0, "status", "DOWN")
+	user.end() // the current round may have begun before the server was down
+	before := user.failed.Load()
+	for range 5 {
+		user.round()
+	}
+	got := user.failed.Load() - before
+	if got != 0 {
+		t.Errorf("got %d failed requests after the active server was reported as down, want 0", got)
 	}
 	c.member(c.servers[1], "member") // signs in at the next server, which is active now
 	c.servers[1].Log.WaitFor(t, `"msg":"signed in"`)

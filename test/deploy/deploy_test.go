@@ -21,6 +21,7 @@ func TestMain(m *testing.M) { hubstest.Main(m) }
 // shipped returns a file of deploy/ with values replaced. oldNew holds pairs of an old and a new
 // value. shipped fails the test if an old value is not in the file.
 func shipped(t testing.TB, name string, oldNew ...string) string {
+	t.Helper()
 	text := hubstest.ReadFile(t, "deploy/"+name)
 	for i := 0; i < len(oldNew); i += 2 {
 		if !strings.Contains(text, oldNew[i]) {
@@ -33,6 +34,7 @@ func shipped(t testing.TB, name string, oldNew ...string) string {
 // readEnv returns the settings in a file of deploy/. It fails the test at a value with quotes or
 // backslashes, because systemd would change such a value.
 func readEnv(t testing.TB, name string) map[string]string {
+	t.Helper()
 	env := map[string]string{}
 	for line := range strings.Lines(shipped(t, name)) {
 		line = strings.TrimSpace(line)
@@ -41,7 +43,7 @@ func readEnv(t testing.TB, name string) map[string]string {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok || strings.ContainsAny(value, `"'\`) {
-			t.Fatalf("%s: want NAME=value without quotes and backslashes, got %q", name, line)
+			t.Fatalf("%s: got %q, want NAME=value without quotes and backslashes", name, line)
 		}
 		env[key] = value
 	}

@@ -24,81 +24,33 @@ const smuggled = "GET /smuggled HTTP/1.1\r\n" +
 // read by its length.
 const ambiguousBody = "0\r\n\r\n" + smuggled
 
-const bothProxies = "haproxy and nginx"
-
-// framings holds what follows Host and "Connection: close" in a request.
+// framings holds what follows Host and "Connection: close" in a request. The names are also paths.
 var framings = map[string]struct {
-	headers   string // <length> stands for the length of the body
-	body      string // if empty: ambiguousBody
-	refusedBy string // the proxies that refuse the request; the others pass it on, once
+	headers   string   // <length> stands for the length of the body
+	body      string   // if empty: ambiguousBody
+	refusedBy []string // the proxies that refuse the request; the others pass it on, once
 }{
-	"hop by hop": {
+	"hop-by-hop": {
 		headers: "Connection: X-Forwarded-For\r\nContent-Length: <length>\r\n",
 	},
-	"forged address": {
+	"forged-address": {
 		headers: "X-Forwarded-For: 198.51.100.1, 127.0.0.1\r\nContent-Length: <length>\r\n",
 	},
 	"upgrade": {
 		headers: "Connection: Upgrade\r\nUpgrade: tunnel\r\nContent-Length: 0\r\n",
 		body:    smuggled,
 	},
-	"two lengths": {
+	"two-lengths": {
 		headers:   "Content-Length: 0\r\nContent-Length: <length>\r\n",
 		body:      smuggled,
 		refusedBy: bothProxies,
 	},
-	"a list of lengths": {
-		headers:   "Content-Length: 0, <length>\r\n",
-		body:      smuggled,
-		refusedBy: bothProxies,
-	},
-	"a signed length": {
-		headers:   "Content-Length: +<length>\r\n",
-		body:      smuggled,
-		refusedBy: bothProxies,
-	},
-	// In the cases that only nginx refuses, HAProxy reads the body as chunks and drops
-	// Content-Length.
-	"chunked, length short": {
-		headers:   "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
-		body:      fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled),
-		refusedBy: "nginx",
-	},
-	"length, chunked": {
+	// HAProxy reads the body as chunks and drops Content-Length.
+	"length-chunked": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked\r\n",
-		refusedBy: "nginx",
+		refusedBy: []string{"nginx"},
 	},
-	"chunked, length": {
-		headers:   "Transfer-Encoding: chunked\r\nContent-Length: <length>\r\n",
-		refusedBy: "nginx",
-	},
-	"tab before chunked": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\tchunked\r\n",
-		refusedBy: "nginx",
-	},
-	"folded": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding:\r\n chunked\r\n",
-		refusedBy: "nginx",
-	},
-	"line feed alone": {
-		headers:   "Content-Length: <length>\r\nX: y\nTransfer-Encoding: chunked\r\n",
-		refusedBy: "nginx",
-	},
-	// The proxy might not know these codings, or the server might not, so both proxies refuse them.
-	"no such coding": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding: xchunked\r\n",
-		refusedBy: bothProxies,
-	},
-	"chunked, then another": {
-		headers:   "Content-Length: <length>\r\nTransfer-Encoding: chunked, identity\r\n",
-		refusedBy: bothProxies,
-	},
-	"chunked twice": {
-		headers: "Content-Length: <length>\r\n" +
-			"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
-		refusedBy: bothProxies,
-	},
-	"space before colon": {
+	"space-before-colon": {
 		headers:   "Content-Length: <length>\r\nTransfer-Encoding : chunked\r\n",
 		refusedBy: bothProxies,
 	},
@@ -122,27 +74,25 @@ func TestProxyFraming(t *testing.T) {
 		var want []string // the beginning of each request that must reach the server
 		for name, c := range framings {
 			address := newAddress()
-			line := "POST /" + strings.ReplaceAll(name, " ", "-")
-			const start = " HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
+			line := "POST /" + name
+			start := line + " HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
 			body := cmp.Or(c.body, ambiguousBody)
 			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(body)))
-			answer := p.raw(t, address, line+start+headers+"\r\n"+body)
+			answer := p.raw(t, address, start+headers+"\r\n"+body)
 			status := "200"
-			if strings.Contains(c.refusedBy, engine) {
-				status = "400|501" // 501: nginx, for a coding that it does not know
+			if slices.Contains(c.refusedBy, engine) {
+				status = "400"
 			} else {
 				want = append(want, line)
 			}
-			if !regexp.MustCompile(`^HTTP/1.1 (` + status + `) `).MatchString(answer) {
-				t.Errorf("%s: want status %s, got %.100q", name, status, answer)
+			if !strings.HasPrefix(answer, "HTTP/1.1 "+status+" ") {
+				t.Errorf("%s: got %.100q, want status %s", name, answer, status)
 			}
 			for _, head := range backend.seen(line + " ") {
 				wantFramedOnce(t, strings.ToLower(head), address)
 			}
 		}
-		hubstest.WaitUntil(t, "all connections to the server have ended", func() bool {
-			return backend.open.Load() == 0
-		})
+		hubstest.WaitFor(t, "connections to the server", 0, backend.open.Load)
 		var got []string
 		for _, head := range backend.seen("") {
 			line, _, _ := strings.Cut(head, " HTTP/")
@@ -158,17 +108,14 @@ func TestProxyFraming(t *testing.T) {
 // requires one X-Forwarded-For, which holds the client's address, one Host, and at most one length.
 func wantFramedOnce(t *testing.T, head, address string) {
 	t.Helper()
-	for header, value := range map[string]string{
-		"x-forwarded-for": address,
-		"host":            "api.example.com",
-	} {
-		isOnce := strings.Count(head, "\n"+header+":") == 1
-		if !isOnce || !strings.Contains(head, header+": "+value+"\r\n") {
-			t.Errorf("want exactly one %s, with %s, got the head %q", header, value, head)
-		}
+	got := regexp.MustCompile(`\n(host|x-forwarded-for):.*`).FindAllString(head, -1)
+	slices.Sort(got)
+	want := []string{"\nhost: api.example.com\r", "\nx-forwarded-for: " + address + "\r"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%.30q…: got %q, want %q", head, got, want)
 	}
 	lengths := regexp.MustCompile(`\n(content-length|transfer-encoding):`).FindAllString(head, -1)
 	if len(lengths) > 1 {
-		t.Errorf("want at most one Content-Length or Transfer-Encoding, got the head %q", head)
+		t.Errorf("got the head %q, want at most one Content-Length or Transfer-Encoding", head)
 	}
 }

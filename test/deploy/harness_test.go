@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,21 +21,24 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A proxy is a running HAProxy or nginx, configured by the file in deploy/.
-type proxy struct {
+// A frontProxy is a running HAProxy or nginx, configured by the file in deploy/.
+type frontProxy struct {
 	t    testing.TB
 	addr string // for HTTPS
-	// proxied is for HTTPS after a line of the PROXY protocol. With that line, a test sends
-	// requests from any address. Only HAProxy listens there, by the second bind line of haproxy.cfg.
-	proxied string
-	dir     string // folder of its configuration, certificate, sockets and logs
-	log     *hubstest.Program
+	// proxyProtocolAddr is for HTTPS after a line of the PROXY protocol. With that line, a test
+	// sends requests from any address. Only HAProxy listens there, by the second bind line of
+	// haproxy.cfg.
+	proxyProtocolAddr string
+	dir               string // folder of its configuration, certificate, sockets and logs
+	log               *hubstest.Program
 }
+
+var bothProxies = []string{"haproxy", "nginx"}
 
 // forEachProxy runs a test once with each proxy. engine is "haproxy" or "nginx".
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 	t.Parallel()
-	for _, engine := range []string{"haproxy", "nginx"} {
+	for _, engine := range bothProxies {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			test(t, engine)
@@ -45,7 +49,7 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // startProxy runs a proxy until the test ends. It stands in front of one server or, with HAProxy
 // only, of three. The test opens the listening sockets and hands them to the proxy, so that no
 // other process can take the ports.
-func startProxy(t testing.TB, engine string, servers ...string) *proxy {
+func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 	program := hubstest.Need(t, engine, engine)
 	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
 	// that root has started runs as another user.
@@ -53,11 +57,11 @@ func startProxy(t testing.TB, engine string, servers ...string) *proxy {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{t: t, dir: dir}
+	p := &frontProxy{t: t, dir: dir}
 	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
 	sockets[0], p.addr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
-	sockets[1], p.proxied = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	sockets[1], p.proxyProtocolAddr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
 		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
@@ -112,11 +116,10 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
-func nginxConfig(t testing.TB, p *proxy, server string) string {
-	var folders strings.Builder
-	folders.WriteString("http {\n")
-	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
-		folders.WriteString("    " + kind + "_temp_path " + p.dir + "/" + kind + ";\n")
+func nginxConfig(t testing.TB, p *frontProxy, server string) string {
+	folders := "http {\n"
+	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
+		folders += fmt.Sprintf("    %s_temp_path %s/%s;\n", kind, p.dir, kind)
 	}
 	return shipped(t, "nginx.conf",
 		"0.0.0.0:443", p.addr,
@@ -125,27 +128,27 @@ func nginxConfig(t testing.TB, p *proxy, server string) string {
 		"/run/nginx.pid", p.dir+"/nginx.pid",
 		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", folders.String())
+		"http {\n", folders)
 }
 
 // client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
 // connection and an address of its own.
-func (p *proxy) client(s *hubstest.Server) *hubstest.Client {
+func (p *frontProxy) client(s *hubstest.Server) *hubstest.Client {
 	return p.newClient(s, &http.Transport{DisableKeepAlives: true}, newAddress)
 }
 
 // clientFrom returns a client that connects to the proxy from an address and uses HTTP/2.
-func (p *proxy) clientFrom(s *hubstest.Server, address string) *hubstest.Client {
+func (p *frontProxy) clientFrom(s *hubstest.Server, address string) *hubstest.Client {
 	fixed := func() string { return address }
 	return p.newClient(s, &http.Transport{ForceAttemptHTTP2: true}, fixed)
 }
 
-func (p *proxy) newClient(
+func (p *frontProxy) newClient(
 	s *hubstest.Server, transport *http.Transport, address func() string,
 ) *hubstest.Client {
 	transport.DisableCompression = true
 	transport.DialContext = func(context.Context, string, string) (net.Conn, error) {
-		return dialFrom(address(), p.addr)
+		return dialer(address()).Dial("tcp", p.addr)
 	}
 	c := s.Client(p.t)
 	c.IP = ""
@@ -162,26 +165,27 @@ func newAddress() string {
 	return fmt.Sprintf("127.100.%d.%d", n>>8, n&255)
 }
 
-// dialFrom connects to a proxy from an address of this machine.
-func dialFrom(address, to string) (net.Conn, error) {
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	return dialer.Dial("tcp", to)
+// dialer connects from an address of this machine.
+func dialer(address string) *net.Dialer {
+	return &net.Dialer{
+		LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)},
+		Timeout:   2 * hubstest.Patience,
+	}
 }
 
 // dial opens a TLS connection from an address, for requests that no client library would send.
-func (p *proxy) dial(address string) (*tls.Conn, error) {
-	conn, err := dialFrom(address, p.addr)
-	if err != nil {
-		return nil, err
+func (p *frontProxy) dial(address string) (*tls.Conn, error) {
+	config := &tls.Config{ServerName: "api.example.com"}
+	conn, err := tls.DialWithDialer(dialer(address), "tcp", p.addr, config)
+	if err == nil {
+		conn.SetDeadline(time.Now().Add(2 * hubstest.Patience))
 	}
-	conn.SetDeadline(time.Now().Add(2 * hubstest.Patience))
-	secure := tls.Client(conn, &tls.Config{ServerName: "api.example.com"})
-	return secure, secure.Handshake()
+	return conn, err
 }
 
 // raw sends a request unchanged, and returns everything that the proxy sends before it closes the
 // connection. It fails the test if the proxy does not close the connection in time.
-func (p *proxy) raw(t testing.TB, address, request string) string {
+func (p *frontProxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
 	conn, err := p.dial(address)
 	if err != nil {
@@ -196,9 +200,40 @@ func (p *proxy) raw(t testing.TB, address, request string) string {
 	return string(answer)
 }
 
+// command sends a line to HAProxy's admin socket, as an operator would, and returns the answer.
+func (p *frontProxy) command(t testing.TB, line string) string {
+	t.Helper()
+	conn, err := net.Dial("unix", p.dir+"/admin.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintln(conn, line)
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(answer)
+}
+
+// stats returns the values in a column of HAProxy's statistics, from the lines with this name: one
+// line of each backend has "s1", and one line has "https,FRONTEND".
+func (p *frontProxy) stats(t testing.TB, name, column string) string {
+	t.Helper()
+	var values []string
+	lines := strings.Split(p.command(t, "show stat"), "\n")
+	i := slices.Index(strings.Split(lines[0], ","), column)
+	for _, line := range lines {
+		if strings.Contains(","+line, ","+name+",") {
+			values = append(values, strings.Split(line, ",")[i])
+		}
+	}
+	return strings.Join(values, " ")
+}
+
 // member adds a user with a role, and returns a client that has signed in through the proxy and
 // accepted the terms.
-func (p *proxy) member(s *hubstest.Server, role string) *hubstest.Client {
+func (p *frontProxy) member(s *hubstest.Server, role string) *hubstest.Client {
 	c := p.client(s)
 	email, _ := s.NewUser(p.t, role)
 	c.SignIn(email)
@@ -218,8 +253,8 @@ type recorder struct {
 	reused int // requests that were not the first on their connection
 }
 
-// behindProxy is for the clients of a recorder, which need the public URL of a server.
-var behindProxy = &hubstest.Server{Base: "https://api.example.com"}
+// publicServer is for the clients of a recorder, which need the public URL of a server.
+var publicServer = &hubstest.Server{Base: "https://api.example.com"}
 
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
@@ -252,7 +287,7 @@ func (r *recorder) serve(conn net.Conn) {
 	conn.SetDeadline(time.Now().Add(hubstest.Patience))
 	var raw strings.Builder
 	in := bufio.NewReader(io.TeeReader(conn, &raw))
-	for isFirst := true; ; isFirst = false {
+	for {
 		start := raw.Len() - in.Buffered()
 		request, err := http.ReadRequest(in)
 		head := raw.String()[start : raw.Len()-in.Buffered()]
@@ -263,7 +298,12 @@ func (r *recorder) serve(conn net.Conn) {
 			io.WriteString(conn, emptyAnswer)
 			return
 		}
-		r.keep(head, isFirst)
+		r.mu.Lock()
+		r.heads = append(r.heads, head)
+		if start > 0 {
+			r.reused++
+		}
+		r.mu.Unlock()
 		if err != nil {
 			return
 		}
@@ -276,23 +316,10 @@ func (r *recorder) serve(conn net.Conn) {
 	}
 }
 
-func (r *recorder) keep(head string, isFirst bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.heads = append(r.heads, head)
-	if !isFirst {
-		r.reused++
-	}
-}
-
 // seen returns the heads that begin with the prefix, of all requests so far.
-func (r *recorder) seen(prefix string) (heads []string) {
+func (r *recorder) seen(prefix string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, head := range r.heads {
-		if strings.HasPrefix(head, prefix) {
-			heads = append(heads, head)
-		}
-	}
-	return heads
+	isOther := func(head string) bool { return !strings.HasPrefix(head, prefix) }
+	return slices.DeleteFunc(slices.Clone(r.heads), isOther)
 }

@@ -37,7 +37,7 @@ func TestEnvironmentFiles(t *testing.T) {
 			}
 		}
 		if len(unknown) > 0 {
-			t.Errorf("%s sets %v: want no secret, and only settings of docs/deploy.md", name, unknown)
+			t.Errorf("%s: got %v, want no secret, only settings of docs/deploy.md", name, unknown)
 		}
 	}
 }
@@ -54,7 +54,8 @@ func TestServerTakesEnvironmentFiles(t *testing.T) {
 		values["SMTP_URL"] = "smtps://u:p@mail.example.com:465"
 		code, _, errOut := hubstest.Run(values, "serve")
 		if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
-			t.Errorf("%s: got exit status %d, want 1 because TLS is missing: %s", name, code, errOut)
+			t.Errorf("%s: got exit status %d, want 1 because TLS is missing: %s",
+				name, code, errOut)
 		}
 	}
 }
@@ -78,13 +79,16 @@ func TestStagingAndProductionShareNoDomain(t *testing.T) {
 	t.Parallel()
 	domains := func(name string) []string {
 		env := readEnv(t, name)
-		text := env["COOKIE_DOMAIN"] + " " + env["ALLOWED_ORIGIN_DOMAIN"] + " " + env["ALLOWED_ORIGINS"]
+		text := env["COOKIE_DOMAIN"] + " " +
+			env["ALLOWED_ORIGIN_DOMAIN"] + " " +
+			env["ALLOWED_ORIGINS"]
 		return strings.Fields(strings.NewReplacer("https://", "", ",", " ").Replace(text))
 	}
 	staging := domains("staging.env")
 	production := domains("production.env")
 	if len(staging) < 2 || len(production) < 2 {
-		t.Fatalf("got %q and %q, want the cookie's domain and an origin of each", staging, production)
+		t.Fatalf("got %q and %q, want the cookie's domain and an origin of each",
+			staging, production)
 	}
 	for _, a := range staging {
 		for _, b := range production {
@@ -107,7 +111,7 @@ func TestSystemdUnits(t *testing.T) {
 	out, err := rate.CombinedOutput()
 	// systemd 252 rates the shipped unit 1.1. Other versions differ by 0.1.
 	if err != nil || !regexp.MustCompile(`hubs\.service: (0\.[0-9]|1\.[0-3]) `).Match(out) {
-		t.Errorf("systemd-analyze security: want an exposure of at most 1.3, got the error %v and\n%s",
+		t.Errorf("systemd-analyze security: got the error %v, want an exposure of at most 1.3:\n%s",
 			err, out)
 	}
 	for _, name := range []string{"hubs.service", "hubs.socket"} {
@@ -115,7 +119,7 @@ func TestSystemdUnits(t *testing.T) {
 		verify.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
 		out, err := verify.CombinedOutput()
 		if err != nil || len(out) > 0 {
-			t.Errorf("systemd-analyze verify %s: want no output, got the error %v and\n%s",
+			t.Errorf("systemd-analyze verify %s: got the error %v, want none and no output:\n%s",
 				name, err, out)
 		}
 	}
