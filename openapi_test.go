@@ -1,6 +1,7 @@
 package main
 
-// TestOpenAPI makes web/openapi.json from the server itself, so that the two can't differ. Routes,
+// Almost all of this file is a generator of web/openapi.json. TestOpenAPI asserts one thing: the
+// file is exactly what the generator makes, so the contract and the server can't differ. Routes,
 // access rules, limits, fields and their rules are read from the server's own tables and types.
 // Texts and examples are read from testdata/contract.json. After a change of the contract, run:
 //
@@ -35,7 +36,7 @@ var update = flag.Bool("update", false, "write web/openapi.json anew")
 // describes nothing else. With -update, the test writes web/openapi.json.
 func TestOpenAPI(t *testing.T) {
 	g := newGenerator(t)
-	made := encodeJSON(t, g.document(), "  ")
+	made := encodeJSON(g.document(), "  ")
 	g.checkAllUsed()
 	if *update {
 		if err := os.WriteFile("web/openapi.json", made, 0o644); err != nil {
@@ -43,16 +44,12 @@ func TestOpenAPI(t *testing.T) {
 		}
 		return
 	}
-	onDisk := hubstest.ReadFile(t, "web/openapi.json")
-	got := strings.Split(onDisk, "\n")
-	for i, line := range strings.Split(string(made), "\n") {
-		if i >= len(got) || got[i] != line {
-			t.Fatalf("web/openapi.json, line %d: want %s\n"+
-				"If the change is intended, run: go test -run TestOpenAPI -update .", i+1, line)
+	got := strings.SplitAfter(hubstest.ReadFile(t, "web/openapi.json"), "\n")
+	for i, want := range strings.SplitAfter(string(made), "\n") {
+		if got[i] != want { // a line that follows an equal one always exists, but may be ""
+			t.Fatalf("web/openapi.json, line %d: got %q, want %q\n"+
+				"If the change is intended, run: go test -run TestOpenAPI -update .", i+1, got[i], want)
 		}
-	}
-	if len(onDisk) != len(made) {
-		t.Errorf("web/openapi.json: got %d bytes, want only the first %d", len(onDisk), len(made))
 	}
 }
 
@@ -62,37 +59,25 @@ type object []any
 
 // MarshalJSON encodes the members in their order.
 func (o object) MarshalJSON() ([]byte, error) {
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	separators := []string{",", ":"}
-	out.WriteString("{")
+	out := []byte("{")
 	for i, part := range o {
 		if i > 0 {
-			out.WriteString(separators[i%2])
+			out = append(out, ",:"[i%2])
 		}
-		if err := encoder.Encode(part); err != nil {
-			return nil, err
-		}
+		out = append(out, encodeJSON(part, "")...)
 	}
-	out.WriteString("}")
-	return out.Bytes(), nil
+	return append(out, '}'), nil
 }
 
-// member returns a pointer to the value of a member. It panics if there is no such member.
-func (o object) member(name string) *any {
-	return &o[slices.Index(o, any(name))+1]
-}
-
-// encodeJSON encodes a value, indented by indent, with a line break at the end.
-func encodeJSON(t *testing.T, value any, indent string) []byte {
-	t.Helper()
+// encodeJSON encodes a value, indented by indent, with a line break at the end. It panics if the
+// value has no JSON form.
+func encodeJSON(value any, indent string) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", indent)
 	if err := encoder.Encode(value); err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	return out.Bytes()
 }
@@ -160,7 +145,7 @@ func newGenerator(t *testing.T) *generator {
 		"maxPageLimit":      maxPageLimit,
 		"maxPageOffset":     maxPageOffset,
 	} {
-		encoded := strings.TrimSpace(string(encodeJSON(t, value, "")))
+		encoded := strings.TrimSpace(string(encodeJSON(value, "")))
 		word := "<" + name + ">"
 		text = strings.ReplaceAll(text, strconv.Quote(word), encoded)
 		text = strings.ReplaceAll(text, word, strings.Trim(encoded, `"`))
@@ -246,15 +231,19 @@ func (g *generator) document() object {
 		if paths[r.path] == nil {
 			paths[r.path] = g.pathParameters(r.path)
 		}
-		operation := append(g.operation(r, words), "x-limits", limits)
-		paths[r.path] = append(paths[r.path], strings.ToLower(r.method), operation)
+		responses := g.allResponses(r, words)
+		add := func(method string, words operationWords, responses object) {
+			operation := append(g.operation(r, words), "responses", responses, "x-limits", limits)
+			paths[r.path] = append(paths[r.path], method, operation)
+		}
+		add(strings.ToLower(r.method), words, responses)
 		if r.method == "GET" {
-			paths[r.path] = append(paths[r.path], "head", headOperation(operation, words))
+			add("head", headWords(words), headResponses(responses))
 		}
 	}
 	c := g.words.Components
 	g.schemas["Problem"] = json.RawMessage(
-		bytes.Replace(c.Problem, []byte(`"<codes>"`), encodeJSON(g.t, codes, ""), 1))
+		bytes.Replace(c.Problem, []byte(`"<codes>"`), encodeJSON(codes, ""), 1))
 	return object{
 		"openapi", "3.1.0",
 		"info", object{
@@ -335,7 +324,7 @@ func parameter(name, in string, required bool, schema object, words fieldWords) 
 	}
 }
 
-// operation returns an operation, without its limits.
+// operation returns an operation, without its responses and limits.
 func (g *generator) operation(r route, words operationWords) object {
 	security := []object{}
 	if !r.access.public {
@@ -362,7 +351,7 @@ func (g *generator) operation(r route, words operationWords) object {
 		body := object{"application/json", object{"schema", ref("schemas", name)}}
 		o = append(o, "requestBody", object{"required", true, "content", body})
 	}
-	return append(o, "responses", g.allResponses(r, words))
+	return o
 }
 
 // These are the paths of the handlers that send their answers themselves. Their output is nothing,
@@ -640,29 +629,22 @@ func (p problemWords) example() object {
 	return example
 }
 
-// headOperation returns the operation HEAD of a path, made from the operation GET. The server
+// headWords returns the words for the operation HEAD of a path, made from those of GET. The server
 // answers HEAD wherever it answers GET.
-func headOperation(get object, words operationWords) object {
-	head := slices.Clone(get)
-	*head.member("operationId") = "head" + strings.TrimPrefix(capital(words.ID), "Get")
-	*head.member("summary") = "Headers only: " +
-		strings.ToLower(words.Summary[:1]) + words.Summary[1:]
-	*head.member("description") =
-		"Answers as GET does, with the same status and headers, and without a body."
-	responses := head.member("responses")
-	*responses = headResponses((*responses).(object))
-	return head
+func headWords(get operationWords) operationWords {
+	get.ID = "head" + strings.TrimPrefix(capital(get.ID), "Get")
+	get.Summary = "Headers only: " + strings.ToLower(get.Summary[:1]) + get.Summary[1:]
+	get.Text = "Answers as GET does, with the same status and headers, and without a body."
+	return get
 }
 
 // headResponses returns the responses of HEAD, made from those of GET. They have no bodies.
 func headResponses(get object) (head object) {
 	for answer := range slices.Chunk(get, 2) {
 		if status := answer[0].(string); status < "400" {
-			success := answer[1].(object)
-			head = append(head, status, object{
-				"description", "As GET: " + (*success.member("description")).(string),
-				"headers", *success.member("headers"),
-			})
+			success := slices.Clone(answer[1].(object)[:4]) // its description and headers
+			success[1] = "As GET: " + success[1].(string)
+			head = append(head, status, success)
 		}
 	}
 	failed := object{
