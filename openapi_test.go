@@ -91,10 +91,10 @@ func ref(kind, name string) object {
 type contractWords struct {
 	About       []string // for readers of the file; not in the document
 	Description []string
-	Tags        json.RawMessage
-	FileHeaders json.RawMessage // the parameters of GET /files/{fileId}/{name}
-	Upload      json.RawMessage // the body of POST /files/upload
-	Components  struct{ SecuritySchemes, Parameters, Headers, Problem json.RawMessage }
+	Document    json.RawMessage           // the document, with words for what the generator makes
+	Problem     json.RawMessage           // the schema of all problems
+	FileHeaders json.RawMessage           // the parameters of GET /files/{fileId}/{name}
+	Upload      json.RawMessage           // the body of POST /files/upload
 	Operations  map[string]operationWords // by method and path
 	Fields      map[string]fieldWords     // by type and name, or by name alone
 	Problems    []problemWords
@@ -103,7 +103,9 @@ type contractWords struct {
 // operationWords describe an operation.
 type operationWords struct {
 	ID, Tag, Summary, Success, Text string
-	Problems                        []string // codes that isPossible can't derive from the route
+	Problems                        []string        // codes that isPossible can't derive from the route
+	Headers                         []string        // of a success, besides X-Request-Id
+	Content                         json.RawMessage // of a success that the handler sends itself
 }
 
 // fieldWords describe a field of an input or an output.
@@ -132,24 +134,18 @@ type generator struct {
 // the server.
 func newGenerator(t *testing.T) *generator {
 	t.Helper()
-	text := hubstest.ReadFile(t, "testdata/contract.json")
-	for name, value := range map[string]any{
-		"terms":             TERMS_VERSION,
-		"roles":             allRoles,
-		"sessionDays":       sessionTTL.Hours() / 24,
-		"codeLength":        codeLength,
-		"codeSeconds":       codeTTL.Seconds(),
-		"hubStatuses":       hubStatuses,
-		"maxHubName":        maxHubName,
-		"maxHubDescription": maxHubDescription,
-		"maxPageLimit":      maxPageLimit,
-		"maxPageOffset":     maxPageOffset,
-	} {
-		encoded := strings.TrimSpace(string(encodeJSON(value, "")))
-		word := "<" + name + ">"
-		text = strings.ReplaceAll(text, strconv.Quote(word), encoded)
-		text = strings.ReplaceAll(text, word, strings.Trim(encoded, `"`))
-	}
+	text := fillIn(hubstest.ReadFile(t, "testdata/contract.json"), object{
+		"terms", TERMS_VERSION,
+		"roles", allRoles,
+		"sessionDays", sessionTTL.Hours() / 24,
+		"codeLength", codeLength,
+		"codeSeconds", codeTTL.Seconds(),
+		"hubStatuses", hubStatuses,
+		"maxHubName", maxHubName,
+		"maxHubDescription", maxHubDescription,
+		"maxPageLimit", maxPageLimit,
+		"maxPageOffset", maxPageOffset,
+	})
 	g := &generator{
 		t:         t,
 		used:      map[string]bool{},
@@ -158,6 +154,18 @@ func newGenerator(t *testing.T) *generator {
 	}
 	hubstest.Decode(t, "testdata/contract.json", text, &g.words)
 	return g
+}
+
+// fillIn replaces words in angle brackets by JSON values, in turn. Within a text, it leaves out the
+// quotes of the value.
+func fillIn(text string, values object) string {
+	for pair := range slices.Chunk(values, 2) {
+		word := "<" + pair[0].(string) + ">"
+		encoded := strings.TrimSpace(string(encodeJSON(pair[1], "")))
+		text = strings.ReplaceAll(text, strconv.Quote(word), encoded)
+		text = strings.ReplaceAll(text, word, strings.Trim(encoded, `"`))
+	}
+	return text
 }
 
 // A shape is what the generator must know of a contract.
@@ -202,7 +210,7 @@ func (g *generator) checkAllUsed() {
 }
 
 // document returns the whole document.
-func (g *generator) document() object {
+func (g *generator) document() json.RawMessage {
 	s := newServer(config{}, nil, io.Discard) // not local, so without the page at /
 	var codes []string
 	for _, p := range g.words.Problems {
@@ -241,27 +249,14 @@ func (g *generator) document() object {
 			add("head", headWords(words), headResponses(responses))
 		}
 	}
-	c := g.words.Components
-	g.schemas["Problem"] = json.RawMessage(
-		bytes.Replace(c.Problem, []byte(`"<codes>"`), encodeJSON(codes, ""), 1))
-	return object{
-		"openapi", "3.1.0",
-		"info", object{
-			"title", "Hubs",
-			"version", "1",
-			"description", strings.Join(g.words.Description, "\n"),
-		},
-		"servers", []object{{"url", "/"}},
-		"tags", g.words.Tags,
+	g.schemas["Problem"] = g.words.Problem
+	return json.RawMessage(fillIn(string(g.words.Document), object{
+		"description", strings.Join(g.words.Description, "\n"),
 		"paths", paths,
-		"components", object{
-			"securitySchemes", c.SecuritySchemes,
-			"parameters", c.Parameters,
-			"headers", c.Headers,
-			"responses", g.responses,
-			"schemas", g.schemas,
-		},
-	}
+		"responses", g.responses,
+		"schemas", g.schemas,
+		"codes", codes, // in the schema of a problem
+	}))
 }
 
 // limitsOf returns the limits of a route, as the value of x-limits and as a text.
@@ -493,28 +488,15 @@ func (g *generator) output(of reflect.Type) (schema object, example any) {
 // allResponses returns the responses of an operation by status: first the success, then the
 // problems.
 func (g *generator) allResponses(r route, words operationWords) object {
-	headers := headerRefs()
-	_, signsIn := shapeOf(r).input.(guess)
-	switch {
-	case r.status == 201:
-		headers = headerRefs("Location")
-	case signsIn || r.path == "/auth/logout": // both set the cookie
-		headers = headerRefs("Set-Cookie")
-	case r.path == filePath:
-		headers = headerRefs("ETag", "Content-Disposition")
+	if r.status == 201 {
+		words.Headers = []string{"Location"}
 	}
+	headers := headerRefs(words.Headers...)
 	success := object{"description", words.Success, "headers", headers}
-	file := object{"*/*", object{
-		"schema", object{"type", "string", "format", "binary"},
-		"example", "Ships and ferries.",
-	}}
 	switch {
 	case r.status == 204:
-	case r.path == filePath:
-		success = append(success, "content", file)
-	case r.path == contractPath:
-		openAPI := object{"schema", object{"type", "object"}, "example", object{"openapi", "3.1.0"}}
-		success = append(success, "content", object{"application/json", openAPI})
+	case words.Content != nil:
+		success = append(success, "content", words.Content)
 	default:
 		schema, example := g.output(reflect.TypeOf(shapeOf(r).output))
 		answer := object{"schema", schema, "example", example}
@@ -525,8 +507,8 @@ func (g *generator) allResponses(r route, words operationWords) object {
 		responses = append(responses,
 			"206", object{
 				"description", "The part that Range asked for.",
-				"headers", headerRefs("ETag", "Content-Disposition", "Content-Range"),
-				"content", file,
+				"headers", headerRefs(append(words.Headers, "Content-Range")...),
+				"content", words.Content,
 			},
 			"304", object{
 				"description", "The client has it already (If-None-Match).",

@@ -21,7 +21,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"hash/fnv"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -72,8 +72,9 @@ func run(ctx context.Context, wanted []string) error {
 	if err != nil {
 		return err
 	}
+	// Neighbours in a file often name the same test, and would all wait for its first run (measure).
 	slices.SortFunc(chosen, func(a, b removals.Removal) int {
-		return cmp.Compare(turn(a), turn(b))
+		return cmp.Compare(number(a.Name), number(b.Name))
 	})
 	started := time.Now()
 	verdicts, err := proveAll(ctx, source, chosen)
@@ -93,23 +94,9 @@ func run(ctx context.Context, wanted []string) error {
 	return err
 }
 
-// turn returns a number that removals are sorted by. The order is random, because neighbours in a
-// file often name the same test, and all would wait for its first run (measure). The tests in
-// test/faults take longest. Their removals get a number in the lower half, so that none of them
-// begins last.
-func turn(r removals.Removal) uint64 {
-	turn := number(r.Name)
-	if strings.HasPrefix(r.Tests[0], "faults/") {
-		turn /= 2
-	}
-	return turn
-}
-
 // number returns a hash of a name. It looks random, but is always the same for the same name.
-func number(name string) uint64 {
-	hash := fnv.New64a()
-	hash.Write([]byte(name))
-	return hash.Sum64()
+func number(name string) uint32 {
+	return crc32.ChecksumIEEE([]byte(name))
 }
 
 // choose returns the removals that wanted selects, or all if wanted is empty. Each element is a
