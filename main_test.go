@@ -212,7 +212,6 @@ var unproven = map[string]string{
 	"TestRowsAreNamedInComments":          "a document",
 	"TestSettingsAreExplained":            "a document",
 	"TestSoak":                            "everything, for minutes",
-	"TestTimeTellsNothingOfAnAddress":     "the time, for minutes",
 	"TestValidatingProxyFindsNoViolation": "the contract with another program",
 }
 
