@@ -46,11 +46,10 @@ func TestTokenTimesAreExact(t *testing.T) {
 				ExpiresAt: toSeconds(time.Now().Add(test.expires)),
 			}))
 			refusal, _ := errors.AsType[problem](err)
-			if refusal.reason != test.want {
-				t.Errorf("%s: got the reason %q, want %q", test.name, refusal.reason, test.want)
-			}
-			if isValid := err == nil; isValid != (test.want == "") {
-				t.Errorf("%s: got the error %v, want the reason %q", test.name, err, test.want)
+			isValid := err == nil
+			if refusal.reason != test.want || isValid != (test.want == "") {
+				t.Errorf("%s: got the error %v, reason %q, want the reason %q",
+					test.name, err, refusal.reason, test.want)
 			}
 		})
 	}

@@ -70,7 +70,6 @@ func TestUploadDeadlines(t *testing.T) {
 			d := &deadlineRecorder{}
 			form := &uploadForm{
 				state:    &requestState{ResponseWriter: d},
-				maxFile:  1 << 20,
 				started:  time.Now().Add(-test.started),
 				received: test.received,
 				part:     &multipart.Part{},

@@ -90,6 +90,13 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 	}
 }
 
+// get sends a request and returns the status of the answer.
+func get(s *server, path string) int {
+	answer := httptest.NewRecorder()
+	s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
+	return answer.Code
+}
+
 // The server has the page at / only in the local environment.
 func TestPageIsLocal(t *testing.T) {
 	t.Parallel()
@@ -99,10 +106,8 @@ func TestPageIsLocal(t *testing.T) {
 		envProduction: 404,
 	} {
 		s := newServer(config{env: environment}, nil, io.Discard)
-		answer := httptest.NewRecorder()
-		s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
-		if answer.Code != want {
-			t.Errorf("GET / in %s: got status %d, want %d", environment, answer.Code, want)
+		if got := get(s, "/"); got != want {
+			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}
 }
@@ -156,13 +161,16 @@ func newLoggedServer() (*server, *bytes.Buffer) {
 	return newServer(config{env: envStaging}, nil, &log), &log
 }
 
+// errorLogged matches a log that has an error and the request, both with failedID.
+var errorLogged = regexp.MustCompile(`^.*"level":"ERROR".*"requestId":"id-of-the-request".*
+.*"msg":"request".*"requestId":"id-of-the-request".*
+$`)
+
 // wantErrorLogged checks that a log has an error and the request, both with the id of call.
 func wantErrorLogged(t *testing.T, log *bytes.Buffer) {
 	t.Helper()
-	rest := `.*"requestId":"` + failedID + `".*\n`
-	want := regexp.MustCompile(`^.*"level":"ERROR"` + rest + `.*"msg":"request"` + rest + `$`)
-	if !want.Match(log.Bytes()) {
-		t.Errorf("got the log\n%s\nwant an error and the request, both with this id", log)
+	if !errorLogged.Match(log.Bytes()) {
+		t.Errorf("got the log\n%s\nwant it to match %s", log, errorLogged)
 	}
 }
 

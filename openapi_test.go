@@ -93,8 +93,6 @@ type contractWords struct {
 	Description []string
 	Document    json.RawMessage           // the document, with words for what the generator makes
 	Problem     json.RawMessage           // the schema of all problems
-	FileHeaders json.RawMessage           // the parameters of GET /files/{fileId}/{name}
-	Upload      json.RawMessage           // the body of POST /files/upload
 	Operations  map[string]operationWords // by method and path
 	Fields      map[string]fieldWords     // by type and name, or by name alone
 	Problems    []problemWords
@@ -106,6 +104,7 @@ type operationWords struct {
 	Problems                        []string        // codes that isPossible can't derive from the route
 	Headers                         []string        // of a success, besides X-Request-Id
 	Content                         json.RawMessage // of a success that the handler sends itself
+	Parameters, RequestBody         json.RawMessage // that the handler reads itself
 }
 
 // fieldWords describe a field of an input or an output.
@@ -119,6 +118,7 @@ type fieldWords struct {
 type problemWords struct {
 	Status             int
 	Code, Text, Detail string
+	Headers            []string // of all problems with this status, besides X-Request-Id
 }
 
 // A generator makes web/openapi.json.
@@ -170,8 +170,9 @@ func fillIn(text string, values object) string {
 
 // A shape is what the generator must know of a contract.
 type shape struct {
-	input, output any    // zero values
-	rules         []rule // of the fields that the endpoint takes
+	input  string // name of its type, without the package
+	output reflect.Type
+	rules  []rule // of the fields that the endpoint takes
 }
 
 // shape returns the shape of a contract. It parses the input as if no field had been sent.
@@ -180,17 +181,16 @@ func (c typedContract[In, Out]) shape() shape {
 	if c.parse != nil {
 		c.parse(f)
 	}
-	return shape{input: *new(In), output: *new(Out), rules: f.taken}
+	return shape{
+		input:  reflect.TypeFor[In]().Name(),
+		output: reflect.TypeFor[Out](),
+		rules:  f.taken,
+	}
 }
 
 // shapeOf returns the shape of a route's contract.
 func shapeOf(r route) shape {
 	return r.contract.(interface{ shape() shape }).shape()
-}
-
-// inputName returns the name of the type of a route's input, without its package.
-func inputName(r route) string {
-	return reflect.TypeOf(shapeOf(r).input).Name()
 }
 
 // capital returns the name with a capital first letter.
@@ -200,9 +200,8 @@ func capital(name string) string {
 
 // checkAllUsed fails the test for words in testdata/contract.json that the document does not use.
 func (g *generator) checkAllUsed() {
-	described := slices.Collect(maps.Keys(g.words.Operations))
-	described = slices.AppendSeq(described, maps.Keys(g.words.Fields))
-	for _, name := range described {
+	operations := slices.Collect(maps.Keys(g.words.Operations))
+	for _, name := range slices.AppendSeq(operations, maps.Keys(g.words.Fields)) {
 		if !g.used[name] {
 			g.t.Errorf("testdata/contract.json describes %s, which the server does not have", name)
 		}
@@ -333,15 +332,15 @@ func (g *generator) operation(r route, words operationWords) object {
 		"security", security,
 	}
 	switch {
-	case r.path == filePath:
-		o = append(o, "parameters", g.words.FileHeaders)
-	case r.path == "/files/upload": // its handler reads the body itself, so its input is nothing
-		o = append(o, "requestBody", g.words.Upload)
+	case words.Parameters != nil:
+		o = append(o, "parameters", words.Parameters)
+	case words.RequestBody != nil:
+		o = append(o, "requestBody", words.RequestBody)
 	case shapeOf(r).rules == nil:
 	case r.method == "GET":
 		o = append(o, "parameters", g.queryParameters(r))
 	default:
-		name := capital(inputName(r))
+		name := capital(shapeOf(r).input)
 		g.schemas[name] = g.inputSchema(r)
 		body := object{"application/json", object{"schema", ref("schemas", name)}}
 		o = append(o, "requestBody", object{"required", true, "content", body})
@@ -359,9 +358,9 @@ const (
 // queryParameters returns a parameter for each field of an input that is read from the query.
 func (g *generator) queryParameters(r route) (parameters []object) {
 	for _, asked := range shapeOf(r).rules {
-		schema, words := g.ruleSchema(inputName(r), asked)
-		query := parameter(asked.name, "query", asked.required, schema, words)
-		parameters = append(parameters, query)
+		schema, words := g.ruleSchema(shapeOf(r).input, asked)
+		parameters = append(parameters,
+			parameter(asked.name, "query", asked.required, schema, words))
 	}
 	return parameters
 }
@@ -377,7 +376,7 @@ func (g *generator) inputSchema(r route) object {
 		// schema would take a member with a default for a required one.
 		fallback := asked.fallback
 		asked.fallback = ""
-		schema, words := g.ruleSchema(inputName(r), asked)
+		schema, words := g.ruleSchema(shapeOf(r).input, asked)
 		if fallback != "" && !isChange {
 			words.Text += " If it is not sent: " + fallback + "."
 		}
@@ -498,7 +497,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 	case words.Content != nil:
 		success = append(success, "content", words.Content)
 	default:
-		schema, example := g.output(reflect.TypeOf(shapeOf(r).output))
+		schema, example := g.output(shapeOf(r).output)
 		answer := object{"schema", schema, "example", example}
 		success = append(success, "content", object{"application/json", answer})
 	}
@@ -537,25 +536,19 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 		}
 	}
 	for _, status := range slices.Sorted(maps.Keys(byStatus)) {
-		var names, texts, codes []string
+		var name string
+		var texts, codes []string
 		var examples object
-		for _, p := range byStatus[status] {
-			parts := strings.Split(p.Code, "_")
-			for i := range parts {
-				parts[i] = capital(parts[i])
+		for i, p := range byStatus[status] {
+			if i > 0 {
+				name += "Or"
 			}
-			names = append(names, strings.Join(parts, ""))
+			for part := range strings.SplitSeq(p.Code, "_") {
+				name += capital(part)
+			}
 			texts = append(texts, "- `"+p.Code+"`: "+p.Text)
 			codes = append(codes, p.Code)
 			examples = append(examples, p.Code, object{"value", p.example()})
-		}
-		name := strings.Join(names, "Or")
-		headers := headerRefs()
-		switch status {
-		case 401:
-			headers = headerRefs("WWW-Authenticate")
-		case 429, 503:
-			headers = headerRefs("Retry-After")
 		}
 		schema := object{"allOf", []object{
 			ref("schemas", "Problem"),
@@ -564,7 +557,7 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 		answer := object{"schema", schema, "examples", examples}
 		g.responses[name] = object{
 			"description", strings.Join(texts, "\n"),
-			"headers", headers,
+			"headers", headerRefs(byStatus[status][0].Headers...),
 			"content", object{"application/problem+json", answer},
 		}
 		responses = append(responses, strconv.Itoa(status), ref("responses", name))
@@ -641,9 +634,8 @@ func headResponses(get object) (head object) {
 func TestPageHashes(t *testing.T) {
 	page := indexPage
 	for _, tag := range []string{"script", "style"} {
-		_, rest, _ := strings.Cut(page, "<"+tag+">")
-		content, _, _ := strings.Cut(rest, "</"+tag+">")
-		sum := sha256.Sum256([]byte(content))
+		content := hubstest.Matches(t, "web/index.html", "(?s)<"+tag+">(.*)</"+tag+">")
+		sum := sha256.Sum256([]byte(content[0]))
 		want := tag + "-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 		page = regexp.MustCompile(tag+"-src '[^']*'").ReplaceAllLiteralString(page, want)
 		if !strings.Contains(indexPage, want) && !*update {
@@ -651,10 +643,9 @@ func TestPageHashes(t *testing.T) {
 				"If the change is intended, run: go test -run TestPageHashes -update .", want)
 		}
 	}
-	if !*update {
-		return
-	}
-	if err := os.WriteFile("web/index.html", []byte(page), 0o644); err != nil {
-		t.Fatal(err)
+	if *update {
+		if err := os.WriteFile("web/index.html", []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

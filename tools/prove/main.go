@@ -15,7 +15,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -43,8 +42,8 @@ var (
 
 func main() {
 	flag.Parse()
-	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
-	ctx, stop := signal.NotifyContext(context.Background(), signals...)
+	ctx, stop := signal.NotifyContext(context.Background(),
+		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := run(ctx, flag.Args())
 	if err != nil {
@@ -128,27 +127,27 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	grep := exec.Command("git", "-c", "safe.directory=*", "grep", "-I", "-h", "", "HEAD~1")
 	grep.Stderr = os.Stderr
-	before, err := grep.Output() // every line of every file
+	lines, err := grep.Output() // every line of every file
 	if err != nil {
 		return nil, fmt.Errorf("git grep: %w", err)
 	}
+	before := string(lines)
+	isNew := func(text string) bool { return !strings.Contains(before, text) }
 	isChanged := func(scope string) bool {
 		_, text := source.Lines(scope)
-		return !bytes.Contains(before, []byte(text))
+		return isNew(text)
 	}
-	share := number(string(before)) % ciShare
+	share := number(before) % ciShare
 	var chosen []removals.Removal
 	for _, r := range all {
-		var scopes []string
+		isWanted := number(r.Name)%ciShare == share || isNew(r.Text)
 		for _, change := range r.Changes {
-			scopes = append(scopes, change.Scope)
+			isWanted = isWanted || isChanged(change.Scope)
 		}
 		for _, test := range r.Tests {
-			scopes = append(scopes, removals.TestFunction(test))
+			isWanted = isWanted || isChanged(removals.TestFunction(test))
 		}
-		isNew := !bytes.Contains(before, []byte(r.Text))
-		isOfShare := number(r.Name)%ciShare == share
-		if isNew || isOfShare || slices.ContainsFunc(scopes, isChanged) {
+		if isWanted {
 			chosen = append(chosen, r)
 		}
 	}
