@@ -229,7 +229,7 @@ func TestFailureAfterHalfCutsTheConnection(t *testing.T) {
 	}
 }
 
-// The log shows where a panic was. The test looks for a function of the stack, not for a path,
+// G4: The log shows where a panic was. The test looks for a function of the stack, not for a path,
 // because a long path would be masked or cut off.
 func TestPanicIsLoggedWithItsStack(t *testing.T) {
 	t.Parallel()
