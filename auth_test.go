@@ -34,7 +34,12 @@ func TestTokenTimesAreExact(t *testing.T) {
 		{name: "its end", issued: -time.Hour, expires: 0, want: "expired"},
 		{name: "past its end", issued: -time.Hour, expires: -time.Microsecond, want: "expired"},
 		{name: "a minute ahead", issued: time.Minute, expires: time.Hour},
-		{name: "more ahead", issued: time.Minute + time.Microsecond, expires: time.Hour, want: "clock"},
+		{
+			name:    "more than a minute ahead",
+			issued:  time.Minute + time.Microsecond,
+			expires: time.Hour,
+			want:    "clock",
+		},
 		{name: "the longest life", expires: sessionTTL},
 		{name: "a longer life", expires: sessionTTL + time.Microsecond, want: "clock"},
 	} {

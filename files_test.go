@@ -56,7 +56,12 @@ func TestUploadDeadlines(t *testing.T) {
 		{name: "at the start", want: stall},
 		{name: "with time left", received: 100 * pace, want: stall},
 		{name: "in its last second", started: time.Minute, received: pace, want: time.Second},
-		{name: "a byte short of the second's pace", started: time.Minute, received: 2*pace - 1, want: time.Second},
+		{
+			name:     "a byte short of the second's pace",
+			started:  time.Minute,
+			received: 2*pace - 1,
+			want:     time.Second,
+		},
 		{name: "25 MiB", started: time.Minute, received: 25 << 20, want: stall},
 		{
 			name:     "25 MiB, late",

@@ -216,8 +216,8 @@ var unproven = map[string]string{
 }
 
 // Each removal has a name of its own, belongs to a row of SECURITY.md or to a topic, names tests
-// that exist, and fits the current code. tools/prove shows that these tests fail. Each test is named
-// by a removal or stands in unproven.
+// that exist, and fits the current code. tools/prove shows that these tests fail. Each test is
+// named by a removal or stands in unproven.
 func TestRemovalsFit(t *testing.T) {
 	t.Parallel()
 	all, err := removals.Read()

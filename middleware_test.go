@@ -196,7 +196,8 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 				t.Fatal(err)
 			}
 			if answer.Code != 500 || p.Code != "internal" || p.RequestID != failedID {
-				t.Errorf("got status %d and %+v, want 500, internal and the request's id", answer.Code, p)
+				t.Errorf("got status %d and %+v, want 500, internal and the id of call",
+					answer.Code, p)
 			}
 			text := fmt.Sprint(answer.Header(), answer.Body)
 			if strings.Contains(text, secret) {
@@ -207,8 +208,8 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	}
 }
 
-// G3: If an endpoint fails after it has sent a part of its answer, the connection is cut, so that no
-// client takes the part for the whole.
+// G3: If an endpoint fails after it has sent a part of its answer, the connection is cut, so that
+// no client takes the part for the whole.
 func TestFailureAfterHalfCutsTheConnection(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*requestState) (nothing, error){

@@ -48,7 +48,8 @@ func TestOpenAPI(t *testing.T) {
 	for i, want := range strings.SplitAfter(string(made), "\n") {
 		if got[i] != want { // a line that follows an equal one always exists, but may be ""
 			t.Fatalf("web/openapi.json, line %d: got %q, want %q\n"+
-				"If the change is intended, run: go test -run TestOpenAPI -update .", i+1, got[i], want)
+				"If the change is intended, run: go test -run TestOpenAPI -update .",
+				i+1, got[i], want)
 		}
 	}
 }
@@ -101,7 +102,7 @@ type contractWords struct {
 // operationWords describe an operation.
 type operationWords struct {
 	ID, Tag, Summary, Success, Text string
-	Problems                        []string        // codes that isPossible can't derive from the route
+	Problems                        []string        // codes that isPossible can't derive
 	Headers                         []string        // of a success, besides X-Request-Id
 	Content                         json.RawMessage // of a success that the handler sends itself
 	Parameters, RequestBody         json.RawMessage // that the handler reads itself
@@ -244,7 +245,7 @@ func (g *generator) document() json.RawMessage {
 			paths[r.path] = append(paths[r.path], method, operation)
 		}
 		add(strings.ToLower(r.method), words, responses)
-		if r.method == "GET" {
+		if r.method == "GET" { // the server answers HEAD there, too
 			add("head", headWords(words), headResponses(responses))
 		}
 	}
@@ -604,8 +605,7 @@ func (p problemWords) example() object {
 	return example
 }
 
-// headWords returns the words for the operation HEAD of a path, made from those of GET. The server
-// answers HEAD wherever it answers GET.
+// headWords returns the words for the operation HEAD of a path, made from those of GET.
 func headWords(get operationWords) operationWords {
 	get.ID = "head" + strings.TrimPrefix(capital(get.ID), "Get")
 	get.Summary = "Headers only: " + strings.ToLower(get.Summary[:1]) + get.Summary[1:]

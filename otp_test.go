@@ -169,9 +169,9 @@ func TestOneOfManyMakesACode(t *testing.T) {
 // does the second, and too many would succeed. Without this order, only one attempt in a thousand
 // would show such a fault.
 //
-// That order is the starvation mode of sync.Mutex, which its documentation does not promise. Without
-// it, or on a machine that stops for 5 ms, a test can miss a fault, but not report a wrong one. The
-// sleeps stay because no event marks that a goroutine waits for a lock.
+// That order is the starvation mode of sync.Mutex, which its documentation does not promise.
+// Without it, or on a machine that stops for 5 ms, a test can miss a fault, but not report a wrong
+// one. The sleeps stay because no event marks that a goroutine waits for a lock.
 func contend(mu *sync.Mutex, try func() bool) int64 {
 	var won atomic.Int64
 	var started, all sync.WaitGroup
@@ -301,7 +301,8 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 	for _, host := range []string{"localhost", "127.0.0.1", "[::1]"} {
 		sent, err := secure(real.User, host)
 		if err != nil || !sent {
-			t.Errorf("%s: got the password sent: %v, and the error %v, want it sent", host, sent, err)
+			t.Errorf("%s: got the password sent: %v, and the error %v, want it sent",
+				host, sent, err)
 		}
 	}
 	others := `10.0.0.1 172.16.0.1 192.168.0.1 169.254.1.1 100.64.0.1 0.0.0.0

@@ -280,7 +280,7 @@ func (l *lane) tryTest(name string) (outcome, said string) {
 }
 
 // measure runs a test in this lane, without a removal. Only the first call for a test runs it. A
-// test that fails runs a second time. If it fails again, failure is its output, and it proves nothing.
+// test that fails runs a second time. If it fails again, it proves nothing, and failure is its output.
 func (l *lane) measure(name string) (took time.Duration, failure string) {
 	run := sync.OnceValues(func() (took time.Duration, failure string) {
 		for range 2 {
@@ -291,7 +291,7 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 			}
 			failure = said
 		}
-		return 0, failure
+		return took, failure
 	})
 	first, _ := l.seen.LoadOrStore(name, run)
 	return first.(func() (time.Duration, string))()

@@ -154,8 +154,8 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 	return chosen, nil
 }
 
-// print prints a verdict and the beginning of the failures. With -v, it first prints the protection,
-// the removal and the failures. number is the count, such as "3/200".
+// print prints a verdict and the beginning of the failures. With -v, it first prints the
+// protection, the removal and the failures. number is the count, such as "3/200".
 func (v verdict) print(source removals.Source, number string) {
 	if *verbose {
 		for _, change := range v.Changes {
