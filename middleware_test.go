@@ -236,7 +236,7 @@ func TestPanicIsLoggedWithItsStack(t *testing.T) {
 	t.Parallel()
 	s, log := newLoggedServer()
 	call(s, endpoint(panics))
-	if want := "hubs.panics"; !strings.Contains(log.String(), want) {
+	if want := ".panics("; !strings.Contains(log.String(), want) {
 		t.Errorf("got the log\n%s\nwant %s in it", log, want)
 	}
 }
