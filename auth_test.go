@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"reflect"
 	"testing"
@@ -27,33 +26,35 @@ func serverWithoutDatabase(out io.Writer) *server {
 func TestTokenTimesAreExact(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
+		name            string
 		issued, expires time.Duration // from now
 		want            string        // reason of the refusal; "" if the token is valid
 	}{
-		{expires: time.Microsecond},
-		{issued: -time.Hour, expires: 0, want: "expired"},
-		{issued: -time.Hour, expires: -time.Microsecond, want: "expired"},
-		{issued: time.Minute, expires: time.Hour},
-		{issued: time.Minute + time.Microsecond, expires: time.Hour, want: "clock"},
-		{expires: sessionTTL},
-		{expires: sessionTTL + time.Microsecond, want: "clock"},
+		{name: "its last microsecond", expires: time.Microsecond},
+		{name: "its end", issued: -time.Hour, expires: 0, want: "expired"},
+		{name: "past its end", issued: -time.Hour, expires: -time.Microsecond, want: "expired"},
+		{name: "a minute ahead", issued: time.Minute, expires: time.Hour},
+		{
+			name:    "more than a minute ahead",
+			issued:  time.Minute + time.Microsecond,
+			expires: time.Hour,
+			want:    "clock",
+		},
+		{name: "the longest life", expires: sessionTTL},
+		{name: "a longer life", expires: sessionTTL + time.Microsecond, want: "clock"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			at := func(d time.Duration) string {
-				return fmt.Sprintf("%.6f", float64(time.Now().Add(d).UnixMicro())/1e6)
-			}
-			token := hubstest.Forge(testKey, hubstest.FillIn(
-				`{"userId":"<id>","iat":<iat>,"exp":<exp>}`,
-				"<id>", hubstest.NewUUID(),
-				"<iat>", at(test.issued),
-				"<exp>", at(test.expires)))
-			_, err := serverWithoutDatabase(io.Discard).verifyToken(token)
+			s := serverWithoutDatabase(io.Discard)
+			_, err := s.verifyToken(s.signToken(sessionToken{
+				UserID:    hubstest.NewUUID(),
+				IssuedAt:  toSeconds(time.Now().Add(test.issued)),
+				ExpiresAt: toSeconds(time.Now().Add(test.expires)),
+			}))
 			refusal, _ := errors.AsType[problem](err)
-			if refusal.reason != test.want {
-				t.Errorf("%+v: got the reason %q, want %q", test, refusal.reason, test.want)
-			}
-			if isValid := err == nil; isValid != (test.want == "") {
-				t.Errorf("%+v: got the error %v", test, err)
+			isValid := err == nil
+			if refusal.reason != test.want || isValid != (test.want == "") {
+				t.Errorf("%s: got the error %v, reason %q, want the reason %q",
+					test.name, err, refusal.reason, test.want)
 			}
 		})
 	}

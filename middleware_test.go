@@ -90,6 +90,13 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 	}
 }
 
+// get sends a request and returns the status of the answer.
+func get(s *server, path string) int {
+	answer := httptest.NewRecorder()
+	s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
+	return answer.Code
+}
+
 // The server has the page at / only in the local environment.
 func TestPageIsLocal(t *testing.T) {
 	t.Parallel()
@@ -99,15 +106,31 @@ func TestPageIsLocal(t *testing.T) {
 		envProduction: 404,
 	} {
 		s := newServer(config{env: environment}, nil, io.Discard)
-		answer := httptest.NewRecorder()
-		s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
-		if answer.Code != want {
-			t.Errorf("GET / in %s: got status %d, want %d", environment, answer.Code, want)
+		if got := get(s, "/"); got != want {
+			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}
 }
 
-const panicSecret = "a-secret-in-the-stack"
+// The endpoints below fail. No answer may have the secret.
+const secret = "a-secret-in-the-stack"
+
+func panics(*requestState) (nothing, error) { panic(secret) }
+
+// fails returns an error after it has set headers for a success.
+func fails(state *requestState) (nothing, error) {
+	for name := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
+		Content-Disposition Content-Length Cache-Control Content-Security-Policy X-Other`) {
+		state.Header().Set(name, secret)
+	}
+	return nothing{}, errors.New(secret)
+}
+
+// failsInHTTP fails as http.ServeContent does.
+func failsInHTTP(state *requestState) (nothing, error) {
+	http.Error(problemWriter{state}, secret, 500)
+	return nothing{}, nil
+}
 
 // An invalidAnswer is an output that breaks its contract.
 type invalidAnswer struct {
@@ -116,95 +139,116 @@ type invalidAnswer struct {
 
 func (invalidAnswer) isValid() bool { return false }
 
-// failing returns an endpoint that calls begin, then returns an error.
-func failing(begin func(*requestState)) contract {
-	return endpoint(func(state *requestState) (nothing, error) {
-		begin(state)
-		return nothing{}, errors.New(panicSecret)
-	})
+func answersWrong(*requestState) (invalidAnswer, error) { return invalidAnswer{secret}, nil }
+
+// failedID is the id of the request that call sends.
+const failedID = "id-of-the-request"
+
+// call sends a request to an endpoint. fault is what net/http gets: http.ErrAbortHandler if it must
+// cut the connection.
+func call(s *server, c contract) (answer *httptest.ResponseRecorder, fault any) {
+	handler := s.handler([]route{{"GET", "/x", public, 200, c}})
+	answer = httptest.NewRecorder()
+	request := httptest.NewRequest("GET", "/x", nil)
+	request.Header.Set("X-Request-Id", failedID)
+	fault = panicOf(func() { handler.ServeHTTP(answer, request) })
+	return answer, fault
+}
+
+// newLoggedServer returns a server and its log.
+func newLoggedServer() (*server, *bytes.Buffer) {
+	var log bytes.Buffer
+	return newServer(config{env: envStaging}, nil, &log), &log
+}
+
+// errorLogged matches a log that has an error and the request, both with failedID.
+var errorLogged = regexp.MustCompile(`^.*"level":"ERROR".*"requestId":"id-of-the-request".*
+.*"msg":"request".*"requestId":"id-of-the-request".*
+$`)
+
+// wantErrorLogged checks that a log has an error and the request, both with the id of call.
+func wantErrorLogged(t *testing.T, log *bytes.Buffer) {
+	t.Helper()
+	if !errorLogged.Match(log.Bytes()) {
+		t.Errorf("got the log\n%s\nwant it to match %s", log, errorLogged)
+	}
 }
 
 // G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
-// reveal the cause, and has no header of the failed answer. If a part of the answer was already
-// sent, the connection is cut instead. The log has an error with the same request id.
+// reveal the cause, and has no header of the failed answer. The log has an error with the same
+// request id.
 func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
-	const id = "id-of-the-request"
-	half := func(state *requestState) { state.Write([]byte("half")) }
-	for name, test := range map[string]struct {
-		contract contract
-		panic    any    // http.ErrAbortHandler if net/http must cut the connection
-		logged   string // text that the log must also have
-	}{
-		// The log must show where the panic was. The test looks for a function of the stack, not
-		// for a path, because a long path would be masked or cut off.
-		"panic": {
-			contract: failing(func(*requestState) { panic(panicSecret) }),
-			logged:   "TestInternalErrorsAreLoggedNotShown",
-		},
-		"invalid output": {contract: endpoint(func(*requestState) (invalidAnswer, error) {
-			return invalidAnswer{panicSecret}, nil
-		})},
-		"error of net/http": {contract: endpoint(func(state *requestState) (nothing, error) {
-			http.Error(problemWriter{state}, panicSecret, 500) // as http.ServeContent does
-			return nothing{}, nil
-		})},
-		"error": {contract: failing(func(state *requestState) {
-			for header := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
-				Content-Disposition Content-Length Cache-Control Content-Security-Policy X-Other`) {
-				state.Header().Set(header, panicSecret)
-			}
-		})},
-		"panic after half": {panic: http.ErrAbortHandler, contract: failing(func(state *requestState) {
-			half(state)
-			panic(panicSecret)
-		})},
-		"error after half": {panic: http.ErrAbortHandler, contract: failing(half)},
+	for name, c := range map[string]contract{
+		"panic":             endpoint(panics),
+		"error":             endpoint(fails),
+		"error of net/http": endpoint(failsInHTTP),
+		"invalid output":    endpoint(answersWrong),
 	} {
 		t.Run(name, func(t *testing.T) {
-			var log bytes.Buffer
-			s := newServer(config{env: envStaging}, nil, &log)
-			s.stopping.Store(true)
-			handler := s.handler([]route{{"GET", "/x", public, 200, test.contract}})
-			answer := httptest.NewRecorder()
-			request := httptest.NewRequest("GET", "/x", nil)
-			request.Header.Set("X-Request-Id", id)
-			fault := panicOf(func() { handler.ServeHTTP(answer, request) })
-			if fault != test.panic {
-				t.Errorf("got the panic %v, want %v", fault, test.panic)
+			s, log := newLoggedServer()
+			answer, fault := call(s, c)
+			if fault != nil {
+				t.Errorf("got the panic %v, want none", fault)
 			}
-			if test.panic == nil {
-				wantInternal(t, answer, id)
+			var p problem
+			if err := json.Unmarshal(answer.Body.Bytes(), &p); err != nil {
+				t.Fatal(err)
 			}
-			rest := `.*"requestId":"` + id + `".*\n`
-			want := regexp.MustCompile(`^.*"level":"ERROR"` + rest + `.*"msg":"request"` + rest + `$`)
-			if !want.Match(log.Bytes()) {
-				t.Errorf("got the log\n%s\nwant an error and the request, both with this id", &log)
+			if answer.Code != 500 || p.Code != "internal" || p.RequestID != failedID {
+				t.Errorf("got status %d and %+v, want 500, internal and the id of call",
+					answer.Code, p)
 			}
-			if !strings.Contains(log.String(), test.logged) {
-				t.Errorf("got the log\n%s\nwant %s in it", &log, test.logged)
+			text := fmt.Sprint(answer.Header(), answer.Body)
+			if strings.Contains(text, secret) {
+				t.Errorf("got %s, want no %s in it", text, secret)
 			}
+			wantErrorLogged(t, log)
 		})
 	}
 }
 
-// wantInternal checks that an answer is the 500 of an internal error with this request id. It must
-// have nothing of the failed answer, but the header with which a stopping server ends connections.
-func wantInternal(t *testing.T, answer *httptest.ResponseRecorder, id string) {
-	t.Helper()
-	var p problem
-	if err := json.Unmarshal(answer.Body.Bytes(), &p); err != nil {
-		t.Fatal(err)
+// G3: If an endpoint fails after it has sent a part of its answer, the connection is cut, so that
+// no client takes the part for the whole.
+func TestFailureAfterHalfCutsTheConnection(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*requestState) (nothing, error){
+		"panic": panics,
+		"error": fails,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, log := newLoggedServer()
+			_, fault := call(s, endpoint(func(state *requestState) (nothing, error) {
+				state.Write([]byte("half"))
+				return end(state)
+			}))
+			if fault != http.ErrAbortHandler {
+				t.Errorf("got the panic %v, want %v", fault, http.ErrAbortHandler)
+			}
+			wantErrorLogged(t, log)
+		})
 	}
-	if answer.Code != 500 || p.Code != "internal" || p.RequestID != id {
-		t.Errorf("got status %d and %+v, want 500, internal and the id %s", answer.Code, p, id)
+}
+
+// G4: The log shows where a panic was. The test looks for a function of the stack, not for a path,
+// because a long path would be masked or cut off.
+func TestPanicIsLoggedWithItsStack(t *testing.T) {
+	t.Parallel()
+	s, log := newLoggedServer()
+	call(s, endpoint(panics))
+	if want := ".panics("; !strings.Contains(log.String(), want) {
+		t.Errorf("got the log\n%s\nwant %s in it", log, want)
 	}
-	if answer.Header().Get("Connection") != "close" {
-		t.Errorf("got the headers %v, want Connection: close of the stopping server", answer.Header())
-	}
-	text := fmt.Sprint(answer.Header(), answer.Body)
-	if strings.Contains(text, panicSecret) {
-		t.Errorf("got %s, want no %s in it", text, panicSecret)
+}
+
+// An error keeps the header with which a stopping server ends its connections.
+func TestErrorsOfAStoppingServerEndConnections(t *testing.T) {
+	t.Parallel()
+	s, _ := newLoggedServer()
+	s.stopping.Store(true)
+	answer, _ := call(s, endpoint(fails))
+	if got := answer.Header().Get("Connection"); got != "close" {
+		t.Errorf("got Connection %q, want close", got)
 	}
 }
 
@@ -240,13 +284,9 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 		time.Second:      "1",
 		time.Second + 1:  "2",
 	} {
-		answer := httptest.NewRecorder()
-		state := &requestState{
-			ResponseWriter: answer,
-			request:        httptest.NewRequest("GET", "/", nil),
-			serverLog:      s.log,
-		}
-		state.fail(rateLimited("", wait))
+		answer, _ := call(s, endpoint(func(*requestState) (nothing, error) {
+			return nothing{}, rateLimited("", wait)
+		}))
 		if got := answer.Header().Get("Retry-After"); got != want {
 			t.Errorf("a wait of %v: got Retry-After %q, want %q", wait, got, want)
 		}
@@ -303,7 +343,7 @@ func TestEventsAreMasked(t *testing.T) {
 	for text, secret := range map[string]string{"ada@b.example": "ada@", "510764": "510764"} {
 		got := logged(text)
 		if n := strings.Count(got, loggedID); n != 4 {
-			t.Errorf("got %s, want its four identifiers as they are", got)
+			t.Errorf("got %d identifiers as they are, want 4: %s", n, got)
 		}
 		if strings.Contains(got, secret) {
 			t.Errorf("got %s, want no %s in it", got, secret)

@@ -44,7 +44,7 @@ func TestLimitIsExactInParallel(t *testing.T) {
 	t.Parallel()
 	for _, burst := range []int{1, 5, 50} {
 		l := newLimiter(burst, time.Hour, "")
-		passed := atOnce(&l.mu, func() bool { return l.spend("key") == nil })
+		passed := contend(&l.mu, func() bool { return l.spend("key") == nil })
 		if passed != int64(burst) {
 			t.Errorf("got %d requests passed, want %d", passed, burst)
 		}
@@ -234,19 +234,49 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 	})
 }
 
-// The limits are those of the specification. Other tests read them from the contract or from the
-// limiter.
+// The limits are those of the specification, and the time limits those that SECURITY.md and
+// docs/deploy.md state. Other tests read them from the contract or from the code.
 func TestLimitsAreThoseOfTheSpecification(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{}, nil, io.Discard)
-	for limit, want := range map[*limiter]string{
-		s.requestLimit:     "100 per 10s by client address",
-		s.fileLimit:        "500 per 1s by client address",
-		s.codeRequestLimit: "5 per 15m by e-mail and client address",
-		s.guessLimit:       "10 per 15m by e-mail",
+	for name, limit := range map[string]struct {
+		got  fmt.Stringer
+		want string
+	}{
+		"requests":                {s.requestLimit, "100 per 10s by client address"},
+		"downloads":               {s.fileLimit, "500 per 1s by client address"},
+		"requests for a code":     {s.codeRequestLimit, "5 per 15m by e-mail and client address"},
+		"guesses":                 {s.guessLimit, "10 per 15m by e-mail"},
+		"a mail":                  {mailTimeout, "10s"},
+		"request headers":         {headerTimeout, "10s"},
+		"headers and a JSON body": {bodyTimeout, "15s"},
+		"an idle connection":      {idleTimeout, "1m0s"},
+		"a refused upload":        {refusedTimeout, "5s"},
+		"a database operation":    {dbTimeout, "2s"},
 	} {
-		if got := limit.String(); got != want {
-			t.Errorf("got the limit %q, want %q", got, want)
+		if got := limit.got.String(); got != limit.want {
+			t.Errorf("%s: got the limit %q, want %q", name, got, limit.want)
 		}
 	}
+	if mailTimeout >= stopTimeout {
+		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
+	}
+}
+
+// The 501st download of a client within a second is refused. Those before it pass this step, and
+// are refused later only because they have no session.
+func TestDownloadsAreLimited(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
+		s := newServer(config{env: envLocal}, &store{}, io.Discard)
+		for n := range 501 {
+			want := 401
+			if n == 500 {
+				want = 429
+			}
+			if got := get(s, "/files/id/a.txt"); got != want {
+				t.Fatalf("download %d: got status %d, want %d", n+1, got, want)
+			}
+		}
+	})
 }

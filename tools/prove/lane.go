@@ -100,7 +100,7 @@ type lane struct {
 	ctx  context.Context
 	dir  string
 	asIs *lane    // the lane without removals, with the compiled tests; nil in that lane itself
-	seen sync.Map // in the lane without removals only: for each test, a func() measured
+	seen sync.Map // in the lane without removals only: for each test, a func as in measure
 }
 
 // folders returns the folders of the tests that removals name, sorted, each once.
@@ -260,11 +260,11 @@ func (l *lane) tryTests(names []string) (outcome, said string) {
 // as the limit may have failed only because the limit is too short. So it runs again at once,
 // without the removal and with the same limit, and must pass.
 func (l *lane) tryTest(name string) (outcome, said string) {
-	asIs := l.asIs.measure(name)
-	if asIs.failure != "" {
-		return broken, "the test fails without the removal too: " + asIs.failure
+	took, failure := l.asIs.measure(name)
+	if failure != "" {
+		return broken, "the test fails without the removal too: " + failure
 	}
-	patience := min(asIs.took+leastPatience, mostPatience)
+	patience := min(took+leastPatience, mostPatience)
 	started := time.Now()
 	outcome, said = l.runTest(name, patience)
 	isLate := patience < mostPatience && time.Since(started) >= patience
@@ -279,28 +279,22 @@ func (l *lane) tryTest(name string) (outcome, said string) {
 	return outcome, said
 }
 
-// measured tells how a test ends without a removal.
-type measured struct {
-	took    time.Duration
-	failure string // its output, if the test fails; then it proves nothing
-}
-
-// measure runs a test in this lane. Only the first call for a test runs it. A test that fails runs
-// a second time.
-func (l *lane) measure(name string) measured {
-	run := sync.OnceValue(func() (m measured) {
+// measure runs a test in this lane, without a removal. Only the first call for a test runs it. A
+// test that fails runs a second time. If it fails again, it proves nothing, and failure is its output.
+func (l *lane) measure(name string) (took time.Duration, failure string) {
+	run := sync.OnceValues(func() (took time.Duration, failure string) {
 		for range 2 {
 			started := time.Now()
 			outcome, said := l.runTest(name, mostPatience)
 			if outcome == survives {
-				return measured{took: time.Since(started)}
+				return time.Since(started), ""
 			}
-			m.failure = said
+			failure = said
 		}
-		return m
+		return took, failure
 	})
 	first, _ := l.seen.LoadOrStore(name, run)
-	return first.(func() measured)()
+	return first.(func() (time.Duration, string))()
 }
 
 // assertion matches the beginning of a failure at a line of a test file. hubstest calls t.Helper,

@@ -6,8 +6,8 @@
 //	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
 //	./dev.sh prove TestCORS       the removals that name this test or a subtest of it
 //	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
-//	./dev.sh prove -ci            the removals of changed code, and up to 150 in all with some of
-//	                              those of changed tests and of the rest
+//	./dev.sh prove -ci            those whose functions or tests the last commit changed, and a
+//	                              tenth of the others
 //
 // At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
 // removal in place. BROKEN means that the run shows nothing. If there is one of either, the exit
@@ -20,12 +20,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"hash/fnv"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -34,19 +33,17 @@ import (
 	"hubs/tools/removals"
 )
 
-const ciBound = 150 // -ci takes no more than this, unless the commit touches more
-
-const ciShare = 10 // -ci takes one in ciShare of the removals that the commit does not touch
+const ciShare = 10 // -ci takes one in ciShare of the removals that the commit does not change
 
 var (
 	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
-	ci      = flag.Bool("ci", false, "those of changed code and tests, and a tenth of the rest")
+	ci      = flag.Bool("ci", false, "those of changed functions, and a tenth of the others")
 )
 
 func main() {
 	flag.Parse()
-	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
-	ctx, stop := signal.NotifyContext(context.Background(), signals...)
+	ctx, stop := signal.NotifyContext(context.Background(),
+		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := run(ctx, flag.Args())
 	if err != nil {
@@ -74,8 +71,9 @@ func run(ctx context.Context, wanted []string) error {
 	if err != nil {
 		return err
 	}
+	// Neighbours in a file often name the same test, and would all wait for its first run (measure).
 	slices.SortFunc(chosen, func(a, b removals.Removal) int {
-		return cmp.Compare(turn(a), turn(b))
+		return cmp.Compare(number(a.Name), number(b.Name))
 	})
 	started := time.Now()
 	verdicts, err := proveAll(ctx, source, chosen)
@@ -95,23 +93,9 @@ func run(ctx context.Context, wanted []string) error {
 	return err
 }
 
-// turn returns a number that removals are sorted by. The order is random, because neighbours in a
-// file often name the same test, and all would wait for its first run (measure). The tests in
-// test/faults take longest. Their removals get a number in the lower half, so that none of them
-// begins last.
-func turn(r removals.Removal) uint64 {
-	isSlow := strings.HasPrefix(r.Tests[0], "faults/")
-	if isSlow {
-		return number(r.Name) / 2
-	}
-	return number(r.Name)
-}
-
 // number returns a hash of a name. It looks random, but is always the same for the same name.
-func number(name string) uint64 {
-	hash := fnv.New64a()
-	hash.Write([]byte(name))
-	return hash.Sum64()
+func number(name string) uint32 {
+	return crc32.ChecksumIEEE([]byte(name))
 }
 
 // choose returns the removals that wanted selects, or all if wanted is empty. Each element is a
@@ -138,72 +122,42 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// harness matches the files that all tests may use, in a list of files.
-var harness = regexp.MustCompile(`(?m)^(internal/hubstest/.+|testdata/[^/]+)$`)
-
-// chooseForCI returns the removals that the last commit changed, and those whose functions or files
-// it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose tests may
-// have changed, because the commit changed their file, their folder below test/ or the harness, and
-// with a tenth of the rest, at random.
+// chooseForCI returns the removals that the last commit changed, those whose functions, files or
+// tests it changed, and a tenth of the others, which differs from commit to commit.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
-	const base = "HEAD~1"
-	before, err := git("grep", "-I", "-h", "", base) // every line of every file
+	grep := exec.Command("git", "-c", "safe.directory=*", "grep", "-I", "-h", "", "HEAD~1")
+	grep.Stderr = os.Stderr
+	lines, err := grep.Output() // every line of every file
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("git grep: %w", err)
 	}
-	changed, err := git("diff", "--name-only", base)
-	if err != nil {
-		return nil, err
+	before := string(lines)
+	isNew := func(text string) bool { return !strings.Contains(before, text) }
+	isChanged := func(scope string) bool {
+		_, text := source.Lines(scope)
+		return isNew(text)
 	}
-	head, err := git("rev-parse", "HEAD")
-	if err != nil {
-		return nil, err
-	}
-	isChanged := func(test string) bool {
-		file, _ := source.Lines(removals.TestFunction(test))
-		return strings.Contains(changed, file) || strings.Contains(changed, path.Dir(file)+"/")
-	}
-	var chosen, others []removals.Removal
+	share := number(before) % ciShare
+	var chosen []removals.Removal
 	for _, r := range all {
-		isTouched := !strings.Contains(before, r.Text)
+		isWanted := number(r.Name)%ciShare == share || isNew(r.Text)
 		for _, change := range r.Changes {
-			_, now := source.Lines(change.Scope)
-			isTouched = isTouched || !strings.Contains(before, now)
+			isWanted = isWanted || isChanged(change.Scope)
 		}
-		isTested := harness.MatchString(changed) || slices.ContainsFunc(r.Tests, isChanged)
-		isOfShare := number(r.Name)%ciShare == number(head)%ciShare
-		if isTouched {
+		for _, test := range r.Tests {
+			isWanted = isWanted || isChanged(removals.TestFunction(test))
+		}
+		if isWanted {
 			chosen = append(chosen, r)
-		} else if isTested || isOfShare {
-			others = append(others, r)
 		}
 	}
-	slices.SortFunc(others, func(a, b removals.Removal) int {
-		return cmp.Compare(number(head+a.Name), number(head+b.Name))
-	})
-	room := max(ciBound-len(chosen), 0)
-	return append(chosen, others[:min(len(others), room)]...), nil
+	return chosen, nil
 }
 
-// git runs a command of git and returns its output.
-func git(args ...string) (string, error) {
-	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("git %s: %w", args[0], err)
-	}
-	return string(out), nil
-}
-
-// print prints a verdict and the beginning of the failures. With -v, it first prints the row of
-// SECURITY.md, the protection, the removal and the failures. number is the count, such as "3/200".
+// print prints a verdict and the beginning of the failures. With -v, it first prints the
+// protection, the removal and the failures. number is the count, such as "3/200".
 func (v verdict) print(source removals.Source, number string) {
 	if *verbose {
-		page, _ := os.ReadFile("SECURITY.md")
-		_, row, _ := strings.Cut(string(page), "\n| "+v.Row+" |")
-		row, _, _ = strings.Cut(row, "\n")
-		fmt.Printf("\n======== %s\n\n%s\n", v.Row, row)
 		for _, change := range v.Changes {
 			file, text := source.Lines(change.Scope)
 			if file != change.Scope {

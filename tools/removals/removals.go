@@ -15,10 +15,9 @@ import (
 type Removal struct {
 	Name    string
 	Row     string   // a row of SECURITY.md, or a topic
-	Gains   string   // what an attacker or a fault gains from it
 	Tests   []string // the tests that must fail, each with its folder below test/
 	Changes []Change
-	Text    string // the whole removal, as in its file
+	Text    string // the whole removal, as in its file, with what an attacker or a fault gains
 }
 
 // A Change replaces lines of one scope.
@@ -50,7 +49,7 @@ func Read() ([]Removal, error) {
 }
 
 var form = regexp.MustCompile(
-	`(?s)^(\S+)\nRow:\s+(\S+)\nGains:\s+(.+?)\nTests:\s+(.+?)(\nIn:\s.+)$`)
+	`(?s)^(\S+)\nRow:\s+(\S+)\nGains:\s+.+?\nTests:\s+(.+?)(\nIn:\s.+)$`)
 
 // parse reads one removal. text is the removal without the "== " at its beginning.
 func parse(text string) (Removal, error) {
@@ -62,11 +61,10 @@ func parse(text string) (Removal, error) {
 	r := Removal{
 		Name:  parts[1],
 		Row:   parts[2],
-		Gains: parts[3],
-		Tests: strings.Fields(parts[4]),
+		Tests: strings.Fields(parts[3]),
 		Text:  text,
 	}
-	for block := range strings.SplitSeq(parts[5][1:], "\nIn:") {
+	for block := range strings.SplitSeq(parts[4][1:], "\nIn:") {
 		scope, lines, _ := strings.Cut(strings.TrimPrefix(block, "In:"), "\n")
 		change, err := ReadChange(strings.TrimSpace(scope), lines)
 		if err != nil {
