@@ -46,7 +46,7 @@ func wantRoutesOfContract(t *testing.T) {
 				return r.name == name
 			})
 			if !isListed && method != "head" && method != "parameters" {
-				t.Errorf("routes in access_test.go: got no %s, want each route of the contract", name)
+				t.Errorf("routes in access_test.go: got no %s, want every route", name)
 			}
 		}
 	}

@@ -102,6 +102,18 @@ func wantEqual(t testing.TB, what string, got, want any) {
 	}
 }
 
+// wantText compares two long texts. It shows where they begin to differ.
+func wantText(t testing.TB, what, got, want string) {
+	t.Helper()
+	same := 0 // bytes at the beginning
+	for same < min(len(got), len(want)) && got[same] == want[same] {
+		same++
+	}
+	if got != want {
+		t.Errorf("%s: after %d bytes: got %.99q, want %.99q", what, same, got[same:], want[same:])
+	}
+}
+
 // wantNow checks that a time is within a minute of now.
 func wantNow(t *testing.T, what string, at time.Time) {
 	t.Helper()

@@ -16,21 +16,7 @@ import (
 func TestPageIsServedAsItIs(t *testing.T) {
 	t.Parallel()
 	page := hubstest.Start(t, map[string]string{"COOKIE_PREFIX": "acme"}).Client(t).Get("/")
-	wantText(t, page, hubstest.ReadFile(t, "web/index.html"))
-}
-
-// wantText checks that the body of an answer is a text.
-func wantText(t *testing.T, r *hubstest.Response, want string) {
-	t.Helper()
-	got := string(r.Body)
-	same := 0 // bytes at the beginning
-	for same < min(len(got), len(want)) && got[same] == want[same] {
-		same++
-	}
-	if got != want {
-		t.Errorf("%s %s: after %d bytes: got %.40q, want %.40q",
-			r.Method, r.Path, same, got[same:], want[same:])
-	}
+	wantText(t, "GET /", string(page.Body), hubstest.ReadFile(t, "web/index.html"))
 }
 
 // The server sends web/openapi.json with one change: the name of the cookie is the server's own.
@@ -49,7 +35,7 @@ func TestContractNamesTheCookie(t *testing.T) {
 	} {
 		answer := hubstest.Start(t, env).Client(t).Get("/openapi.json").Must(t, 200)
 		want := strings.Replace(contract, local, `"name": "`+name+`"`, 1)
-		wantText(t, answer, want)
+		wantText(t, "GET /openapi.json with "+name, string(answer.Body), want)
 	}
 }
 
@@ -109,11 +95,11 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	p.want("POST /auth/logout", nil, 204)
 	admin.SetToken("forged")
 	p.want("GET /hubs", nil, 401)
-	ask := map[string]string{"email": email}
+	body := map[string]string{"email": email}
 	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // the sign-in above has asked once
-		p.want(askRoute, ask, 200)
+		p.want(askRoute, body, 200)
 	}
-	p.want(askRoute, ask, 429)
+	p.want(askRoute, body, 429)
 }
 
 // wantFile sends requests for a file, with conditions and ranges.

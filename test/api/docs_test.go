@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -23,12 +22,13 @@ func files(t *testing.T, patterns ...string) (names []string) {
 	return names
 }
 
-// functions returns the comment of each function of the product, by a name such as otp.go:newCode. A
-// method has two names: otp.go:remove and otp.go:oneTimeCodes.remove.
+// functions returns the comment of each function of the product, by a name such as otp.go:newCode.
+// A method has two names: otp.go:remove and otp.go:oneTimeCodes.remove.
 func functions(t *testing.T) map[string]string {
 	t.Helper()
 	// The groups are the comment, the type of a method, and the name.
-	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)*)^func (?:\((?:\w+ )?\*?(\w+).*?\) )?(\w+)`)
+	declaration := regexp.MustCompile(
+		`(?m)((?:^//.*\n)*)^func (?:\((?:\w+ )?\*?(\w+).*?\) )?(\w+)`)
 	comments := map[string]string{}
 	for _, file := range files(t, "*.go") {
 		source := hubstest.ReadFile(t, file)
@@ -126,14 +126,6 @@ func securityRows(t *testing.T) map[string][]string {
 	return rows
 }
 
-// rowsIn returns the ids of rows that a comment has in brackets, such as (O3).
-func rowsIn(comment string) (ids []string) {
-	for _, found := range regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`).FindAllStringSubmatch(comment, -1) {
-		ids = append(ids, found[1])
-	}
-	return ids
-}
-
 // If a row of SECURITY.md names a function, the comment of that function has the id of the row. If
 // it names only a file, the file exists.
 func TestRowsAreNamedInComments(t *testing.T) {
@@ -145,7 +137,8 @@ func TestRowsAreNamedInComments(t *testing.T) {
 				hubstest.ReadFile(t, place) // fails if there is no such file
 				continue
 			}
-			if !slices.Contains(rowsIn(comments[place]), id) {
+			named := regexp.MustCompile(`\(` + id + `[;)]`) // (O3) or (O3; …)
+			if !named.MatchString(comments[place]) {
 				t.Errorf("SECURITY.md: the comment of %s does not name %s", place, id)
 			}
 		}
@@ -156,10 +149,11 @@ func TestRowsAreNamedInComments(t *testing.T) {
 func TestCommentsNameRows(t *testing.T) {
 	t.Parallel()
 	rows := securityRows(t)
+	named := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`) // (O3) or (O3; …)
 	for function, comment := range functions(t) {
-		for _, id := range rowsIn(comment) {
-			if rows[id] == nil {
-				t.Errorf("%s: the comment names %s, which is no row of SECURITY.md", function, id)
+		for _, id := range named.FindAllStringSubmatch(comment, -1) {
+			if rows[id[1]] == nil {
+				t.Errorf("comment of %s: got %s, want a row of SECURITY.md", function, id[0])
 			}
 		}
 	}
@@ -170,9 +164,7 @@ func TestRouteTableInReadme(t *testing.T) {
 	t.Parallel()
 	got := section(t, "README.md", "routes")
 	want := "```\n" + run(t, nil, "routes") + "```\n"
-	if got != want {
-		t.Errorf("README.md: got the table\n%swant what \"go run . routes\" prints:\n%s", got, want)
-	}
+	wantText(t, "the table in README.md, compared with go run . routes", got, want)
 }
 
 // section returns the part of a document that stands between two marks, such as <!-- go --> and

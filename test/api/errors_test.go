@@ -24,8 +24,7 @@ func TestRouterProblems(t *testing.T) {
 		})
 	}
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
-	options := srv.Wire(t, "OPTIONS", "*", nil)
-	hubstest.WantProblem(t, options, 404, "not_found")
+	hubstest.WantProblem(t, srv.Wire(t, "OPTIONS", "*", nil), 404, "not_found")
 }
 
 // A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *

@@ -211,8 +211,7 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 			for _, header := range test.Headers {
 				headers = append(headers, hubstest.FillIn(header, words...))
 			}
-			head := s.Wire(t, "HEAD", path, nil, headers...)
-			test.Expect.Check(t, head)
+			test.Expect.Check(t, s.Wire(t, "HEAD", path, nil, headers...))
 			r := s.Wire(t, "GET", path, nil, headers...)
 			test.Expect.Check(t, r)
 			if test.Content != nil {
@@ -360,9 +359,7 @@ func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	const maxSent = 32 << 20 // bytes; the buffers of the connection hold a few MB of them
 	_, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": "100000"})
 	endless := &endlessReader{}
-	r, err := c.Try("POST", "/files/upload", endless, "Content-Type", "text/plain")
-	must(t, err)
-	r.Must(t, 415)
+	c.Send(uploadRoute, endless, "Content-Type", "text/plain").Must(t, 415)
 	if sent := endless.read.Load(); sent > maxSent {
 		t.Errorf("got %d bytes sent of an endless upload, want at most %d", sent, maxSent)
 	}

@@ -108,9 +108,9 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 		t.Run(request, func(t *testing.T) {
 			t.Parallel()
 			id := hubstest.NewUUID()
-			headers := append(headers, "X-Request-Id", id)
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			_, answer := spend(srv.Client(t), limit, request, nil, headers...)
+			_, answer := spend(srv.Client(t), limit, request, nil,
+				append(headers, "X-Request-Id", id)...)
 			wantLimited(t, answer, limit)
 			wantEqual(t, "X-Request-Id", answer.Header.Get("X-Request-Id"), id)
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin

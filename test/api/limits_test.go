@@ -79,10 +79,10 @@ func TestLimitOfCodes(t *testing.T) {
 	s := hubstest.Start(t)
 	limit := hubstest.LimitOf(t, askRoute)
 	email, _ := s.NewUser(t, "member")
-	ask := map[string]string{"email": email}
+	body := map[string]string{"email": email}
 	c := s.Client(t)
 
-	passed, refusal := spend(c, limit, askRoute, ask)
+	passed, refusal := spend(c, limit, askRoute, body)
 
 	wantEqual(t, askRoute+": requests that passed", passed, limit.Requests)
 	wantLimited(t, refusal, limit)
@@ -91,6 +91,6 @@ func TestLimitOfCodes(t *testing.T) {
 	c.AskCode("x" + email)
 	c.Elsewhere().AskCode(email)
 	c.IP = strings.TrimSuffix(c.IP, "1") + "2" // another address of the client's network
-	wantLimited(t, c.Send(askRoute, ask), limit)
+	wantLimited(t, c.Send(askRoute, body), limit)
 	c.PresentCode(email, s.Code(t, email)).Must(t, 200)
 }

@@ -47,8 +47,7 @@ func TestMailIsSent(t *testing.T) {
 		},
 		{
 			name:    "this machine, plain",
-			options: hubstest.MailOptions{NoStartTLS: true},
-			wantTLS: false,
+			options: hubstest.MailOptions{NoStartTLS: true}, // so there is no TLS
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -138,8 +137,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	}
 	date, _ := message.Header.Date() // the zero time if it is malformed
 	wantNow(t, "Date", date)
-	id := message.Header.Get("Message-Id")
-	if !messageID.MatchString(id) {
+	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
 		t.Errorf("Message-ID: got %q, want a match of %s", id, messageID)
 	}
 	delete(message.Header, "Date")
@@ -169,8 +167,8 @@ func wantMessageText(t *testing.T, text string) {
 	}
 }
 
-// startFailing starts a server on staging whose mail server fails in this way. The log of the server
-// may have the error "code not sent".
+// startFailing starts a server on staging whose mail server fails in this way. The log of the
+// server may have the error "code not sent".
 func startFailing(t *testing.T, mode hubstest.MailMode) *hubstest.Server {
 	t.Helper()
 	s := hubstest.Start(t, staging(t))
@@ -305,9 +303,10 @@ func TestHungMailServer(t *testing.T) {
 // D3: The time to connect counts as a part of the time that a conversation may last. So a mail
 // server that is slow to accept the connection can't make the conversation last twice as long.
 //
-// The test compares it with a conversation that hangs. That one begins two seconds later, and before
-// the connection is accepted. It must end later. The sleeps make both differences: no event marks a
-// part of the mail's ten seconds. TCP tries to connect at once and after 1, 3, 7 and 15 seconds.
+// The test compares it with a conversation that hangs. That one begins two seconds later, and
+// before the connection is accepted. It must end later. The sleeps make both differences: no event
+// marks a part of the mail's ten seconds. TCP tries to connect at once and after 1, 3, 7 and 15
+// seconds.
 func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	t.Parallel()
 	addr, makeRoom := hubstest.FullQueue(t)

@@ -3,7 +3,6 @@ package api
 import (
 	"database/sql"
 	"errors"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -48,10 +47,7 @@ func TestMigrateAtOnce(t *testing.T) {
 		})
 	}
 	migrations.Wait()
-	got := schemaOf(t, database)
-	if got != want {
-		t.Errorf("got the schema\n%s\nwant that of a new database:\n%s", got, want)
-	}
+	wantText(t, "schema, compared with that of a new database", schemaOf(t, database), want)
 }
 
 // A migration that has nothing to change takes no lock that conflicts with reads. So it does not
@@ -139,6 +135,6 @@ func TestTableTakesTheSameAddresses(t *testing.T) {
 			want = ""
 		}
 		got := sqlErrorOf(t, db, "insert into users (email) values ($1)", email)
-		wantEqual(t, strconv.Quote(email), got, want)
+		wantEqual(t, email, got, want)
 	}
 }

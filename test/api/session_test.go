@@ -53,8 +53,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 			}
 		})
 	}
-	withoutToken := s.Client(t).Get("/auth/session")
-	wantLogged(t, s, withoutToken, `"reason":"missing"`)
+	wantLogged(t, s, s.Client(t).Get("/auth/session"), `"reason":"missing"`)
 }
 
 // An account is a user of tokens.json.
@@ -107,8 +106,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 				headers = append(headers, hubstest.FillIn(text, words...))
 			}
 			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			r := s.Wire(t, "GET", target, nil, headers...)
-			c.Expect.Check(t, r)
+			c.Expect.Check(t, s.Wire(t, "GET", target, nil, headers...))
 		})
 	}
 }
@@ -250,8 +248,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 				s.User(t, strings.Fields(command)...)
 			}
 			for _, client := range []*hubstest.Client{one, other} {
-				r := client.Send("POST /hubs", `{"name":"North"}`)
-				c.Expect.Check(t, r)
+				c.Expect.Check(t, client.Send("POST /hubs", `{"name":"North"}`))
 			}
 			r := s.Client(t).PresentCode(email, code)
 			c.Validate.Check(t, r)
@@ -461,6 +458,6 @@ func wantNoTerms(t *testing.T, c *hubstest.Client) {
 	view := c.Get("/auth/session").Must(t, 200)
 	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), false)
 	hubstest.WantProblem(t, c.Get("/hubs"), 403, "terms_not_accepted")
-	made := c.Send("POST /hubs", `{"name":"North"}`)
-	hubstest.WantProblem(t, made, 403, "terms_not_accepted")
+	write := c.Send("POST /hubs", `{"name":"North"}`)
+	hubstest.WantProblem(t, write, 403, "terms_not_accepted")
 }
