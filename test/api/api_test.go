@@ -2,10 +2,13 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"os/exec"
-	"regexp"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -54,78 +57,69 @@ const (
 	guessRoute = "POST /auth/otp/validate"
 )
 
-// asked adds a user and asks for a code. It returns the client that has asked, the user's address,
-// and the code.
-func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
+// ask adds a user and asks for a code. It returns the client that has asked, and the user's
+// address.
+func ask(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email string) {
 	t.Helper()
 	email, _ = s.NewUser(t, "member")
 	c = s.Client(t)
 	c.AskCode(email)
+	return c, email
+}
+
+// asked is like ask, but also waits for the code and returns it.
+func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
+	t.Helper()
+	c, email = ask(t, s)
 	return c, email, s.Code(t, email)
 }
 
-// A call is a request to one route.
-type call struct {
-	request string // "GET /hubs"
-	body    any
-	headers []string
-}
-
-// send sends the request with these headers besides its own.
-func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
-	return c.Send(q.request, q.body, slices.Concat(q.headers, headers)...)
-}
-
-// itemPath splits a path at its last {…}. The first group is the path of the POST that makes such
-// an item, the second is the rest of the path.
-var itemPath = regexp.MustCompile(`^(.*)/\{[^}]*\}([^{]*)$`)
-
-// sample returns a valid call to a route of the contract. If the call needs a hub or a file, admin
-// makes it first.
-func sample(t *testing.T, srv *hubstest.Server, admin *hubstest.Client, route string) call {
-	t.Helper()
-	if route == uploadRoute {
-		return call{
-			request: route,
-			body:    form(partHeader+"\r\nContent-Type: text/plain", "hello"), // Prism needs a type
-			headers: []string{"Content-Type", formType},
+// sorted returns the entries of a map in the order of their keys. So cases that share a server run
+// in the same order each time.
+func sorted[K cmp.Ordered, V any](entries map[K]V) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for _, key := range slices.Sorted(maps.Keys(entries)) {
+			if !yield(key, entries[key]) {
+				return
+			}
 		}
 	}
-	q := call{request: route}
-	method, path, _ := strings.Cut(route, " ")
-	item := itemPath.FindStringSubmatch(path)
-	switch {
-	case path == "/files/{fileId}/{name}":
-		q.request = method + " " + upload(t, admin, "hello")
-	case item != nil:
-		create := sample(t, srv, admin, "POST "+item[1])
-		made := create.send(admin).Must(t, 201)
-		q.request = method + " " + made.Header.Get("Location") + item[2]
-	}
-	operation := []string{"paths", path, strings.ToLower(method)}
-	if hubstest.Contract[map[string]any](t, operation...)["requestBody"] != nil {
-		q.body = sampleBody(t, srv, operation)
-	}
-	return q
 }
 
-// sampleBody returns a valid body for an operation. It has the examples of the contract. If it
-// needs a code, a new user asks for it.
-func sampleBody(t *testing.T, srv *hubstest.Server, operation []string) map[string]any {
+// must ends the test if a step fails that is not what the test is about.
+func must(t testing.TB, err error) {
 	t.Helper()
-	fields := hubstest.Contract[map[string]any](t, append(operation,
-		"requestBody", "content", "application/json", "schema", "properties")...)
-	body := map[string]any{}
-	for name, field := range fields {
-		examples := field.(map[string]any)["examples"]
-		body[name] = examples.([]any)[0]
+	if err != nil {
+		t.Fatal(err)
 	}
-	if body["code"] != nil {
-		_, body["email"], body["code"] = asked(t, srv)
-	} else if body["email"] != nil {
-		body["email"] = hubstest.NewEmail()
+}
+
+// wantEqual compares two values of the same type. what is for messages.
+func wantEqual(t testing.TB, what string, got, want any) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: got %#v, want %#v", what, got, want)
 	}
-	return body
+}
+
+// wantText compares two long texts. It shows where they begin to differ.
+func wantText(t testing.TB, what, got, want string) {
+	t.Helper()
+	same := 0 // bytes at the beginning
+	for same < min(len(got), len(want)) && got[same] == want[same] {
+		same++
+	}
+	if got != want {
+		t.Errorf("%s: after %d bytes: got %.99q, want %.99q", what, same, got[same:], want[same:])
+	}
+}
+
+// wantNow checks that a time is within a minute of now.
+func wantNow(t *testing.T, what string, at time.Time) {
+	t.Helper()
+	if time.Since(at).Abs() > time.Minute {
+		t.Errorf("%s: got %v, want now: %v", what, at, time.Now())
+	}
 }
 
 // bothWays returns two readers of body. net/http sends the body of the first one with a
@@ -137,31 +131,18 @@ func bothWays(body string) map[string]io.Reader {
 	}
 }
 
-// flood spends the limit by client address with a request. It returns an answer that refuses the
-// request (429).
-func flood(t *testing.T, c *hubstest.Client, request string, headers ...string) *hubstest.Response {
-	t.Helper()
-	return spend(t, c, hubstest.LimitOf(t, "GET /hubs"), request, nil, headers...)
-}
-
-// spend spends a limit: it sends a request more often than the limit permits, all at once. The test
-// fails unless exactly limit.Requests of them pass. spend then sends the request once more and
-// returns the answer, which must be a refusal (429).
+// spend spends a limit: it sends a request more often than the limit permits, all at once. It
+// returns the number of requests that passed, and the answer to one more, which should be a refusal
+// (429).
 func spend(
-	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
-) *hubstest.Response {
-	t.Helper()
+	c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
+) (passed int, refusal *hubstest.Response) {
 	send := func() *hubstest.Response {
 		return c.Send(request, body, headers...)
 	}
 	sent := limit.Requests + 30
-	passed := sent - atOnce(sent, send)[429]
-	if passed != limit.Requests {
-		t.Errorf("%s: got %d requests that passed, want %d", request, passed, limit.Requests)
-	}
-	refusal := send()
-	wantLimited(t, refusal, limit)
-	return refusal
+	passed = sent - atOnce(sent, send)[429]
+	return passed, send()
 }
 
 // atOnce sends a request n times at once, and returns the number of answers by their status.
@@ -186,10 +167,7 @@ func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	hubstest.WantProblem(t, r, 429, "rate_limited")
 	period := strings.Replace(l.Period.String(), "m0s", "m", 1)
 	want := fmt.Sprintf("The limit is %d per %s by %s.", l.Requests, period, l.By)
-	got := r.Field(t, "detail")
-	if got != want {
-		t.Errorf("detail: got %q, want %q", got, want)
-	}
+	wantEqual(t, "detail", r.Field(t, "detail"), want)
 	wait, err := time.ParseDuration(r.Header.Get("Retry-After") + "s")
 	if err != nil || wait < time.Second || wait > l.Period {
 		t.Errorf("Retry-After: got %q, want 1 s to %v", r.Header.Get("Retry-After"), l.Period)
@@ -221,8 +199,6 @@ func shell(t *testing.T, dir, script string, args ...string) {
 func timeOf(t *testing.T, r *hubstest.Response, member string) time.Time {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339Nano, r.Field(t, member).(string))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return at
 }

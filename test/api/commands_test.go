@@ -108,9 +108,7 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	if got != "ı" {
 		t.Fatalf("lower('I') in the Turkish database: got %q, want ı", got)
 	}
-	if err := hubstest.Migrate(database); err != nil {
-		t.Fatal(err)
-	}
+	must(t, hubstest.Migrate(database))
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": database})
 	const stored = "INFO@IRIS.EXAMPLE"
 	const lower = "info@iris.example"

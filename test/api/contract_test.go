@@ -16,9 +16,7 @@ import (
 func TestPageIsServedAsItIs(t *testing.T) {
 	t.Parallel()
 	page := hubstest.Start(t, map[string]string{"COOKIE_PREFIX": "acme"}).Client(t).Get("/")
-	if string(page.Body) != hubstest.ReadFile(t, "web/index.html") {
-		t.Error("GET /: got other bytes, want those of web/index.html")
-	}
+	wantText(t, "GET /", string(page.Body), hubstest.ReadFile(t, "web/index.html"))
 }
 
 // The server sends web/openapi.json with one change: the name of the cookie is the server's own.
@@ -29,7 +27,7 @@ func TestContractNamesTheCookie(t *testing.T) {
 	if !strings.Contains(contract, local) {
 		t.Errorf("web/openapi.json: got no %s, want the name of the local cookie", local)
 	}
-	for name, env := range map[string]map[string]string{
+	for name, env := range map[string]map[string]string{ // by the name of the cookie
 		"hubs_auth_local":               nil,
 		"acme_auth_local":               {"COOKIE_PREFIX": "acme"},
 		"__Secure-hubs_auth_staging":    staging(t),
@@ -37,10 +35,7 @@ func TestContractNamesTheCookie(t *testing.T) {
 	} {
 		answer := hubstest.Start(t, env).Client(t).Get("/openapi.json").Must(t, 200)
 		want := strings.Replace(contract, local, `"name": "`+name+`"`, 1)
-		if string(answer.Body) != want {
-			t.Errorf("GET /openapi.json: got another text, want web/openapi.json with the name %s",
-				name)
-		}
+		wantText(t, "GET /openapi.json with "+name, string(answer.Body), want)
 	}
 }
 
@@ -83,28 +78,28 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	p.want("GET /hubs", nil, 403)
 	p.want("POST /terms/acceptance", `{"version":"2020-01-01"}`, 409)
 	admin.AcceptTerms()
-	for _, r := range contractRoutes(t) {
+	for _, r := range routes {
 		// The routes below /auth would end or replace the session of admin.
 		if !strings.HasPrefix(r.name, "POST /auth/") {
-			q := sample(t, srv, admin, r.name)
+			q := r.call(t, srv, admin)
 			p.want(q.request, q.body, r.status, q.headers...)
 		}
 	}
 	p.want("GET /hubs/"+hubstest.NewUUID(), nil, 404)
 	p.want("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
 		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
-	p.wantFile(sample(t, srv, admin, "GET /files/{fileId}/{name}").request)
+	p.wantFile("GET " + upload(t, admin, "hello"))
 
 	srv.User(t, "role", email, "member")
 	p.want("POST /hubs", `{"name":"North"}`, 403)
 	p.want("POST /auth/logout", nil, 204)
 	admin.SetToken("forged")
 	p.want("GET /hubs", nil, 401)
-	ask := map[string]string{"email": email}
+	body := map[string]string{"email": email}
 	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // the sign-in above has asked once
-		p.want(askRoute, ask, 200)
+		p.want(askRoute, body, 200)
 	}
-	p.want(askRoute, ask, 429)
+	p.want(askRoute, body, 429)
 }
 
 // wantFile sends requests for a file, with conditions and ranges.
@@ -132,9 +127,7 @@ func (p prismClient) want(
 	p.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
 	answer, err := p.Try(method, path, body, headers...)
-	if err != nil {
-		p.t.Fatalf("%s: %v", request, err)
-	}
+	must(p.t, err)
 	violation := answer.Header.Get("sl-violations")
 	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
 		p.t.Errorf("%s: got the violation %q in %v, want none", request, violation, answer)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -23,18 +22,23 @@ func files(t *testing.T, patterns ...string) (names []string) {
 	return names
 }
 
-// declares reports whether a file of the module declares a function or method. The name limitKey
-// stands for a function, or for a method of any type; guess.limitKey stands for the method of that
-// type.
-func declares(t *testing.T, file, function string) bool {
+// functions returns the comment of each function of the product, by a name such as otp.go:newCode.
+// A method has two names: otp.go:remove and otp.go:oneTimeCodes.remove.
+func functions(t *testing.T) map[string]string {
 	t.Helper()
-	owner, method, isMethod := strings.Cut(function, ".")
-	// func newLimiter(, func endpoint[ or func (g guess) limitKey(
-	declaration := `(?m)^func (\([^)]*\) )?` + function + `[\[(]`
-	if isMethod { // func (g guess) limitKey(
-		declaration = `(?m)^func \((\w+ )?\*?` + owner + `(\[.*\])?\) ` + method + `\(`
+	// The groups are the comment, the type of a method, and the name.
+	declaration := regexp.MustCompile(
+		`(?m)((?:^//.*\n)*)^func (?:\((?:\w+ )?\*?(\w+).*?\) )?(\w+)`)
+	comments := map[string]string{}
+	for _, file := range files(t, "*.go") {
+		source := hubstest.ReadFile(t, file)
+		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
+			comment, owner, name := found[1], found[2], found[3]
+			comments[file+":"+name] += comment
+			comments[file+":"+owner+"."+name] = comment
+		}
 	}
-	return regexp.MustCompile(declaration).MatchString(hubstest.ReadFile(t, file))
+	return comments
 }
 
 var (
@@ -42,7 +46,7 @@ var (
 	// that code; test/guide tests it.
 	addedCode = regexp.MustCompile("(?ms)^```(diff|new) .*?^```$")
 	// auth.go:guess.limitKey
-	namedFunction = regexp.MustCompile(`\b([a-z]+\.go):(\w+(?:\.\w+)?)`)
+	namedFunction = regexp.MustCompile(`\b([a-z]+\.go:\w+(?:\.\w+)?)`)
 	// ](docs/yours.md#a-field)
 	namedLink = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 	// ./dev.sh prove
@@ -51,42 +55,55 @@ var (
 	namedTest = regexp.MustCompile(`\b((?:Test|Fuzz|Benchmark)[A-Z]\w+)`)
 )
 
+// A mention is a name that a document contains.
+type mention struct{ document, name string }
+
+// mentions returns what the group of a pattern matches in the documents. There must be a match.
+func mentions(t *testing.T, pattern *regexp.Regexp) (all []mention) {
+	t.Helper()
+	for _, document := range files(t, "*.md", "docs/*.md", "testdata/*.md", "testdata/*/*.md") {
+		content := addedCode.ReplaceAllString(hubstest.ReadFile(t, document), "")
+		for _, found := range pattern.FindAllStringSubmatch(content, -1) {
+			all = append(all, mention{document, found[1]})
+		}
+	}
+	if len(all) == 0 {
+		t.Errorf("got no match of %s in the documents, want some", pattern)
+	}
+	return all
+}
+
 // Every function, linked file, command of dev.sh and test that a document names exists.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	t.Parallel()
+	declared := functions(t)
+	for _, m := range mentions(t, namedFunction) {
+		_, exists := declared[m.name]
+		if !exists {
+			t.Errorf("%s names the function %s, which does not exist", m.document, m.name)
+		}
+	}
+	for _, m := range mentions(t, namedLink) {
+		folder := filepath.Join(hubstest.Root(), filepath.Dir(m.document))
+		_, err := os.Stat(filepath.Join(folder, m.name))
+		if err != nil {
+			t.Errorf("%s links to %s: %v", m.document, m.name, err)
+		}
+	}
 	script := hubstest.ReadFile(t, "dev.sh")
+	for _, m := range mentions(t, namedScript) {
+		command := regexp.MustCompile(`(?m)^[a-z |-]*\b` + m.name + `\b[a-z |-]*\)`)
+		if !command.MatchString(script) {
+			t.Errorf("%s names ./dev.sh %s, which does not exist", m.document, m.name)
+		}
+	}
 	var tests strings.Builder
 	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "internal/*/*_test.go") {
 		tests.WriteString(hubstest.ReadFile(t, name))
 	}
-	for pattern, exists := range map[*regexp.Regexp]func(document string, named []string) bool{
-		namedFunction: func(_ string, named []string) bool {
-			return declares(t, named[1], named[2])
-		},
-		namedLink: func(document string, named []string) bool {
-			_, err := os.Stat(filepath.Join(hubstest.Root(), filepath.Dir(document), named[1]))
-			return err == nil
-		},
-		namedScript: func(_ string, named []string) bool {
-			command := `(?m)^[a-z |-]*\b` + named[1] + `\b[a-z |-]*\)`
-			return regexp.MustCompile(command).MatchString(script)
-		},
-		namedTest: func(_ string, named []string) bool {
-			return strings.Contains(tests.String(), "\nfunc "+named[1]+"(")
-		},
-	} {
-		found := 0
-		for _, document := range files(t, "*.md", "docs/*.md", "testdata/*.md", "testdata/*/*.md") {
-			content := addedCode.ReplaceAllString(hubstest.ReadFile(t, document), "")
-			for _, named := range pattern.FindAllStringSubmatch(content, -1) {
-				found++
-				if !exists(document, named) {
-					t.Errorf("%s names %s, which does not exist", document, named[0])
-				}
-			}
-		}
-		if found == 0 {
-			t.Errorf("got no match of %s in the documents, want some", pattern)
+	for _, m := range mentions(t, namedTest) {
+		if !strings.Contains(tests.String(), "\nfunc "+m.name+"(") {
+			t.Errorf("%s names %s, which does not exist", m.document, m.name)
 		}
 	}
 }
@@ -109,36 +126,19 @@ func securityRows(t *testing.T) map[string][]string {
 	return rows
 }
 
-// markedFunctions returns the functions of the product whose comments have an id in brackets, such
-// as (O3), by that id. It names each method without and with its type, as otp.go:remove and
-// otp.go:oneTimeCodes.remove.
-func markedFunctions(t *testing.T) map[string][]string {
-	t.Helper()
-	declaration := regexp.MustCompile(`(?m)((?:^//.*\n)+)func (?:\((?:\w+ )?\*?(\w+).*?\) )?(\w+)`)
-	mark := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)
-	marked := map[string][]string{}
-	for _, file := range files(t, "*.go") {
-		source := hubstest.ReadFile(t, file)
-		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
-			comment, owner, name := found[1], found[2], found[3]
-			for _, id := range mark.FindAllStringSubmatch(comment, -1) {
-				marked[id[1]] = append(marked[id[1]], file+":"+name, file+":"+owner+"."+name)
-			}
-		}
-	}
-	return marked
-}
-
 // If a row of SECURITY.md names a function, the comment of that function has the id of the row. If
 // it names only a file, the file exists.
 func TestRowsAreNamedInComments(t *testing.T) {
 	t.Parallel()
-	marked := markedFunctions(t)
+	comments := functions(t)
 	for id, places := range securityRows(t) {
 		for _, place := range places {
 			if !strings.Contains(place, ":") {
 				hubstest.ReadFile(t, place) // fails if there is no such file
-			} else if !slices.Contains(marked[id], place) {
+				continue
+			}
+			named := regexp.MustCompile(`\(` + id + `[;)]`) // (O3) or (O3; …)
+			if !named.MatchString(comments[place]) {
 				t.Errorf("SECURITY.md: the comment of %s does not name %s", place, id)
 			}
 		}
@@ -149,9 +149,12 @@ func TestRowsAreNamedInComments(t *testing.T) {
 func TestCommentsNameRows(t *testing.T) {
 	t.Parallel()
 	rows := securityRows(t)
-	for id, functions := range markedFunctions(t) {
-		if rows[id] == nil {
-			t.Errorf("%s: the comment names %s, which is no row of SECURITY.md", functions[0], id)
+	named := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`) // (O3) or (O3; …)
+	for function, comment := range functions(t) {
+		for _, id := range named.FindAllStringSubmatch(comment, -1) {
+			if rows[id[1]] == nil {
+				t.Errorf("comment of %s: got %s, want a row of SECURITY.md", function, id[0])
+			}
 		}
 	}
 }
@@ -159,16 +162,14 @@ func TestCommentsNameRows(t *testing.T) {
 // README.md has the route table that the command routes prints.
 func TestRouteTableInReadme(t *testing.T) {
 	t.Parallel()
-	got := marked(t, "README.md", "routes")
+	got := section(t, "README.md", "routes")
 	want := "```\n" + run(t, nil, "routes") + "```\n"
-	if got != want {
-		t.Errorf("README.md: got the table\n%swant what \"go run . routes\" prints:\n%s", got, want)
-	}
+	wantText(t, "the table in README.md, compared with go run . routes", got, want)
 }
 
-// marked returns the part of a document that stands between two marks, such as <!-- go --> and
+// section returns the part of a document that stands between two marks, such as <!-- go --> and
 // <!-- /go -->.
-func marked(t *testing.T, document, name string) string {
+func section(t *testing.T, document, name string) string {
 	t.Helper()
 	pattern := regexp.MustCompile("(?s)<!-- " + name + " -->\n(.*)<!-- /" + name + " -->\n")
 	found := pattern.FindStringSubmatch(hubstest.ReadFile(t, document))
@@ -184,16 +185,14 @@ func TestErrorCodesInDocuments(t *testing.T) {
 	want := fmt.Sprint(hubstest.Contract[[]any](t,
 		"components", "schemas", "Problem", "properties", "code", "enum"))
 	got := fmt.Sprint(hubstest.Matches(t, "docs/clients.md", "(?m)^\\| `(\\w+)` \\| [0-9]{3} "))
-	if got != want {
-		t.Errorf("docs/clients.md: got the codes\n%s\nwant those of the contract:\n%s", got, want)
-	}
+	wantEqual(t, "error codes in docs/clients.md", got, want)
 }
 
 // example returns the code of an example in docs/clients.md. The marks around it have the name of
 // its language.
 func example(t *testing.T, language string) string {
 	t.Helper()
-	_, code, _ := strings.Cut(marked(t, "docs/clients.md", language), "\n") // after the line ```go
+	_, code, _ := strings.Cut(section(t, "docs/clients.md", language), "\n") // after the line ```go
 	return strings.TrimSuffix(code, "```\n")
 }
 
@@ -240,9 +239,7 @@ func TestClientExamples(t *testing.T) {
 	shell(t, dir, "API=$1 CODE=$2\n"+present, s.Base, s.Code(t, email))
 
 	program := exampleStart + example(t, "go") + exampleEnd
-	if err := os.WriteFile(dir+"/main.go", []byte(program), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(dir+"/main.go", []byte(program), 0o600))
 	s.Client(t).AskCode(email) // the Go example begins with a code
 	shell(t, dir, "go run main.go $1 $2", s.Base, s.Code(t, email))
 }

@@ -13,58 +13,18 @@ func TestRouterProblems(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	file := upload(t, admin, "hello")
-	// want sends a request as admin and checks that the answer is this error.
-	want := func(request string, status int, code string, headers ...string) *hubstest.Response {
-		t.Helper()
-		answer := admin.Send(request, nil, headers...)
-		hubstest.WantProblem(t, answer, status, code)
-		hubstest.WantHeaders(t, answer, map[string]*string{
-			"Location":            nil,
-			"ETag":                nil,
-			"Last-Modified":       nil,
-			"Accept-Ranges":       nil,
-			"Content-Disposition": nil,
+	for _, c := range hubstest.ReadCorpus[struct {
+		hubstest.CorpusCase
+		Request string
+		Headers []string
+	}](t, "router.json").Cases {
+		t.Run(c.Name, func(t *testing.T) {
+			request := hubstest.FillIn(c.Request, "<file>", file)
+			c.Expect.Check(t, admin.In(t).Send(request, nil, c.Headers...))
 		})
-		return answer
-	}
-	for _, request := range []string{
-		"GET /nowhere",
-		"GET /HUBS",
-		"GET /hubs/a/b",
-		"GET /hubs/a%2Fb",
-		"GET /hubs/",
-		"GET /%00",
-		// By itself, http.ServeMux would redirect these to a cleaned path.
-		"GET //hubs",
-		"GET /./hubs",
-		"GET /hubs/../hubs",
-		"POST /files//upload",
-	} {
-		want(request, 404, "not_found")
-	}
-	for request, allow := range map[string]string{
-		"PUT /hubs":             "GET, HEAD, POST",
-		"OPTIONS /hubs":         "GET, HEAD, POST",
-		"TRACE /hubs":           "GET, HEAD, POST", // H2
-		"FOO /hubs":             "GET, HEAD, POST",
-		"PUT /hubs/x":           "DELETE, GET, HEAD, PATCH",
-		"HEAD /auth/logout":     "POST",
-		"GET /auth/otp/request": "POST",
-		"POST /openapi.json":    "GET, HEAD",
-	} {
-		answer := want(request, 405, "method_not_allowed")
-		got := answer.Header.Get("Allow")
-		if got != allow {
-			t.Errorf("%s: got Allow %q, want %q", request, got, allow)
-		}
-	}
-	for _, request := range []string{"GET " + file, "HEAD " + file} {
-		want(request, 412, "precondition_failed", "If-Match", `"other"`)
-		want(request, 416, "range_not_satisfiable", "Range", "bytes=9-")
 	}
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
-	options := srv.Wire(t, "OPTIONS", "*", nil)
-	hubstest.WantProblem(t, options, 404, "not_found")
+	hubstest.WantProblem(t, srv.Wire(t, "OPTIONS", "*", nil), 404, "not_found")
 }
 
 // A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
@@ -72,11 +32,11 @@ func TestRouterProblems(t *testing.T) {
 func TestIfMatchRefusesWrites(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
-	for _, r := range contractRoutes(t) {
+	for _, r := range routes {
 		if strings.HasPrefix(r.name, "GET ") {
 			continue
 		}
-		q := sample(t, srv, admin, r.name)
+		q := r.call(t, srv, admin)
 		token := admin.Token()
 		refused := q.send(srv.With(t, token), "If-Match", `"1"`)
 		hubstest.WantProblem(t, refused, 412, "precondition_failed")
@@ -104,18 +64,10 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 			created_at = now(), updated_at = now();
 		update files set name = 'a.txt', content_type = 'text/plain', size = 5;
 		update users set permission = 'admin'`
-	for change, path := range map[string]string{
-		"update hubs set status = 'broken'":                    hub,
-		"update hubs set name = ''":                            hub,
-		"update hubs set name = rpad('broken', 10000)":         "/hubs",
-		"update hubs set description = rpad('broken', 10000)":  hub,
-		"update hubs set created_at = '0001-01-01 00:00:00+0'": hub,
-		"update hubs set updated_at = '0001-01-01 00:00:00+0'": hub,
-		"update files set content_type = ''":                   file,
-		"update files set size = 6":                            file,
-		"update users set permission = 'broken'":               "/auth/session",
-	} {
-		t.Run(change, func(t *testing.T) {
+	for _, c := range hubstest.ReadTextCases(t, "broken-rows.txt") {
+		t.Run(c.Name, func(t *testing.T) {
+			text := hubstest.FillIn(strings.TrimSpace(c.Text), "<hub>", hub, "<file>", file)
+			change, path, _ := strings.Cut(text, "\nGET ")
 			hubstest.Exec(t, db, good)
 			hubstest.Exec(t, db, change)
 			id := hubstest.NewUUID()

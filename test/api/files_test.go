@@ -73,7 +73,7 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 	for _, test := range hubstest.ReadCorpus[uploadCase](t, "uploads.json").Cases {
 		t.Run(test.Name, func(t *testing.T) {
 			c := c.In(t)
-			for _, body := range bothWays(test.body()) {
+			for _, body := range sorted(bothWays(test.body())) {
 				r := c.Elsewhere().Send(uploadRoute, body, test.headers()...)
 				test.Expect.Check(t, r)
 				if r.Status == 201 {
@@ -90,15 +90,9 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 // that describes the file. file is the answer to the upload.
 func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase) {
 	t.Helper()
-	name := hubstest.FillIn(cmp.Or(test.Stored, test.Filename))
-	if file["name"] != name {
-		t.Errorf("name: got %q, want %q", file["name"], name)
-	}
+	wantEqual(t, "name", file["name"], hubstest.FillIn(cmp.Or(test.Stored, test.Filename)))
 	content := hubstest.FillIn(test.Content)
-	got := file["size"]
-	if got != float64(len(content)) {
-		t.Errorf("size: got %v, want %d", got, len(content))
-	}
+	wantEqual(t, "size", file["size"], float64(len(content)))
 	path := file["path"].(string)
 	c.WantFile(path, content)
 	want := map[string]any{
@@ -113,19 +107,12 @@ func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test 
 	for _, method := range []string{"GET", "HEAD"} {
 		r := c.Elsewhere().Do(method, path, nil).Must(t, 200)
 		for name, value := range want {
-			got := r.Header.Get(name)
-			if got != value {
-				t.Errorf("%s: got %q, want %q", name, got, value)
-			}
+			wantEqual(t, name, r.Header.Get(name), value)
 		}
 		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
-		if err != nil || params["filename"] != file["name"] {
-			t.Errorf("file name in Content-Disposition: got %q (error: %v), want %q",
-				params["filename"], err, file["name"])
-		}
-		if test.Disposition != "" && kind != test.Disposition {
-			t.Errorf("Content-Disposition: got %q, want %q", kind, test.Disposition)
-		}
+		must(t, err)
+		wantEqual(t, "name in Content-Disposition", params["filename"], file["name"])
+		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, kind))
 	}
 }
 
@@ -153,38 +140,37 @@ func TestUploadLimitsAreExact(t *testing.T) {
 	withPreamble := func(length int) string {
 		return x(length-len("\r\n")) + "\r\n" + small
 	}
-	stored := 0
-	for name, test := range map[string]struct {
-		body string
-		want int
-	}{
-		"the largest file":                 {largest, 201},
-		"a larger file":                    {form(partHeader, x(maxFile+1)), 413},
-		"the most around the largest file": {largest + x(around), 201},
-		"more around the largest file":     {largest + x(around+1), 413},
-		"the most around a small file":     {small + x(around), 201},
-		"more around a small file":         {small + x(around+1), 413},
-		"more around an empty file":        {empty + x(around+1), 413},
-		"a second part with a long header": {form(partHeader, "x\r\n--edge\r\nX: "+x(around)), 413},
-		"the longest header":               {withHeader(before), 201},
+	taken := map[string]string{
+		"the largest file":                 largest,
+		"the most around the largest file": largest + x(around),
+		"the most around a small file":     small + x(around),
+		"the longest header":               withHeader(before),
+		"the longest preamble":             withPreamble(before),
+	}
+	refused := map[string]string{
+		"a larger file":                    form(partHeader, x(maxFile+1)),
+		"more around the largest file":     largest + x(around+1),
+		"more around a small file":         small + x(around+1),
+		"more around an empty file":        empty + x(around+1),
+		"a second part with a long header": form(partHeader, "x\r\n--edge\r\nX: "+x(around)),
 		// Two bytes more, also below: with one, the limit would fall inside a line break, and the
 		// form would be malformed.
-		"a longer header":      {withHeader(before + 2), 413},
-		"the longest preamble": {withPreamble(before), 201},
-		"a longer preamble":    {withPreamble(before + 2), 413},
-		"no part at all":       {strings.Repeat(x(3000)+"\r\n", 3), 413},
-	} {
-		for way, body := range bothWays(test.body) {
-			r := c.Elsewhere().Send(uploadRoute, body, "Content-Type", formType)
-			if r.Status != test.want {
-				t.Errorf("%s, %s: got the answer %v, want the status %d", name, way, r, test.want)
-			}
-			if test.want == 201 {
-				stored++
+		"a longer header":   withHeader(before + 2),
+		"a longer preamble": withPreamble(before + 2),
+		"no part at all":    strings.Repeat(x(3000)+"\r\n", 3),
+	}
+	for status, forms := range sorted(map[int]map[string]string{
+		201: taken,
+		413: refused,
+	}) {
+		for name, form := range sorted(forms) {
+			for way, body := range sorted(bothWays(form)) {
+				r := c.Elsewhere().Send(uploadRoute, body, "Content-Type", formType)
+				wantEqual(t, name+", "+way+": status", r.Status, status)
 			}
 		}
 	}
-	s.WantStored(t, stored)
+	s.WantStored(t, len(taken)*len(bothWays("")))
 }
 
 // F1, G3: Downloads obey conditions and ranges. Any signed-in user may read a file whose path they
@@ -225,13 +211,11 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 			for _, header := range test.Headers {
 				headers = append(headers, hubstest.FillIn(header, words...))
 			}
-			head := s.Wire(t, "HEAD", path, nil, headers...)
-			test.Expect.Check(t, head)
+			test.Expect.Check(t, s.Wire(t, "HEAD", path, nil, headers...))
 			r := s.Wire(t, "GET", path, nil, headers...)
 			test.Expect.Check(t, r)
-			got := string(r.Body)
-			if test.Content != nil && got != *test.Content {
-				t.Errorf("content: got %q, want %q", got, *test.Content)
+			if test.Content != nil {
+				wantEqual(t, "content", string(r.Body), *test.Content)
 			}
 		})
 	}
@@ -243,23 +227,22 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 func TestFilesThatAreNotAsStored(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
-	s.AllowErrorsWithAnyOf("file on disk is not the one", "no such file or directory", "path escapes from parent")
+	s.AllowErrorsWithAnyOf(
+		"file on disk is not the one",
+		"no such file or directory",
+		"path escapes from parent")
 	folder, err := os.Stat(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	content := make([]byte, folder.Size())
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for name, damage := range map[string]string{
+	must(t, os.WriteFile(outside, content, 0o600))
+	for name, damage := range sorted(map[string]string{
 		"removed":  `rm $1`,
 		"cut":      `head -c 3 $2 > $1`,
 		"extended": `echo more >> $1`,
 		"a folder": `rm $1; mkdir $1`,
 		"a link":   `ln -sf $2 $1`,
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			c := c.In(t)
 			f := c.Upload("a.txt", content).Must(t, 201).JSON(t)
@@ -291,24 +274,47 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
 	good := form(partHeader, large)
-	for name, test := range map[string]struct {
-		kind, body string
-		want       int
+	for name, test := range sorted(map[string]struct {
+		kind   string // Content-Type
+		body   string
+		status int
 	}{
-		"another type":           {"text/plain", good, 415},
-		"no boundary":            {"multipart/form-data", good, 400},
-		"another field":          {formType, form(otherHeader, large), 400},
-		"announced as too large": {formType, good + strings.Repeat("x", 64<<10), 413},
-		"found too large":        {formType, form(partHeader, large+"x"), 413},
-		"headers too long":       {formType, form(partHeader+large, ""), 413},
-	} {
+		"another type": {
+			kind:   "text/plain",
+			body:   good,
+			status: 415,
+		},
+		"no boundary": {
+			kind:   "multipart/form-data",
+			body:   good,
+			status: 400,
+		},
+		"another field": {
+			kind:   formType,
+			body:   form(otherHeader, large),
+			status: 400,
+		},
+		"announced as too large": {
+			kind:   formType,
+			body:   good + strings.Repeat("x", 64<<10),
+			status: 413,
+		},
+		"found too large": {
+			kind:   formType,
+			body:   form(partHeader, large+"x"),
+			status: 413,
+		},
+		"headers too long": {
+			kind:   formType,
+			body:   form(partHeader+large, ""),
+			status: 413,
+		},
+	}) {
 		t.Run(name, func(t *testing.T) {
 			conn := hubstest.Dial(t, s.Addr)
 			request := uploadHead(c, test.kind, len(test.body)) + test.body
-			closes := conn.Exchange(t, request, test.want)
-			if closes {
-				t.Error("got an answer that closes the connection, want the connection open")
-			}
+			closes := conn.Exchange(t, request, test.status)
+			wantEqual(t, "the answer closes the connection", closes, false)
 			conn.Exchange(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n", 200)
 		})
 	}
@@ -353,11 +359,7 @@ func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	const maxSent = 32 << 20 // bytes; the buffers of the connection hold a few MB of them
 	_, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": "100000"})
 	endless := &endlessReader{}
-	r, err := c.Try("POST", "/files/upload", endless, "Content-Type", "text/plain")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Must(t, 415)
+	c.Send(uploadRoute, endless, "Content-Type", "text/plain").Must(t, 415)
 	if sent := endless.read.Load(); sent > maxSent {
 		t.Errorf("got %d bytes sent of an endless upload, want at most %d", sent, maxSent)
 	}
@@ -377,18 +379,15 @@ func (r *endlessReader) Read(p []byte) (int, error) {
 func TestUploadEndsWithItsRights(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	for command, want := range map[string]string{
+	for command, want := range sorted(map[string]string{
 		"suspend": "account_suspended",
 		"signout": "unauthenticated",
 		"delete":  "unauthenticated",
-	} {
+	}) {
 		c, email := s.Member(t, "member")
 		unfinished := c.StartUpload("a.txt")
 		s.User(t, command, email)
-		got := unfinished.Finish().Code()
-		if got != want {
-			t.Errorf("upload after user %s: got the code %q, want %s", command, got, want)
-		}
+		wantEqual(t, "upload after user "+command, unfinished.Finish().Code(), want)
 		s.WantStored(t, 0)
 	}
 }
@@ -400,10 +399,10 @@ func TestManyRangesAreIgnored(t *testing.T) {
 	t.Parallel()
 	_, c := start(t, "member")
 	file := upload(t, c, strings.Repeat("x", 100))
-	for ranges, status := range map[int]int{
+	for ranges, status := range sorted(map[int]int{
 		16: 206,
 		17: 200,
-	} {
+	}) {
 		header := "bytes=2-2" + strings.Repeat(",2-2", ranges-1)
 		c.Get(file, "Range", header).Must(t, status)
 	}

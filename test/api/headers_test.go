@@ -28,13 +28,15 @@ var securityHeaders = map[string]string{
 	"Retry-After":                  "",
 }
 
-// checkHeaders checks the status of an answer and its security headers, except that the headers in
-// differs must have other values.
-func checkHeaders(t *testing.T, r *hubstest.Response, status int, differs map[string]string) {
+// wantHeaders checks the status of an answer and its security headers. The headers in differs, at
+// most one map, must have other values.
+func wantHeaders(t *testing.T, r *hubstest.Response, status int, differs ...map[string]string) {
 	t.Helper()
-	r.Must(t, status)
+	wantEqual(t, r.Method+" "+r.Path+": status", r.Status, status)
 	want := maps.Clone(securityHeaders)
-	maps.Copy(want, differs)
+	for _, headers := range differs {
+		maps.Copy(want, headers)
+	}
 	for name, pattern := range want {
 		got := strings.Join(r.Header.Values(name), " and ")
 		if !regexp.MustCompile("^(" + pattern + ")$").MatchString(got) {
@@ -55,9 +57,9 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	preflight := admin.Send("OPTIONS /hubs", nil,
 		"Origin", "http://localhost:3000",
 		"Access-Control-Request-Method", "PATCH")
-	checkHeaders(t, preflight, 204, nil)
-	checkHeaders(t, admin.Get("/hubs"), 200, nil)
-	checkHeaders(t, admin.Get("/openapi.json"), 200, nil)
+	wantHeaders(t, preflight, 204)
+	wantHeaders(t, admin.Get("/hubs"), 200)
+	wantHeaders(t, admin.Get("/openapi.json"), 200)
 
 	ofFiles := map[string]string{
 		"Content-Security-Policy": hubstest.StrictCSP + ".*; sandbox .*",
@@ -65,26 +67,28 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	}
 	file := upload(t, admin, "hello")
 	whole := admin.Get(file)
-	checkHeaders(t, whole, 200, ofFiles)
-	checkHeaders(t, admin.Get(file, "Range", "bytes=1-2"), 206, ofFiles)
-	checkHeaders(t, admin.Get(file, "If-None-Match", whole.Header.Get("ETag")), 304, ofFiles)
-	checkHeaders(t, admin.Get(file, "Range", "bytes=9-"), 416, nil)
+	wantHeaders(t, whole, 200, ofFiles)
+	wantHeaders(t, admin.Get(file, "Range", "bytes=1-2"), 206, ofFiles)
+	wantHeaders(t, admin.Get(file, "If-None-Match", whole.Header.Get("ETag")), 304, ofFiles)
+	wantHeaders(t, admin.Get(file, "Range", "bytes=9-"), 416)
 
-	checkHeaders(t, admin.Upload("a.txt", []byte("more than ten")), 413, nil)
-	checkHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`), 201, nil)
-	checkHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site"), 403, nil)
-	checkHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "If-Match", `"a"`), 412, nil)
-	checkHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "Content-Encoding", "gzip"), 415, nil)
-	checkHeaders(t, admin.Send("POST /hubs", "{}"), 400, nil)
-	checkHeaders(t, admin.Send("POST /terms/acceptance", `{"version":"a"}`), 409, nil)
-	checkHeaders(t, admin.Get("/nowhere"), 404, nil)
-	checkHeaders(t, srv.Client(t).Get("/hubs"), 401, map[string]string{"WWW-Authenticate": "Cookie"})
-	checkHeaders(t, admin.Send("DELETE /hubs", nil), 405, map[string]string{"Allow": "GET, HEAD, POST"})
+	wantHeaders(t, admin.Upload("a.txt", []byte("more than ten")), 413)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`), 201)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "Sec-Fetch-Site", "cross-site"), 403)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "If-Match", `"a"`), 412)
+	wantHeaders(t, admin.Send("POST /hubs", `{"name":"a"}`, "Content-Encoding", "gzip"), 415)
+	wantHeaders(t, admin.Send("POST /hubs", "{}"), 400)
+	wantHeaders(t, admin.Send("POST /terms/acceptance", `{"version":"a"}`), 409)
+	wantHeaders(t, admin.Get("/nowhere"), 404)
+	wantHeaders(t, srv.Client(t).Get("/hubs"), 401, map[string]string{"WWW-Authenticate": "Cookie"})
+	wantHeaders(t, admin.Send("DELETE /hubs", nil), 405, map[string]string{"Allow": "GET, HEAD, POST"})
 	later := map[string]string{"Retry-After": "[1-9][0-9]*"}
-	checkHeaders(t, flood(t, srv.Client(t), "GET /nowhere"), 429, later)
+	limit := hubstest.LimitOf(t, "GET /hubs")
+	_, refusal := spend(srv.Client(t), limit, "GET /nowhere", nil)
+	wantHeaders(t, refusal, 429, later)
 	database.Cut()
-	checkHeaders(t, admin.Get("/hubs"), 503, later) // Z2
-	checkHeaders(t, admin.Get("/healthz"), 503, later)
+	wantHeaders(t, admin.Get("/hubs"), 503, later) // Z2
+	wantHeaders(t, admin.Get("/healthz"), 503, later)
 }
 
 // The steps of a request run in their order. The limit by client address comes before the check of
@@ -104,17 +108,13 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 		t.Run(request, func(t *testing.T) {
 			t.Parallel()
 			id := hubstest.NewUUID()
-			answer := flood(t, srv.Client(t), request, append(headers, "X-Request-Id", id)...)
-			got := answer.Header.Get("X-Request-Id")
-			if got != id {
-				t.Errorf("X-Request-Id: got %q, want the client's own, %s", got, id)
-			}
+			limit := hubstest.LimitOf(t, "GET /hubs")
+			_, answer := spend(srv.Client(t), limit, request, nil,
+				append(headers, "X-Request-Id", id)...)
+			wantLimited(t, answer, limit)
+			wantEqual(t, "X-Request-Id", answer.Header.Get("X-Request-Id"), id)
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
-			want := slices.Contains(headers, origin)
-			if readable != want {
-				t.Errorf("readable by a page of the origin: got %v, want %v, in %v",
-					readable, want, answer)
-			}
+			wantEqual(t, "readable by a page", readable, slices.Contains(headers, origin))
 			method, _, _ := strings.Cut(request, " ")
 			wantLogged(t, srv, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
 		})
@@ -130,11 +130,8 @@ func TestAnswersTellTheirLength(t *testing.T) {
 		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
 	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
 		answer := c.Get(path)
-		got := answer.Header.Get("Content-Length")
-		if got != strconv.Itoa(len(answer.Body)) {
-			t.Errorf("%s: got Content-Length %q, want the %d bytes of the body",
-				path, got, len(answer.Body))
-		}
+		length := strconv.Itoa(len(answer.Body))
+		wantEqual(t, path+": Content-Length", answer.Header.Get("Content-Length"), length)
 	}
 }
 
@@ -154,8 +151,12 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		"a", "0", "A.b_c-9", "..",
 		strings.Repeat("x", 128),
 	} {
-		if got := send(id); got != id {
-			t.Errorf("X-Request-Id: got %q, want the client's own, %q", got, id)
+		wantEqual(t, "X-Request-Id", send(id), id)
+	}
+	wantNew := func(sent, got string) {
+		t.Helper()
+		if len(got) < 16 {
+			t.Errorf("X-Request-Id %q: got %q, want a new id", sent, got)
 		}
 	}
 	seen := map[string]bool{}
@@ -166,19 +167,14 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		seen[id] = true
 		got := send(id)
 		if seen[got] {
-			t.Errorf("X-Request-Id %q: got %q, want a new id", id, got)
+			t.Errorf("X-Request-Id %q: got %q, want another one", id, got)
 		}
-		if len(got) < 16 {
-			t.Errorf("X-Request-Id %q: got %q, want at least 16 characters", id, got)
-		}
+		wantNew(id, got)
 		seen[got] = true
 	}
 	// The second of two headers is never used, even if only the second has the right form.
 	twice := srv.Wire(t, "GET", "/nowhere", nil,
 		"X-Request-Id", "a b",
 		"X-Request-Id", "c")
-	got := twice.Header.Get("X-Request-Id")
-	if len(got) < 16 {
-		t.Errorf("two X-Request-Id headers: got %q, want a new id", got)
-	}
+	wantNew("twice", twice.Header.Get("X-Request-Id"))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -41,7 +40,7 @@ func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T
 	return value
 }
 
-// A hubReader requests lists of hubs and compares them with a simple model.
+// A hubReader requests lists of hubs. Its model says what each list must be.
 type hubReader struct {
 	*hubstest.Client
 	all []hub // in the database
@@ -73,9 +72,7 @@ func newHubReader(t testing.TB, pieces string) *hubReader {
 		})
 	}
 	encoded, err := json.Marshal(reader.all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	hubstest.Exec(t, srv.Database, `
 		insert into hubs (hub_id, name, description, status, created_at, updated_at)
 		select * from json_to_recordset($1) as hub ("hubId" uuid, name text, description text,
@@ -83,9 +80,11 @@ func newHubReader(t testing.TB, pieces string) *hubReader {
 	return reader
 }
 
-// model returns the page that the server must send for the parameters. It filters and sorts all
-// hubs.
-func (r *hubReader) model(q url.Values) hubPage {
+// model returns the page that the server must send for a query. It filters and sorts all hubs.
+func (r *hubReader) model(t testing.TB, query string) hubPage {
+	t.Helper()
+	q, err := url.ParseQuery(query)
+	must(t, err)
 	var found []hub
 	for _, h := range r.all {
 		hasName := strings.Contains(nameKey(h.Name), nameKey(q.Get("filters[name]")))
@@ -130,21 +129,11 @@ func nameKey(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "ς", "σ")
 }
 
-// ask requests a page and compares it with the page of the model.
-func (r *hubReader) ask(t testing.TB, query string) hubPage {
+// get requests a page. Each request has a client address of its own, because of the limit by client
+// address.
+func (r *hubReader) get(t testing.TB, query string) hubPage {
 	t.Helper()
-	parameters, err := url.ParseQuery(query)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Each request has a client address of its own, because of the limit by client address.
-	answer := r.Elsewhere().Get("/hubs?" + query)
-	got := decode[hubPage](t, answer, 200)
-	want := r.model(parameters)
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("GET /hubs?%s: got\n%v\nwant\n%v", query, got, want)
-	}
-	return got
+	return decode[hubPage](t, r.Elsewhere().Get("/hubs?"+query), 200)
 }
 
 var hubOrders = []string{
@@ -172,16 +161,19 @@ func TestHubListOrderAndPages(t *testing.T) {
 			offset := 0
 			hasMore := true
 			for hasMore {
-				page := r.ask(t, fmt.Sprint(order, filter, "&limit=45&offset=", offset))
+				query := fmt.Sprint(order, filter, "&limit=45&offset=", offset)
+				page := r.get(t, query)
+				wantEqual(t, "GET /hubs?"+query, page, r.model(t, query))
 				hasMore = page.HasMore
 				offset += page.Limit
 			}
 		}
 	}
-	r.ask(t, "")
+	wantEqual(t, "GET /hubs?", r.get(t, ""), r.model(t, ""))
 	for _, limit := range []int{1, 100} {
 		for _, offset := range []int{0, 100, 101, 300, 399, 400, 10000} {
-			r.ask(t, fmt.Sprintf("limit=%d&offset=%d", limit, offset))
+			query := fmt.Sprintf("limit=%d&offset=%d", limit, offset)
+			wantEqual(t, "GET /hubs?"+query, r.get(t, query), r.model(t, query))
 		}
 	}
 }
@@ -212,7 +204,8 @@ func TestHubListSearch(t *testing.T) {
 	}
 	for i, search := range searches {
 		order := hubOrders[i%len(hubOrders)]
-		r.ask(t, order+"&filters[name]="+url.QueryEscape(search))
+		query := order + "&filters[name]=" + url.QueryEscape(search)
+		wantEqual(t, "GET /hubs?"+query, r.get(t, query), r.model(t, query))
 	}
 }
 
@@ -254,8 +247,7 @@ func (a hubAdmin) wantNone(path string) {
 	for _, method := range []string{"GET", "DELETE"} {
 		hubstest.WantProblem(a.t, a.Do(method, path, nil), 404, "not_found")
 	}
-	changed := a.Do("PATCH", path, `{"name":"x"}`)
-	hubstest.WantProblem(a.t, changed, 404, "not_found")
+	hubstest.WantProblem(a.t, a.Do("PATCH", path, `{"name":"x"}`), 404, "not_found")
 }
 
 // A hub is created with defaults, read and deleted. Two hubs may have the same name.
@@ -266,17 +258,11 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 	answer := admin.Send("POST /hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
-	location := answer.Header.Get("Location")
-	if location != path {
-		t.Errorf("Location: got %q, want %q", location, path)
-	}
+	wantEqual(t, "Location", answer.Header.Get("Location"), path)
 	if got.CreatedAt.Before(begin) {
 		t.Errorf("createdAt: got %v, want it after %v", got.CreatedAt, begin)
 	}
-	inUTC := strings.Count(string(answer.Body), `Z"`)
-	if inUTC != 2 {
-		t.Errorf("got %d times in UTC, want 2, createdAt and updatedAt: %s", inUTC, answer.Body)
-	}
+	wantEqual(t, "createdAt and updatedAt in UTC", strings.Count(string(answer.Body), `Z"`), 2)
 	want := hub{
 		HubID:     got.HubID,
 		Name:      "North",
@@ -284,21 +270,13 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 		CreatedAt: got.CreatedAt,
 		UpdatedAt: got.CreatedAt,
 	}
-	if got != want {
-		t.Errorf("created with a name: got %v, want %v", got, want)
-	}
-	read := admin.read(got.HubID)
-	if read != want {
-		t.Errorf("read: got %v, want %v", read, want)
-	}
+	wantEqual(t, "created with a name", got, want)
+	wantEqual(t, "read", admin.read(got.HubID), want)
 
 	twin := admin.create(`{"name":"North"}`)
 	admin.Do("DELETE", path, nil).Must(t, 204)
 	admin.wantNone(path)
-	got = admin.read(twin.HubID)
-	if got != twin {
-		t.Errorf("the other hub of the same name: got %v, want it unchanged: %v", got, twin)
-	}
+	wantEqual(t, "the other hub of the same name", admin.read(twin.HubID), twin)
 }
 
 // A change sets the fields that it has, and updatedAt. It leaves the other fields as they are.
@@ -320,13 +298,8 @@ func TestHubChange(t *testing.T) {
 		}
 		want.UpdatedAt = got.UpdatedAt
 		hubstest.Decode(t, change, change, &want) // sets only the fields in change
-		if got != want {
-			t.Errorf("%s: got %v, want %v", change, got, want)
-		}
-		got = admin.read(want.HubID)
-		if got != want {
-			t.Errorf("read after %s: got %v, want %v", change, got, want)
-		}
+		wantEqual(t, change, got, want)
+		wantEqual(t, "read after "+change, admin.read(want.HubID), want)
 	}
 }
 
@@ -337,10 +310,7 @@ func TestHubTimesNeverGoBack(t *testing.T) {
 	id := admin.create(`{"name":"North"}`).HubID
 	later := time.Now().UTC().Add(time.Hour).Truncate(time.Second)
 	hubstest.Exec(t, admin.srv.Database, "update hubs set updated_at = $1", later)
-	got := admin.change(id, `{"name":"South"}`).UpdatedAt
-	if got != later {
-		t.Errorf("updatedAt: got %v, want it unchanged: %v", got, later)
-	}
+	wantEqual(t, "updatedAt", admin.change(id, `{"name":"South"}`).UpdatedAt, later)
 }
 
 // If the id in a path is not exactly that of a hub, the answer is a 404. No such id causes an error
@@ -361,8 +331,5 @@ func TestOnlyExactIDsAreFound(t *testing.T) {
 		admin.IP = hubstest.NewIP()
 		admin.wantNone("/hubs/" + text)
 	}
-	got := admin.read(id).Name
-	if got != "a" {
-		t.Errorf("name of the hub: got %q, want it unchanged: a", got)
-	}
+	wantEqual(t, "name of the hub", admin.read(id).Name, "a")
 }

@@ -32,10 +32,9 @@ func TestHubListParameters(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			path := cmp.Or(c.Path, "/hubs")
 			target := path + "?" + hubstest.FillIn(c.Query)
-			answer := srv.Wire(t, "GET", target, nil,
+			c.Expect.Check(t, srv.Wire(t, "GET", target, nil,
 				"Cookie", cookie,
-				"X-Forwarded-For", hubstest.NewIP())
-			c.Expect.Check(t, answer)
+				"X-Forwarded-For", hubstest.NewIP()))
 		})
 	}
 }
@@ -81,10 +80,8 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 			}
 		})
 	}
-	got := hubstest.Query[int](t, srv.Database, "select count(*) from hubs")
-	if got != created {
-		t.Errorf("got %d hubs, want %d: one for each 201", got, created)
-	}
+	hubs := hubstest.Query[int](t, srv.Database, "select count(*) from hubs")
+	wantEqual(t, "hubs, one for each 201", hubs, created)
 }
 
 // send sends the request of a case with a session token, or without one if session is empty. It
@@ -123,22 +120,22 @@ func TestBodyLimits(t *testing.T) {
 		t.Helper()
 		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Must(t, want)
 	}
-	for size, want := range map[int]int{
+	for size, want := range sorted(map[int]int{
 		maxBody:     200,
 		maxBody + 1: 413,
 		5 * maxBody: 413,
-	} {
+	}) {
 		padded := fmt.Sprintf("%-*s", size, `{"email":"a@limits.example"}`)
-		for way, body := range bothWays(padded) {
+		for way, body := range sorted(bothWays(padded)) {
 			t.Run(fmt.Sprintf("a body of %d bytes, %s", size, way), func(t *testing.T) {
 				ask(t, body, "application/json", want)
 			})
 		}
 	}
-	for size, want := range map[int]int{
+	for size, want := range sorted(map[int]int{
 		maxType:     200,
 		maxType + 1: 415,
-	} {
+	}) {
 		const kind = "application/json;"
 		padded := fmt.Sprintf("%s%*s", kind, size-len(kind), "charset=utf-8")
 		t.Run(fmt.Sprintf("a type of %d bytes", size), func(t *testing.T) {
@@ -162,7 +159,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		fmt.Fprintf(&many, `,"x%03d":""`, i)
 	}
 	const email = `{"email":"a@b.example"`
-	for name, test := range map[string]struct {
+	for name, test := range sorted(map[string]struct {
 		body  string
 		first string // the first field that the answer names
 	}{
@@ -178,7 +175,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 			body:  email + `,"` + strings.Repeat("<", 5000) + `":1}`,
 			first: strings.Repeat("<", maxName),
 		},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
@@ -229,10 +226,10 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
-	for size, status := range map[int]int{
+	for size, status := range sorted(map[int]int{
 		15 << 10: 200,
 		17 << 10: 431,
-	} {
+	}) {
 		padding := strings.Repeat("x", size)
 		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Must(t, status)
 	}
@@ -302,7 +299,5 @@ func wantClosed(t *testing.T, conn io.Reader, answer string) {
 		t.Error("the connection is open at its deadline, want it closed")
 	}
 	line, _, _ := strings.Cut(string(got), "\r\n")
-	if line != answer {
-		t.Errorf("first line of the answer: got %q, want %q", line, answer)
-	}
+	wantEqual(t, "first line of the answer", line, answer)
 }

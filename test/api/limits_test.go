@@ -12,17 +12,31 @@ import (
 func TestLimitByClientAddress(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
-	// same counts against the limit of address, and other against a limit of its own.
-	for _, test := range []struct{ address, same, other string }{
-		{"192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2"},
-		{"2001:db8:0:1::1", "2001:db8:0:1::9", "2001:db8:0:2::1"},
+	limit := hubstest.LimitOf(t, "GET /hubs")
+	for _, test := range []struct {
+		address string
+		same    string // counts against the limit of address
+		other   string // counts against a limit of its own
+	}{
+		{
+			address: "192.0.2.1",
+			same:    "::ffff:192.0.2.1",
+			other:   "192.0.2.2",
+		},
+		{
+			address: "2001:db8:0:1::1",
+			same:    "2001:db8:0:1::9",
+			other:   "2001:db8:0:2::1",
+		},
 	} {
 		c.IP = test.address
-		flood(t, c, "GET /hubs")
+		passed, refusal := spend(c, limit, "GET /hubs", nil)
+		wantEqual(t, test.address+": requests that passed", passed, limit.Requests)
+		wantLimited(t, refusal, limit)
 		c.IP = test.same
-		hubstest.WantProblem(t, c.Get("/hubs"), 429, "rate_limited")
+		wantLimited(t, c.Get("/hubs"), limit)
 		c.IP = test.other
-		c.Get("/hubs").Must(t, 401)
+		hubstest.WantProblem(t, c.Get("/hubs"), 401, "unauthenticated")
 	}
 }
 
@@ -31,6 +45,7 @@ func TestLimitByClientAddress(t *testing.T) {
 func TestRequestsShareALimit(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
+	limit := hubstest.LimitOf(t, "GET /hubs")
 	for _, request := range []string{
 		"GET /nowhere",
 		"OPTIONS /hubs",
@@ -38,8 +53,10 @@ func TestRequestsShareALimit(t *testing.T) {
 		"GET /filesystem", // begins like the path of a file
 	} {
 		c := s.Client(t)
-		flood(t, c, request)
-		hubstest.WantProblem(t, c.Get("/hubs"), 429, "rate_limited")
+		passed, refusal := spend(c, limit, request, nil)
+		wantEqual(t, request+": requests that passed", passed, limit.Requests)
+		wantLimited(t, refusal, limit)
+		wantLimited(t, c.Get("/hubs"), limit)
 	}
 }
 
@@ -48,7 +65,8 @@ func TestRequestsShareALimit(t *testing.T) {
 func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
-	flood(t, c, "GET /hubs")
+	_, refusal := spend(c, hubstest.LimitOf(t, "GET /hubs"), "GET /hubs", nil)
+	refusal.Must(t, 429)
 	c.Get("/files/a/b").Must(t, 401)
 	c.Send("HEAD /files/a/b", nil).Must(t, 401)
 }
@@ -61,16 +79,18 @@ func TestLimitOfCodes(t *testing.T) {
 	s := hubstest.Start(t)
 	limit := hubstest.LimitOf(t, askRoute)
 	email, _ := s.NewUser(t, "member")
-	ask := map[string]string{"email": email}
+	body := map[string]string{"email": email}
 	c := s.Client(t)
 
-	spend(t, c, limit, askRoute, ask)
+	passed, refusal := spend(c, limit, askRoute, body)
 
+	wantEqual(t, askRoute+": requests that passed", passed, limit.Requests)
+	wantLimited(t, refusal, limit)
 	spelled := map[string]string{"email": " " + strings.ToUpper(email)}
 	wantLimited(t, c.Send(askRoute, spelled), limit)
 	c.AskCode("x" + email)
 	c.Elsewhere().AskCode(email)
-	c.IP += "9" // another address of the client's network
-	wantLimited(t, c.Send(askRoute, ask), limit)
+	c.IP = strings.TrimSuffix(c.IP, "1") + "2" // another address of the client's network
+	wantLimited(t, c.Send(askRoute, body), limit)
 	c.PresentCode(email, s.Code(t, email)).Must(t, 200)
 }

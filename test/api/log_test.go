@@ -72,9 +72,7 @@ func wantLine(t *testing.T, line string, want map[string]any) {
 	maps.DeleteFunc(want, func(_ string, value any) bool {
 		return value == nil
 	})
-	if !maps.Equal(got, want) {
-		t.Errorf("got the members\n%v\nwant\n%v", got, want)
-	}
+	wantEqual(t, "members", got, want)
 }
 
 // The places of a request where a client can put a text of its own: paths, in which WORD stands for
@@ -142,10 +140,7 @@ func TestLocalLogHasCodesOnly(t *testing.T) {
 	if !strings.Contains(text, want) {
 		t.Errorf("got the log\n%s\nwant the code in it, between blank lines: %q", text, want)
 	}
-	n := s.Log.Count(`"msg":"request"`)
-	if n != 0 {
-		t.Errorf("got %d request lines, want 0", n)
-	}
+	wantEqual(t, "request lines", s.Log.Count(`"msg":"request"`), 0)
 }
 
 // G4: In every environment, each sign-in, sign-out and refusal has a log line with the request id.
@@ -172,19 +167,18 @@ func TestEventsInTheLog(t *testing.T) {
 			code := s.Code(t, email)
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
 			wantLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
-			right := c.PresentCode(email, code)
-			wantLogged(t, s, right, `"msg":"signed in"`, anyUserID)
+			wantLogged(t, s, c.PresentCode(email, code), `"msg":"signed in"`, anyUserID)
 			wantRefused("terms_not_accepted", anyUserID)
 			token := c.Token()
-			out := c.Send("POST /auth/logout", nil)
-			wantLogged(t, s, out, `"msg":"signed out"`, anyUserID)
+			wantLogged(t, s, c.Send("POST /auth/logout", nil), `"msg":"signed out"`, anyUserID)
 			wantRefused("unauthenticated", `"reason":"missing"`)
 			c.SetToken(token)
 			s.User(t, "suspend", email)
 			wantRefused("account_suspended", anyUserID)
 			s.User(t, "signout", email)
 			wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
-			limited := flood(t, s.Client(t), "GET /nowhere")
+			limit := hubstest.LimitOf(t, "GET /hubs")
+			_, limited := spend(s.Client(t), limit, "GET /nowhere", nil)
 			wantLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 		})
 	}
@@ -194,9 +188,8 @@ func TestEventsInTheLog(t *testing.T) {
 // contain the address and the code. The harness looks for both in the log of every server.
 func TestMailServersWordsAreMasked(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t, staging(t))
-	s.Mail.Fail(hubstest.MailRepeats)
-	email := failToSend(t, s)
+	s := startFailing(t, hubstest.MailRepeats)
+	_, email := ask(t, s)
 	line := s.Log.WaitFor(t, `"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
 	s.Code(t, email) // fails unless the mail, which the mail server repeats, has a code
 	if strings.Contains(line, hubstest.RepeatedPassword) {
@@ -229,10 +222,7 @@ func TestPowerfulDatabaseRoleIsReported(t *testing.T) {
 			hubstest.Exec(t, database, "grant "+test.grant+" on users to "+role)
 			s := hubstest.Start(t, test.env, map[string]string{"DATABASE_URL": url})
 			s.Stop(t)
-			got := s.Log.Count(`"level":"WARN"`, warning)
-			if got != test.warned {
-				t.Errorf("got %d warnings, want %d:\n%s", got, test.warned, s.Log)
-			}
+			wantEqual(t, "warnings", s.Log.Count(`"level":"WARN"`, warning), test.warned)
 		})
 	}
 }

@@ -25,7 +25,7 @@ func TestCORS(t *testing.T) {
 		if c.Server != "" {
 			servers = map[string]*hubstest.Server{c.Server: hubstest.Named(t, all, c.Server)}
 		}
-		for name, srv := range servers {
+		for name, srv := range sorted(servers) {
 			t.Run(name+"/"+c.Name, func(t *testing.T) {
 				headers := []string{"X-Forwarded-For", hubstest.NewIP()}
 				var origin string
@@ -62,9 +62,7 @@ func checkOrigin(
 		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r)
 		hubstest.WantHeaders(t, r, cors)
-		if got := r.Header.Get("Vary"); got != "Origin" {
-			t.Errorf("%s %s: Vary: got %q, want \"Origin\"", method, path, got)
-		}
+		wantEqual(t, method+" "+path+": Vary", r.Header.Get("Vary"), "Origin")
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
 				t.Errorf("got the header %s: %q, want no CORS header, in %v", name, r.Header[name], r)
@@ -110,8 +108,8 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 		Allowed bool
 	}](t, "testdata/cross-site.json") {
 		t.Run(test.Name, func(t *testing.T) {
-			for _, r := range contractRoutes(t) {
-				q := sample(t, srv, admin.In(t).Elsewhere(), r.name)
+			for _, r := range routes {
+				q := r.call(t, srv, admin.In(t).Elsewhere())
 				answer := q.send(srv.With(t, admin.Token()), test.Headers...)
 				isRead := strings.HasPrefix(r.name, "GET ")
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer
@@ -160,8 +158,5 @@ func wantRefusedOrigins(t *testing.T, srv *hubstest.Server, allowed, shown strin
 	for _, id := range []string{"refused-write", "refused-form", "refused-preflight"} {
 		srv.Log.WaitFor(t, settings, `"origin":"`+shown, `"requestId":"`+id)
 	}
-	got := srv.Log.Count("ALLOWED_")
-	if got != 3 {
-		t.Errorf("got %d lines that name a setting, want 3:\n%s", got, srv.Log)
-	}
+	wantEqual(t, "lines that name a setting", srv.Log.Count("ALLOWED_"), 3)
 }

@@ -27,9 +27,7 @@ func TestPostgresVersion(t *testing.T) {
 		return
 	}
 	version, err := exec.Command(folder+"/postgres", "--version").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !strings.Contains(string(version), fmt.Sprintf(" %d.", major)) {
 		t.Errorf("got PostgreSQL %d, want the version in HUBS_PG_BIN: %s", major, version)
 	}

@@ -47,10 +47,7 @@ func TestMigrateAtOnce(t *testing.T) {
 		})
 	}
 	migrations.Wait()
-	got := schemaOf(t, database)
-	if got != want {
-		t.Errorf("got the schema\n%s\nwant that of a new database:\n%s", got, want)
-	}
+	wantText(t, "schema, compared with that of a new database", schemaOf(t, database), want)
 }
 
 // A migration that has nothing to change takes no lock that conflicts with reads. So it does not
@@ -59,9 +56,7 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	reader, err := hubstest.OpenDB(t, database).Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer reader.Rollback()
 	// The transaction keeps the locks of its reads until it ends.
 	if _, err := reader.Exec("select from " + strings.Join(hubstest.Tables(t), ", ")); err != nil {
@@ -82,10 +77,7 @@ func TestSchemaConstraints(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			statements, line, _ := strings.Cut(hubstest.FillInLimits(t, c.Text), "\n[")
 			want, _, _ := strings.Cut(line, "]")
-			got := sqlErrorOf(t, db, statements)
-			if got != want {
-				t.Errorf("%s: got the error %q, want %q", statements, got, want)
-			}
+			wantEqual(t, statements, sqlErrorOf(t, db, statements), want)
 		})
 	}
 }
@@ -102,14 +94,11 @@ func TestDeletedUserLeavesFiles(t *testing.T) {
 	} {
 		hubstest.Exec(t, database, statement, user)
 	}
-	for statement, want := range map[string]int{
+	for statement, want := range sorted(map[string]int{
 		"select count(*) from terms_acceptances":           0,
 		"select count(*) from files where user_id is null": 1,
-	} {
-		got := hubstest.Query[int](t, database, statement)
-		if got != want {
-			t.Errorf("%s: got %d rows, want %d", statement, got, want)
-		}
+	}) {
+		wantEqual(t, statement, hubstest.Query[int](t, database, statement), want)
 	}
 }
 
@@ -118,9 +107,7 @@ func TestDeletedUserLeavesFiles(t *testing.T) {
 func sqlErrorOf(t testing.TB, db *sql.DB, statements string, args ...any) string {
 	t.Helper()
 	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback()
 	_, err = tx.Exec(statements, args...)
 	if err == nil {
@@ -148,8 +135,6 @@ func TestTableTakesTheSameAddresses(t *testing.T) {
 			want = ""
 		}
 		got := sqlErrorOf(t, db, "insert into users (email) values ($1)", email)
-		if got != want {
-			t.Errorf("%q: got the error %q, want %q", email, got, want)
-		}
+		wantEqual(t, email, got, want)
 	}
 }

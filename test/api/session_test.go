@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"net/http"
 	"strings"
@@ -49,13 +48,12 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 			if r.Status == 401 && c.Reason != "any" {
 				wantLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
-			if r.Status == 200 && r.Field(t, "user", "userId") != user.id {
-				t.Errorf("got the session of another user: %v", r)
+			if r.Status == 200 {
+				wantEqual(t, "user of the session", r.Field(t, "user", "userId"), user.id)
 			}
 		})
 	}
-	withoutToken := s.Client(t).Get("/auth/session")
-	wantLogged(t, s, withoutToken, `"reason":"missing"`)
+	wantLogged(t, s, s.Client(t).Get("/auth/session"), `"reason":"missing"`)
 }
 
 // An account is a user of tokens.json.
@@ -108,8 +106,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 				headers = append(headers, hubstest.FillIn(text, words...))
 			}
 			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			r := s.Wire(t, "GET", target, nil, headers...)
-			c.Expect.Check(t, r)
+			c.Expect.Check(t, s.Wire(t, "GET", target, nil, headers...))
 		})
 	}
 }
@@ -162,9 +159,7 @@ func TestCookiesAreExact(t *testing.T) {
 
 			out := c.Send("POST /auth/logout", nil).Must(t, 204)
 			wantCookie(out, "", "0")
-			if left := c.Token(); left != "" {
-				t.Errorf("got the token %q in the jar after sign-out, want none", left)
-			}
+			wantEqual(t, "token in the jar after sign-out", c.Token(), "")
 			s.With(t, token).Get("/auth/session").Must(t, 200)
 		})
 	}
@@ -174,9 +169,7 @@ func TestCookiesAreExact(t *testing.T) {
 func sessionLife(t *testing.T, answer *hubstest.Response) time.Duration {
 	t.Helper()
 	cookie, err := http.ParseSetCookie(answer.Header.Get("Set-Cookie"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return time.Duration(cookie.MaxAge) * time.Second
 }
 
@@ -189,28 +182,19 @@ func TestTokenClaims(t *testing.T) {
 	c := s.Client(t)
 	view := c.SignIn(email)
 	header, claims := hubstest.ReadToken(t, c.Token())
-	wantHeader := map[string]any{
+	wantEqual(t, "header", header, map[string]any{
 		"alg": "HS256",
 		"typ": "JWT",
-	}
-	if !maps.Equal(header, wantHeader) {
-		t.Errorf("got the header %v, want %v", header, wantHeader)
-	}
+	})
 	expires := timeOf(t, view, "expiresAt")
 	issued := expires.Add(-sessionLife(t, view))
-	age := time.Since(issued)
-	if age.Abs() > time.Minute {
-		t.Errorf("got a token issued %v ago, want at most a minute", age)
-	}
-	want := map[string]any{
+	wantNow(t, "the token's start", issued)
+	wantEqual(t, "claims", claims, map[string]any{
 		"email":  email,
 		"userId": userID,
 		"iat":    float64(issued.UnixMicro()) / 1e6,
 		"exp":    float64(expires.UnixMicro()) / 1e6,
-	}
-	if !maps.Equal(claims, want) {
-		t.Errorf("got the claims %v, want %v", claims, want)
-	}
+	})
 }
 
 // The first key in SESSION_SECRET signs new tokens, and every key in it verifies tokens. A token
@@ -264,8 +248,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 				s.User(t, strings.Fields(command)...)
 			}
 			for _, client := range []*hubstest.Client{one, other} {
-				r := client.Send("POST /hubs", `{"name":"North"}`)
-				c.Expect.Check(t, r)
+				c.Expect.Check(t, client.Send("POST /hubs", `{"name":"North"}`))
 			}
 			r := s.Client(t).PresentCode(email, code)
 			c.Validate.Check(t, r)
@@ -299,18 +282,15 @@ func TestSignOutIsExact(t *testing.T) {
 			"<iat>", fmt.Sprintf("%.6f", float64(issued)/1e6))
 		c := s.With(t, hubstest.Forge(s.Env["SESSION_SECRET"], payload))
 		// shift is the time from the start of the session to the sign-out, in microseconds.
-		for shift, want := range map[int64]int{
+		for shift, want := range sorted(map[int64]int{
 			-1: 200,
 			0:  200,
 			1:  401,
-		} {
+		}) {
 			hubstest.Exec(t, s.Database, `update users set signed_out_at =
 				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
-			got := c.Get("/auth/session").Status
-			if got != want {
-				t.Errorf("issued at %d µs, signed out %+d µs later: got the status %d, want %d",
-					issued, shift, got, want)
-			}
+			what := fmt.Sprintf("issued at %d µs, signed out %+d µs later: status", issued, shift)
+			wantEqual(t, what, c.Get("/auth/session").Status, want)
 		}
 	}
 }
@@ -367,10 +347,7 @@ func TestSignInNeedsClocksThatAgree(t *testing.T) {
 			t.Parallel()
 			s, restore := shiftedClock(t, shift)
 			s.AllowErrorsWithAnyOf(difference)
-			email, _ := s.NewUser(t, "member")
-			c := s.Client(t)
-			c.AskCode(email)
-			code := s.Code(t, email)
+			c, email, code := asked(t, s)
 			wantNoSession(t, c.PresentCode(email, code), 503, "unavailable")
 			s.Log.WaitFor(t, "ERROR", difference)
 			restore()
@@ -432,16 +409,16 @@ func TestOnlyTheCurrentTermsCount(t *testing.T) {
 		hubstest.WantProblem(t, accept(c, version), 409, "conflict")
 		hubstest.Exec(t, s.Database,
 			"insert into terms_acceptances (user_id, version) values ($1, $2)", userID, version)
-		wantTerms(t, c, false)
+		wantNoTerms(t, c)
 	}
 	c.AcceptTerms()
-	wantTerms(t, c, true)
+	wantTerms(t, c)
 	// After a release with new terms, the accepted version is no longer the current one.
 	hubstest.Exec(t, s.Database,
 		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
-	wantTerms(t, c, false)
+	wantNoTerms(t, c)
 	c.AcceptTerms()
-	wantTerms(t, c, true)
+	wantTerms(t, c)
 }
 
 // A user who accepts the terms again, at the same time or later, gets the time of the first
@@ -459,31 +436,28 @@ func TestFirstAcceptanceIsKept(t *testing.T) {
 	first := <-answers
 	second := <-answers
 	later := accept(c, current).Must(t, 200)
-	if second != first || string(later.Body) != first {
-		t.Errorf("accepted again: got %s and %s, want both as the first time: %s",
-			second, later.Body, first)
-	}
-	if got := later.Field(t, "version"); got != current {
-		t.Errorf("accepted version: got %v, want %s", got, current)
-	}
-	if age := time.Since(timeOf(t, later, "acceptedAt")); age.Abs() > time.Minute {
-		t.Errorf("got an acceptance of %v ago, want at most a minute", age)
-	}
+	wantEqual(t, "accepted at the same time", second, first)
+	wantEqual(t, "accepted again later", string(later.Body), first)
+	wantEqual(t, "accepted version", later.Field(t, "version"), current)
+	wantNow(t, "acceptedAt", timeOf(t, later, "acceptedAt"))
 }
 
-// wantTerms checks whether the session says that the terms are accepted. If they are, an admin may
-// read hubs; otherwise, reads and writes of hubs are a 403.
-func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
+// wantTerms checks that the session says that the terms are accepted, and that an admin may read
+// hubs.
+func wantTerms(t *testing.T, c *hubstest.Client) {
 	t.Helper()
-	got := c.Get("/auth/session").Must(t, 200).Field(t, "terms", "accepted")
-	if got != accepted {
-		t.Errorf("terms.accepted: got %v, want %v", got, accepted)
-	}
-	if accepted {
-		c.Get("/hubs").Must(t, 200)
-		return
-	}
+	view := c.Get("/auth/session").Must(t, 200)
+	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), true)
+	c.Get("/hubs").Must(t, 200)
+}
+
+// wantNoTerms checks that the session says that the terms are not accepted, and that reads and
+// writes of hubs are a 403.
+func wantNoTerms(t *testing.T, c *hubstest.Client) {
+	t.Helper()
+	view := c.Get("/auth/session").Must(t, 200)
+	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), false)
 	hubstest.WantProblem(t, c.Get("/hubs"), 403, "terms_not_accepted")
-	made := c.Send("POST /hubs", `{"name":"North"}`)
-	hubstest.WantProblem(t, made, 403, "terms_not_accepted")
+	write := c.Send("POST /hubs", `{"name":"North"}`)
+	hubstest.WantProblem(t, write, 403, "terms_not_accepted")
 }

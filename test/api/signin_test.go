@@ -1,12 +1,9 @@
 package api
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -28,23 +25,15 @@ func TestCodeOpensASession(t *testing.T) {
 	answer := c.Send(askRoute, map[string]string{"email": upper}).Must(t, 200)
 	example := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
 		"responses", "200", "content", "application/json", "example")
-	if !maps.Equal(answer.JSON(t), example) {
-		t.Errorf("answer to the request for a code: got %s, want %v", answer.Body, example)
-	}
+	wantEqual(t, "answer to the request for a code", answer.JSON(t), example)
 	view := c.PresentCode(" "+upper, s.Code(t, email)).Must(t, 200)
-	want := map[string]any{
+	wantEqual(t, "user", view.Field(t, "user"), any(map[string]any{
 		"userId":     userID,
 		"email":      email,
 		"permission": "member",
-	}
-	got := view.Field(t, "user")
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got the user %v, want %v", got, want)
-	}
+	}))
 	reloaded := c.Get("/auth/session").Must(t, 200)
-	if !bytes.Equal(view.Body, reloaded.Body) {
-		t.Errorf("got the session %s after a reload, want %s", reloaded.Body, view.Body)
-	}
+	wantText(t, "session after a reload", string(reloaded.Body), string(view.Body))
 }
 
 // O3: A wrong code, the right code with another address, and a used code open no session. After the
@@ -64,10 +53,7 @@ func TestWrongGuessSpoilsNoCode(t *testing.T) {
 func wantNoSession(t *testing.T, r *hubstest.Response, status int, code string) {
 	t.Helper()
 	hubstest.WantProblem(t, r, status, code)
-	cookies := r.Header.Values("Set-Cookie")
-	if cookies != nil {
-		t.Errorf("got the cookies %q, want none", cookies)
-	}
+	wantEqual(t, "cookies", len(r.Header.Values("Set-Cookie")), 0)
 }
 
 // O6: Known, suspended and unknown addresses get the same answers: to a request for a code, to a
@@ -93,10 +79,7 @@ func TestAddressesLookAlike(t *testing.T) {
 			answer := c.Send(route, body, "X-Request-Id", "one").Must(t, status)
 			got := constantParts(answer, period)
 			want = cmp.Or(want, got)
-			if got != want {
-				t.Errorf("%s for %s: got the answer\n%s\nwant that for %s:\n%s",
-					route, email, got, known, want)
-			}
+			wantEqual(t, route+" for "+email, got, want)
 		}
 	}
 	send(askRoute, "", 200)
@@ -112,10 +95,7 @@ func TestAddressesLookAlike(t *testing.T) {
 
 	s.Log.WaitFor(t, "code not sent", hubstest.MaskedEmail(suspended))
 	s.Log.WaitFor(t, "code not sent", hubstest.MaskedEmail(unknown))
-	n := len(s.Mail.Received())
-	if n != 1 {
-		t.Errorf("the mail server got %d mails, want 1, to the active user", n)
-	}
+	wantEqual(t, "mails, all to the active user", len(s.Mail.Received()), 1)
 }
 
 // constantParts returns an answer, as text, without the parts that differ between any two answers:
@@ -146,14 +126,11 @@ func TestOneOfManyRightCodesOpensASession(t *testing.T) {
 	_, email, code := asked(t, s)
 	guesses := hubstest.LimitOf(t, guessRoute).Requests
 	got := guess(t, s, 10*guesses, email, code)
-	want := map[int]int{
+	wantEqual(t, "answers by status", got, map[int]int{
 		200: 1,
 		401: guesses - 1,
 		429: 9 * guesses,
-	}
-	if !maps.Equal(got, want) {
-		t.Errorf("answers by status: got %v, want %v", got, want)
-	}
+	})
 }
 
 // O3, O4, O5: Guesses at an e-mail address are counted before the code is compared, from all
@@ -165,13 +142,10 @@ func TestLimitOfGuesses(t *testing.T) {
 	c, email, code := asked(t, s)
 	limit := hubstest.LimitOf(t, guessRoute)
 	got := guess(t, s, 2*limit.Requests, email, hubstest.OtherCode(code, 1))
-	want := map[int]int{
+	wantEqual(t, "answers by status", got, map[int]int{
 		401: limit.Requests,
 		429: limit.Requests,
-	}
-	if !maps.Equal(got, want) {
-		t.Errorf("answers by status: got %v, want %v", got, want)
-	}
+	})
 	wantLimited(t, c.PresentCode(strings.ToUpper(email), code), limit)
 	c.PresentCode("x"+email, code).Must(t, 401)
 }
@@ -197,21 +171,13 @@ func TestOneMailForManyRequests(t *testing.T) {
 	answers := atOnce(many, func() *hubstest.Response {
 		return s.Client(t).Send(askRoute, map[string]string{"email": email})
 	})
-	if answers[200] != many {
-		t.Errorf("answers by status: got %v, want %d of 200", answers, many)
-	}
-	hubstest.WaitUntil(t, "a log line about each request", func() bool {
+	wantEqual(t, "answers by status", answers, map[int]int{200: many})
+	hubstest.WaitFor(t, "log lines about the requests", many, func() int {
 		// One request sends a code. The others are too early for a new one.
-		sent := s.Log.Count(`"code sent"`)
-		early := s.Log.Count("less than a minute old")
-		return sent+early == many
+		return s.Log.Count(`"code sent"`) + s.Log.Count("less than a minute old")
 	})
-	n := s.Log.Count("Sign-in code for " + email)
-	if n != 1 {
-		t.Errorf("got %d codes, want 1", n)
-	}
-	code := s.Code(t, email)
-	s.Client(t).PresentCode(email, code).Must(t, 200)
+	wantEqual(t, "codes", s.Log.Count("Sign-in code for "+email), 1)
+	s.Client(t).PresentCode(email, s.Code(t, email)).Must(t, 200)
 }
 
 // onTheWire asks for a code with exactly these headers and a Content-Type. http.Client would change
@@ -221,9 +187,7 @@ func onTheWire(
 ) *hubstest.Response {
 	t.Helper()
 	body, err := json.Marshal(map[string]string{"email": email})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	headers = append(headers, "Content-Type", "application/json")
 	return s.Wire(t, "POST", "/auth/otp/request", body, headers...)
 }
@@ -247,8 +211,7 @@ func TestOnlyPlainAddressesAreTaken(t *testing.T) {
 			if c.Stored != "" {
 				hubstest.AddUser(t, s.Database, c.Stored, "member")
 			}
-			r := onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP())
-			c.Expect.Check(t, r)
+			c.Expect.Check(t, onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()))
 			if c.Stored != "" {
 				s.Code(t, c.Stored)
 				return
@@ -282,15 +245,10 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 			for range limit.Requests {
 				r := onTheWire(t, s, email, c.Headers...)
 				c.Expect.Check(t, r)
-				line := wantLogged(t, s, r, `"msg":"request"`)
-				client := `"client":"` + c.Client + `"`
-				if !strings.Contains(line, client) {
-					t.Fatalf("got the log line %s, want %s in it", line, client)
-				}
+				wantLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 			}
 			for _, chain := range append(c.SharesWith, c.Client) {
-				r := onTheWire(t, s, email, "X-Forwarded-For", chain)
-				hubstest.WantProblem(t, r, 429, "rate_limited")
+				wantLimited(t, onTheWire(t, s, email, "X-Forwarded-For", chain), limit)
 			}
 			for _, chain := range c.DiffersFrom {
 				onTheWire(t, s, email, "X-Forwarded-For", chain).Must(t, 200)
