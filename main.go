@@ -34,10 +34,11 @@
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
-// Read the files in this order: main.go (commands, routes, start and stop; the configuration, its
-// last part, can wait), middleware.go (the six steps, the contract, strict input, the answer, the
-// log), ratelimit.go, auth.go (sign-in, in the order the user experiences it), otp.go (codes and
-// mail), store.go and schema.sql, hubs.go (an example of a resource), files.go.
+// Read the files in this order: main.go (commands, routes, start and stop, configuration),
+// middleware.go (the six steps, the contract, strict input, the answer, problems, the log),
+// ratelimit.go, auth.go (sign-in, in the order the user experiences it), otp.go (codes and mail),
+// store.go and schema.sql, hubs.go (an example of a resource), files.go. The configuration and
+// parts 4 to 6 of middleware.go can be left for the end.
 package main
 
 import (
