@@ -34,7 +34,7 @@ func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
 	}
 }
 
-// A browser is one running browser. Any failure of its driver ends the test.
+// A browser is one running browser, for one test. Any failure of its driver ends the test.
 type browser struct {
 	t         testing.TB
 	engine    string
@@ -77,6 +77,16 @@ func newBrowser(t testing.TB, engine, server string) *browser {
 		b.command("DELETE", "", nil, nil)
 	})
 	return b
+}
+
+// step takes one step of a story. The next steps need it, so if it fails, step ends the test. It is
+// not a subtest, because a step can't run alone.
+func (b *browser) step(name string, take func()) {
+	fmt.Fprintln(b.t.Output(), "step:", name)
+	take()
+	if b.t.Failed() {
+		b.t.FailNow()
+	}
 }
 
 // command sends one command of the WebDriver protocol, and decodes its result into out. If out is
@@ -181,9 +191,9 @@ func (b *browser) inNewTab(link string, look func()) {
 	var before, handles []string
 	b.command("GET", "/window/handles", nil, &before)
 	b.click(link)
-	hubstest.WaitUntil(b.t, "a new tab", func() bool {
+	hubstest.WaitFor(b.t, "open tabs", len(before)+1, func() int {
 		b.command("GET", "/window/handles", nil, &handles)
-		return len(handles) > len(before)
+		return len(handles)
 	})
 	isOld := func(handle string) bool { return slices.Contains(before, handle) }
 	handles = slices.DeleteFunc(handles, isOld)
@@ -259,13 +269,13 @@ func (b *browser) devTools(method string, details params) {
 	b.command("POST", "/goog/cdp/execute", params{"cmd": method, "params": details}, nil)
 }
 
-// look checks what must hold in every state of the page: nothing is wider than the screen, and
-// axe-core finds no fault. It checks a wide screen in light colors and a narrow one in dark colors.
-// state names the state in failure messages.
+// wantAccessible checks what must hold in every state of the page: nothing is wider than the screen,
+// and axe-core finds no fault. It checks a wide screen in light colors and a narrow one in dark
+// colors. state names the state in failure messages.
 //
-// look checks in Chromium only, because only Chromium can emulate other screens. AXE_JS is the path
+// It checks in Chromium only, because only Chromium can emulate other screens. AXE_JS is the path
 // of axe-core's axe.min.js. .ci/run fetches this file, because the project does not depend on it.
-func (b *browser) look(state string) {
+func (b *browser) wantAccessible(state string) {
 	if b.engine != chromium {
 		return
 	}
@@ -282,10 +292,10 @@ func (b *browser) look(state string) {
 			{"name": "prefers-reduced-motion", "value": "reduce"},
 		}})
 		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
-			b.t.Errorf("%s: the page is %d px wide, want at most %d px", state, wide, width)
+			b.t.Errorf("%s: got a page %d px wide, want at most %d px", state, wide, width)
 		}
 		for _, finding := range b.axe() {
-			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
+			b.t.Errorf("%s, %s, %d px: axe-core: got %s, want no finding", state, scheme, width, finding)
 		}
 	}
 	b.devTools("Emulation.clearDeviceMetricsOverride", params{})

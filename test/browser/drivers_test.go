@@ -58,7 +58,7 @@ func startChromium(t testing.TB, dir, server string) driver {
 			"--disable-background-networking", "--disable-component-update", "--disable-sync",
 			// No request leaves this machine.
 			"--host-resolver-rules=MAP * 127.0.0.1",
-			"--proxy-server=https=127.0.0.1:" + startProxy(t, server),
+			"--proxy-server=https=127.0.0.1:" + startTunnel(t, server),
 			// With the pipe, Chromium ends when its driver has ended.
 			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
 			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
@@ -105,7 +105,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 			"args":   []string{"--automation"},
 		},
 	}
-	proxy := startProxy(t, server)
+	tunnel := startTunnel(t, server)
 	// Sometimes a driver does not answer, or another program takes its port first. Then startWebKit
 	// starts another driver on another port.
 	var err error
@@ -113,7 +113,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 		addr := hubstest.FreeAddr(t)
 		port := portOf(addr)
 		startProgram(t, dir, "env", "DISPLAY=:"+display, "GTK_A11Y=none", "NO_AT_BRIDGE=1",
-			"https_proxy=http://127.0.0.1:"+proxy, // plain HTTP does not use the proxy
+			"https_proxy=http://127.0.0.1:"+tunnel, // plain HTTP does not use the proxy
 			hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
 		hubstest.WaitListening(t, addr)
 		var d driver
@@ -126,14 +126,14 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	return nil
 }
 
-// startProxy starts a proxy that connects to the server, whatever host the browser asks for, and
+// startTunnel starts a proxy that connects to the server, whatever host the browser asks for, and
 // returns its port. The tests need it because not every driver can map host names. If server is
-// empty, startProxy returns a port on which nothing listens.
-func startProxy(t testing.TB, server string) (port string) {
+// empty, startTunnel returns a port on which nothing listens.
+func startTunnel(t testing.TB, server string) (port string) {
 	if server == "" {
 		return "9"
 	}
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	tunnel := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, err := net.Dial("tcp", server)
 		if r.Method != http.MethodConnect || err != nil {
 			http.Error(w, "no such host", http.StatusBadGateway)
@@ -152,8 +152,8 @@ func startProxy(t testing.TB, server string) (port string) {
 		}()
 		io.Copy(client, conn)
 	}))
-	t.Cleanup(proxy.Close)
-	return portOf(proxy.Listener.Addr().String())
+	t.Cleanup(tunnel.Close)
+	return portOf(tunnel.Listener.Addr().String())
 }
 
 func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
@@ -230,7 +230,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	if err := os.Mkdir(profile, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	port := startProxy(t, server)
+	port := startTunnel(t, server)
 	prefs := fmt.Sprintf(firefoxPrefs, port, port, dir)
 	if err := os.WriteFile(profile+"/user.js", []byte(prefs), 0o600); err != nil {
 		t.Fatal(err)
