@@ -91,13 +91,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	screen := startProgram(t, dir, hubstest.Need(t, "Xvfb", "xvfb"),
 		"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp")
 	display := screen.WaitMatch(t, "^([0-9]+)$")
-	userDirs := []byte("XDG_DOWNLOAD_DIR=\"$HOME/Downloads\"\n")
-	if err := os.MkdirAll(dir+"/.config", 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, dir+"/.config/user-dirs.dirs", `XDG_DOWNLOAD_DIR="$HOME/Downloads"`)
 	capabilities := params{
 		"acceptInsecureCerts": server != "",
 		"webkitgtk:browserOptions": params{
@@ -165,14 +159,12 @@ func newWebDriver(port string, capabilities params) (driver, error) {
 	d := webDriver("http://127.0.0.1:" + port + "/session")
 	asked := params{"capabilities": params{"alwaysMatch": capabilities}}
 	answer, err := d.command("POST", "", asked)
-	var created struct{ SessionID string }
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(answer, &created); err != nil {
-		return nil, err
-	}
-	return d + webDriver("/"+created.SessionID), nil
+	var created struct{ SessionID string }
+	err = json.Unmarshal(answer, &created)
+	return d + webDriver("/"+created.SessionID), err
 }
 
 func (d webDriver) command(method, path string, in params) (json.RawMessage, error) {
@@ -227,14 +219,8 @@ user_pref("network.cookie.cookieBehavior", 0);
 
 func startFirefox(t testing.TB, dir, server string) driver {
 	profile := dir + "/profile"
-	if err := os.Mkdir(profile, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	port := startTunnel(t, server)
-	prefs := fmt.Sprintf(firefoxPrefs, port, port, dir)
-	if err := os.WriteFile(profile+"/user.js", []byte(prefs), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, profile+"/user.js", fmt.Sprintf(firefoxPrefs, port, port, dir))
 	firefox := startProgram(t, dir, hubstest.Need(t, "firefox-esr", "firefox-esr"),
 		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
 		"--width=1280", "--height=900", "--profile", profile)
@@ -242,7 +228,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	d := &marionette{Conn: hubstest.Dial(t, "127.0.0.1:"+listens)}
 	_, err := d.receive() // Firefox begins with a greeting
 	if err == nil {
-		_, err = d.send("WebDriver:NewSession", params{"acceptInsecureCerts": server != ""})
+		_, err = d.command("POST", "", params{"acceptInsecureCerts": server != ""})
 	}
 	if err != nil {
 		t.Fatal("Marionette: ", err)
@@ -253,6 +239,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 // marionetteCommands maps commands of the WebDriver protocol to Marionette's names. ID stands for
 // the id of an element, which is a parameter in Marionette.
 var marionetteCommands = map[string]string{
+	"POST ":                  "WebDriver:NewSession",
 	"POST /url":              "WebDriver:Navigate",
 	"POST /back":             "WebDriver:Back",
 	"POST /element":          "WebDriver:FindElement",
@@ -280,12 +267,8 @@ func (d *marionette) command(method, path string, in params) (json.RawMessage, e
 	if !ok {
 		return nil, fmt.Errorf("no Marionette command for %s %s", method, path)
 	}
-	return d.send(name, sent)
-}
-
-func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 	d.lastID++
-	message, err := json.Marshal([]any{0, d.lastID, name, in})
+	message, err := json.Marshal([]any{0, d.lastID, name, sent})
 	if err != nil {
 		return nil, err
 	}

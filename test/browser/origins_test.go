@@ -64,7 +64,7 @@ func withLocalhost(url string) string { return strings.Replace(url, "127.0.0.1",
 // that domain are allowed, but not the domain itself. The cookie has the attributes of production.
 func TestProductionInBrowser(t *testing.T) {
 	t.Parallel()
-	for _, engine := range engines {
+	for engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
@@ -89,8 +89,8 @@ func TestProductionInBrowser(t *testing.T) {
 	}
 }
 
-// terminateTLS starts a TLS server in front of srv and returns its address. It passes requests for api.example.com
-// to srv, and serves an empty page under every other name.
+// terminateTLS starts a TLS server in front of srv and returns its address. It passes requests for
+// api.example.com to srv, and serves an empty page under every other name.
 func terminateTLS(t *testing.T, srv *hubstest.Server) (addr string) {
 	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: srv.Addr})
 	handler := func(w http.ResponseWriter, r *http.Request) {
@@ -113,24 +113,23 @@ type pageAnswer struct {
 	Failed                   string // the error of fetch, if there is no answer
 }
 
-// A pageRequest is a request that a page sends. init is the second argument of JavaScript's fetch.
+// A pageRequest is a request that a page sends. init has the members of the second argument of
+// JavaScript's fetch.
 type pageRequest struct{ path, init string }
-
-func get(path string) pageRequest { return pageRequest{path: path, init: `{}`} }
 
 // write returns a request with a JSON body, such as write("POST /hubs", `{"name":"North"}`).
 func write(request, body string) pageRequest {
 	method, path, _ := strings.Cut(request, " ")
-	init := `{method: '` + method + `', body: '` + body + `',
-		headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}}`
+	init := `method: '` + method + `', body: '` + body + `',
+		headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}`
 	return pageRequest{path: path, init: init}
 }
 
 // An originTest is a browser whose page calls the server.
 type originTest struct {
 	*browser
+	origins
 	srv *hubstest.Server
-	at  origins
 	hub string // the path of a hub
 }
 
@@ -138,7 +137,7 @@ type originTest struct {
 func (o originTest) fetch(request pageRequest) pageAnswer {
 	o.t.Helper()
 	return script[pageAnswer](o.browser, `
-		return fetch(arguments[0], {credentials: 'include', ...`+request.init+`}).then(
+		return fetch(arguments[0], {credentials: 'include', `+request.init+`}).then(
 			async r => ({
 				status: r.status,
 				type: r.type,
@@ -147,7 +146,7 @@ func (o originTest) fetch(request pageRequest) pageAnswer {
 				retryAfter: r.headers.get('retry-after') ?? '',
 				location: r.headers.get('location') ?? ''
 			}),
-			error => ({failed: String(error)}))`, o.at.api+request.path)
+			error => ({failed: String(error)}))`, o.api+request.path)
 }
 
 // mustRead is fetch for a request whose answer the page must be able to read.
@@ -166,19 +165,13 @@ func testOrigins(b *browser, srv *hubstest.Server, at origins) {
 	database := srv.Database
 	hubstest.Exec(b.t, database, "insert into hubs (name) values ('North')")
 	hub := "/hubs/" + hubstest.Query[string](b.t, database, "select hub_id from hubs")
-	o := originTest{browser: b, srv: srv, at: at, hub: hub}
+	o := originTest{browser: b, origins: at, srv: srv, hub: hub}
 	o.step("the allowed page", o.useAll)
 	o.step("a page of the same site", func() {
-		got := o.attack(at.sameSite)
-		if want := (outcome{refused: 4, withoutCookie: 0}); got != want {
-			b.t.Errorf("got %+v, want %+v", got, want)
-		}
+		b.wantEqual("attacks", o.attack(at.sameSite), outcome{refused: 4, withoutCookie: 0})
 	})
 	o.step("a page of another site", func() {
-		got := o.attack(at.crossSite)
-		if want := (outcome{refused: 4, withoutCookie: 2}); got != want {
-			b.t.Errorf("got %+v, want %+v", got, want)
-		}
+		b.wantEqual("attacks", o.attack(at.crossSite), outcome{refused: 4, withoutCookie: 2})
 	})
 	o.step("the allowed page again", o.seeNoChange)
 }
@@ -186,7 +179,7 @@ func testOrigins(b *browser, srv *hubstest.Server, at origins) {
 // useAll opens a page of the allowed origin. The page can sign in and use the API, and can read
 // each answer.
 func (o originTest) useAll() {
-	o.open(o.at.allowed)
+	o.open(o.allowed)
 	email, _ := o.srv.NewUser(o.t, "admin")
 	askCode := write("POST /auth/otp/request", fmt.Sprintf(`{"email":%q}`, email))
 	o.mustRead(200, askCode)
@@ -197,8 +190,8 @@ func (o originTest) useAll() {
 	}
 	// The browser has the cookie for this page too, although its port or its host name is not the
 	// server's. No script may read it.
-	o.wantNoVisibleCookie()
-	o.mustRead(403, get("/hubs"))
+	o.wantEqual("document.cookie", script[string](o.browser, "return document.cookie"), "")
+	o.mustRead(403, pageRequest{path: "/hubs"})
 	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(signedIn.Body)
 	o.mustRead(200, write("POST /terms/acceptance", "{"+version+"}"))
 	created := o.mustRead(201, write("POST /hubs", `{"name":"South"}`))
@@ -217,44 +210,43 @@ func (o originTest) useAll() {
 	}
 }
 
-// seeNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No page,
-// not even this one, can show an answer of the server in a frame.
+// seeNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No
+// page, not even this one, can show an answer of the server in a frame.
 func (o originTest) seeNoChange() {
-	o.open(o.at.allowed)
-	hubs := o.mustRead(200, get("/hubs")).Body
+	o.open(o.allowed)
+	hubs := o.mustRead(200, pageRequest{path: "/hubs"}).Body
 	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
 		o.t.Errorf("got the hubs %s, want the two of this test, unchanged by foreign pages", hubs)
 	}
-	if n := hubstest.Query[int](o.t, o.srv.Database, "select count(*) from files"); n != 0 {
-		o.t.Errorf("got %d files that foreign pages uploaded, want 0", n)
-	}
+	files := hubstest.Query[int](o.t, o.srv.Database, "select count(*) from files")
+	o.wantEqual("files that foreign pages uploaded", files, 0)
 	o.console()
 	script[any](o.browser, `return new Promise(loaded => {
 		const frame = document.createElement('iframe');
 		frame.onload = () => loaded();
 		frame.src = arguments[0];
 		document.body.append(frame);
-	})`, o.at.api+"/healthz")
+	})`, o.api+"/healthz")
 	o.wantConsole("frame-ancestors 'none'")
 }
 
 // attacks are the requests of a page whose origin is not allowed. {hub} is the path of a hub.
 var attacks = []pageRequest{
 	// Reads. The page must not see the answer, neither with CORS nor without.
-	get("/auth/session"),
-	{path: "/auth/session", init: `{mode: 'no-cors'}`},
-	{path: "{hub}", init: `{headers: {'x-request-id': 'by-a-foreign-page'}}`},
+	{path: "/auth/session"},
+	{path: "/auth/session", init: `mode: 'no-cors'`},
+	{path: "{hub}", init: `headers: {'x-request-id': 'by-a-foreign-page'}`},
 	// Writes that need a preflight, which the server does not grant.
-	{path: "{hub}", init: `{method: 'DELETE'}`},
+	{path: "{hub}", init: `method: 'DELETE'`},
 	write("PATCH {hub}", `{"name":"Taken"}`),
 	// Writes that need no preflight. The request comes to the server, and the server refuses it.
-	{path: "/hubs", init: `{method: 'POST', mode: 'no-cors', body: '{"name":"Foreign"}'}`},
-	{path: "/auth/logout", init: `{method: 'POST', mode: 'no-cors'}`},
-	{path: "/files/upload", init: `{method: 'POST', mode: 'no-cors', body: (() => {
+	{path: "/hubs", init: `method: 'POST', mode: 'no-cors', body: '{"name":"Foreign"}'`},
+	{path: "/auth/logout", init: `method: 'POST', mode: 'no-cors'`},
+	{path: "/files/upload", init: `method: 'POST', mode: 'no-cors', body: (() => {
 		const form = new FormData();
 		form.append('file', new File(['x'], 'x.txt'));
 		return form;
-	})()}`},
+	})()`},
 }
 
 // An outcome is what came of the attacks of a page.
@@ -285,7 +277,7 @@ func (o originTest) attack(page string) (seen outcome) {
 	script[any](o.browser, `
 		document.body.innerHTML = '<form method="post"><button>Win a prize</button></form>';
 		document.forms[0].action = arguments[0] + '/auth/logout';
-		document.forms[0].submit()`, o.at.api)
+		document.forms[0].submit()`, o.api)
 	o.waitText("body", `"cross_origin"`)
 	seen.refused = refused() - refusedBefore
 	seen.withoutCookie = noSession() - noSessionBefore
@@ -329,7 +321,5 @@ func TestPagePolicy(t *testing.T) {
 	if !slices.Equal(violated, want) {
 		t.Errorf("directives that refused something: got %q, want %q", violated, want)
 	}
-	if ran := script[any](b, "return window.hostile ?? null"); ran != nil {
-		t.Errorf("hostile script %v ran, want none to run", ran)
-	}
+	b.wantEqual("the hostile script that ran", script[any](b, "return window.hostile ?? null"), nil)
 }
