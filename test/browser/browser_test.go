@@ -60,9 +60,13 @@ type params = map[string]any
 // certificate.
 func newBrowser(t testing.TB, engine, server string) *browser {
 	// Not t.TempDir: it fails the test if a process that is just ending still writes to the folder.
-	dir := filepath.Join(hubstest.Dir, hubstest.NewUUID())
+	// The name is short, because the path of Chromium's socket in it can have only 107 bytes.
+	dir, err := os.MkdirTemp(hubstest.Dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
 	downloads := dir + "/Downloads"
-	if err := os.MkdirAll(downloads, 0o700); err != nil {
+	if err := os.Mkdir(downloads, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	driver := engines[engine](t, dir, server)
