@@ -4,6 +4,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -67,33 +68,29 @@ type side struct {
 	files      map[string]string // paths of the uploaded files, by their names in requests.json
 }
 
-// TestBench checks nothing: it measures. BENCH is "bare" to compare the usual requests with bare
-// net/http, "commits" to compare them with the server BENCH_BEFORE, or "abuse" to measure the most
-// expensive requests. BENCH_OUT is the file for the figures.
-func TestBench(t *testing.T) {
-	what := os.Getenv("BENCH")
-	if what == "" {
-		t.Skip("this measures, and takes minutes: ./dev.sh bench")
-	}
+// BenchmarkRequests measures. BENCH is "bare" to compare the usual requests with bare net/http,
+// "commits" to compare them with the server BENCH_BEFORE, or "abuse" to measure the most expensive
+// requests. BENCH_OUT is the file for the figures. Go's own figures of this benchmark mean nothing.
+func BenchmarkRequests(b *testing.B) {
 	out, err := os.Create(os.Getenv("BENCH_OUT"))
 	if err != nil {
-		t.Fatal(err)
+		b.Fatal(err)
 	}
 	defer out.Close()
-	pg := hubstest.NewPostgres(t)
-	after := newSide(t, pg, "after", hubstest.Binary())
+	pg := hubstest.NewPostgres(b)
+	after := newSide(b, pg, "after", hubstest.Binary())
 	sides := []*side{after}
 	var kinds map[string][]kind
 	const name = "test/bench/testdata/requests.json"
-	hubstest.Decode(t, name, hubstest.FillIn(hubstest.ReadFile(t, name)), &kinds)
+	hubstest.Decode(b, name, hubstest.FillIn(hubstest.ReadFile(b, name)), &kinds)
 	measured := kinds["usual"]
-	switch what {
+	switch os.Getenv("BENCH") {
 	case "abuse":
 		measured = kinds["abuse"]
 	case "bare":
-		sides = []*side{bareSide(t), after}
+		sides = []*side{bareSide(b), after}
 	case "commits":
-		before := newSide(t, pg, "before", os.Getenv("BENCH_BEFORE"))
+		before := newSide(b, pg, "before", os.Getenv("BENCH_BEFORE"))
 		sides = []*side{before, after}
 	}
 	for round := range rounds {
@@ -103,7 +100,7 @@ func TestBench(t *testing.T) {
 				if s.client == nil && k.Upload > 0 {
 					continue
 				}
-				figures := s.measure(t, pg, k, after)
+				figures := s.measure(b, pg, k, after)
 				fmt.Fprintf(out, "BenchmarkRequest/%s/side=%s 1 %s\n", k.Name, s.name, figures)
 			}
 		}
@@ -115,7 +112,7 @@ func TestBench(t *testing.T) {
 }
 
 // bareSide starts this test's binary again, as a server of bare net/http (see TestMain).
-func bareSide(t *testing.T) *side {
+func bareSide(t testing.TB) *side {
 	s := &side{name: "bare"}
 	s.start(t, exec.Command(os.Args[0]), "BENCH_BARE", nil)
 	return s
@@ -123,7 +120,7 @@ func bareSide(t *testing.T) *side {
 
 // newSide starts a server on a new database that its own migrate has made. All sides have the same
 // users and the same session key, so the cookies of one side are valid on all sides.
-func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
+func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 	hubstest.Exec(t, pg.URL, "create database "+name)
 	databaseURL := hubstest.WithDatabase(pg.URL, name)
 	migrate := exec.Command(binary, "migrate")
@@ -159,8 +156,7 @@ func newSide(t *testing.T, pg *hubstest.Postgres, name, binary string) *side {
 		s.client.SetToken(token)
 		cookies = append(cookies, server.CookieName()+"="+token)
 	}
-	lines := strings.Join(cookies, "\n")
-	s.cookies = writeFile(t, []byte(lines))
+	s.cookies = writeFile(t, []byte(strings.Join(cookies, "\n")))
 	version := s.client.Do("GET", "/auth/session", nil).Field(t, "terms", "version")
 	hubstest.Exec(t, databaseURL,
 		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
@@ -192,14 +188,14 @@ const fill = `select setseed(0.5);
 	from generate_series(1, %d) n`
 
 // start starts the process on a free port and waits until it listens. The process reads its address
-// from the given environment variable. Its log is discarded.
+// from the given environment variable. Its log is discarded. start returns the address.
 func (s *side) start(
-	t *testing.T,
+	t testing.TB,
 	cmd *exec.Cmd,
 	variable string,
 	env map[string]string,
-) (addr string) {
-	addr = hubstest.FreeAddr(t)
+) string {
+	addr := hubstest.FreeAddr(t)
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -219,21 +215,17 @@ func (s *side) start(
 
 // pathOf returns the path to request for a kind of request. For bare net/http, it is the size of
 // the body that server sends for such a request.
-func (s *side) pathOf(t *testing.T, k kind, server *side) string {
+func (s *side) pathOf(t testing.TB, k kind, server *side) string {
 	if s.client == nil {
-		path := server.pathOf(t, k, server)
-		answer := server.client.Elsewhere().Get(path).Must(t, 200)
+		answer := server.client.Elsewhere().Get(server.pathOf(t, k, server)).Must(t, 200)
 		return fmt.Sprint("/", len(answer.Body))
 	}
-	if file, isFile := s.files[k.Path]; isFile {
-		return file
-	}
-	return k.Path
+	return cmp.Or(s.files[k.Path], k.Path)
 }
 
 // measure sends requests of one kind for a second and returns the figures. It fails the test if a
 // request fails. The requests have the cookies of server.
-func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side) (figures string) {
+func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side) (figures string) {
 	url := s.base + s.pathOf(t, k, server)
 	method, contentType, body := "GET", "", ""
 	if k.Upload > 0 {
@@ -277,7 +269,7 @@ func (s *side) measure(t *testing.T, pg *hubstest.Postgres, k kind, server *side
 }
 
 // writeFile writes a file that is removed at the end of the test, and returns its path.
-func writeFile(t *testing.T, content []byte) (path string) {
+func writeFile(t testing.TB, content []byte) (path string) {
 	path = filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,11 +23,16 @@ const (
 	webkit   = "webkit"
 )
 
-var engines = []string{chromium, firefox, webkit}
+// engines has the function that starts each engine. dir is the folder of the browser.
+var engines = map[string]func(t testing.TB, dir, server string) driver{
+	chromium: startChromium,
+	firefox:  startFirefox,
+	webkit:   startWebKit,
+}
 
 // inEachEngine runs a test once in each engine, in parallel, each time with a new browser.
 func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
-	for _, engine := range engines {
+	for engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			test(t, newBrowser(t, engine, ""))
@@ -34,7 +40,7 @@ func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
 	}
 }
 
-// A browser is one running browser. Any failure of its driver ends the test.
+// A browser is one running browser, for one test. Any failure of its driver ends the test.
 type browser struct {
 	t         testing.TB
 	engine    string
@@ -54,22 +60,17 @@ type params = map[string]any
 // certificate.
 func newBrowser(t testing.TB, engine, server string) *browser {
 	// Not t.TempDir: it fails the test if a process that is just ending still writes to the folder.
-	dir, err := os.MkdirTemp(hubstest.Dir, engine+"-")
+	// The name is short, because the path of Chromium's socket in it can have only 107 bytes.
+	dir, err := os.MkdirTemp(hubstest.Dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &browser{t: t, engine: engine, downloads: dir + "/Downloads"}
-	if err := os.Mkdir(b.downloads, 0o700); err != nil {
+	downloads := dir + "/Downloads"
+	if err := os.Mkdir(downloads, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	switch engine {
-	case chromium:
-		b.driver = startChromium(t, dir, server)
-	case firefox:
-		b.driver = startFirefox(t, dir, server)
-	case webkit:
-		b.driver = startWebKit(t, dir, server)
-	}
+	driver := engines[engine](t, dir, server)
+	b := &browser{t: t, engine: engine, driver: driver, downloads: downloads}
 	t.Cleanup(func() {
 		if t.Failed() {
 			fmt.Fprintln(t.Output(), "the page at the end of the test:", b.text("body"))
@@ -77,6 +78,34 @@ func newBrowser(t testing.TB, engine, server string) *browser {
 		b.command("DELETE", "", nil, nil)
 	})
 	return b
+}
+
+// step takes one step of a story. The next steps need it, so if it fails, step ends the test. It is
+// not a subtest, because a step can't run alone.
+func (b *browser) step(name string, take func()) {
+	fmt.Fprintln(b.t.Output(), "step:", name)
+	take()
+	if b.t.Failed() {
+		b.t.FailNow()
+	}
+}
+
+// wantEqual compares two values of one type. what names the value.
+func (b *browser) wantEqual(what string, got, want any) {
+	b.t.Helper()
+	if got != want {
+		b.t.Errorf("%s: got %+v, want %+v", what, got, want)
+	}
+}
+
+// writeFile writes a file, in a folder that it makes if there is none.
+func writeFile(t testing.TB, path, content string) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // command sends one command of the WebDriver protocol, and decodes its result into out. If out is
@@ -92,6 +121,12 @@ func (b *browser) command(method, path string, in params, out any) {
 	}
 }
 
+// post sends a command that has no result.
+func (b *browser) post(path string, in params) {
+	b.t.Helper()
+	b.command("POST", path, in, nil)
+}
+
 // script runs the body of a JavaScript function in the page and returns its result. If the function
 // returns a promise, script waits for it. If the result is null or undefined, script returns the
 // zero value.
@@ -104,7 +139,7 @@ func script[T any](b *browser, body string, args ...any) (value T) {
 
 func (b *browser) open(url string) {
 	b.t.Helper()
-	b.command("POST", "/url", params{"url": url}, nil)
+	b.post("/url", params{"url": url})
 }
 
 // element returns the path of the first element that matches a CSS selector, for further commands.
@@ -128,7 +163,7 @@ func (b *browser) element(selector string) string {
 // click clicks on an element. It fails the test if a user could not click there.
 func (b *browser) click(selector string) {
 	b.t.Helper()
-	b.command("POST", b.element(selector)+"/click", params{}, nil)
+	b.post(b.element(selector)+"/click", params{})
 }
 
 const enterKey = "\uE007"
@@ -139,9 +174,9 @@ func (b *browser) keys(selector, text string) {
 	b.t.Helper()
 	input := b.element(selector)
 	if script[string](b, "return document.querySelector(arguments[0]).type", selector) != "file" {
-		b.command("POST", input+"/clear", params{}, nil)
+		b.post(input+"/clear", params{})
 	}
-	b.command("POST", input+"/value", params{"text": text}, nil)
+	b.post(input+"/value", params{"text": text})
 }
 
 // text returns the text of an element, or "" if no element matches.
@@ -181,9 +216,9 @@ func (b *browser) inNewTab(link string, look func()) {
 	var before, handles []string
 	b.command("GET", "/window/handles", nil, &before)
 	b.click(link)
-	hubstest.WaitUntil(b.t, "a new tab", func() bool {
+	hubstest.WaitFor(b.t, "open tabs", len(before)+1, func() int {
 		b.command("GET", "/window/handles", nil, &handles)
-		return len(handles) > len(before)
+		return len(handles)
 	})
 	isOld := func(handle string) bool { return slices.Contains(before, handle) }
 	handles = slices.DeleteFunc(handles, isOld)
@@ -194,7 +229,7 @@ func (b *browser) inNewTab(link string, look func()) {
 }
 
 func (b *browser) switchTo(handle string) {
-	b.command("POST", "/window", params{"handle": handle}, nil)
+	b.post("/window", params{"handle": handle})
 }
 
 // cookies returns all cookies that the browser has for the page, including those that no script can
@@ -222,13 +257,13 @@ func (b *browser) console() (messages []string) {
 			messages = append(messages, entry.Message)
 		}
 	case firefox:
-		b.command("POST", "/moz/context", params{"value": "chrome"}, nil)
+		b.post("/moz/context", params{"value": "chrome"})
 		messages = script[[]string](b, `const all = Services.console.getMessageArray();
 			Services.console.reset();
 			const isOfPage = m => /^http/.test(m.sourceName) || /^CSP/.test(m.category);
 			return all.filter(m => m instanceof Ci.nsIScriptError && isOfPage(m))
 				.map(m => m.sourceName + ': ' + m.category + ': ' + m.errorMessage)`)
-		b.command("POST", "/moz/context", params{"value": "content"}, nil)
+		b.post("/moz/context", params{"value": "content"})
 	}
 	return messages
 }
@@ -256,16 +291,16 @@ const refusalMessage = "the server responded with a status of "
 
 // devTools sends a command of the Chrome DevTools protocol, for what WebDriver can't do.
 func (b *browser) devTools(method string, details params) {
-	b.command("POST", "/goog/cdp/execute", params{"cmd": method, "params": details}, nil)
+	b.post("/goog/cdp/execute", params{"cmd": method, "params": details})
 }
 
-// look checks what must hold in every state of the page: nothing is wider than the screen, and
-// axe-core finds no fault. It checks a wide screen in light colors and a narrow one in dark colors.
-// state names the state in failure messages.
+// wantAccessible checks what must hold in every state of the page: nothing is wider than the
+// screen, and axe-core finds no fault. It checks a wide screen in light colors and a narrow one in
+// dark colors. state names the state in failure messages.
 //
-// look checks in Chromium only, because only Chromium can emulate other screens. AXE_JS is the path
+// It checks in Chromium only, because only Chromium can emulate other screens. AXE_JS is the path
 // of axe-core's axe.min.js. .ci/run fetches this file, because the project does not depend on it.
-func (b *browser) look(state string) {
+func (b *browser) wantAccessible(state string) {
 	if b.engine != chromium {
 		return
 	}
@@ -282,10 +317,10 @@ func (b *browser) look(state string) {
 			{"name": "prefers-reduced-motion", "value": "reduce"},
 		}})
 		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
-			b.t.Errorf("%s: the page is %d px wide, want at most %d px", state, wide, width)
+			b.t.Errorf("%s: got a page %d px wide, want at most %d px", state, wide, width)
 		}
 		for _, finding := range b.axe() {
-			b.t.Errorf("%s, %s, %d px: axe-core: %s", state, scheme, width, finding)
+			b.t.Errorf("%s, %s, %d px: axe-core: got %s, want no finding", state, scheme, width, finding)
 		}
 	}
 	b.devTools("Emulation.clearDeviceMetricsOverride", params{})

@@ -58,7 +58,7 @@ func startChromium(t testing.TB, dir, server string) driver {
 			"--disable-background-networking", "--disable-component-update", "--disable-sync",
 			// No request leaves this machine.
 			"--host-resolver-rules=MAP * 127.0.0.1",
-			"--proxy-server=https=127.0.0.1:" + startProxy(t, server),
+			"--proxy-server=https=127.0.0.1:" + startTunnel(t, server),
 			// With the pipe, Chromium ends when its driver has ended.
 			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
 			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
@@ -91,13 +91,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	screen := startProgram(t, dir, hubstest.Need(t, "Xvfb", "xvfb"),
 		"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp")
 	display := screen.WaitMatch(t, "^([0-9]+)$")
-	userDirs := []byte("XDG_DOWNLOAD_DIR=\"$HOME/Downloads\"\n")
-	if err := os.MkdirAll(dir+"/.config", 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dir+"/.config/user-dirs.dirs", userDirs, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, dir+"/.config/user-dirs.dirs", `XDG_DOWNLOAD_DIR="$HOME/Downloads"`)
 	capabilities := params{
 		"acceptInsecureCerts": server != "",
 		"webkitgtk:browserOptions": params{
@@ -105,7 +99,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 			"args":   []string{"--automation"},
 		},
 	}
-	proxy := startProxy(t, server)
+	tunnel := startTunnel(t, server)
 	// Sometimes a driver does not answer, or another program takes its port first. Then startWebKit
 	// starts another driver on another port.
 	var err error
@@ -113,7 +107,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 		addr := hubstest.FreeAddr(t)
 		port := portOf(addr)
 		startProgram(t, dir, "env", "DISPLAY=:"+display, "GTK_A11Y=none", "NO_AT_BRIDGE=1",
-			"https_proxy=http://127.0.0.1:"+proxy, // plain HTTP does not use the proxy
+			"https_proxy=http://127.0.0.1:"+tunnel, // plain HTTP does not use the proxy
 			hubstest.Need(t, "WebKitWebDriver", "webkit2gtk-driver"), "--port="+port)
 		hubstest.WaitListening(t, addr)
 		var d driver
@@ -126,14 +120,14 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	return nil
 }
 
-// startProxy starts a proxy that connects to the server, whatever host the browser asks for, and
+// startTunnel starts a proxy that connects to the server, whatever host the browser asks for, and
 // returns its port. The tests need it because not every driver can map host names. If server is
-// empty, startProxy returns a port on which nothing listens.
-func startProxy(t testing.TB, server string) (port string) {
+// empty, startTunnel returns a port on which nothing listens.
+func startTunnel(t testing.TB, server string) (port string) {
 	if server == "" {
 		return "9"
 	}
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	tunnel := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, err := net.Dial("tcp", server)
 		if r.Method != http.MethodConnect || err != nil {
 			http.Error(w, "no such host", http.StatusBadGateway)
@@ -152,8 +146,8 @@ func startProxy(t testing.TB, server string) (port string) {
 		}()
 		io.Copy(client, conn)
 	}))
-	t.Cleanup(proxy.Close)
-	return portOf(proxy.Listener.Addr().String())
+	t.Cleanup(tunnel.Close)
+	return portOf(tunnel.Listener.Addr().String())
 }
 
 func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
@@ -165,14 +159,12 @@ func newWebDriver(port string, capabilities params) (driver, error) {
 	d := webDriver("http://127.0.0.1:" + port + "/session")
 	asked := params{"capabilities": params{"alwaysMatch": capabilities}}
 	answer, err := d.command("POST", "", asked)
-	var created struct{ SessionID string }
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(answer, &created); err != nil {
-		return nil, err
-	}
-	return d + webDriver("/"+created.SessionID), nil
+	var created struct{ SessionID string }
+	err = json.Unmarshal(answer, &created)
+	return d + webDriver("/"+created.SessionID), err
 }
 
 func (d webDriver) command(method, path string, in params) (json.RawMessage, error) {
@@ -227,14 +219,8 @@ user_pref("network.cookie.cookieBehavior", 0);
 
 func startFirefox(t testing.TB, dir, server string) driver {
 	profile := dir + "/profile"
-	if err := os.Mkdir(profile, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	port := startProxy(t, server)
-	prefs := fmt.Sprintf(firefoxPrefs, port, port, dir)
-	if err := os.WriteFile(profile+"/user.js", []byte(prefs), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	port := startTunnel(t, server)
+	writeFile(t, profile+"/user.js", fmt.Sprintf(firefoxPrefs, port, port, dir))
 	firefox := startProgram(t, dir, hubstest.Need(t, "firefox-esr", "firefox-esr"),
 		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
 		"--width=1280", "--height=900", "--profile", profile)
@@ -242,7 +228,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	d := &marionette{Conn: hubstest.Dial(t, "127.0.0.1:"+listens)}
 	_, err := d.receive() // Firefox begins with a greeting
 	if err == nil {
-		_, err = d.send("WebDriver:NewSession", params{"acceptInsecureCerts": server != ""})
+		_, err = d.command("POST", "", params{"acceptInsecureCerts": server != ""})
 	}
 	if err != nil {
 		t.Fatal("Marionette: ", err)
@@ -253,6 +239,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 // marionetteCommands maps commands of the WebDriver protocol to Marionette's names. ID stands for
 // the id of an element, which is a parameter in Marionette.
 var marionetteCommands = map[string]string{
+	"POST ":                  "WebDriver:NewSession",
 	"POST /url":              "WebDriver:Navigate",
 	"POST /back":             "WebDriver:Back",
 	"POST /element":          "WebDriver:FindElement",
@@ -280,12 +267,8 @@ func (d *marionette) command(method, path string, in params) (json.RawMessage, e
 	if !ok {
 		return nil, fmt.Errorf("no Marionette command for %s %s", method, path)
 	}
-	return d.send(name, sent)
-}
-
-func (d *marionette) send(name string, in params) (json.RawMessage, error) {
 	d.lastID++
-	message, err := json.Marshal([]any{0, d.lastID, name, in})
+	message, err := json.Marshal([]any{0, d.lastID, name, sent})
 	if err != nil {
 		return nil, err
 	}

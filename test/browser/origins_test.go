@@ -49,7 +49,7 @@ func TestOtherOriginsInBrowser(t *testing.T) {
 	foreign := servePage(t, emptyPage)
 	inEachEngine(t, func(t *testing.T, b *browser) {
 		srv := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-		testOrigins(t, b, srv, origins{
+		testOrigins(b, srv, origins{
 			api:       withLocalhost(srv.Base),
 			allowed:   allowed,
 			sameSite:  withLocalhost(foreign),
@@ -64,20 +64,20 @@ func withLocalhost(url string) string { return strings.Replace(url, "127.0.0.1",
 // that domain are allowed, but not the domain itself. The cookie has the attributes of production.
 func TestProductionInBrowser(t *testing.T) {
 	t.Parallel()
-	for _, engine := range engines {
+	for engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
 			srv := hubstest.Start(t, hubstest.ProductionEnv(mail))
-			b := newBrowser(t, engine, behindProxy(t, srv))
-			testOrigins(t, b, srv, origins{
+			b := newBrowser(t, engine, terminateTLS(t, srv))
+			testOrigins(b, srv, origins{
 				api:       srv.Base,
 				allowed:   "https://app.example.com",
 				sameSite:  "https://example.com",
 				crossSite: "https://evil-example.com",
 			})
 			b.open(srv.Base + "/healthz")
-			wantCookie(t, b, browserCookie{
+			b.wantCookie(browserCookie{
 				Name:     srv.CookieName(),
 				Domain:   ".example.com",
 				Path:     "/",
@@ -89,9 +89,9 @@ func TestProductionInBrowser(t *testing.T) {
 	}
 }
 
-// behindProxy starts a TLS server and returns its address. It passes requests for api.example.com
-// to srv, and serves an empty page under every other name.
-func behindProxy(t *testing.T, srv *hubstest.Server) (addr string) {
+// terminateTLS starts a TLS server in front of srv and returns its address. It passes requests for
+// api.example.com to srv, and serves an empty page under every other name.
+func terminateTLS(t *testing.T, srv *hubstest.Server) (addr string) {
 	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: srv.Addr})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if r.Host == "api.example.com" {
@@ -113,19 +113,31 @@ type pageAnswer struct {
 	Failed                   string // the error of fetch, if there is no answer
 }
 
+// A pageRequest is a request that a page sends. init has the members of the second argument of
+// JavaScript's fetch.
+type pageRequest struct{ path, init string }
+
+// write returns a request with a JSON body, such as write("POST /hubs", `{"name":"North"}`).
+func write(request, body string) pageRequest {
+	method, path, _ := strings.Cut(request, " ")
+	init := `method: '` + method + `', body: '` + body + `',
+		headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}`
+	return pageRequest{path: path, init: init}
+}
+
 // An originTest is a browser whose page calls the server.
 type originTest struct {
 	*browser
+	origins
 	srv *hubstest.Server
-	at  origins
+	hub string // the path of a hub
 }
 
-// fetch makes the page send a request with cookies. init is the second argument of JavaScript's
-// fetch.
-func (o originTest) fetch(path, init string) pageAnswer {
+// fetch makes the page send a request with cookies.
+func (o originTest) fetch(request pageRequest) pageAnswer {
 	o.t.Helper()
 	return script[pageAnswer](o.browser, `
-		return fetch(arguments[0] + arguments[1], {credentials: 'include', ...`+init+`}).then(
+		return fetch(arguments[0], {credentials: 'include', `+request.init+`}).then(
 			async r => ({
 				status: r.status,
 				type: r.type,
@@ -134,113 +146,118 @@ func (o originTest) fetch(path, init string) pageAnswer {
 				retryAfter: r.headers.get('retry-after') ?? '',
 				location: r.headers.get('location') ?? ''
 			}),
-			error => ({failed: String(error)}))`, o.at.api, path)
+			error => ({failed: String(error)}))`, o.api+request.path)
 }
 
-// want is fetch for a request whose answer the page must be able to read.
-func (o originTest) want(status int, path, init string) pageAnswer {
+// mustRead is fetch for a request whose answer the page must be able to read.
+func (o originTest) mustRead(status int, request pageRequest) pageAnswer {
 	o.t.Helper()
-	answer := o.fetch(path, init)
+	answer := o.fetch(request)
 	if answer.Status != status || answer.Type != "cors" || answer.ID == "" {
-		o.t.Fatalf("%s: want %d, readable by the page, got %+v", path, status, answer)
+		o.t.Fatalf("%s: got %+v, want %d, readable by the page", request.path, answer, status)
 	}
 	return answer
 }
 
-// jsonInit returns the init of a request with a JSON body.
-func jsonInit(method, body string) string {
-	return `{method: '` + method + `', body: '` + body + `',
-		headers: {'content-type': 'application/json', 'x-request-id': 'by-the-page'}}`
-}
-
 // testOrigins tests what browsers do with CORS (C1), SameSite and the refusal of cross-site writes
 // (C2), on pages of three origins.
-func testOrigins(t *testing.T, b *browser, srv *hubstest.Server, at origins) {
-	o := originTest{browser: b, srv: srv, at: at}
+func testOrigins(b *browser, srv *hubstest.Server, at origins) {
 	database := srv.Database
-	hubstest.Exec(t, database, "insert into hubs (name) values ('North')")
-	hub := "/hubs/" + hubstest.Query[string](t, database, "select hub_id from hubs")
-	o.useAll(t, hub)
-	o.attack(t, "same site", at.sameSite, hub, 0)
-	o.attack(t, "cross site", at.crossSite, hub, 2)
-
-	b.open(at.allowed)
-	hubs := o.want(200, "/hubs", `{}`).Body
-	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
-		t.Errorf("want the two hubs of this test, unchanged by foreign pages, got %s", hubs)
-	}
-	if n := hubstest.Query[int](t, database, "select count(*) from files"); n != 0 {
-		t.Errorf("got %d files that foreign pages uploaded, want 0", n)
-	}
-	// No page can show an answer of the server in a frame.
-	b.console()
-	script[any](b, `return new Promise(loaded => {
-		const frame = document.createElement('iframe');
-		frame.onload = () => loaded();
-		frame.src = arguments[0];
-		document.body.append(frame);
-	})`, at.api+"/healthz")
-	b.wantConsole("frame-ancestors 'none'")
+	hubstest.Exec(b.t, database, "insert into hubs (name) values ('North')")
+	hub := "/hubs/" + hubstest.Query[string](b.t, database, "select hub_id from hubs")
+	o := originTest{browser: b, origins: at, srv: srv, hub: hub}
+	o.step("the allowed page", o.useAll)
+	o.step("a page of the same site", func() {
+		b.wantEqual("attacks", o.attack(at.sameSite), outcome{refused: 4, withoutCookie: 0})
+	})
+	o.step("a page of another site", func() {
+		b.wantEqual("attacks", o.attack(at.crossSite), outcome{refused: 4, withoutCookie: 2})
+	})
+	o.step("the allowed page again", o.seeNoChange)
 }
 
 // useAll opens a page of the allowed origin. The page can sign in and use the API, and can read
 // each answer.
-func (o originTest) useAll(t *testing.T, hub string) {
-	o.open(o.at.allowed)
-	email, _ := o.srv.NewUser(t, "admin")
-	askCode := jsonInit("POST", fmt.Sprintf(`{"email":%q}`, email))
-	o.want(200, "/auth/otp/request", askCode)
-	code := fmt.Sprintf(`{"email":%q,"code":%q}`, email, o.srv.Code(t, email))
-	signedIn := o.want(200, "/auth/otp/validate", jsonInit("POST", code))
+func (o originTest) useAll() {
+	o.open(o.allowed)
+	email, _ := o.srv.NewUser(o.t, "admin")
+	askCode := write("POST /auth/otp/request", fmt.Sprintf(`{"email":%q}`, email))
+	o.mustRead(200, askCode)
+	code := fmt.Sprintf(`{"email":%q,"code":%q}`, email, o.srv.Code(o.t, email))
+	signedIn := o.mustRead(200, write("POST /auth/otp/validate", code))
 	if signedIn.ID != "by-the-page" || !strings.Contains(signedIn.Body, email) {
-		t.Errorf("sign-in: want the page's X-Request-Id and the user's address, got %+v", signedIn)
+		o.t.Errorf("sign-in: got %+v, want the page's X-Request-Id and the user's address", signedIn)
 	}
 	// The browser has the cookie for this page too, although its port or its host name is not the
 	// server's. No script may read it.
-	if visible := script[string](o.browser, "return document.cookie"); visible != "" {
-		t.Errorf("document.cookie: got %q, want it empty", visible)
-	}
-	o.want(403, "/hubs", `{}`)
+	o.wantEqual("document.cookie", script[string](o.browser, "return document.cookie"), "")
+	o.mustRead(403, pageRequest{path: "/hubs"})
 	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(signedIn.Body)
-	o.want(200, "/terms/acceptance", jsonInit("POST", "{"+version+"}"))
-	created := o.want(201, "/hubs", jsonInit("POST", `{"name":"South"}`))
+	o.mustRead(200, write("POST /terms/acceptance", "{"+version+"}"))
+	created := o.mustRead(201, write("POST /hubs", `{"name":"South"}`))
 	if !strings.HasPrefix(created.Location, "/hubs/") {
-		t.Errorf("want a Location that the page can read, got %+v", created)
+		o.t.Errorf("new hub: got %+v, want a Location that the page can read", created)
 	}
-	o.want(200, hub, jsonInit("PATCH", `{"status":"archived"}`))
+	o.mustRead(200, write("PATCH "+o.hub, `{"status":"archived"}`))
 	// The page can also read the refusal by the limit of the endpoint itself.
 	limit := hubstest.LimitOf(o.t, "POST /auth/otp/request").Requests
 	for range limit - 1 {
-		o.want(200, "/auth/otp/request", askCode)
+		o.mustRead(200, askCode)
 	}
-	limited := o.want(429, "/auth/otp/request", askCode)
+	limited := o.mustRead(429, askCode)
 	if limited.RetryAfter == "" || !strings.Contains(limited.Body, "rate_limited") {
-		t.Errorf("want Retry-After and rate_limited, got %+v", limited)
+		o.t.Errorf("got %+v, want Retry-After and rate_limited", limited)
 	}
 }
 
-// attacks are the requests of a page whose origin is not allowed. init is as in fetch.
-var attacks = []struct{ path, init string }{
+// seeNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No
+// page, not even this one, can show an answer of the server in a frame.
+func (o originTest) seeNoChange() {
+	o.open(o.allowed)
+	hubs := o.mustRead(200, pageRequest{path: "/hubs"}).Body
+	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
+		o.t.Errorf("got the hubs %s, want the two of this test, unchanged by foreign pages", hubs)
+	}
+	files := hubstest.Query[int](o.t, o.srv.Database, "select count(*) from files")
+	o.wantEqual("files that foreign pages uploaded", files, 0)
+	o.console()
+	script[any](o.browser, `return new Promise(loaded => {
+		const frame = document.createElement('iframe');
+		frame.onload = () => loaded();
+		frame.src = arguments[0];
+		document.body.append(frame);
+	})`, o.api+"/healthz")
+	o.wantConsole("frame-ancestors 'none'")
+}
+
+// attacks are the requests of a page whose origin is not allowed. {hub} is the path of a hub.
+var attacks = []pageRequest{
 	// Reads. The page must not see the answer, neither with CORS nor without.
-	{"/auth/session", `{}`},
-	{"/auth/session", `{mode: 'no-cors'}`},
-	{"{hub}", `{headers: {'x-request-id': 'by-a-foreign-page'}}`},
+	{path: "/auth/session"},
+	{path: "/auth/session", init: `mode: 'no-cors'`},
+	{path: "{hub}", init: `headers: {'x-request-id': 'by-a-foreign-page'}`},
 	// Writes that need a preflight, which the server does not grant.
-	{"{hub}", `{method: 'DELETE'}`},
-	{"{hub}", jsonInit("PATCH", `{"name":"Taken"}`)},
+	{path: "{hub}", init: `method: 'DELETE'`},
+	write("PATCH {hub}", `{"name":"Taken"}`),
 	// Writes that need no preflight. The request comes to the server, and the server refuses it.
-	{"/hubs", `{method: 'POST', mode: 'no-cors', body: '{"name":"Foreign"}'}`},
-	{"/auth/logout", `{method: 'POST', mode: 'no-cors'}`},
-	{"/files/upload", `{method: 'POST', mode: 'no-cors', body: (() => {
+	{path: "/hubs", init: `method: 'POST', mode: 'no-cors', body: '{"name":"Foreign"}'`},
+	{path: "/auth/logout", init: `method: 'POST', mode: 'no-cors'`},
+	{path: "/files/upload", init: `method: 'POST', mode: 'no-cors', body: (() => {
 		const form = new FormData();
 		form.append('file', new File(['x'], 'x.txt'));
 		return form;
-	})()}`},
+	})()`},
 }
 
-// attack opens a page whose origin is not allowed. The page can read nothing and write nothing. Its
-// two requests to /auth/session come to the server, withoutCookie of them without the cookie.
-func (o originTest) attack(t *testing.T, name, page, hub string, withoutCookie int) {
+// An outcome is what came of the attacks of a page.
+type outcome struct {
+	readable      string // requests whose answer the page could read, with the answers
+	refused       int    // writes that came to the server: hub, logout, upload and form
+	withoutCookie int    // requests to /auth/session without the cookie, of two
+}
+
+// attack opens a page whose origin is not allowed. The page sends the attacks, and then a form.
+func (o originTest) attack(page string) (seen outcome) {
 	o.open(page)
 	refused := func() int { return o.srv.Log.Count(`"code":"cross_origin"`) }
 	noSession := func() int {
@@ -249,25 +266,22 @@ func (o originTest) attack(t *testing.T, name, page, hub string, withoutCookie i
 	refusedBefore := refused()
 	noSessionBefore := noSession()
 	for _, attack := range attacks {
-		answer := o.fetch(strings.Replace(attack.path, "{hub}", hub, 1), attack.init)
+		attack.path = strings.Replace(attack.path, "{hub}", o.hub, 1)
+		answer := o.fetch(attack)
 		isOpaque := answer == pageAnswer{Type: "opaque"}
 		if answer.Failed == "" && !isOpaque {
-			t.Errorf("%s: fetch %s %s: want no answer that the page can read, got %+v",
-				name, attack.path, attack.init, answer)
+			seen.readable += fmt.Sprintf("%+v: %+v\n", attack, answer)
 		}
 	}
 	// A form needs neither fetch nor CORS.
 	script[any](o.browser, `
 		document.body.innerHTML = '<form method="post"><button>Win a prize</button></form>';
 		document.forms[0].action = arguments[0] + '/auth/logout';
-		document.forms[0].submit()`, o.at.api)
+		document.forms[0].submit()`, o.api)
 	o.waitText("body", `"cross_origin"`)
-	if got := refused() - refusedBefore; got != 4 {
-		t.Errorf("%s: got %d writes refused, want 4: hub, logout, upload and form", name, got)
-	}
-	if got := noSession() - noSessionBefore; got != withoutCookie {
-		t.Errorf("%s: got %d requests without the cookie, want %d", name, got, withoutCookie)
-	}
+	seen.refused = refused() - refusedBefore
+	seen.withoutCookie = noSession() - noSessionBefore
+	return seen
 }
 
 // The policy of the learner's page allows its one style and its one script, by their hashes, and
@@ -307,7 +321,5 @@ func TestPagePolicy(t *testing.T) {
 	if !slices.Equal(violated, want) {
 		t.Errorf("directives that refused something: got %q, want %q", violated, want)
 	}
-	if ran := script[any](b, "return window.hostile ?? null"); ran != nil {
-		t.Errorf("hostile script %v ran, want none to run", ran)
-	}
+	b.wantEqual("the hostile script that ran", script[any](b, "return window.hostile ?? null"), nil)
 }
