@@ -208,11 +208,11 @@ var removalTopics = strings.Fields(`durability limits order start stop configura
 // unproven are the tests that no removal names, because each of them tests something else.
 var unproven = map[string]string{
 	"TestAllocationsOfARequest":           "the cost",
-	"TestBench":                           "the cost",
 	"TestClientExamples":                  "a document",
 	"TestCommentsNameRows":                "a document",
 	"TestDocumentsNameWhatIsThere":        "a document",
 	"TestErrorCodesInDocuments":           "a document",
+	"TestExampleInBrowser":                "an example",
 	"TestFloodGainsWhatIsWritten":         "a document",
 	"TestGuide":                           "a document",
 	"TestLedgerNoticesDamage":             "the harness",
