@@ -152,7 +152,8 @@ func parseGuess(f *fields) guess {
 
 // limitKey does not include the client's address, so that an attacker with many client addresses
 // gets no more guesses at one mailbox than with one (O4), unless a flood makes the limiter discard
-// the key (L5). The price is that a stranger can block sign-in for an e-mail address for as long as
+// the key (L5). The count is in guessLimit, apart from the codes, so a new code brings no new
+// guesses (O5). The price is that a stranger can block sign-in for an e-mail address for as long as
 // they keep guessing, and up to 15 minutes longer (O8).
 func (in guess) limitKey(*requestState) string {
 	return in.email

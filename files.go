@@ -315,25 +315,26 @@ func (s *server) sweepUpload(id string) error {
 // An uploadForm reads a multipart form that contains one file. Package multipart reads the body
 // through Read, which counts and times it. The bounds:
 //
-//	bound             of what                                    where       what exceeds it gets
+//	bound             of what                                    where       answer
 //
-//	maxPartHeaders    bytes before the file begins               Read        413
+//	maxPartHeaders    bytes before the file begins               readHead    413
 //	maxFile           bytes of the file                          readFile    413
 //	maxFormBytes      bytes of the form, its file not counted    readEnd     413
-//	the last two      the body, if its length is known before    readHead    413
+//	maxFile +         Content-Length, if the client sent it      readHead    413
+//	maxFormBytes
 //	stallTimeout      time without progress                      Read        400
 //	uploadStart and   time of the whole upload, which grows      Read        400
 //	uploadPace        with what was received
-//	refusedTimeout    time to read the rest of a refused upload  drain       its refusal
+//	refusedTimeout    time to read the rest of a refused upload  drain       that of the refusal
 type uploadForm struct {
 	state   *requestState
 	maxFile int64     // maximum size of the file in bytes
 	started time.Time // when the upload began
 
-	body     io.ReadCloser     // the request's body; readEnd limits what is left of it
+	body     io.Reader         // the request's body; readHead and readEnd limit it
 	received int64             // body bytes received so far
 	parts    *multipart.Reader // reads the body through Read
-	part     *multipart.Part   // the file; nil until its headers are read
+	part     *multipart.Part   // the file
 	name     string            // name of the file, as sent by the client without folders
 }
 
@@ -348,13 +349,19 @@ func (form *uploadForm) readHead() error {
 	if r.ContentLength > form.maxFile+maxFormBytes { // -1 if unknown
 		return errTooLarge
 	}
-	form.body = r.Body
+	// Package multipart alone would keep up to 10 MB of headers in memory (H1). What is read may
+	// also have the first bytes of the file.
+	form.body = io.LimitReader(r.Body, maxPartHeaders)
 	form.parts = multipart.NewReader(form, params["boundary"])
 	part, err := form.parts.NextRawPart() // NextPart would decode quoted-printable
+	if form.received == maxPartHeaders && err != nil {
+		return errTooLarge
+	}
 	if err != nil {
 		return bodyProblem(err)
 	}
 	form.part = part
+	form.body = r.Body
 	form.name = path.Base(strings.ReplaceAll(part.FileName(), `\`, "/")) // without folders
 	if part.FormName() != "file" || !isFileName(form.name) {
 		return invalid(fieldError{"file", "must be the only part, with a file name of 1 to 255 bytes " +
@@ -363,18 +370,10 @@ func (form *uploadForm) readHead() error {
 	return nil
 }
 
-// Read reads the body. The multipart reader calls it, and in the end readEnd does. It cuts off an
-// upload that takes longer than uploadStart, plus a second for each uploadPace received (H1), or
-// that makes no progress for stallTimeout (H5).
+// Read reads the body. Package multipart calls it, and readEnd calls it for what follows the form.
+// It cuts off an upload that takes longer than uploadStart, plus a second for each uploadPace
+// received (H1), or that makes no progress for stallTimeout (H5).
 func (form *uploadForm) Read(p []byte) (int, error) {
-	// Before the file begins, package multipart alone would keep up to 10 MB of headers in memory.
-	if form.part == nil {
-		left := maxPartHeaders - form.received
-		if left == 0 {
-			return 0, errTooLarge
-		}
-		p = p[:min(int64(len(p)), left)] // may also have the first bytes of the file
-	}
 	uploadTimeout := uploadStart + time.Duration(form.received/uploadPace)*time.Second
 	timeLeft := min(stallTimeout, uploadTimeout-time.Since(form.started))
 	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(timeLeft))
@@ -409,7 +408,7 @@ func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err err
 // headers of a second part (H1). What multipart has read ahead, some kB, counts as form already.
 func (form *uploadForm) readEnd(fileSize int64) error {
 	formBytes := form.received - fileSize
-	form.body = http.MaxBytesReader(nil, form.body, maxFormBytes-formBytes)
+	form.body = http.MaxBytesReader(nil, form.state.request.Body, maxFormBytes-formBytes)
 	_, err := form.parts.NextRawPart()
 	if err == nil {
 		return invalid(fieldError{"file", "must be the form's only part"})

@@ -122,8 +122,8 @@ func run(args []string) error {
 		return mailTest(args[1:])
 	}
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // gives up the signals, so that a second one ends the process
-	// The others have none, so "serve x" is an unknown command.
+	context.AfterFunc(ctx, release) // stops catching signals, so that a second one ends the process
+	// The others have none. The whole line is compared, so "serve x" is an unknown command.
 	switch command := strings.Join(args, " "); command {
 	case "serve":
 		return serve(ctx)
@@ -226,7 +226,9 @@ var indexPage string
 // of a database statement has a limit of its own (dbTimeout in store.go). A file system that hangs
 // has none: see SECURITY.md.
 const (
-	headerTimeout = 10 * time.Second // to read the header, from its first bytes on
+	// A first request is timed from the beginning of its connection, a later one from its first
+	// bytes.
+	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it by its progress
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
 	idleTimeout   = time.Minute      // between an answer and the next request
@@ -327,10 +329,9 @@ func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	return err
 }
 
-// The memory of connections. Each connection takes up to 192 kB (twice
-// sendBuffer) of the kernel's send buffer, and some memory of Go. Measured with clients that read
-// nothing, all of them use less than 256 MB if GOMEMLIMIT is set as in deploy/. The kernel's
-// receive buffers come on top.
+// Each connection takes up to 192 kB (twice sendBuffer) of the kernel's send buffer, and some memory
+// of Go. Measured with clients that read nothing, all of them use less than 256 MB if GOMEMLIMIT is
+// set as in deploy/. The kernel's receive buffers come on top.
 //
 // The price of a small buffer is that a download gets at most 192 kB in each round trip to the
 // client: 2 MB/s at 100 ms.
@@ -626,8 +627,8 @@ func (r *configReader) cookieName() string {
 // detected.
 func isParentDomain(domain string) bool {
 	dot := strings.LastIndex(domain, ".")
-	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short. An empty one after
-	// a dot at the end is refused as well.
+	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short. A domain that
+	// ends in a dot has an empty last label, and is refused as well.
 	isAddress := strings.Trim(domain[dot+1:], "0123456789") == ""
 	return dot > 0 && !isAddress && domainForm.MatchString(domain)
 }

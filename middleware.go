@@ -56,7 +56,7 @@ func (s *server) handler(routes []route) http.Handler {
 // request.Header those of the request. It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
-	request             *http.Request // not a copy: the router stores path values in it
+	request             *http.Request // all later steps get this one; the router stores path values in it
 	serverLog           *slog.Logger
 
 	originAllowed bool         // set by step 2: the Origin header names an allowed origin
@@ -429,7 +429,8 @@ func inputEndpoint[In any, Out output](
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
-	// The type *In has the methods of In, and a limitKey that was declared on *In by mistake.
+	// An input with a limitKey must be passed to limitedEndpoint. *In has the methods of In, and a
+	// limitKey that was declared on *In by mistake.
 	_, isCounted := any(new(In)).(limitKeyer)
 	if parse == nil || isCounted {
 		panic("an input without a parse function, or a counted one without a limit")
@@ -456,9 +457,8 @@ func limitedEndpoint[In limitKeyer, Out output](
 
 func (c typedContract[In, Out]) ownLimit() *limiter { return c.limit }
 
-// serveRoute runs the contract. A request that fails several checks is refused by the first one. The
-// body is read before the account (W1). A new code does not reset the count of a limit, because a
-// limiter knows nothing of codes (O5).
+// serveRoute runs the contract. A request that fails several checks is refused by the first one.
+// The body is read before the account (W1).
 func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error {
 	// In the other order, a client could withhold the end of a body until it has lost its rights,
 	// and still write. An invalid input is reported only after authorize.
@@ -523,12 +523,12 @@ func isUUID(text string) bool { return uuidForm.MatchString(text) }
 // fields holds the members of a JSON object, or the parameters of a query. A parse function takes
 // each known field by its rule, which validates it. Fields that no one takes are unknown.
 //
-// The methods that take a field return no error. They record it, and finish returns one 400 for all
-// errors and unknown fields.
+// The methods that take a field record errors instead of returning them, and finish returns one 400
+// for all errors and unknown fields.
 type fields struct {
 	values url.Values // fields that were sent
 	taken  []rule     // rules of the fields that a parse function has asked for
-	forLog []string   // loggable forms of the fields that were sent, such as "limit=20"
+	forLog []string   // what may be logged of each valid field, such as "limit=20"
 	errors []fieldError
 }
 
@@ -994,14 +994,15 @@ func bodyProblem(err error) problem {
 // allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
-	var attrs []any
-	add := func(name string, value any) {
-		if value != "" { // a number is never equal to ""
+	attrs := []any{
+		"requestId", state.id, "client", state.client,
+		"status", state.status, "bytes", state.bytes, "duration", duration,
+	}
+	add := func(name, value string) { // leaves out what the request does not have
+		if value != "" {
 			attrs = append(attrs, name, value)
 		}
 	}
-	add("requestId", state.id)
-	add("client", state.client.String())
 	if slices.Contains(knownMethods, r.Method) {
 		add("method", r.Method)
 	}
@@ -1012,9 +1013,6 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 		}
 	}
 	add("query", state.loggedQuery)
-	add("status", state.status)
-	add("bytes", state.bytes)
-	add("duration", duration)
 	if state.user != nil {
 		add("userId", state.user.UserID)
 	}

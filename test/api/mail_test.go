@@ -238,10 +238,11 @@ func TestMailIsSentBeforeQUIT(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			hung := startHung(t)
+			hung := startFailing(t, hubstest.MailHangs)
 			s := hubstest.Start(t, staging(t))
 			s.Mail.Fail(mode)
 			email, _ := s.NewUser(t, "member")
+			beginHung(t, hung)
 			s.SignIn(t, email)
 			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			waitConnections(t, s, 0)
@@ -252,16 +253,14 @@ func TestMailIsSentBeforeQUIT(t *testing.T) {
 	}
 }
 
-// startHung starts a server, with a mail server of its own that never greets, and begins to send a
-// mail. When startHung returns, the conversation has just begun. It lasts as long as the server
-// lets any conversation last, so a test can use it as a clock.
-func startHung(t *testing.T) *hubstest.Server {
+// beginHung begins to send a mail by a server whose mail server never greets. The conversation lasts
+// as long as the server lets any conversation last, so a test can use it as a clock. It has just
+// begun when beginHung returns.
+func beginHung(t *testing.T, s *hubstest.Server) {
 	t.Helper()
-	s := startFailing(t, hubstest.MailHangs)
 	t.Cleanup(s.Mail.Release) // otherwise the server, when it stops, would wait for the mail
 	ask(t, s)
 	waitConnections(t, s, 1)
-	return s
 }
 
 // waitConnections waits until want connections to the server's mail server are open.
@@ -315,10 +314,11 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 		"MAIL_FROM": "signin@example.com",
 	})
 	s.AllowErrorsWithAnyOf("code not sent")
+	hung := startFailing(t, hubstest.MailHangs)
 	begin := time.Now()
 	_, email := ask(t, s)
 	time.Sleep(2 * time.Second)
-	hung := startHung(t)
+	beginHung(t, hung)
 	time.Sleep(2 * time.Second)
 	if time.Since(begin) > 6500*time.Millisecond {
 		hubstest.Skip(t, "the machine is too slow: TCP's next attempt comes after the mail's time")
@@ -364,10 +364,16 @@ func TestTalkativeMailServer(t *testing.T) {
 func TestMailsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailHangs)
-	hung := startHung(t) // is the clock: its conversation begins first, so it ends first
+	hung := startFailing(t, hubstest.MailHangs)
 	const mails = hubstest.MailConversations + 8
+	var emails []string
 	for range mails {
-		ask(t, s)
+		email, _ := s.NewUser(t, "member")
+		emails = append(emails, email)
+	}
+	beginHung(t, hung) // is the clock: its conversation begins first, so it ends first
+	for _, email := range emails {
+		s.Client(t).AskCode(email)
 	}
 	open := 0
 	hubstest.WaitUntil(t, "the end of a conversation", func() bool {

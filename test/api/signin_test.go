@@ -163,7 +163,7 @@ func TestNewCodeBringsNoGuesses(t *testing.T) {
 
 // O7: If fifty clients ask for a code for one address at once, the address gets one code. The local
 // server prints the code instead of mailing it.
-func TestOneMailForManyRequests(t *testing.T) {
+func TestOneCodeForManyRequests(t *testing.T) {
 	t.Parallel()
 	const many = 50
 	s := hubstest.Start(t)
