@@ -174,17 +174,20 @@ func wantErrorLogged(t *testing.T, log *bytes.Buffer) {
 	}
 }
 
+// failing are endpoints that fail before they have sent anything.
+var failing = map[string]contract{
+	"panic":             endpoint(panics),
+	"error":             endpoint(fails),
+	"error of net/http": endpoint(failsInHTTP),
+	"invalid output":    endpoint(answersWrong),
+}
+
 // G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
 // reveal the cause, and has no header of the failed answer. The log has an error with the same
 // request id.
 func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]contract{
-		"panic":             endpoint(panics),
-		"error":             endpoint(fails),
-		"error of net/http": endpoint(failsInHTTP),
-		"invalid output":    endpoint(answersWrong),
-	} {
+	for name, c := range failing {
 		t.Run(name, func(t *testing.T) {
 			s, log := newLoggedServer()
 			answer, fault := call(s, c)
@@ -244,11 +247,13 @@ func TestPanicIsLoggedWithItsStack(t *testing.T) {
 // An error keeps the header with which a stopping server ends its connections.
 func TestErrorsOfAStoppingServerEndConnections(t *testing.T) {
 	t.Parallel()
-	s, _ := newLoggedServer()
-	s.stopping.Store(true)
-	answer, _ := call(s, endpoint(fails))
-	if got := answer.Header().Get("Connection"); got != "close" {
-		t.Errorf("got Connection %q, want close", got)
+	for name, c := range failing {
+		s, _ := newLoggedServer()
+		s.stopping.Store(true)
+		answer, _ := call(s, c)
+		if got := answer.Header().Get("Connection"); got != "close" {
+			t.Errorf("%s: got Connection %q, want close", name, got)
+		}
 	}
 }
 

@@ -635,6 +635,9 @@ func TestPageHashes(t *testing.T) {
 	page := indexPage
 	for _, tag := range []string{"script", "style"} {
 		content := hubstest.Matches(t, "web/index.html", "(?s)<"+tag+">(.*)</"+tag+">")
+		if len(content) != 1 {
+			t.Fatalf("web/index.html: got %d elements %s without attributes, want 1", len(content), tag)
+		}
 		sum := sha256.Sum256([]byte(content[0]))
 		want := tag + "-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 		page = regexp.MustCompile(tag+"-src '[^']*'").ReplaceAllLiteralString(page, want)

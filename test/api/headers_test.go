@@ -109,8 +109,9 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			t.Parallel()
 			id := hubstest.NewUUID()
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			_, answer := spend(srv.Client(t), limit, request, nil,
+			passed, answer := spend(srv.Client(t), limit, request, nil,
 				append(headers, "X-Request-Id", id)...)
+			wantEqual(t, "requests that passed", passed, limit.Requests)
 			wantLimited(t, answer, limit)
 			wantEqual(t, "X-Request-Id", answer.Header.Get("X-Request-Id"), id)
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin

@@ -318,7 +318,8 @@ func testRollingRestart(t *testing.T, c *cluster, user *traffic) {
 	for _, i := range []int{2, 1, 0} {
 		c.setState(t, i, "drain")
 		// A request that HAProxy has just sent may wait in the kernel until the server accepts its
-		// connection. It would be lost if the server stopped now.
+		// connection. It would be lost if the server stopped now. TestStopAnswersEveryRequest stops
+		// a server with requests under way.
 		c.waitStat(t, i, "scur", "0") // sessions under way
 		s := c.servers[i]
 		s.Stop(t)

@@ -223,6 +223,9 @@ func (p *frontProxy) stats(t testing.TB, name, column string) string {
 	var values []string
 	lines := strings.Split(p.command(t, "show stat"), "\n")
 	i := slices.Index(strings.Split(lines[0], ","), column)
+	if i < 0 {
+		t.Fatalf("HAProxy's statistics: got the columns %q, want %s among them", lines[0], column)
+	}
 	for _, line := range lines {
 		if strings.Contains(","+line, ","+name+",") {
 			values = append(values, strings.Split(line, ",")[i])

@@ -261,8 +261,8 @@ func TestRequestsOfOneAddressAreBounded(t *testing.T) {
 		}
 		// A request is under way before its body is whole.
 		half := p.flood(t, newAddress(), bound+more, signIn+"Content-Length: 2\r\n\r\n{")
-		hubstest.WaitUntil(t, "each request over the bound has a 429", func() bool {
-			return half.refused.Load() >= more
+		hubstest.WaitFor(t, "requests with half a body and a 429", more, func() int {
+			return int(half.refused.Load())
 		})
 	})
 }

@@ -315,11 +315,11 @@ func (s *service) openConns(c *hubstest.Client) {
 	s.waitForLocks(severalConns)
 }
 
-// waitForLocks waits until n connections to the database wait for a lock.
+// waitForLocks waits until n connections to the database wait for a lock, or more.
 func (s *service) waitForLocks(n int) {
 	s.t.Helper()
-	hubstest.WaitFor(s.t, "connections that wait for a lock", n, func() int {
-		return s.count(lockWaiters)
+	hubstest.WaitFor(s.t, "connections that wait for a lock, at most n", n, func() int {
+		return min(n, s.count(lockWaiters))
 	})
 }
 
