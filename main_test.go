@@ -219,6 +219,7 @@ var unproven = map[string]string{
 	"TestMain":                            "nothing: it begins the tests",
 	"TestPostgresVersion":                 "the harness",
 	"TestRemovalsFit":                     "the removals",
+	"TestRouteTableInReadme":              "a document",
 	"TestRowsAreNamedInComments":          "a document",
 	"TestSettingsAreExplained":            "a document",
 	"TestSoak":                            "everything, for minutes",

@@ -280,7 +280,16 @@ func (s *Server) url() *url.URL {
 	return u
 }
 
-// Must ends the test unless the answer has this status. It returns the answer.
+// Want compares the status of the answer. The test goes on.
+func (r *Response) Want(t testing.TB, status int) {
+	t.Helper()
+	if r.Status != status {
+		t.Errorf("got status %d, want %d, in the answer to %v", r.Status, status, r)
+	}
+}
+
+// Must ends the test unless the answer has this status. It returns the answer. It is for a step of
+// the test; what the test is about is compared by Want.
 func (r *Response) Must(t testing.TB, status int) *Response {
 	t.Helper()
 	if r.Status != status {

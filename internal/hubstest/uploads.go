@@ -124,7 +124,8 @@ func (s *Server) WantStored(t testing.TB, n int) {
 // WantFile downloads a file and checks its content.
 func (c *Client) WantFile(path, content string) {
 	c.t.Helper()
-	r := c.Elsewhere().Get(path).Must(c.t, 200)
+	r := c.Elsewhere().Get(path)
+	r.Want(c.t, 200)
 	if got := string(r.Body); got != content {
 		c.t.Errorf("%s: got other bytes than were uploaded: %d bytes, want %d",
 			path, len(got), len(content))

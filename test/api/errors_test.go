@@ -40,7 +40,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 		token := admin.Token()
 		refused := q.send(srv.With(t, token), "If-Match", `"1"`)
 		hubstest.WantProblem(t, refused, 412, "precondition_failed")
-		q.send(srv.With(t, token), "If-Match", "*").Must(t, r.status)
+		q.send(srv.With(t, token), "If-Match", "*").Want(t, r.status)
 	}
 }
 

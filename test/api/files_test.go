@@ -349,7 +349,7 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	good := c.StartUpload("a.txt")
 	head := uploadHead(c, formType, 200_000)
 	hubstest.Dial(t, s.Addr).Exchange(t, head+form(otherHeader, ""), 400)
-	good.Finish().Must(t, 201)
+	good.Finish().Want(t, 201)
 }
 
 // H1: The server does not read all of the rest of a refused upload. It reads MAX_UPLOAD_BYTES of
@@ -359,7 +359,7 @@ func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	const maxSent = 32 << 20 // bytes; the buffers of the connection hold a few MB of them
 	_, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": "100000"})
 	endless := &endlessReader{}
-	c.Send(uploadRoute, endless, "Content-Type", "text/plain").Must(t, 415)
+	c.Send(uploadRoute, endless, "Content-Type", "text/plain").Want(t, 415)
 	if sent := endless.read.Load(); sent > maxSent {
 		t.Errorf("got %d bytes sent of an endless upload, want at most %d", sent, maxSent)
 	}
@@ -404,6 +404,6 @@ func TestManyRangesAreIgnored(t *testing.T) {
 		17: 200,
 	}) {
 		header := "bytes=2-2" + strings.Repeat(",2-2", ranges-1)
-		c.Get(file, "Range", header).Must(t, status)
+		c.Get(file, "Range", header).Want(t, status)
 	}
 }

@@ -60,7 +60,7 @@ func TestHubListReadsLittle(t *testing.T) {
 		for _, status := range []string{"", "&filters[status]=archived"} {
 			for page, scan := range scans {
 				path := "/hubs?" + order + status + page
-				member.Elsewhere().Get(path).Must(t, 200)
+				member.Elsewhere().Get(path).Want(t, 200)
 				plan := explain(t, planner, lastList(t, srv.Database))
 				_, belowLimit, _ := strings.Cut(plan, "Limit") // above it, only the page is sorted
 				if !strings.Contains(belowLimit, scan) || readsMore.MatchString(belowLimit) {

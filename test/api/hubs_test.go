@@ -274,7 +274,7 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 	wantEqual(t, "read", admin.read(got.HubID), want)
 
 	twin := admin.create(`{"name":"North"}`)
-	admin.Do("DELETE", path, nil).Must(t, 204)
+	admin.Do("DELETE", path, nil).Want(t, 204)
 	admin.wantNone(path)
 	wantEqual(t, "the other hub of the same name", admin.read(twin.HubID), twin)
 }

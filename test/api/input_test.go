@@ -24,7 +24,7 @@ func TestHubListParameters(t *testing.T) {
 	}](t, "queries.json")
 	srv, admin := start(t, "admin")
 	for _, body := range file.Hubs {
-		admin.Send("POST /hubs", body).Must(t, 201)
+		admin.Send("POST /hubs", body).Want(t, 201)
 	}
 	member, _ := srv.Member(t, "member")
 	cookie := srv.CookieName() + "=" + member.Token()
@@ -118,7 +118,7 @@ func TestBodyLimits(t *testing.T) {
 	c := hubstest.Start(t).Client(t)
 	ask := func(t *testing.T, body io.Reader, kind string, want int) {
 		t.Helper()
-		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Must(t, want)
+		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
 	}
 	for size, want := range sorted(map[int]int{
 		maxBody:     200,
@@ -213,7 +213,7 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 			hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
 		}
 		for range limit.Requests {
-			c.Send(route, valid).Must(t, status)
+			c.Send(route, valid).Want(t, status)
 		}
 		hubstest.WantProblem(t, c.Send(route, valid), 429, "rate_limited")
 		hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
@@ -231,7 +231,7 @@ func TestHeadersAreBounded(t *testing.T) {
 		17 << 10: 431,
 	}) {
 		padding := strings.Repeat("x", size)
-		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Must(t, status)
+		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
 	}
 }
 
@@ -276,7 +276,7 @@ func TestSlowRequestsEnd(t *testing.T) {
 			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
 			inTime.Exchange(t, test.rest, 200)
-			srv.Client(t).Get("/openapi.json").Must(t, 200)
+			srv.Client(t).Get("/openapi.json").Want(t, 200)
 			wantClosed(t, tooSlow, test.answer)
 		})
 	}

@@ -113,7 +113,7 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 				answer := q.send(srv.With(t, admin.Token()), test.Headers...)
 				isRead := strings.HasPrefix(r.name, "GET ")
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer
-					answer.Must(t, r.status)
+					answer.Want(t, r.status)
 				} else {
 					hubstest.WantProblem(t, answer, 403, "cross_origin")
 				}

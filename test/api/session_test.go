@@ -160,7 +160,7 @@ func TestCookiesAreExact(t *testing.T) {
 			out := c.Send("POST /auth/logout", nil).Must(t, 204)
 			wantCookie(out, "", "0")
 			wantEqual(t, "token in the jar after sign-out", c.Token(), "")
-			s.With(t, token).Get("/auth/session").Must(t, 200)
+			s.With(t, token).Get("/auth/session").Want(t, 200)
 		})
 	}
 }
@@ -215,7 +215,7 @@ func TestFirstKeySignsAllVerify(t *testing.T) {
 	newToken := during.SignIn(t, email).Token()
 	wantSession := func(s *hubstest.Server, token string, status int) {
 		t.Helper()
-		s.With(t, token).Get("/auth/session").Must(t, status)
+		s.With(t, token).Get("/auth/session").Want(t, status)
 	}
 	wantSession(during, oldToken, 200)
 	wantSession(after, oldToken, 401)
@@ -321,10 +321,10 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 			s, _ := shiftedClock(t, shift)
 			email, _ := s.NewUser(t, "member")
 			before := s.SignIn(t, email)
-			before.Get("/auth/session").Must(t, 200)
+			before.Get("/auth/session").Want(t, 200)
 			s.User(t, "signout", email)
-			before.Get("/auth/session").Must(t, 401)
-			s.SignIn(t, email).Get("/auth/session").Must(t, 200)
+			before.Get("/auth/session").Want(t, 401)
+			s.SignIn(t, email).Get("/auth/session").Want(t, 200)
 			_, claims := hubstest.ReadToken(t, before.Token())
 			age := float64(time.Now().Unix()) - claims["iat"].(float64)
 			if math.Abs(age) < 15 {
@@ -351,7 +351,7 @@ func TestSignInNeedsClocksThatAgree(t *testing.T) {
 			wantNoSession(t, c.PresentCode(email, code), 503, "unavailable")
 			s.Log.WaitFor(t, "ERROR", difference)
 			restore()
-			c.PresentCode(email, code).Must(t, 200)
+			c.PresentCode(email, code).Want(t, 200)
 		})
 	}
 }
@@ -448,7 +448,7 @@ func wantTerms(t *testing.T, c *hubstest.Client) {
 	t.Helper()
 	view := c.Get("/auth/session").Must(t, 200)
 	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), true)
-	c.Get("/hubs").Must(t, 200)
+	c.Get("/hubs").Want(t, 200)
 }
 
 // wantNoTerms checks that the session says that the terms are not accepted, and that reads and

@@ -45,7 +45,7 @@ func TestWrongGuessSpoilsNoCode(t *testing.T) {
 	wrong := hubstest.OtherCode(code, 1)
 	wantNoSession(t, c.PresentCode(email, wrong), 401, "invalid_code")
 	wantNoSession(t, c.PresentCode(hubstest.NewEmail(), code), 401, "invalid_code")
-	c.PresentCode(email, code).Must(t, 200)
+	c.PresentCode(email, code).Want(t, 200)
 	wantNoSession(t, s.Client(t).PresentCode(email, code), 401, "invalid_code")
 }
 
@@ -147,7 +147,7 @@ func TestLimitOfGuesses(t *testing.T) {
 		429: limit.Requests,
 	})
 	wantLimited(t, c.PresentCode(strings.ToUpper(email), code), limit)
-	c.PresentCode("x"+email, code).Must(t, 401)
+	c.PresentCode("x"+email, code).Want(t, 401)
 }
 
 // O5: Neither a sign-in nor a new code gives back guesses that were spent.
@@ -155,7 +155,7 @@ func TestNewCodeBringsNoGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	c, email, code := asked(t, s)
-	c.PresentCode(email, code).Must(t, 200)
+	c.PresentCode(email, code).Want(t, 200)
 	guess(t, s, hubstest.LimitOf(t, guessRoute).Requests-1, email, code)
 	c.AskCode(email)
 	hubstest.WantProblem(t, c.PresentCode(email, s.Code(t, email)), 429, "rate_limited")
@@ -177,7 +177,7 @@ func TestOneCodeForManyRequests(t *testing.T) {
 		return s.Log.Count(`"code sent"`) + s.Log.Count("less than a minute old")
 	})
 	wantEqual(t, "codes", s.Log.Count("Sign-in code for "+email), 1)
-	s.Client(t).PresentCode(email, s.Code(t, email)).Must(t, 200)
+	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
 }
 
 // onTheWire asks for a code with exactly these headers and a Content-Type. http.Client would change
@@ -251,7 +251,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 				wantLimited(t, onTheWire(t, s, email, "X-Forwarded-For", chain), limit)
 			}
 			for _, chain := range c.DiffersFrom {
-				onTheWire(t, s, email, "X-Forwarded-For", chain).Must(t, 200)
+				onTheWire(t, s, email, "X-Forwarded-For", chain).Want(t, 200)
 			}
 		})
 	}

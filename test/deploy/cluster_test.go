@@ -307,7 +307,7 @@ func testServersComeAndGo(t *testing.T, c *cluster) {
 	testRollingRestart(t, c, user)
 	testKill(t, c, user)
 	user.ledger.CheckFiles(t, user, c.servers[0].Database)
-	user.client.Do("GET", "/auth/session", nil).Must(t, 200)
+	user.client.Do("GET", "/auth/session", nil).Want(t, 200)
 }
 
 // No request fails while one server after the other restarts with a new signing key. The active

@@ -44,7 +44,7 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		r = c.Do("POST", "/auth/otp/request", strings.Repeat("x", 20<<10))
 		hubstest.WantProblem(t, r, 413, "too_large")
 		// The server compares Origin with Host, so the proxy must not change Host.
-		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Must(t, 204)
+		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
 
 		t.Run("server away", func(t *testing.T) {
 			s.Stop(t)
@@ -220,7 +220,7 @@ func TestProxySendsOnce(t *testing.T) {
 		} {
 			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = false
 			for range 3 {
-				c.Do("POST", "/lives", "{}").Must(t, 200)
+				c.Do("POST", "/lives", "{}").Want(t, 200)
 				path := "/dies/" + hubstest.NewUUID()
 				r, err := c.Try("POST", path, "{}")
 				if err != nil || r.Status != 502 && r.Status != 503 {

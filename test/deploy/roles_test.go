@@ -135,11 +135,11 @@ func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	c.AcceptTerms() // the second time is an update
 	r := c.Do("POST", "/hubs", `{"name":"North"}`).Must(t, 201)
 	hub := r.Header.Get("Location")
-	c.Do("PATCH", hub, `{"name":"South"}`).Must(t, 200)
-	c.Get("/hubs?filters[name]=south&orderBy=createdAt").Must(t, 200)
+	c.Do("PATCH", hub, `{"name":"South"}`).Want(t, 200)
+	c.Get("/hubs?filters[name]=south&orderBy=createdAt").Want(t, 200)
 	r = c.Upload("a.txt", []byte("a")).Must(t, 201)
 	c.WantFile(r.Header.Get("Location"), "a")
-	c.Do("DELETE", hub, nil).Must(t, 204)
+	c.Do("DELETE", hub, nil).Want(t, 204)
 }
 
 // oldRights give hubs_server more rights than it needs.

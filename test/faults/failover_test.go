@@ -122,22 +122,22 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 			// The first request after each restart is of another kind. A write also succeeds:
 			// its session check, which is a read, finds the dead connections first.
 			loseConnections()
-			guest.present(guest.code).Must(t, 200)
+			guest.present(guest.code).Want(t, 200)
 			loseConnections()
-			createHub(admin, "first").Must(t, 201)
+			createHub(admin, "first").Want(t, 201)
 			loseConnections()
-			get(admin, "/hubs").Must(t, 200)
-			get(admin, "/auth/session").Must(t, 200)
-			get(admin, "/hubs/"+hubstest.NewUUID()).Must(t, 404)
-			createHub(admin, "second").Must(t, 201)
+			get(admin, "/hubs").Want(t, 200)
+			get(admin, "/auth/session").Want(t, 200)
+			get(admin, "/hubs/"+hubstest.NewUUID()).Want(t, 404)
+			createHub(admin, "second").Want(t, 201)
 			s.wantRows(1, "hubs where name = 'first'")
 			s.wantRows(1, "hubs where name = 'second'")
 			loseConnections()
 			hubs := sendAtOnce(t, manyRequests, admin, "GET /hubs", nil)
 			sessions := sendAtOnce(t, manyRequests, admin, "GET /auth/session", nil)
 			for range manyRequests {
-				(<-hubs).Must(t, 200)
-				(<-sessions).Must(t, 200)
+				(<-hubs).Want(t, 200)
+				(<-sessions).Want(t, 200)
 			}
 		})
 	}
@@ -249,12 +249,12 @@ func TestStandbyAway(t *testing.T) {
 	names := []string{"first", "second", "third"}
 	for _, name := range names {
 		wantUnavailable(t, createHub(admin, name))
-		get(admin, "/hubs").Must(t, 200)
+		get(admin, "/hubs").Want(t, 200)
 	}
 
 	pair.standby.Start()
 	pair.waitForStandby()
-	createHub(admin, "fourth").Must(t, 201)
+	createHub(admin, "fourth").Want(t, 201)
 	for _, name := range append(names, "fourth") {
 		s.wantRows(1, "public.hubs where name = $1", name)
 	}

@@ -66,7 +66,7 @@ func TestReplacedServersShareASocket(t *testing.T) {
 		clients.waitForSuccesses(4)
 		current.Signal(t, syscall.SIGTERM)
 		clients.waitForSuccesses(8) // the old server accepts no connections now
-		upload.Finish().Must(t, 201)
+		upload.Finish().Want(t, 201)
 		wantExit(t, current, 0)
 		current = next
 		clients.waitForSuccesses(4)

@@ -51,7 +51,7 @@ func TestFullDiskKeepsNothing(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	c.Elsewhere().Upload("large.bin", large).Must(t, 201)
+	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
 	s.WantStored(t, 2)
 }
 
@@ -250,7 +250,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 	working := s.WorkingFiles(t)[0]
 	id := filepath.Base(working)
 	tr := attach(t, s, "-e", "trace=write,fsync,fdatasync,linkat,renameat,renameat2,unlinkat")
-	upload.Finish().Must(t, 201)
+	upload.Finish().Want(t, 201)
 	var steps strings.Builder // one letter for each step
 	for call := range strings.Lines(tr.calls()) {
 		for step, pattern := range map[string]string{
@@ -280,7 +280,7 @@ func TestDownloadIsSentByTheKernel(t *testing.T) {
 	s, c := start(t)
 	path := storeLarge(t, c)
 	tr := attach(t, s, "-e", "trace=sendfile,splice,read,pread64")
-	get(c, path).Must(t, 200)
+	get(c, path).Want(t, 200)
 	sent := 0
 	read := 0
 	for call := range strings.Lines(tr.calls()) {
@@ -329,13 +329,13 @@ func TestFilesAreClosed(t *testing.T) {
 	}
 	store(t, c, "b.txt")
 	waitClosed("an upload")
-	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Must(t, 413)
+	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
 	waitClosed("an upload that is too large")
 	upload := c.StartUpload("d.txt")
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}
-	breakOff(upload).Must(t, noAnswer)
+	breakOff(upload).Want(t, noAnswer)
 	waitClosed("an upload that broke off")
 	for status, headers := range map[int][]string{
 		200: nil,
@@ -344,8 +344,8 @@ func TestFilesAreClosed(t *testing.T) {
 		304: {"If-None-Match", "*"},
 		412: {"If-Match", `"another"`},
 	} {
-		c.Elsewhere().Do("GET", path, nil, headers...).Must(t, status)
-		c.Elsewhere().Do("HEAD", path, nil, headers...).Must(t, status)
+		c.Elsewhere().Do("GET", path, nil, headers...).Want(t, status)
+		c.Elsewhere().Do("HEAD", path, nil, headers...).Want(t, status)
 		waitClosed(fmt.Sprintf("a download %q", headers))
 	}
 }

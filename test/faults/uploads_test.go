@@ -62,7 +62,7 @@ func (s *service) killMidUpload(c *hubstest.Client) {
 	upload := c.StartUpload("lost.txt")
 	s.Signal(s.t, syscall.SIGKILL)
 	s.Wait(s.t)
-	breakOff(upload).Must(s.t, noAnswer)
+	breakOff(upload).Want(s.t, noAnswer)
 	s.AgeUnfinished(s.t)
 }
 
@@ -171,7 +171,7 @@ func TestSweepSparesUploadsOfOtherServers(t *testing.T) {
 	running := c.StartUpload("running.txt")
 	s.AgeUnfinished(t)
 	s.sweep() // by another server: the running upload's lock protects its file
-	running.Finish().Must(t, 201)
+	running.Finish().Want(t, 201)
 	s.WantStored(t, 1)
 }
 
@@ -199,7 +199,7 @@ func TestClientGoneWithoutDatabase(t *testing.T) {
 	s, c := startBehindProxy(t)
 	upload := c.StartUpload("broken.txt")
 	s.proxy.Cut()
-	breakOff(upload).Must(t, noAnswer)
+	breakOff(upload).Want(t, noAnswer)
 	s.waitFiles(0)
 }
 
@@ -288,12 +288,12 @@ func TestFilesDirDisappears(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	s.AllowErrorsWithAnyOf(unavailable)
-	get(c, "/healthz").Must(t, 200)
+	get(c, "/healthz").Want(t, 200)
 	dir := s.Env["FILES_DIR"]
 	os.Rename(dir, dir+"-moved")
 	wantUnavailable(t, get(c, "/healthz"))
 	os.Rename(dir+"-moved", dir)
-	get(c, "/healthz").Must(t, 200)
+	get(c, "/healthz").Want(t, 200)
 }
 
 // storeLarge uploads a file of 16 MiB, which is more than the buffers of a connection hold, and
@@ -324,9 +324,9 @@ func TestEndedTransfersDoNotCount(t *testing.T) {
 	os.Remove(s.onDisk(lost)) // its download fails with a 500
 	for range maxTransfers + 1 {
 		c.WantFile(small, "content")
-		get(c, lost).Must(t, 500)
-		c.Elsewhere().Get(small, "If-None-Match", "*").Must(t, 304)
-		c.Elsewhere().Do("POST", "/files/upload", nil).Must(t, 415)
+		get(c, lost).Want(t, 500)
+		c.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
+		c.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
 	}
 }
 
@@ -359,16 +359,16 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	// Only transfers of this user are refused.
 	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
 	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
-	greedy.Get("/hubs").Must(t, 200)
+	greedy.Get("/hubs").Want(t, 200)
 	neighbour.IP = greedy.IP
-	neighbour.Get(small).Must(t, 200)
+	neighbour.Get(small).Want(t, 200)
 
 	// Each transfer that ends makes room for one other.
 	downloads[0].Close()
 	hubstest.WaitFor(t, "status of a transfer after a client disconnected", 200, oneMore)
 	s.beginDownload(greedy, large)
-	get(greedy, small).Must(t, 429)
-	upload.Finish().Must(t, 201)
+	get(greedy, small).Want(t, 429)
+	upload.Finish().Want(t, 201)
 	hubstest.WaitFor(t, "status of a transfer after an upload ended", 200, oneMore)
 }
 
@@ -386,7 +386,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 	for range maxTransfers - 1 {
 		s.beginDownload(stalled, large)
 	}
-	get(stalled, small).Must(t, 429)
+	get(stalled, small).Want(t, 429)
 
 	// The slow transfers take a piece each second, until the stalled upload has ended.
 	piece := make([]byte, 16<<10)
@@ -402,11 +402,11 @@ func TestStalledTransfersEnd(t *testing.T) {
 			t.Fatal("a slow transfer ended before the stalled upload, or with it: ", err)
 		}
 	}
-	ended.Must(t, 400)
+	ended.Want(t, 400)
 	s.beginDownload(stalled, large) // takes the place of the stalled upload
 	hubstest.WaitFor(t, "status of a transfer after a download stalled", 200, func() int {
 		return get(stalled, small).Status
 	})
-	slowUpload.Finish().Must(t, 201)
+	slowUpload.Finish().Want(t, 201)
 	s.WantStored(t, 3)
 }
