@@ -425,8 +425,7 @@ cmd_bench() {
 		what=commits
 	fi
 	HUBS_BINARY=$tmp/hubs BENCH=${what:-bare} BENCH_OUT=$tmp/figures \
-		go test -count=1 -timeout=40m -run '^$' -bench '^BenchmarkRequests$' \
-		-benchtime=1x ./test/bench
+		go test -count=1 -timeout=40m -run '^$' -bench '^BenchmarkRequests$' -benchtime=1x ./test/bench
 	go run "$benchstat" -col /side "$tmp/figures" >"$tmp/table"
 	cat "$tmp/table"
 	[ -n "$what" ] || cp "$tmp/table" docs/bench.txt

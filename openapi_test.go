@@ -537,15 +537,15 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 		}
 	}
 	for _, status := range slices.Sorted(maps.Keys(byStatus)) {
-		var name string
+		var name strings.Builder
 		var texts, codes []string
 		var examples object
 		for i, p := range byStatus[status] {
 			if i > 0 {
-				name += "Or"
+				name.WriteString("Or")
 			}
 			for part := range strings.SplitSeq(p.Code, "_") {
-				name += capital(part)
+				name.WriteString(capital(part))
 			}
 			texts = append(texts, "- `"+p.Code+"`: "+p.Text)
 			codes = append(codes, p.Code)
@@ -556,12 +556,12 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 			{"properties", object{"code", object{"enum", codes}}},
 		}}
 		answer := object{"schema", schema, "examples", examples}
-		g.responses[name] = object{
+		g.responses[name.String()] = object{
 			"description", strings.Join(texts, "\n"),
 			"headers", headerRefs(byStatus[status][0].Headers...),
 			"content", object{"application/problem+json", answer},
 		}
-		responses = append(responses, strconv.Itoa(status), ref("responses", name))
+		responses = append(responses, strconv.Itoa(status), ref("responses", name.String()))
 	}
 	return responses
 }
