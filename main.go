@@ -146,7 +146,7 @@ type server struct {
 	requestLog *slog.Logger // one line for each request
 	out        io.Writer    // standard output, safe for concurrent use: both logs, and local codes
 	store      *store
-	stopping   atomic.Bool // set by stop: ends sweepUploads, and connections after the next answer
+	stopping   atomic.Bool // set by stop: no new sweep begins, and connections end after the next answer
 
 	files     *os.Root // FILES_DIR
 	transfers transfers
@@ -226,8 +226,9 @@ var indexPage string
 // of a database statement has a limit of its own (dbTimeout in store.go). A file system that hangs
 // has none: see SECURITY.md.
 const (
-	// A first request is timed from the beginning of its connection, a later one from its first
-	// bytes.
+		// Both count from the beginning of the connection, or for a later request from its first
+		// bytes.
+
 	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it by its progress
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
@@ -329,9 +330,9 @@ func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	return err
 }
 
-// Each connection takes up to 192 kB (twice sendBuffer) of the kernel's send buffer, and some memory
-// of Go. Measured with clients that read nothing, all of them use less than 256 MB if GOMEMLIMIT is
-// set as in deploy/. The kernel's receive buffers come on top.
+// Each connection takes up to 192 kB (twice sendBuffer) of the kernel's send buffer, and some
+// memory of Go. Measured with clients that read nothing, all of them use less than 256 MB if
+// GOMEMLIMIT is set as in deploy/. The kernel's receive buffers come on top.
 //
 // The price of a small buffer is that a download gets at most 192 kB in each round trip to the
 // client: 2 MB/s at 100 ms.

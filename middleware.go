@@ -460,8 +460,8 @@ func (c typedContract[In, Out]) ownLimit() *limiter { return c.limit }
 // serveRoute runs the contract. A request that fails several checks is refused by the first one.
 // The body is read before the account (W1).
 func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error {
-	// In the other order, a client could withhold the end of a body until it has lost its rights,
-	// and still write. An invalid input is reported only after authorize.
+	// Read the body before the account. Otherwise a client could withhold the end of a body until
+	// it has lost its rights, and still write. An invalid input is reported only after authorize.
 	input, inputErr := c.readInput(state)
 	if !state.route.access.public { // session, suspension, terms and role, in this order
 		if err := s.authorize(state); err != nil {
@@ -994,10 +994,7 @@ func bodyProblem(err error) problem {
 // allowed origin (see SECURITY.md). A line has at most 2 kB for any request (H4).
 func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 	r := state.request
-	attrs := []any{
-		"requestId", state.id, "client", state.client,
-		"status", state.status, "bytes", state.bytes, "duration", duration,
-	}
+	attrs := []any{"requestId", state.id, "client", state.client.String()}
 	add := func(name, value string) { // leaves out what the request does not have
 		if value != "" {
 			attrs = append(attrs, name, value)
@@ -1013,6 +1010,7 @@ func (s *server) writeLogLine(state *requestState, duration time.Duration) {
 		}
 	}
 	add("query", state.loggedQuery)
+	attrs = append(attrs, "status", state.status, "bytes", state.bytes, "duration", duration)
 	if state.user != nil {
 		add("userId", state.user.UserID)
 	}

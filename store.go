@@ -273,10 +273,14 @@ func (st *store) run(q statement, scan func(*sql.Rows) error) (scanned bool, err
 
 // orNotFound returns value, or a 404 if a statement found no row.
 func orNotFound[T any](value T, found bool, err error) (T, error) {
-	if err == nil && !found {
-		err = errNotFound
+	var none T
+	if err != nil {
+		return none, err
 	}
-	return value, err
+	if !found {
+		return none, errNotFound
+	}
+	return value, nil
 }
 
 // endedIfUserGone returns a 401 if a write failed because the user that it refers to was deleted
@@ -310,13 +314,12 @@ var outageClasses = []string{
 // use to this program any more.
 var staleClasses = []string{
 	"0A", // feature not supported: a column of a prepared statement has changed its type
-	"25", // transaction state: this is a standby now, which rejects writes
+	"25", // invalid transaction state: this server has become read-only
 }
 
-// classifyDBError turns the errors of an unavailable database into a 503, and closes the idle
-// connections if they may be dead. So while the database is
-// unavailable, nobody gets a session and nobody loses one (Z2). Any other error stays as it is, and
-// becomes a 500 unless the caller handles it.
+// classifyDBError turns the errors of an unavailable database into a 503, so that nobody gets a
+// session and nobody loses one meanwhile (Z2). It also closes the idle connections if they may be
+// dead. Any other error stays as it is, and becomes a 500 unless the caller handles it.
 func (st *store) classifyDBError(err error) error {
 	if err == nil || errors.Is(err, errScan) { // errScan: a bug of this program
 		return err

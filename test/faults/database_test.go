@@ -262,7 +262,7 @@ func TestHealthReadsTheTables(t *testing.T) {
 	}
 }
 
-// D6: When the type of a column changes, the prepared statements that use it fail on every
+// Z2: When the type of a column changes, the prepared statements that use it fail on every
 // connection. Still, at most one request fails, because the first failure makes the server replace
 // its idle connections.
 func TestChangedColumnFailsOneRequest(t *testing.T) {
