@@ -226,9 +226,7 @@ var indexPage string
 // of a database statement has a limit of its own (dbTimeout in store.go). A file system that hangs
 // has none: see SECURITY.md.
 const (
-		// Both count from the beginning of the connection, or for a later request from its first
-		// bytes.
-
+	// Both count from the beginning of the connection or, for a later request, from its first bytes.
 	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it by its progress
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
