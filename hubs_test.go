@@ -36,3 +36,19 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 		t.Errorf("ordered by %q: got the text\n%s\nwant no drop in it", hostile, got.text)
 	}
 }
+
+// The bounds of a hub and of the list have these values. Other tests take them from the contract,
+// which is made from the same constants.
+func TestBoundsOfHubs(t *testing.T) {
+	t.Parallel()
+	for name, bound := range map[string]struct{ got, want int }{
+		"characters of a name":        {got: maxHubName, want: 100},
+		"characters of a description": {got: maxHubDescription, want: 2000},
+		"hubs of a page":              {got: maxPageLimit, want: 100},
+		"offset":                      {got: maxPageOffset, want: 10_000},
+	} {
+		if bound.got != bound.want {
+			t.Errorf("%s: got the bound %d, want %d", name, bound.got, bound.want)
+		}
+	}
+}

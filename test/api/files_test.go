@@ -30,7 +30,8 @@ type uploadCase struct {
 	Filename, Part, PartType, Content string
 	Form, Type                        *string
 	Headers                           []string
-	Stored, Disposition               string
+	Stored                            string
+	Disposition                       string // of the download; "" means inline
 }
 
 // form returns a form that has one part, with this header and content.
@@ -112,7 +113,7 @@ func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test 
 		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
 		must(t, err)
 		wantEqual(t, "name in Content-Disposition", params["filename"], file["name"])
-		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, kind))
+		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
 	}
 }
 
