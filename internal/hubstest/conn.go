@@ -131,7 +131,8 @@ func FullQueue(t testing.TB) (addr string, makeRoom func()) {
 	setQueue(0) // the shortest
 	waiting := 0
 	for {
-		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
+		// Only a machine that is very slow would take so long for a queue with room.
+		conn, err := net.DialTimeout("tcp", addr, 500*time.Millisecond)
 		if err != nil {
 			break
 		}

@@ -305,7 +305,7 @@ func TestHungMailServer(t *testing.T) {
 // The test compares it with a conversation that hangs. That one begins two seconds later, and
 // before the connection is accepted. It must end later. The sleeps make both differences: no event
 // marks a part of the mail's ten seconds. TCP tries to connect at once and after 1, 3, 7 and 15
-// seconds.
+// seconds. On a machine so slow that 7 becomes 10, the test shows nothing.
 func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	t.Parallel()
 	addr, makeRoom := hubstest.FullQueue(t)
@@ -315,19 +315,11 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	})
 	s.AllowErrorsWithAnyOf("code not sent")
 	hung := startFailing(t, hubstest.MailHangs)
-	begin := time.Now()
 	_, email := ask(t, s)
 	time.Sleep(2 * time.Second)
 	beginHung(t, hung)
 	time.Sleep(2 * time.Second)
-	if time.Since(begin) > 6500*time.Millisecond {
-		hubstest.Skip(t, "the machine is too slow: TCP's next attempt comes after the mail's time")
-	}
-	room := time.Now()
 	makeRoom() // so TCP's next attempt connects
-	if time.Since(room) < 100*time.Millisecond {
-		hubstest.Skip(t, "the server had connected before there was room, so this shows nothing")
-	}
 	waitNotSent(t, s, email)
 	if hung.Mail.Connections() == 0 {
 		t.Error("the hung conversation, which began later, has ended first: " +
