@@ -302,7 +302,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	expiresAt := token.ExpiresAt.time()
 	issuedInFuture := issuedAt.After(now.Add(clockSkew))
 	livesTooLong := expiresAt.Sub(issuedAt) > sessionTTL
-	if issuedInFuture || livesTooLong { // a clock was set back, or another program made the token
+	if issuedInFuture || livesTooLong {
+		// A clock was set back, or another program made the token.
 		return sessionToken{}, unauthenticated("clock")
 	}
 	expired := !now.Before(expiresAt)

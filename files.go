@@ -523,7 +523,8 @@ func (s *server) sendFile(state *requestState, f file) error {
 	header.Set("Content-Security-Policy", filePolicy)
 	header.Set("Cache-Control", "private, no-cache")
 	header.Set("ETag", `"`+f.FileID+`"`)
-	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges { // one comma: two ranges
+	// One comma means two ranges.
+	if strings.Count(state.request.Header.Get("Range"), ",") >= maxRanges {
 		state.request.Header.Del("Range")
 	}
 	http.ServeContent(fileWriter{problemWriter{state}}, state.request, "", f.CreatedAt, content)

@@ -190,8 +190,9 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 // Nothing that a client sends becomes part of the text: the order comes from an allow-list, and all
 // values are parameters (I1). A statement that may skip many hubs is marked expensive (H6).
 func (q hubQuery) listStatement() statement {
-	args := []any{q.limit + 1, q.offset} // $1 and $2; one row more than the page is for HasMore
-	where := "true"                      // each filter below begins with "and"
+	// $1 and $2. The one row more than the page is for HasMore.
+	args := []any{q.limit + 1, q.offset}
+	where := "true" // each filter below begins with "and"
 	if q.status != nil {
 		args = append(args, *q.status)
 		where += fmt.Sprintf(" and status = $%d", len(args))

@@ -110,7 +110,8 @@ func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
 	}
-	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) { // also hubs user --help
+	// Look at the last argument, so that "hubs user --help" prints the usage, too.
+	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) {
 		fmt.Print(usage)
 		return nil
 	}
@@ -122,7 +123,7 @@ func run(args []string) error {
 		return mailTest(args[1:])
 	}
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, release) // stops catching signals, so that a second one ends the process
+	context.AfterFunc(ctx, release) // so that a second signal ends the process
 	// The others have none. The whole line is compared, so "serve x" is an unknown command.
 	switch command := strings.Join(args, " "); command {
 	case "serve":
@@ -146,7 +147,7 @@ type server struct {
 	requestLog *slog.Logger // one line for each request
 	out        io.Writer    // standard output, safe for concurrent use: both logs, and local codes
 	store      *store
-	stopping   atomic.Bool // set by stop: no new sweep begins, and connections end after the next answer
+	stopping   atomic.Bool // set by stop: no new sweep begins, and each answer ends its connection
 
 	files     *os.Root // FILES_DIR
 	transfers transfers
@@ -222,17 +223,18 @@ var openAPI string
 //go:embed web/index.html
 var indexPage string
 
-// Time limits of a request. net/http starts each again for every request on a connection. Each step
-// of a database statement has a limit of its own (dbTimeout in store.go). A file system that hangs
-// has none: see SECURITY.md.
+// Time limits of a request. net/http starts each again for every request on a connection. The first
+// two count from the beginning of the connection or, for a later request, from its first bytes.
+//
+// Each step of a database statement has a limit of its own (dbTimeout in store.go). A file system
+// that hangs has none: see SECURITY.md.
 const (
-	// Both count from the beginning of the connection or, for a later request, from its first bytes.
 	headerTimeout = 10 * time.Second // to read the header
-	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it by its progress
+	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
 	idleTimeout   = time.Minute      // between an answer and the next request
 
-	stallTimeout  = 30 * time.Second // longest time that an upload or a download may make no progress
+	stallTimeout  = 30 * time.Second // longest time that a transfer may make no progress
 	transferPiece = 64 << 10         // bytes of a download that count as progress
 )
 
@@ -309,7 +311,9 @@ func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	httpServer.Shutdown(ctx) // returns when all requests have ended, or ctx has
+	// Shutdown returns when all requests have ended, or ctx has. Its error may also be about the
+	// listener, so ctx says whether requests were cut off.
+	httpServer.Shutdown(ctx)
 	var err error
 	if ctx.Err() != nil {
 		err = errors.New("stopped, but some requests did not end in time and were cut off")
@@ -554,7 +558,8 @@ func loadConfig() (config, error) {
 		originDomain:   r.originDomain(),
 		trustedProxies: r.trustedProxies(),
 	}
-	if r.env != envLocal || os.Getenv("SMTP_URL") != "" { // locally, codes may be printed instead
+	// Locally, codes may be printed instead.
+	if r.env != envLocal || os.Getenv("SMTP_URL") != "" {
 		cfg.mail = r.mailer()
 	}
 	if r.errors != nil {

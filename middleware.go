@@ -56,7 +56,7 @@ func (s *server) handler(routes []route) http.Handler {
 // request.Header those of the request. It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
-	request             *http.Request // all later steps get this one; the router stores path values in it
+	request             *http.Request // the request that all later steps get
 	serverLog           *slog.Logger
 
 	originAllowed bool         // set by step 2: the Origin header names an allowed origin
@@ -394,13 +394,13 @@ type contract interface {
 // endpoint, inputEndpoint and limitedEndpoint make contracts.
 type typedContract[In any, Out output] struct {
 	parse    func(*fields) In               // makes the input; nil if there is none
-	limit    *limiter                       // the endpoint's own limit, besides that of step 4; nil if there is none
+	limit    *limiter                       // the endpoint's own; nil if there is none
 	limitKey func(In, *requestState) string // the key for limit; nil without a limit
 	handle   func(*requestState, In) (Out, error)
 }
 
-// An output is what a handler returns for a success. answer sends it as JSON, unless it is nothing.
-// isValid reports whether the output satisfies its contract.
+// An output is what a handler returns for a success. answer sends it as JSON, unless it is
+// nothing or sent. isValid reports whether the output satisfies its contract.
 type output interface{ isValid() bool }
 
 // nothing is the output of a handler whose success has no body.

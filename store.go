@@ -163,11 +163,11 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 			"characters in the password percent-encoded; several hosts as " +
 			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
-	// The defaults of the role can be changed in the database, by mistake or by whoever has the
-	// role (alter role; see docs/deploy.md, "A stolen database role"):
-	// another search_path would lead to other tables, and without synchronous_commit the server
-	// would acknowledge writes that are not on disk. So each connection sets both to PostgreSQL's
-	// own defaults. DATABASE_URL may override them.
+	// Each connection sets search_path and synchronous_commit to PostgreSQL's own defaults, unless
+	// DATABASE_URL sets them. The defaults of the role could be other ones, by mistake or because
+	// whoever has the role has changed them (docs/deploy.md, "A stolen database role"). Another
+	// search_path leads to other tables, and without synchronous_commit the server acknowledges
+	// writes that are not on disk.
 	runtime := map[string]string{"search_path": `"$user", public`, "synchronous_commit": "on"}
 	maps.Copy(runtime, cfg.Runtime)
 	maps.Copy(runtime, settings)

@@ -174,9 +174,9 @@ func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	}
 }
 
-// wantLogged waits for a log line that has the request id of an answer and contains all parts. It
+// waitLogged waits for a log line that has the request id of an answer and contains all parts. It
 // returns the line.
-func wantLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string) string {
+func waitLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string) string {
 	t.Helper()
 	id := `"requestId":"` + r.Header.Get("X-Request-Id") + `"`
 	return s.Log.WaitFor(t, append(parts, id)...)

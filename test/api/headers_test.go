@@ -117,7 +117,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
 			wantEqual(t, "readable by a page", readable, slices.Contains(headers, origin))
 			method, _, _ := strings.Cut(request, " ")
-			wantLogged(t, srv, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
+			waitLogged(t, srv, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
 		})
 	}
 }
@@ -145,7 +145,7 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		answer := srv.Client(t).Get("/nowhere", "X-Request-Id", id)
 		// WantProblem also compares the id in the body with that in the header.
 		hubstest.WantProblem(t, answer, 404, "not_found")
-		wantLogged(t, srv, answer, `"msg":"request"`)
+		waitLogged(t, srv, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")
 	}
 	for _, id := range []string{

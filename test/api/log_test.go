@@ -52,7 +52,7 @@ func TestRequestLog(t *testing.T) {
 				"bytes":     float64(len(r.Body)),
 			}
 			hubstest.Decode(t, c.Name, string(c.Line), &want)
-			wantLine(t, wantLogged(t, s, r, `"msg":"request"`), want)
+			wantLine(t, waitLogged(t, s, r, `"msg":"request"`), want)
 		})
 	}
 }
@@ -91,7 +91,7 @@ func TestLogHasNothingOfTheClients(t *testing.T) {
 	s, member := start(t, "member", staging(t))
 	wantRequestLine := func(answer *hubstest.Response) {
 		t.Helper()
-		wantLogged(t, s, answer, `"msg":"request"`)
+		waitLogged(t, s, answer, `"msg":"request"`)
 	}
 	long := strings.Repeat("opaque", 1000)
 	// Each word contains "opaque", which must not get into the log.
@@ -161,16 +161,16 @@ func TestEventsInTheLog(t *testing.T) {
 			wantRefused := func(code string, parts ...string) {
 				t.Helper()
 				parts = append(parts, `"msg":"refused"`, `"code":"`+code, `"route":"/hubs"`)
-				wantLogged(t, s, c.Get("/hubs"), parts...)
+				waitLogged(t, s, c.Get("/hubs"), parts...)
 			}
-			wantLogged(t, s, c.AskCode(email), `"msg":"code sent"`, hubstest.MaskedEmail(email))
+			waitLogged(t, s, c.AskCode(email), `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			code := s.Code(t, email)
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
-			wantLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
-			wantLogged(t, s, c.PresentCode(email, code), `"msg":"signed in"`, anyUserID)
+			waitLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)
+			waitLogged(t, s, c.PresentCode(email, code), `"msg":"signed in"`, anyUserID)
 			wantRefused("terms_not_accepted", anyUserID)
 			token := c.Token()
-			wantLogged(t, s, c.Send("POST /auth/logout", nil), `"msg":"signed out"`, anyUserID)
+			waitLogged(t, s, c.Send("POST /auth/logout", nil), `"msg":"signed out"`, anyUserID)
 			wantRefused("unauthenticated", `"reason":"missing"`)
 			c.SetToken(token)
 			s.User(t, "suspend", email)
@@ -179,7 +179,7 @@ func TestEventsInTheLog(t *testing.T) {
 			wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
 			limit := hubstest.LimitOf(t, "GET /hubs")
 			_, limited := spend(s.Client(t), limit, "GET /nowhere", nil)
-			wantLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
+			waitLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 		})
 	}
 }

@@ -46,14 +46,14 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 				"Cookie", s.CookieName()+"="+token)
 			c.Expect.Check(t, r)
 			if r.Status == 401 && c.Reason != "any" {
-				wantLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
+				waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
 			if r.Status == 200 {
 				wantEqual(t, "user of the session", r.Field(t, "user", "userId"), user.id)
 			}
 		})
 	}
-	wantLogged(t, s, s.Client(t).Get("/auth/session"), `"reason":"missing"`)
+	waitLogged(t, s, s.Client(t).Get("/auth/session"), `"reason":"missing"`)
 }
 
 // An account is a user of tokens.json.
@@ -254,7 +254,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 			c.Validate.Check(t, r)
 			if c.Validate.Code == "account_suspended" {
 				// The right code proves that the attempt is the user's own, so the log has the id.
-				wantLogged(t, s, r, `"msg":"refused"`, `"userId"`)
+				waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)
 			}
 			if c.Validate.Status != 200 && r.Header.Get("Set-Cookie") != "" {
 				t.Errorf("got a cookie, want none with a refused sign-in: %v", r)

@@ -245,7 +245,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 			for range limit.Requests {
 				r := onTheWire(t, s, email, c.Headers...)
 				c.Expect.Check(t, r)
-				wantLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
+				waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 			}
 			for _, chain := range append(c.SharesWith, c.Client) {
 				wantLimited(t, onTheWire(t, s, email, "X-Forwarded-For", chain), limit)

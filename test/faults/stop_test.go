@@ -81,7 +81,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	wantConnClosed(t, idle)
 	halfSent.Exchange(t, body[5:], 200)
 	clients.Wait()
-	wantRunning(t, s)
+	mustStillRun(t, s)
 	upload.Finish().Want(t, 201)
 	wantExit(t, s, 0)
 	s.WantStored(t, 1)
@@ -135,10 +135,10 @@ func wantConnClosed(t *testing.T, conn *hubstest.Conn) {
 	}
 }
 
-// wantRunning fails the test if the server ends within 1.5 s. Nothing shows what the server waits
+// mustStillRun ends the test if the server ends within 1.5 s. Nothing shows what the server waits
 // for, so the test can only give it time to end too early. A stopping server looks every half a
 // second, or more often, whether it can go on; 1.5 s is longer.
-func wantRunning(t *testing.T, s *hubstest.Server) {
+func mustStillRun(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	select {
 	case <-s.Done():

@@ -6,8 +6,8 @@
 //	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
 //	./dev.sh prove TestCORS       the removals that name this test or a subtest of it
 //	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
-//	./dev.sh prove -ci            those whose functions or tests the last commit changed, and a
-//	                              tenth of the others
+//	./dev.sh prove -ci            those whose functions or tests the last commit changed, and up to
+//	                              150 in all with some whose helpers it changed and of the rest
 //
 // At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
 // removal in place. BROKEN means that the run shows nothing. If there is one of either, the exit
@@ -25,6 +25,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -33,7 +34,10 @@ import (
 	"hubs/tools/removals"
 )
 
-const ciShare = 10 // -ci takes one in ciShare of the removals that the commit does not change
+const (
+	ciBound = 150 // -ci takes no more than this, unless the commit changes more
+	ciShare = 10  // -ci takes one in ciShare of the removals that the commit does not change
+)
 
 var (
 	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
@@ -122,42 +126,77 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// chooseForCI returns the removals that the last commit changed, those whose functions, files or
-// tests it changed, and a tenth of the others, which differs from commit to commit.
+// harness matches the files that all tests may use, in a list of files.
+var harness = regexp.MustCompile(`(?m)^(internal/hubstest/.+|testdata/[^/]+)$`)
+
+// chooseForCI returns the removals that the last commit changed, and those whose functions, files or
+// tests it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose
+// tests may use what the commit changed, in the file of the test or in the harness, and with a tenth
+// of the others. The choice differs from commit to commit.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
-	grep := exec.Command("git", "-c", "safe.directory=*", "grep", "-I", "-h", "", "HEAD~1")
-	grep.Stderr = os.Stderr
-	lines, err := grep.Output() // every line of every file
+	const base = "HEAD~1"
+	before, err := git("grep", "-I", "-h", "", base) // every line of every file
 	if err != nil {
-		return nil, fmt.Errorf("git grep: %w", err)
+		return nil, err
 	}
-	before := string(lines)
+	changed, err := git("diff", "--name-only", base)
+	if err != nil {
+		return nil, err
+	}
+	head, err := git("rev-parse", "HEAD")
+	if err != nil {
+		return nil, err
+	}
 	isNew := func(text string) bool { return !strings.Contains(before, text) }
 	isChanged := func(scope string) bool {
 		_, text := source.Lines(scope)
 		return isNew(text)
 	}
-	share := number(before) % ciShare
-	var chosen []removals.Removal
+	var chosen, others []removals.Removal
 	for _, r := range all {
-		isWanted := number(r.Name)%ciShare == share || isNew(r.Text)
+		isTouched := isNew(r.Text)
 		for _, change := range r.Changes {
-			isWanted = isWanted || isChanged(change.Scope)
+			isTouched = isTouched || isChanged(change.Scope)
 		}
+		isOther := harness.MatchString(changed) || number(r.Name)%ciShare == number(head)%ciShare
 		for _, test := range r.Tests {
-			isWanted = isWanted || isChanged(removals.TestFunction(test))
+			function := removals.TestFunction(test)
+			file, _ := source.Lines(function)
+			isTouched = isTouched || isChanged(function)
+			isOther = isOther || slices.Contains(strings.Fields(changed), file)
 		}
-		if isWanted {
+		if isTouched {
 			chosen = append(chosen, r)
+		} else if isOther {
+			others = append(others, r)
 		}
 	}
-	return chosen, nil
+	slices.SortFunc(others, func(a, b removals.Removal) int {
+		return cmp.Compare(number(head+a.Name), number(head+b.Name))
+	})
+	room := max(ciBound-len(chosen), 0)
+	return append(chosen, others[:min(len(others), room)]...), nil
 }
 
-// print prints a verdict and the beginning of the failures. With -v, it first prints the
-// protection, the removal and the failures. number is the count, such as "3/200".
+// git runs a command of git and returns its output.
+func git(args ...string) (string, error) {
+	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w", args[0], err)
+	}
+	return string(out), nil
+}
+
+// print prints a verdict and the beginning of the failures. With -v, it first prints the row of
+// SECURITY.md, the protection, the removal and the failures. number is the count, such as "3/200".
 func (v verdict) print(source removals.Source, number string) {
 	if *verbose {
+		page, _ := os.ReadFile("SECURITY.md")
+		_, row, _ := strings.Cut(string(page), "\n| "+v.Row+" |")
+		row, _, _ = strings.Cut(row, "\n")
+		fmt.Printf("\n======== %s\n\n%s\n", v.Row, row)
 		for _, change := range v.Changes {
 			file, text := source.Lines(change.Scope)
 			if file != change.Scope {
