@@ -336,6 +336,25 @@ const pool = 8
 // manyRequests is more than the connections that the server has.
 const manyRequests = 4 * pool
 
+// O3: Of several requests that have all found the same right code, one opens a session.
+func TestOneOfManyRightCodesOpensASession(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t)
+	g := newGuest(t, s)
+	tx := s.lock("users") // a request reads the account after it has found the code
+	body := map[string]string{"email": g.email, "code": g.code}
+	answers := sendAtOnce(t, 4, g.Client, "POST /auth/otp/validate", body)
+	s.waitForLocks(4)
+	tx.Rollback()
+	byStatus := map[int]int{}
+	for range 4 {
+		byStatus[(<-answers).Status]++
+	}
+	if want := (map[int]int{200: 1, 401: 3}); !maps.Equal(byStatus, want) {
+		t.Errorf("answers by status: got %v, want %v", byStatus, want)
+	}
+}
+
 // D2: While every connection is in use, a request that needs one waits for a limited time and then
 // gets a 503. Each request gives its connection back.
 func TestBusyPoolIsUnavailable(t *testing.T) {
