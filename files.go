@@ -33,7 +33,9 @@ import (
 )
 
 const (
-	maxUserTransfers = 16 // simultaneous uploads and downloads of one user
+	// Both.
+	maxUserTransfers = 16               // simultaneous uploads and downloads of one user
+	stallTimeout     = 30 * time.Second // longest time that a transfer may make no progress
 
 	// An upload.
 	maxPartHeaders = 4 << 10         // bytes of a form before its file begins
@@ -43,7 +45,8 @@ const (
 	refusedTimeout = 5 * time.Second // for reading the rest of a refused upload
 
 	// A download.
-	maxRanges = 16 // ranges in a Range header; a header with more is ignored
+	maxRanges     = 16       // ranges in a Range header; a header with more is ignored
+	transferPiece = 64 << 10 // bytes that count as progress
 
 	// Working names.
 	unfinished    = "unfinished" // their folder in FILES_DIR
@@ -169,12 +172,11 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	if err := form.readHead(); err != nil {
 		return file{}, err
 	}
-	working, err := s.newWorkingFile()
+	id, working, err := s.newWorkingFile()
 	if err != nil {
 		return file{}, err
 	}
 	defer working.Close()
-	id := path.Base(working.Name())
 	rowMayExist := false
 	defer func() { // runs before working.Close, so the lock is still held
 		if !rowMayExist {
@@ -191,7 +193,7 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 	if err := s.makeDurable(working, id); err != nil {
 		return file{}, err
 	}
-	if err := s.authorize(state); err != nil { // the account may have changed; reads it again
+	if err := s.authorize(state); err != nil { // again: the account may have changed meanwhile
 		return file{}, err
 	}
 	f := file{
@@ -211,12 +213,12 @@ func (s *server) storeUpload(state *requestState, form *uploadForm) (file, error
 
 // newWorkingFile creates the working file of a new upload. PostgreSQL makes the id, because Go's
 // library has no UUIDs.
-func (s *server) newWorkingFile() (*os.File, error) {
-	var id string
+func (s *server) newWorkingFile() (id string, working *os.File, err error) {
 	if _, err := s.store.row(readOnly("select gen_random_uuid()"), &id); err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	return s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	working, err = s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	return id, working, err
 }
 
 // makeDurable links the bytes of an upload to their final name. When it returns without an error,
@@ -331,7 +333,9 @@ type uploadForm struct {
 	maxFile int64     // maximum size of the file in bytes
 	started time.Time // when the upload began
 
-	body     io.Reader         // the request's body; readHead and readEnd limit it
+	// body is the request's body. It is limited by readHead, then unlimited, because readFile
+	// counts the file, then limited again by readEnd.
+	body     io.Reader
 	received int64             // body bytes received so far
 	parts    *multipart.Reader // reads the body through Read
 	part     *multipart.Part   // the file
@@ -354,10 +358,10 @@ func (form *uploadForm) readHead() error {
 	form.body = io.LimitReader(r.Body, maxPartHeaders)
 	form.parts = multipart.NewReader(form, params["boundary"])
 	part, err := form.parts.NextRawPart() // NextPart would decode quoted-printable
-	if form.received == maxPartHeaders && err != nil {
-		return errTooLarge
-	}
 	if err != nil {
+		if form.received == maxPartHeaders { // the error is most likely the limit's
+			return errTooLarge
+		}
 		return bodyProblem(err)
 	}
 	form.part = part
@@ -382,7 +386,8 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readFile writes the file to out and returns its content type and size.
+// readFile writes the file to out, and reads the form to its end, which may still refuse it. It
+// returns the content type and the size of the file.
 func (form *uploadForm) readFile(out *os.File) (kind string, size int64, err error) {
 	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
 	if err != nil {

@@ -153,12 +153,9 @@ func (s *server) listHubs(_ *requestState, q hubQuery) (hubPage, error) {
 	// Items is never nil, which JSON would show as null.
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	err := s.store.rows(q.listStatement(), func(rows *sql.Rows) error {
-		var h hub
-		if err := rows.Scan(h.scanTargets()...); err != nil {
-			return err
-		}
-		page.Items = append(page.Items, h)
-		return nil
+		page.Items = append(page.Items, hub{})
+		last := &page.Items[len(page.Items)-1]
+		return rows.Scan(last.scanTargets()...)
 	})
 	if err != nil {
 		return hubPage{}, err

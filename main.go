@@ -6,8 +6,8 @@
 //
 //   - Every endpoint has a contract. One function (serveRoute in middleware.go) runs all contracts
 //     and makes their checks in the same order. The server does not start if a route has no access
-//     rule, if its input is not parsed, or if its input has a limitKey but the route has no limit
-//     of its own. An upload parses its own body, in files.go.
+//     rule, if its input is not parsed, or if requests must be counted by their input but the route
+//     has no limit for that. An upload parses its own body, in files.go.
 //   - An endpoint that takes input refuses unknown fields: in the query of a GET, in the JSON body
 //     of any other method. A request whose answer depends on the database is refused while the
 //     database is unreachable. An output that breaks its contract is not sent, but a write that
@@ -15,8 +15,9 @@
 //   - All errors have one format and are written by one function, except those that net/http
 //     writes before it calls a handler. An internal error is logged once, with the request id,
 //     and is never shown to the client.
-//   - No secret, code, token or whole e-mail address appears in a log or a URL. But a client can
-//     write a text of its own into the log, such as its request id (see writeLogLine). In the local
+//   - The server writes no secret, code, token or whole e-mail address into a log or a URL. Texts
+//     of errors are masked by rules that can't know every form, and a client can write a text of
+//     its own into the log, such as its request id (SECURITY.md, Deviations). In the local
 //     environment without a mail server, codes are printed on standard output.
 //
 // This is what happens to a request, such as PATCH /hubs/{hubId}:
@@ -24,7 +25,7 @@
 //  1. It passes the six steps of middleware.go. The last one, router, finds its route in the
 //     table below, and calls serveRoute of its contract.
 //  2. serveRoute reads the fields of the body. The route's parse function, parseHubChange, takes each
-//     field by a rule and makes the input of them. Errors are collected.
+//     field by a rule and makes the input from them. Errors are collected.
 //  3. authorize checks the session, the terms and the role. Only then are the collected errors
 //     reported.
 //  4. The route's handler, changeHub, runs a statement in the store, and returns an output or an
@@ -147,7 +148,7 @@ type server struct {
 	requestLog *slog.Logger // one line for each request
 	out        io.Writer    // standard output, safe for concurrent use: both logs, and local codes
 	store      *store
-	stopping   atomic.Bool // set by stop: no new sweep begins, and each answer ends its connection
+	stopping   atomic.Bool // set by stop: no new sweep begins, each new request ends its connection
 
 	files     *os.Root // FILES_DIR
 	transfers transfers
@@ -157,8 +158,8 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// The limits of the route table. A restart resets their counts. A new code does not, because
-	// they are not part of codes (O5).
+	// Step 4 applies requestLimit or fileLimit to every request. The route table gives the other
+	// two to their endpoints. A restart resets all counts. A new code does not (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -192,8 +193,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 func (s *server) routes() []route {
 	// openapi.json has the name of the local cookie. Replace it by the name in this environment.
 	apiText := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-	apiFile := document{"application/json", contentPolicy, apiText}
-	pageFile := document{"text/html; charset=utf-8", pagePolicy, indexPage}
+	apiDocument := document{"application/json", contentPolicy, apiText}
+	pageDocument := document{"text/html; charset=utf-8", pagePolicy, indexPage}
 	table := []route{
 		// method, path, access rule, status of a success, contract
 		{"POST", "/auth/otp/request", public, 200, limitedEndpoint(s.codeRequestLimit, parseCodeRequest, s.requestCode)},
@@ -209,10 +210,10 @@ func (s *server) routes() []route {
 		{"POST", "/files/upload", sessionAndTerms, 201, endpoint(s.upload)},
 		{"GET", "/files/{fileId}/{name}", sessionAndTerms, 200, endpoint(s.getFile)},
 		{"GET", "/healthz", public, 200, endpoint(s.getHealth)},
-		{"GET", "/openapi.json", public, 200, endpoint(apiFile.send)},
+		{"GET", "/openapi.json", public, 200, endpoint(apiDocument.send)},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{"GET", "/{$}", public, 200, endpoint(pageFile.send)})
+		table = append(table, route{"GET", "/{$}", public, 200, endpoint(pageDocument.send)})
 	}
 	return table
 }
@@ -233,9 +234,6 @@ const (
 	bodyTimeout   = 15 * time.Second // to read header and body; an upload extends it
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
 	idleTimeout   = time.Minute      // between an answer and the next request
-
-	stallTimeout  = 30 * time.Second // longest time that a transfer may make no progress
-	transferPiece = 64 << 10         // bytes of a download that count as progress
 )
 
 const (
@@ -484,9 +482,9 @@ const (
 // config holds the validated settings. Lifetimes and rate limits are constants, not settings.
 //
 // The local environment is for development. It needs neither HTTPS nor a mail server, and differs
-// from the others mainly in this:
+// from the others in this:
 //
-//   - The cookie has no Secure and no Domain.
+//   - The cookie has no Secure, no Domain and no __Secure- prefix.
 //   - The localOrigins are allowed, unless ALLOWED_ORIGINS is set.
 //   - Without a mail server, codes are printed.
 //   - web/index.html is served at /.

@@ -12,7 +12,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/json"
@@ -50,13 +49,13 @@ func (s *server) handler(routes []route) http.Handler {
 						s.router(routes)))))) // 6. the contract of a route
 }
 
-// A requestState holds what the six steps share about one request. logRequests makes it and puts it
-// into the request's context, where stateOf finds it. It is also the http.ResponseWriter of the
-// later steps, and counts what they send: its Header method returns the headers of the answer, and
+// A requestState holds what the six steps share about one request. logRequests makes it, and passes
+// it to the later steps as their http.ResponseWriter: w.(*requestState) is the state again. So it
+// also counts what they send. Its Header method returns the headers of the answer, and
 // request.Header those of the request. It is used only by the goroutine that serves the request.
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
-	request             *http.Request // the request that all later steps get
+	request             *http.Request // the request, the same in all steps
 	serverLog           *slog.Logger
 
 	originAllowed bool         // set by step 2: the Origin header names an allowed origin
@@ -69,15 +68,6 @@ type requestState struct {
 
 	status int   // status sent to the client; 0 if none has been sent
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
-}
-
-// stateKey is the key of the requestState in a context.
-type stateKey struct{}
-
-// stateOf returns the state of a request. In steps 2 to 5, w is the same object. In step 6, w is a
-// problemWriter around it.
-func stateOf(r *http.Request) *requestState {
-	return r.Context().Value(stateKey{}).(*requestState)
 }
 
 // log returns a logger that adds the request id, the client and the user to each event.
@@ -114,8 +104,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
-		state := &requestState{ResponseWriter: w, serverLog: s.log}
-		state.request = r.WithContext(context.WithValue(r.Context(), stateKey{}, state))
+		state := &requestState{ResponseWriter: w, request: r, serverLog: s.log}
 		if s.stopping.Load() {
 			state.Header().Set("Connection", "close")
 		}
@@ -134,7 +123,7 @@ func (s *server) logRequests(next http.Handler) http.Handler {
 				state.fail(fmt.Errorf("panic: %v: %s", fault, stack))
 			}
 		}()
-		next.ServeHTTP(state, state.request)
+		next.ServeHTTP(state, r)
 	})
 }
 
@@ -160,7 +149,7 @@ var securityHeaders = map[string]string{
 // step 4, and a page could not read it.
 func (s *server) setSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(r)
+		state := w.(*requestState)
 		header := state.Header()
 		for name, value := range securityHeaders {
 			header.Set(name, value)
@@ -198,7 +187,7 @@ func (c *config) allowsOrigin(origin string) bool {
 // by the client is kept if it matches requestIDForm; otherwise a new one is generated (G1).
 func (s *server) setRequestContext(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(r)
+		state := w.(*requestState)
 		state.id = r.Header.Get("X-Request-Id")
 		if !requestIDForm.MatchString(state.id) {
 			state.id = rand.Text()
@@ -253,7 +242,7 @@ func clientKey(client netip.Addr) string {
 // limitByClient is step 4. It applies the limit by client address.
 func (s *server) limitByClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(r)
+		state := w.(*requestState)
 		limit := s.clientLimit(r.Method, r.URL.Path)
 		if err := limit.spend(clientKey(state.client)); err != nil {
 			state.fail(err)
@@ -278,36 +267,40 @@ func (s *server) clientLimit(method, path string) *limiter {
 func (s *server) checkOrigin(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := stateOf(r)
+		state := w.(*requestState)
 		isPreflight := r.Method == "OPTIONS" &&
 			r.Header.Get("Access-Control-Request-Method") != ""
-		if isPreflight && state.originAllowed {
-			header := state.Header()
-			header.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-			header.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
-			header.Set("Access-Control-Max-Age", "7200")
-			state.WriteHeader(204)
-			return
-		}
 		// Check lets a request with neither Sec-Fetch-Site nor Origin through, because it does not
 		// come from a page: current browsers send one of them with every write. Without
 		// Sec-Fetch-Site, it compares only the hosts: a page of http:// on the server's host
 		// passes.
 		isForeignWrite := protection.Check(r) != nil && !state.originAllowed
-		if isForeignWrite || isPreflight { // an allowed preflight was answered above
-			// The browser hides the reason from the page, so log it for the developer.
-			state.log().Info(
-				"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
-				"origin", s.originForLog(state))
-		}
-		if isForeignWrite {
+		switch {
+		case isPreflight && state.originAllowed:
+			header := state.Header()
+			header.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+			header.Set("Access-Control-Allow-Headers", "Content-Type, X-Request-Id")
+			header.Set("Access-Control-Max-Age", "7200")
+			state.WriteHeader(204)
+		case isPreflight:
+			// The router answers 405 or 404, without CORS headers. So the browser does not send
+			// the request.
+			s.logRefusedOrigin(state)
+			next.ServeHTTP(w, r)
+		case isForeignWrite:
+			s.logRefusedOrigin(state)
 			state.fail(errCrossOrigin)
-			return
+		default:
+			next.ServeHTTP(w, r)
 		}
-		// A refused preflight gets a 405 or 404 from the router, without CORS headers. So the
-		// browser does not send the request.
-		next.ServeHTTP(w, r)
 	})
+}
+
+// logRefusedOrigin tells the developer of a page why its request fails. The browser hides the
+// reason.
+func (s *server) logRefusedOrigin(state *requestState) {
+	state.log().Info("origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
+		"origin", s.originForLog(state))
 }
 
 // router is step 6. It finds the route of a request and runs its contract.
@@ -318,8 +311,8 @@ func (s *server) router(routes []route) http.Handler {
 	mux := http.NewServeMux()
 	for _, entry := range routes {
 		entry.mustBeValid()
-		mux.HandleFunc(entry.method+" "+entry.path, func(_ http.ResponseWriter, r *http.Request) {
-			state := stateOf(r)
+		mux.HandleFunc(entry.method+" "+entry.path, func(w http.ResponseWriter, _ *http.Request) {
+			state := w.(problemWriter).state
 			state.route = entry
 			if err := entry.contract.serveRoute(s, state); err != nil {
 				state.fail(err)
@@ -327,7 +320,7 @@ func (s *server) router(routes []route) http.Handler {
 		})
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mux.ServeHTTP(problemWriter{stateOf(r)}, r)
+		mux.ServeHTTP(problemWriter{w.(*requestState)}, r)
 	})
 }
 
@@ -415,8 +408,8 @@ func (sent) isValid() bool    { return true }
 // endpoint returns the contract of a handler without an input: body and query are ignored, or the
 // handler reads the body itself, as upload does.
 func endpoint[Out output](handle func(*requestState) (Out, error)) contract {
-	return typedContract[nothing, Out]{
-		handle: func(state *requestState, _ nothing) (Out, error) { return handle(state) },
+	return typedContract[struct{}, Out]{
+		handle: func(state *requestState, _ struct{}) (Out, error) { return handle(state) },
 	}
 }
 
@@ -457,13 +450,15 @@ func limitedEndpoint[In limitKeyer, Out output](
 
 func (c typedContract[In, Out]) ownLimit() *limiter { return c.limit }
 
-// serveRoute runs the contract. A request that fails several checks is refused by the first one.
-// The body is read before the account (W1).
+// serveRoute runs the contract. A request that fails several checks is refused for the first of
+// these: session, suspension, terms, role, input, If-Match, the endpoint's own limit.
+//
+// A JSON body is read before the account. Otherwise a client could withhold the end of a body until
+// it has lost its rights, and still write (W1). An error in it is reported in its turn. The body of
+// an upload is read by the handler, which then calls authorize again.
 func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error {
-	// Read the body before the account. Otherwise a client could withhold the end of a body until
-	// it has lost its rights, and still write. An invalid input is reported only after authorize.
 	input, inputErr := c.readInput(state)
-	if !state.route.access.public { // session, suspension, terms and role, in this order
+	if !state.route.access.public {
 		if err := s.authorize(state); err != nil {
 			return err
 		}
@@ -489,7 +484,7 @@ func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error
 	return state.answer(out)
 }
 
-// readInput reads the fields of a request and makes the input of them. finish comes last, because
+// readInput reads the fields of a request and makes the input from them. finish comes last, because
 // only after parse is it known which fields are unknown.
 func (c typedContract[In, Out]) readInput(state *requestState) (input In, err error) {
 	if c.parse == nil {
@@ -527,8 +522,8 @@ func isUUID(text string) bool { return uuidForm.MatchString(text) }
 // for all errors and unknown fields.
 type fields struct {
 	values url.Values // fields that were sent
-	taken  []rule     // rules of the fields that a parse function has asked for
-	forLog []string   // what may be logged of each valid field, such as "limit=20"
+	taken  []rule     // rules that a parse function has asked for (TestOpenAPI needs them whole)
+	forLog []string   // each valid field, such as "limit=20", without text; only a query is logged
 	errors []fieldError
 }
 
@@ -539,7 +534,7 @@ type rule struct {
 
 	number   bool     // the value is a whole number in decimal digits, from min to max
 	oneOf    []string // the value is one of these
-	min, max int      // bounds of a number, or of the length of a text (max 0: any length)
+	min, max int      // bounds of a number, or of the length of a text
 
 	// For a text, in the order in which they apply. Its length is checked after trim.
 	trim     bool           // spaces around the value are removed
@@ -701,13 +696,16 @@ func (r rule) validate(value string) string {
 	if strings.ContainsRune(value, utf8.RuneError) { // also true for invalid UTF-8 in a query
 		return "must be Unicode text without U+FFFD"
 	}
-	if r.oneOf != nil && !slices.Contains(r.oneOf, value) {
-		return "must be one of: " + strings.Join(r.oneOf, ", ")
-	}
 	if r.number {
 		return r.validateNumber(value)
 	}
-	return r.validateText(value)
+	if r.oneOf == nil {
+		return r.validateText(value)
+	}
+	if !slices.Contains(r.oneOf, value) {
+		return "must be one of: " + strings.Join(r.oneOf, ", ")
+	}
+	return ""
 }
 
 // validateNumber accepts a number within its bounds, without plus sign, spaces or leading zeros.
@@ -721,7 +719,7 @@ func (r rule) validateNumber(value string) string {
 
 func (r rule) validateText(value string) string {
 	length := utf8.RuneCountInString(value)
-	if r.max > 0 && (length < r.min || length > r.max) {
+	if length < r.min || length > r.max {
 		return fmt.Sprintf("must have %d to %d characters", r.min, r.max)
 	}
 	for _, c := range value {
@@ -804,10 +802,6 @@ func (state *requestState) fail(err error) {
 	header.Set("Content-Security-Policy", contentPolicy)
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Type", "application/problem+json")
-	// Before it sends the answer, net/http reads the rest of the body, up to 256 kB. It reads
-	// nothing if Content-Length says that more is left, or if it will close the connection. The
-	// deadline keeps a client that withholds its body from delaying this for longer than a second.
-	http.NewResponseController(state).SetReadDeadline(time.Now().Add(time.Second))
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
 	}
@@ -817,6 +811,11 @@ func (state *requestState) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = state.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
+	// Before it sends the answer, net/http reads what is left of the request's body, so that the
+	// client can take the answer: up to 256 kB, but nothing if Content-Length announces 256 kB or
+	// more, or if the connection will be closed. A client that withholds its body delays this for a
+	// second at most.
+	http.NewResponseController(state).SetReadDeadline(time.Now().Add(time.Second))
 	state.WriteHeader(p.Status)
 	state.Write(body)
 }
@@ -880,7 +879,8 @@ type fieldError struct {
 	Detail string `json:"detail"`
 }
 
-// Error returns a text for the log, which masks it. It is never sent to the client.
+// Error returns the text that the log has of a problem, masked by maskAttr. It is never sent to the
+// client.
 func (p problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
 
 func (p problem) Unwrap() error { return p.cause }
@@ -1048,10 +1048,10 @@ func (state *requestState) logProblem(p problem) {
 	}
 }
 
-// maxLoggedError is the length in bytes to which maskText cuts a text. JSON can double it,
+// maxLoggedText is the length in bytes to which maskText cuts a text. JSON can double it,
 // because it writes a quote in two bytes. No event has two texts of this length, and the rest of an
 // event has less than 1 kB, so a line has less than 2 kB (H4).
-const maxLoggedError = 460
+const maxLoggedText = 460
 
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
 // the message, by the maskRules: codes, tokens, cookies, passwords and e-mail addresses (G2). It
@@ -1094,11 +1094,11 @@ var maskRules = []struct {
 	{regexp.MustCompile(`[0-9]{6,}|[0-9]{3}[-_ ][0-9]{3}|[0-9]([-_ ][0-9]){5}`), "***"},
 }
 
-// maskText applies the rules to a text, then cuts it to maxLoggedError bytes. The order matters: a
+// maskText applies the rules to a text, then cuts it to maxLoggedText bytes. The order matters: a
 // cut could split a secret so that no rule matches its first half.
 func maskText(text string) string {
 	for _, mask := range maskRules {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
-	return text[:min(len(text), maxLoggedError)]
+	return text[:min(len(text), maxLoggedText)]
 }

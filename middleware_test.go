@@ -299,16 +299,16 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 }
 
 // G2: maskText removes every kind of secret from an error's text, and nothing else. Then it cuts
-// the text to maxLoggedError bytes.
+// the text to maxLoggedText bytes.
 func TestMaskOfEachKind(t *testing.T) {
 	t.Parallel()
 	type maskCase struct{ Why, Text, Logged string }
 	cases := hubstest.ReadCases[maskCase](t, "testdata/masks.json")
-	colons := strings.Repeat(":", maxLoggedError-len("j***"))
+	colons := strings.Repeat(":", maxLoggedText-len("j***"))
 	cases = append(cases, maskCase{
 		Why:    "the text is cut",
-		Text:   strings.Repeat("-123456,", maxLoggedError),
-		Logged: strings.Repeat("-***,", maxLoggedError)[:maxLoggedError],
+		Text:   strings.Repeat("-123456,", maxLoggedText),
+		Logged: strings.Repeat("-***,", maxLoggedText)[:maxLoggedText],
 	}, maskCase{
 		Why:    "the mask comes before the cut, which would split the address",
 		Text:   colons + "jane.roe@example.com",

@@ -209,7 +209,7 @@ func (m mailer) send(to, subject, text string) error {
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
 	var conn net.Conn = boundedReply{dialed, io.LimitReader(dialed, maxMailReply)}
-	if m.server.Scheme == "smtps" { // otherwise, TLS begins in the method secure
+	if m.server.Scheme == "smtps" { // otherwise, TLS begins in encryptAndLogIn
 		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
@@ -234,7 +234,7 @@ func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
 	if err := client.Hello(domain); err != nil {
 		return err
 	}
-	if err := m.secure(client); err != nil {
+	if err := m.encryptAndLogIn(client); err != nil {
 		return err
 	}
 	if err := client.Mail(m.from.Address); err != nil {
@@ -261,13 +261,13 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// secure encrypts the conversation with STARTTLS, unless smtps has done so. Then it sends user and
-// password, if SMTP_URL has them.
+// encryptAndLogIn encrypts the conversation with STARTTLS, unless smtps has done so. Then it sends
+// user and password, if SMTP_URL has them.
 //
 // It requires STARTTLS even if the server does not offer it, because an attacker on the network may
 // have removed the offer. If STARTTLS fails, neither mail nor password is sent (D4). Only a server
-// on loopback may lack STARTTLS. If such a server offers STARTTLS, secure uses it, too.
-func (m mailer) secure(client *smtp.Client) error {
+// on loopback may lack STARTTLS. If such a server offers STARTTLS, it is used, too.
+func (m mailer) encryptAndLogIn(client *smtp.Client) error {
 	host := m.server.Hostname()
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	offered, _ := client.Extension("STARTTLS")

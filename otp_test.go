@@ -295,7 +295,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := m.Passwords()
-		err = mailer{server: named}.secure(client)
+		err = mailer{server: named}.encryptAndLogIn(client)
 		return m.Passwords() > before, err
 	}
 	for _, host := range []string{"localhost", "127.0.0.1", "[::1]"} {

@@ -105,9 +105,10 @@ func (l *limiter) stillSpent(spent []time.Duration, now time.Duration) []time.Du
 }
 
 // makeRoom discards one key, so that memory stays bounded and no client is refused because of other
-// clients' keys: the key with the fewest spent tokens among sampleSize keys. Go begins a loop over
-// a map at a random position, and places the keys by a seeded hash, so neighbors are a random
-// sample.
+// clients' keys. It looks at sampleSize keys, and discards the one with the fewest spent tokens.
+//
+// These keys are a random sample: Go places keys by a seeded hash, and begins a loop over a map at
+// a random position. The language does not promise this, so a test measures what depends on it.
 //
 // A refused key is discarded only if every key in the sample is refused, so a flood of new keys
 // with one request each does not free it (L3). SECURITY.md states what a flood of refused keys

@@ -39,8 +39,8 @@ const (
 	dbTimeout     = 2 * time.Second // for each wait for a slot, dial, socket read or socket write
 
 	// statementTimeout is shorter than dbTimeout, so that PostgreSQL cancels a slow statement
-	// before the read of its answer times out. After such a read, classifyDBError drops every idle
-	// connection.
+	// before the read of its answer times out. If the read does time out, classifyDBError drops
+	// every idle connection.
 	statementTimeout = dbTimeout - 200*time.Millisecond
 )
 
@@ -49,7 +49,7 @@ const (
 // each statement, and would dial another connection to cancel it whenever a client disconnects.
 type store struct {
 	db             *sql.DB
-	slots          chan struct{} // holds one element for each running statement
+	slots          chan struct{} // holds one element for each running statement (see takeSlot)
 	expensiveSlots chan struct{} // holds one element for each running expensive statement
 	statements     sync.Map      // text → *sql.Stmt, prepared at first use and kept
 	dropping       sync.Mutex    // held while dropIdle runs
@@ -205,7 +205,7 @@ func (st *store) row(q statement, dest ...any) (found bool, err error) {
 // Expensive statements never take all slots (H6). They take an expensive slot first, so that a
 // waiting one holds no other slot.
 //
-// A read whose connection was dead is sent once more, on a new connection (D5). A write is never
+// A read whose connection was dead is sent once more, on another connection (D5). A write is never
 // sent again, because PostgreSQL may have committed it before the connection broke (D1).
 // SECURITY.md has the rare exceptions of both.
 func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
@@ -222,13 +222,15 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	scanned, err := st.run(q, scan)
 	mayRetry := q.retry && !scanned // otherwise a write could be done, or a row scanned, twice
 	if mayRetry && isConnectionGone(err) {
-		st.dropIdle() // waits, so that the second try gets no dead connection
+		st.dropIdle() // first, so that the second try gets no dead connection (but see there)
 		_, err = st.run(q, scan)
 	}
 	return st.classifyDBError(err)
 }
 
-// takeSlot takes a slot. If none becomes free within dbTimeout, it returns a 503 (D2).
+// takeSlot takes a slot. If none becomes free within dbTimeout, it returns a 503 (D2). The slots do
+// what SetMaxOpenConns could do: with that, and without a context, a statement would wait for a
+// connection without a time limit.
 func takeSlot(slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
