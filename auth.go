@@ -89,21 +89,21 @@ const (
 	domainLabels = label + `(\.` + label + ")*"
 )
 
-// emailForm matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
+// emailPattern matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
 // domain name, ASCII only. schema.sql has the same pattern.
-var emailForm = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
+var emailPattern = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 
-var domainForm = regexp.MustCompile("^" + domainLabels + "$")
+var domainPattern = regexp.MustCompile("^" + domainLabels + "$")
 
 var emailRule = rule{
 	name: "email", trim: true, min: 3, max: 254,
-	pattern: emailForm, inWords: "an e-mail address", required: true,
+	pattern: emailPattern, inWords: "an e-mail address", required: true,
 }
 
 // parseEmail returns the address in lower case. All comparisons of addresses ignore case.
 //
-// ToLower maps U+0130 and U+212A to ASCII letters, but emailForm rejects both, so that look-alike
-// addresses never match (O9). It also rejects line breaks (I4); a mail goes to the address as
+// ToLower maps U+0130 and U+212A to ASCII letters, but emailPattern rejects both, so that
+// look-alike addresses never match (O9). It also rejects line breaks (I4); a mail goes to the address as
 // stored in the database, which has the same rule.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
@@ -182,7 +182,7 @@ func newSessionView(u *user, token sessionToken) sessionView {
 }
 
 func (v sessionView) isValid() bool {
-	return emailForm.MatchString(v.User.Email) && slices.Contains(allRoles, v.User.Permission)
+	return emailPattern.MatchString(v.User.Email) && slices.Contains(allRoles, v.User.Permission)
 }
 
 // validateCode exchanges an address and its code for a session. It refuses unknown addresses,

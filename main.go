@@ -24,8 +24,8 @@
 //
 //  1. It passes the six steps of middleware.go. The last one, router, finds its route in the
 //     table below, and calls serveRoute of its contract.
-//  2. serveRoute reads the fields of the body. The route's parse function, parseHubChange, takes each
-//     field by a rule and makes the input from them. Errors are collected.
+//  2. serveRoute reads the fields of the body. The route's parse function, parseHubChange, takes
+//     each field by a rule and makes the input from them. Errors are collected.
 //  3. authorize checks the session, the terms and the role. Only then are the collected errors
 //     reported.
 //  4. The route's handler, changeHub, runs a statement in the store, and returns an output or an
@@ -39,7 +39,7 @@
 // middleware.go (the six steps, the contract, strict input, the answer, problems, the log),
 // ratelimit.go, auth.go (sign-in, in the order the user experiences it), otp.go (codes and mail),
 // store.go and schema.sql, hubs.go (an example of a resource), files.go. The configuration and
-// parts 4 to 6 of middleware.go can be left for the end.
+// parts 5 and 6 of middleware.go can be left for the end.
 package main
 
 import (
@@ -148,7 +148,9 @@ type server struct {
 	requestLog *slog.Logger // one line for each request
 	out        io.Writer    // standard output, safe for concurrent use: both logs, and local codes
 	store      *store
-	stopping   atomic.Bool // set by stop: no new sweep begins, each new request ends its connection
+
+	// Set by stop: no new sweep begins, and each new request ends its connection.
+	stopping atomic.Bool
 
 	files     *os.Root // FILES_DIR
 	transfers transfers
@@ -435,8 +437,9 @@ func (s *server) getHealth(*requestState) (health, error) {
 }
 
 // pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
-// in a meta element, so it stands here. A meta element in index.html has the rest of the policy:
-// the page may load its own script and style, by their hashes, and send requests to this server.
+// in a meta element, so the server sends it. A meta element in index.html has the rest of the
+// policy: the page may load its own script and style, by their hashes, and send requests to this
+// server.
 const pagePolicy = "frame-ancestors 'none'"
 
 // A document is a fixed text with its own Content-Security-Policy.
@@ -603,7 +606,7 @@ func (r *configReader) sessionKeys() jwt.VerificationKeySet {
 	return keys
 }
 
-var cookiePrefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // cookieName returns a name that contains the environment (T8). Browsers match the prefixes __Host-
 // and __Secure- case-insensitively. They accept a cookie with __Host- only if it has no Domain, and
@@ -615,7 +618,7 @@ func (r *configReader) cookieName() string {
 	}
 	prefix = cmp.Or(os.Getenv("COOKIE_PREFIX"), prefix)
 	lower := strings.ToLower(prefix)
-	r.check(cookiePrefixForm.MatchString(prefix),
+	r.check(cookiePrefixPattern.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
 	r.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
 	r.check(r.env != envLocal || !strings.HasPrefix(lower, "__secure-"),
@@ -632,7 +635,7 @@ func isParentDomain(domain string) bool {
 	// The last label of an address has only digits: 10.0.0.1, or 10.1 for short. A domain that
 	// ends in a dot has an empty last label, and is refused as well.
 	isAddress := strings.Trim(domain[dot+1:], "0123456789") == ""
-	return dot > 0 && !isAddress && domainForm.MatchString(domain)
+	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
 }
 
 func (r *configReader) cookieDomain() string {
@@ -651,9 +654,9 @@ const localOrigins = `
 	http://localhost:3000 http://localhost:4200 http://localhost:5173 http://localhost:8081
 	http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 http://127.0.0.1:8081`
 
-// originForm matches an origin as a browser sends it: in lower case and without a path. It matches
-// no IPv6 address.
-var originForm = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
+// originPattern matches an origin as a browser sends it: in lower case and without a path. It
+// matches no IPv6 address.
+var originPattern = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
 
 // defaultPorts are left out of an origin by browsers, so https://app.example.com:443 would never
 // match.
@@ -672,7 +675,7 @@ func (r *configReader) allowedOrigins() []string {
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
-		valid := err == nil && originForm.MatchString(origin) && isPortOrEmpty(u.Port()) &&
+		valid := err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()) &&
 			!slices.Contains(defaultPorts, u.Scheme+":"+u.Port())
 		r.check(valid,
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a default port")
@@ -721,19 +724,19 @@ func (r *configReader) trustedProxies() []netip.Prefix {
 	return proxies
 }
 
-// smtpForm matches scheme://[user:password@]host[:port][/]. The host is a name, or an IPv6 address
-// in brackets. A path or a query is rejected, because either would be ignored.
-var smtpForm = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
+// smtpPattern matches scheme://[user:password@]host[:port][/]. The host is a name, or an IPv6
+// address in brackets. A path or a query is rejected, because either would be ignored.
+var smtpPattern = regexp.MustCompile(`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
 // mailer reads SMTP_URL and MAIL_FROM.
 func (r *configReader) mailer() mailer {
 	text := os.Getenv("SMTP_URL")
 	smtpURL, err := url.Parse(text)
-	valid := err == nil && smtpForm.MatchString(text) && isPortOrEmpty(smtpURL.Port())
+	valid := err == nil && smtpPattern.MatchString(text) && isPortOrEmpty(smtpURL.Port())
 	r.check(valid,
 		"SMTP_URL: must be smtp:// or smtps:// with a host and no path; it may be unset locally only")
 	from, err := mail.ParseAddress(os.Getenv("MAIL_FROM"))
-	r.check(err == nil && emailForm.MatchString(from.Address),
+	r.check(err == nil && emailPattern.MatchString(from.Address),
 		"MAIL_FROM: must be an e-mail address")
 	return mailer{server: smtpURL, from: from}
 }

@@ -43,7 +43,7 @@ import (
 func (s *server) handler(routes []route) http.Handler {
 	return s.logRequests( // 1. log line, recovery from panics; makes the state that the others use
 		s.setSecurityHeaders( // 2. security and CORS headers
-			s.setRequestContext( // 3. request id, client address
+			s.identifyRequest( // 3. request id, client address
 				s.limitByClient( // 4. limits by client address
 					s.checkOrigin( // 5. preflights, cross-origin writes
 						s.router(routes)))))) // 6. the contract of a route
@@ -58,13 +58,18 @@ type requestState struct {
 	request             *http.Request // the request, the same in all steps
 	serverLog           *slog.Logger
 
-	originAllowed bool         // set by step 2: the Origin header names an allowed origin
-	id            string       // set by step 3: the request id, sent with every answer
-	client        netip.Addr   // set by step 3: the client's address
-	route         route        // set by step 6; the zero route if no route matches
-	user          *user        // set by step 6: the account, if the route needs or begins a session
-	session       sessionToken // set by step 6: the token, if the route needs a session
-	loggedQuery   string       // set by step 6: the parts of a query that may be logged
+	// Set by step 2.
+	originAllowed bool // whether the Origin header names an allowed origin
+
+	// Set by step 3.
+	id     string     // the request id, sent with every answer
+	client netip.Addr // the client's address
+
+	// Set by step 6.
+	route       route        // the zero route if no route matches
+	user        *user        // the account, if the route needs or begins a session
+	session     sessionToken // the token, if the route needs a session
+	loggedQuery string       // the parts of a query that may be logged
 
 	status int   // status sent to the client; 0 if none has been sent
 	bytes  int64 // bytes of the body written so far; net/http discards them for a HEAD
@@ -99,8 +104,8 @@ func (state *requestState) Write(b []byte) (int, error) {
 func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseWriter }
 
 // logRequests is step 1. It makes the request's state and, when the other steps are done, writes
-// the log line. It turns a panic into a 500. The local environment logs no requests, because
-// developers watch the same output for codes.
+// the log line. It turns a panic into a 500. The local environment logs no requests
+// (specification, middleware 1): developers watch the same output for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
@@ -171,7 +176,7 @@ const maxOrigin = 270
 
 // allowsOrigin reports whether origin is allowed: exactly the origins in the allow-list or, in
 // production, the https subdomains of one domain on the default port. It never allows "null" or,
-// in production, http or the bare domain (C1). domainForm rejects ports, user names and paths.
+// in production, http or the bare domain (C1). domainPattern rejects ports, user names and paths.
 func (c *config) allowsOrigin(origin string) bool {
 	if origin == "" || len(origin) > maxOrigin {
 		return false
@@ -180,16 +185,16 @@ func (c *config) allowsOrigin(origin string) bool {
 		return slices.Contains(c.allowedOrigins, origin)
 	}
 	host, isHTTPS := strings.CutPrefix(origin, "https://")
-	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainForm.MatchString(host)
+	return isHTTPS && strings.HasSuffix(host, "."+c.originDomain) && domainPattern.MatchString(host)
 }
 
-// setRequestContext is step 3. It sets the request id and the client's address. A request id sent
-// by the client is kept if it matches requestIDForm; otherwise a new one is generated (G1).
-func (s *server) setRequestContext(next http.Handler) http.Handler {
+// identifyRequest is step 3. It sets the request id and the client's address. A request id sent
+// by the client is kept if it matches requestIDPattern; otherwise a new one is generated (G1).
+func (s *server) identifyRequest(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state := w.(*requestState)
 		state.id = r.Header.Get("X-Request-Id")
-		if !requestIDForm.MatchString(state.id) {
+		if !requestIDPattern.MatchString(state.id) {
 			state.id = rand.Text()
 		}
 		state.client = clientAddress(r, s.cfg.trustedProxies)
@@ -198,7 +203,7 @@ func (s *server) setRequestContext(next http.Handler) http.Handler {
 	})
 }
 
-var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 // clientAddress returns the address used for limits and the log. It reads X-Forwarded-For from
 // the right, because each proxy appends the address of its own client. An element is used only if
@@ -508,10 +513,10 @@ func (state *requestState) pathID(name string) sql.Null[string] {
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
 }
 
-// uuidForm is the one form in which PostgreSQL writes a UUID.
-var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+// uuidPattern is the one form in which PostgreSQL writes a UUID.
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-func isUUID(text string) bool { return uuidForm.MatchString(text) }
+func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
 // Part 3: strict input.
 
@@ -522,8 +527,8 @@ func isUUID(text string) bool { return uuidForm.MatchString(text) }
 // for all errors and unknown fields.
 type fields struct {
 	values url.Values // fields that were sent
-	taken  []rule     // rules that a parse function has asked for (TestOpenAPI needs them whole)
-	forLog []string   // each valid field, such as "limit=20", without text; only a query is logged
+	taken  []rule     // rules that a parse function has asked for
+	forLog []string   // each valid field, such as "limit=20", for the log of a query
 	errors []fieldError
 }
 

@@ -8,7 +8,7 @@ select pg_advisory_xact_lock(7239104561);
 -- change takes effect with the user's next request.
 create table if not exists users (
     user_id       uuid primary key default gen_random_uuid(),
-    -- One ASCII address, by the same pattern as emailForm in auth.go. It is checked here
+    -- One ASCII address, by the same pattern as emailPattern in auth.go. It is checked here
     -- too, because mail goes to this text and operators may write it with psql.
     email         text collate "C" not null check (length(email) <= 254 and email ~
                   '^[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&''*+/=?^_`{|}~-]+)*'
@@ -47,7 +47,7 @@ create or replace function hub_name_key(name text) returns text
 create table if not exists hubs (
     hub_id      uuid primary key default gen_random_uuid(),
     name        text collate "C" not null check (char_length(name) between 1 and 100),
-    -- Stored, because computing it takes 4 us a name, and a search reads many names.
+    -- Stored, because computing it takes 4 µs a name, and a search reads many names.
     name_lower  text collate "C" not null generated always as (hub_name_key(name)) stored,
     description text not null default '' check (char_length(description) <= 2000),
     status      text not null default 'active' check (status in ('active', 'archived')),
