@@ -105,7 +105,7 @@ func (state *requestState) Unwrap() http.ResponseWriter { return state.ResponseW
 
 // logRequests is step 1. It makes the request's state and, when the other steps are done, writes
 // the log line. It turns a panic into a 500. The local environment logs no requests
-// (specification, middleware 1): developers watch the same output for codes.
+// (specification, request pipeline, 1): developers watch the same output for codes.
 func (s *server) logRequests(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
