@@ -103,8 +103,8 @@ var emailRule = rule{
 // parseEmail returns the address in lower case. All comparisons of addresses ignore case.
 //
 // ToLower maps U+0130 and U+212A to ASCII letters, but emailPattern rejects both, so that
-// look-alike addresses never match (O9). It also rejects line breaks (I4); a mail goes to the address as
-// stored in the database, which has the same rule.
+// look-alike addresses never match (O9). It also rejects line breaks (I4); a mail goes to the
+// address as stored in the database, which has the same rule.
 func parseEmail(f *fields) string {
 	return strings.ToLower(f.text(emailRule))
 }
@@ -298,7 +298,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	if critical || !isUUID(token.UserID) {
 		return sessionToken{}, unauthenticated("forged")
 	}
-	// A missing time reads as 1970: without iat a token lives too long, without exp it has expired.
+	// A missing time is 0, which is 1970. So a token without iat lives too long, and one without exp
+	// has expired.
 	now := time.Now()
 	issuedAt := token.IssuedAt.time()
 	expiresAt := token.ExpiresAt.time()

@@ -33,7 +33,7 @@ import (
 )
 
 const (
-	// Both.
+	// Uploads and downloads.
 	maxUserTransfers = 16               // simultaneous uploads and downloads of one user
 	stallTimeout     = 30 * time.Second // longest time that a transfer may make no progress
 
@@ -353,13 +353,15 @@ func (form *uploadForm) readHead() error {
 	if r.ContentLength > form.maxFile+maxFormBytes { // -1 if unknown
 		return errTooLarge
 	}
-	// Package multipart alone would keep up to 10 MB of headers in memory (H1). What is read may
-	// also have the first bytes of the file.
+	// Package multipart alone would keep up to 10 MB of headers in memory (H1). The bytes read here
+	// may include the first of the file. A LimitReader reports its end only to a further read; a
+	// MaxBytesReader may report it with the last bytes, and multipart would keep that error.
 	form.body = io.LimitReader(r.Body, maxPartHeaders)
 	form.parts = multipart.NewReader(form, params["boundary"])
 	part, err := form.parts.NextRawPart() // NextPart would decode quoted-printable
 	if err != nil {
-		if form.received == maxPartHeaders { // the error is most likely the limit's
+		// A header that the limit cuts off can be reported as malformed. So the count decides.
+		if form.received == maxPartHeaders {
 			return errTooLarge
 		}
 		return bodyProblem(err)
@@ -543,9 +545,9 @@ type fileWriter struct{ problemWriter }
 // download is not limited, but each piece must be sent within stallTimeout. So a client that stops
 // reading is cut off (H5).
 //
-// net/http sends a file with sendfile only if it is in exactly one io.LimitedReader. Without it, a
-// file of 1 MB costs 1.85 times the processor time. The io.CopyN below makes that one reader, so
-// ReadFrom takes the file out of the one that http.ServeContent has made.
+// Package net uses sendfile only if the file is in one io.LimitedReader at most. Without it, a file
+// of 1 MB costs 1.85 times the processor time. http.ServeContent has put the file into one, and the
+// io.CopyN below adds one, so ReadFrom takes the file out of the first.
 func (w fileWriter) ReadFrom(src io.Reader) (int64, error) {
 	// http.ServeContent calls ReadFrom through io.CopyN. Any other src would panic, which cuts the
 	// download off. R is the file, or a pipe if there are several ranges. N is what is left to

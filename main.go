@@ -35,11 +35,13 @@
 //
 // An id in brackets, such as (O3), names the row of SECURITY.md that the function implements.
 //
-// Read the files in this order: main.go (commands, routes, start and stop, configuration),
-// middleware.go (the six steps, the contract, strict input, the answer, problems, the log),
-// ratelimit.go, auth.go (sign-in, in the order the user experiences it), otp.go (codes and mail),
-// store.go and schema.sql, hubs.go (an example of a resource), files.go. The configuration and
-// parts 5 and 6 of middleware.go can be left for the end.
+// README.md has the order in which to read the files, and says which parts can be left for the end.
+// This file has four parts:
+//
+//  1. The command line.
+//  2. The server, its routes and its smallest endpoints.
+//  3. Start and stop, and the connections in between.
+//  4. The configuration.
 package main
 
 import (
@@ -70,6 +72,8 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 )
+
+// Part 1: the command line.
 
 func main() {
 	err := run(os.Args[1:])
@@ -140,6 +144,14 @@ func run(args []string) error {
 	}
 	return nil
 }
+
+// printVersion prints the version that the Go toolchain recorded in this build.
+func printVersion() {
+	info, _ := debug.ReadBuildInfo() // always present in a build from a module
+	fmt.Println("hubs", info.Main.Version, info.GoVersion)
+}
+
+// Part 2: the server, its routes and its smallest endpoints.
 
 // server holds what the handlers share. Its configuration does not change after the start.
 type server struct {
@@ -225,6 +237,65 @@ var openAPI string
 
 //go:embed web/index.html
 var indexPage string
+
+// printRoutes prints the route table. A test compares it with the README.
+func printRoutes() {
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
+	for _, r := range s.routes() {
+		limit := s.clientLimit(r.method, r.path).String()
+		if own := r.contract.ownLimit(); own != nil {
+			limit += "; " + own.String()
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, r.path, r.access, limit)
+	}
+	table.Flush()
+}
+
+type health struct {
+	Status string `json:"status"`
+}
+
+func (health) isValid() bool { return true } // it is a constant
+
+// getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
+// exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout,
+// because it waits for a slot and then for PostgreSQL.
+func (s *server) getHealth(*requestState) (health, error) {
+	checked := make(chan error, 1) // buffered, so that a late check can end
+	go func() { checked <- s.store.checkTables() }()
+	var tablesErr error
+	select {
+	case tablesErr = <-checked:
+	case <-time.After(dbTimeout):
+		tablesErr = errors.New("the check of the tables takes too long")
+	}
+	if err := errors.Join(tablesErr, s.checkFiles()); err != nil {
+		return health{}, unavailable(err)
+	}
+	return health{"ok"}, nil
+}
+
+// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
+// in a meta element, so the server sends it. A meta element in index.html has the rest of the
+// policy: the page may load its own script and style, by their hashes, and send requests to this
+// server.
+const pagePolicy = "frame-ancestors 'none'"
+
+// A document is a fixed text with its own Content-Security-Policy.
+type document struct{ contentType, policy, text string }
+
+// send is the handler of a document. state is also the ResponseWriter.
+func (d document) send(state *requestState) (sent, error) {
+	state.Header().Set("Content-Type", d.contentType)
+	state.Header().Set("Content-Security-Policy", d.policy)
+	state.WriteHeader(state.route.status)
+	io.WriteString(state, d.text) // an error means that the client has gone
+	return sent{}, nil
+}
+
+// Part 3: start and stop, and the connections in between.
 
 // Time limits of a request. net/http starts each again for every request on a connection. The first
 // two count from the beginning of the connection or, for a later request, from its first bytes.
@@ -412,68 +483,7 @@ func (c *boundedConnection) Close() error {
 	return err
 }
 
-type health struct {
-	Status string `json:"status"`
-}
-
-func (health) isValid() bool { return true } // it is a constant
-
-// getHealth reports whether the server can read its tables within dbTimeout and whether FILES_DIR
-// exists. If not, it returns a 503 (E1). checkTables alone could take longer than dbTimeout,
-// because it waits for a slot and then for PostgreSQL.
-func (s *server) getHealth(*requestState) (health, error) {
-	checked := make(chan error, 1) // buffered, so that a late check can end
-	go func() { checked <- s.store.checkTables() }()
-	var tablesErr error
-	select {
-	case tablesErr = <-checked:
-	case <-time.After(dbTimeout):
-		tablesErr = errors.New("the check of the tables takes too long")
-	}
-	if err := errors.Join(tablesErr, s.checkFiles()); err != nil {
-		return health{}, unavailable(err)
-	}
-	return health{"ok"}, nil
-}
-
-// pagePolicy is the Content-Security-Policy header of the page. A browser ignores frame-ancestors
-// in a meta element, so the server sends it. A meta element in index.html has the rest of the
-// policy: the page may load its own script and style, by their hashes, and send requests to this
-// server.
-const pagePolicy = "frame-ancestors 'none'"
-
-// A document is a fixed text with its own Content-Security-Policy.
-type document struct{ contentType, policy, text string }
-
-// send is the handler of a document. state is also the ResponseWriter.
-func (d document) send(state *requestState) (sent, error) {
-	state.Header().Set("Content-Type", d.contentType)
-	state.Header().Set("Content-Security-Policy", d.policy)
-	state.WriteHeader(state.route.status)
-	io.WriteString(state, d.text) // an error means that the client has gone
-	return sent{}, nil
-}
-
-// printRoutes prints the route table. A test compares it with the README.
-func printRoutes() {
-	s := newServer(config{env: envLocal}, nil, io.Discard)
-	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
-	for _, r := range s.routes() {
-		limit := s.clientLimit(r.method, r.path).String()
-		if own := r.contract.ownLimit(); own != nil {
-			limit += "; " + own.String()
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.method, r.path, r.access, limit)
-	}
-	table.Flush()
-}
-
-// printVersion prints the version that the Go toolchain recorded in this build.
-func printVersion() {
-	info, _ := debug.ReadBuildInfo() // always present in a build from a module
-	fmt.Println("hubs", info.Main.Version, info.GoVersion)
-}
+// Part 4: the configuration.
 
 // The values of APP_ENV.
 const (

@@ -431,7 +431,7 @@ func inputEndpoint[In any, Out output](
 	// limitKey that was declared on *In by mistake.
 	_, isCounted := any(new(In)).(limitKeyer)
 	if parse == nil || isCounted {
-		panic("an input without a parse function, or a counted one without a limit")
+		panic("inputEndpoint: without a parse function, or with a limitKey but without a limit")
 	}
 	return typedContract[In, Out]{parse: parse, handle: handle}
 }
@@ -440,13 +440,14 @@ func inputEndpoint[In any, Out output](
 type limitKeyer interface{ limitKey(*requestState) string }
 
 // limitedEndpoint returns the contract of a handler whose requests are counted by limit.
+// In.limitKey, below, is the method as a function of the input.
 func limitedEndpoint[In limitKeyer, Out output](
 	limit *limiter,
 	parse func(*fields) In,
 	handle func(*requestState, In) (Out, error),
 ) contract {
 	if parse == nil || limit == nil {
-		panic("a counted input without a parse function or a limit")
+		panic("limitedEndpoint: without a parse function or without a limit")
 	}
 	return typedContract[In, Out]{
 		parse: parse, limit: limit, limitKey: In.limitKey, handle: handle,
@@ -490,7 +491,8 @@ func (c typedContract[In, Out]) serveRoute(s *server, state *requestState) error
 }
 
 // readInput reads the fields of a request and makes the input from them. finish comes last, because
-// only after parse is it known which fields are unknown.
+// only after parse is it known which fields are unknown. After an error, the input must not be
+// used.
 func (c typedContract[In, Out]) readInput(state *requestState) (input In, err error) {
 	if c.parse == nil {
 		return input, nil
@@ -539,7 +541,7 @@ type rule struct {
 
 	number   bool     // the value is a whole number in decimal digits, from min to max
 	oneOf    []string // the value is one of these
-	min, max int      // bounds of a number, or of the length of a text
+	min, max int      // bounds of a number, or of the length of a text (0 without a max)
 
 	// For a text, in the order in which they apply. Its length is checked after trim.
 	trim     bool           // spaces around the value are removed
@@ -817,9 +819,9 @@ func (state *requestState) fail(err error) {
 	p.RequestID = state.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
 	// Before it sends the answer, net/http reads what is left of the request's body, so that the
-	// client can take the answer: up to 256 kB, but nothing if Content-Length announces 256 kB or
-	// more, or if the connection will be closed. A client that withholds its body delays this for a
-	// second at most.
+	// client can take the answer: up to 256 kB, but nothing if 256 kB or more of an announced body
+	// are left, or if the connection will be closed. A client that withholds its body delays this
+	// for a second at most.
 	http.NewResponseController(state).SetReadDeadline(time.Now().Add(time.Second))
 	state.WriteHeader(p.Status)
 	state.Write(body)
@@ -1043,6 +1045,8 @@ func (s *server) originForLog(state *requestState) string {
 	return fmt.Sprintf("(host of %d characters)", len(host))
 }
 
+// logProblem logs what an operator may have to act on: failures of the server, and refusals (G4).
+// The reason is empty unless the code is "unauthenticated".
 func (state *requestState) logProblem(p problem) {
 	switch {
 	case p.Status >= 500:
@@ -1061,7 +1065,7 @@ const maxLoggedText = 460
 // maskAttr is the slog.HandlerOptions.ReplaceAttr of the event log. It masks every text, including
 // the message, by the maskRules: codes, tokens, cookies, passwords and e-mail addresses (G2). It
 // leaves four attributes as they are, because they hold only ids and IP addresses; the request id
-// may be the client's own. An id inside another text may be masked.
+// may be the client's own. An id that is part of another attribute may be masked.
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	if slices.Contains([]string{"requestId", "userId", "fileId", "client"}, a.Key) {
 		return a

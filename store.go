@@ -222,7 +222,7 @@ func (st *store) rows(q statement, scan func(*sql.Rows) error) error {
 	scanned, err := st.run(q, scan)
 	mayRetry := q.retry && !scanned // otherwise a write could be done, or a row scanned, twice
 	if mayRetry && isConnectionGone(err) {
-		st.dropIdle() // first, so that the second try gets no dead connection (but see there)
+		st.dropIdle() // so that the second try gets no dead connection, except as said there
 		_, err = st.run(q, scan)
 	}
 	return st.classifyDBError(err)
