@@ -88,6 +88,7 @@ type Response struct {
 	Status       int    // 0: no answer came
 	Header       http.Header
 	Body         []byte
+	Closes       bool // the server announces that it closes the connection
 }
 
 // String describes the request and the whole answer, for messages.
@@ -163,6 +164,7 @@ func (r *Response) read(resp *http.Response) (err error) {
 	defer resp.Body.Close()
 	r.Status = resp.StatusCode
 	r.Header = resp.Header
+	r.Closes = resp.Close
 	r.Body, err = io.ReadAll(resp.Body)
 	return err
 }

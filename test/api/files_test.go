@@ -314,9 +314,10 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			conn := hubstest.Dial(t, s.Addr)
 			request := uploadHead(c, test.kind, len(test.body)) + test.body
-			closes := conn.Exchange(t, request, test.status)
-			wantEqual(t, "the answer closes the connection", closes, false)
-			conn.Exchange(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n", 200)
+			refused := conn.Send(t, request)
+			refused.Want(t, test.status)
+			wantEqual(t, "the answer closes the connection", refused.Closes, false)
+			conn.Send(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n").Want(t, 200)
 		})
 	}
 	s.WantStored(t, 0)
@@ -330,15 +331,15 @@ func TestRefusedUploadWithExpect(t *testing.T) {
 	s, c := start(t, "member")
 	const expect = "Expect: 100-continue"
 	text := uploadHead(c, "text/plain", 8<<20, expect)
-	hubstest.Dial(t, s.Addr).Exchange(t, text, 415)
+	hubstest.Dial(t, s.Addr).Send(t, text).Want(t, 415)
 	large := uploadHead(c, formType, 1<<40, expect)
-	hubstest.Dial(t, s.Addr).Exchange(t, large, 413)
+	hubstest.Dial(t, s.Addr).Send(t, large).Want(t, 413)
 
 	conn := hubstest.Dial(t, s.Addr)
 	body := form(otherHeader, strings.Repeat("c", 8<<20))
 	head := uploadHead(c, formType, len(body), expect)
-	conn.Exchange(t, head, 100)
-	conn.Exchange(t, body, 400)
+	conn.Send(t, head).Must(t, 100)
+	conn.Send(t, body).Want(t, 400)
 }
 
 // H1: The server waits for the rest of a refused upload for less time than an accepted upload may
@@ -349,7 +350,8 @@ func TestRefusedUploadIsNotWaitedFor(t *testing.T) {
 	s, c := start(t, "member")
 	good := c.StartUpload("a.txt")
 	head := uploadHead(c, formType, 200_000)
-	hubstest.Dial(t, s.Addr).Exchange(t, head+form(otherHeader, ""), 400)
+	refused := hubstest.Dial(t, s.Addr).Send(t, head+form(otherHeader, ""))
+	refused.Want(t, 400)
 	good.Finish().Want(t, 201)
 }
 

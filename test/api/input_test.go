@@ -275,7 +275,7 @@ func TestSlowRequestsEnd(t *testing.T) {
 			inTime := hubstest.Dial(t, srv.Addr)
 			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
-			inTime.Exchange(t, test.rest, 200)
+			inTime.Send(t, test.rest).Want(t, 200)
 			srv.Client(t).Get("/openapi.json").Want(t, 200)
 			wantClosed(t, tooSlow, test.answer)
 		})

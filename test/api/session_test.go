@@ -375,11 +375,11 @@ func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 				fmt.Sprint("Content-Length: ", len(body)), "Expect: 100-continue")
 			conn := hubstest.Dial(t, s.Addr)
 			// The status 100 shows that the server has begun to read the body.
-			conn.Exchange(t, head+"\r\n", 100)
+			conn.Send(t, head+"\r\n").Must(t, 100)
 			io.WriteString(conn, body[:5])
 			line := hubstest.FillIn(command, "<email>", email)
 			s.User(t, strings.Fields(line)...)
-			conn.Exchange(t, body[5:], status)
+			conn.Send(t, body[5:]).Want(t, status)
 		})
 	}
 }

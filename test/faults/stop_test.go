@@ -65,7 +65,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	email, _ := s.NewUser(t, "member")
 	upload := member.StartUpload("a.txt")
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Exchange(t, member.Head("GET /healthz")+"\r\n", 200)
+	idle.Send(t, member.Head("GET /healthz")+"\r\n").Must(t, 200)
 	body := fmt.Sprintf(`{"email":%q}`, email)
 	head := member.Head(
 		"POST /auth/otp/request",
@@ -79,7 +79,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	s.Signal(t, syscall.SIGTERM)
 	// Afterwards, the server only waits for the requests that are not finished.
 	wantConnClosed(t, idle)
-	halfSent.Exchange(t, body[5:], 200)
+	halfSent.Send(t, body[5:]).Want(t, 200)
 	clients.Wait()
 	mustStillRun(t, s)
 	upload.Finish().Want(t, 201)
@@ -160,13 +160,10 @@ func startKeepAlive(t *testing.T, s *hubstest.Server) (clients *sync.WaitGroup) 
 		clients.Go(func() {
 			for {
 				io.WriteString(conn, c.Head("GET /openapi.json")+"\r\n")
-				status, closes, err := conn.Receive()
-				if err != nil || status != 200 {
-					t.Errorf("a request under load: got %d, %v, want 200", status, err)
-					return
-				}
+				r := conn.Receive(t)
+				r.Want(t, 200)
 				answered.Add(1)
-				if closes {
+				if r.Closes || r.Status != 200 {
 					return
 				}
 			}
