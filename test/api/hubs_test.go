@@ -280,7 +280,7 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 }
 
 // A change sets the fields that it has, and updatedAt. It leaves the other fields as they are.
-func TestHubChange(t *testing.T) {
+func TestChangeSetsOnlyItsFields(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
 	want := admin.create(`{"name":"North"}`)

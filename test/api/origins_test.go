@@ -11,7 +11,7 @@ import (
 
 // C1: The CORS headers are sent to exactly the allowed origins of each server. A write from any
 // other origin but the server's own is refused.
-func TestCORS(t *testing.T) {
+func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase

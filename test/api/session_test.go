@@ -175,7 +175,7 @@ func sessionLife(t *testing.T, answer *hubstest.Response) time.Duration {
 
 // T1: A token has exactly these four claims. Its times are exact to the microsecond: iat is the
 // time of the sign-in, and exp is the time in the answer.
-func TestTokenClaims(t *testing.T) {
+func TestTokenHasFourClaims(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "admin")
@@ -260,7 +260,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 				t.Errorf("got a cookie, want none with a refused sign-in: %v", r)
 			}
 			if c.NextCode {
-				s.SignIn(t, email)
+				s.Client(t).SignIn(email)
 			}
 		})
 	}

@@ -120,7 +120,7 @@ func wantOneMailEach(t *testing.T, s *hubstest.Server, emails ...string) {
 // wantExit waits until a server has ended, and fails the test if its exit status is not want.
 func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	t.Helper()
-	if code := s.Wait(t); code != want {
+	if code := s.WaitExit(t); code != want {
 		t.Errorf("got exit status %d, want %d", code, want)
 	}
 }
@@ -188,7 +188,7 @@ func TestStopGivesUpOnMail(t *testing.T) {
 	askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s, 1)
-	s.WantStderr(t, "mail unsent")
+	s.ExpectStderr(t, "mail unsent")
 }
 
 // If a request does not end, a server that is stopping waits for it only for a limited time. Then
@@ -201,7 +201,7 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s.Server, 1)
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
-	s.WantStderr(t, "cut off")
+	s.ExpectStderr(t, "cut off")
 	breakOff(upload).Want(t, noAnswer)
 	s.AgeUnfinished(t)
 	hubstest.Start(t, s.Env)
