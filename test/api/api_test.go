@@ -131,10 +131,9 @@ func bothWays(body string) map[string]io.Reader {
 	}
 }
 
-// spend spends a limit: it sends a request more often than the limit permits, all at once. It
-// returns the number of requests that passed, and the answer to one more, which should be a refusal
-// (429).
-func spend(
+// exceed sends a request more often than the limit permits, all at once. It returns the number of
+// requests that passed, and the answer to one more, which should be a refusal (429).
+func exceed(
 	c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
 ) (passed int, refusal *hubstest.Response) {
 	send := func() *hubstest.Response {
