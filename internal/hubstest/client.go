@@ -352,10 +352,11 @@ func (r *Response) headers() map[string]string {
 	}
 	isRead := r.Method == "GET" || r.Method == "HEAD"
 	if isRead && r.Status < 400 && strings.HasPrefix(r.Path, "/files/") {
-		want["Content-Security-Policy"] = policy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
+		want["Content-Security-Policy"] = policy +
+			"; style-src 'unsafe-inline'; sandbox allow-downloads"
 		want["Cache-Control"] = "private, no-cache"
-	} else if r.Path == "/" {
-		want["Content-Security-Policy"] = "frame-ancestors 'none'" // the page has a policy of its own, too
+	} else if r.Path == "/" { // the page has a further policy in its text
+		want["Content-Security-Policy"] = "frame-ancestors 'none'"
 	}
 	switch r.Status {
 	case 401:

@@ -225,11 +225,10 @@ func TestHeadIsLikeGet(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	for _, r := range routes {
-		request := r.call(t, srv, admin).request
-		path, isGet := strings.CutPrefix(request, "GET ")
-		if !isGet {
+		if !strings.HasPrefix(r.name, "GET ") {
 			continue
 		}
+		path := strings.TrimPrefix(r.call(t, srv, admin).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD", path, nil).Must(t, 200)
 		for _, headers := range []http.Header{get.Header, head.Header} {

@@ -247,7 +247,7 @@ func TestMailIsSentBeforeQUIT(t *testing.T) {
 			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			waitConnections(t, s, 0)
 			if !clock.isRunning() {
-				t.Error("the server waited for the answer to QUIT, want the end of the conversation")
+				t.Error("the server waited for the answer to QUIT, want it to go at once")
 			}
 		})
 	}

@@ -25,7 +25,8 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 		if c.Server != "" {
 			servers = map[string]*hubstest.Server{c.Server: hubstest.Named(t, all, c.Server)}
 		}
-		for name, srv := range sorted(servers) {
+		for _, name := range slices.Sorted(maps.Keys(servers)) {
+			srv := servers[name]
 			t.Run(name+"/"+c.Name, func(t *testing.T) {
 				headers := []string{"X-Forwarded-For", hubstest.NewIP()}
 				var origin string
@@ -62,7 +63,6 @@ func checkOrigin(
 		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r)
 		hubstest.WantHeaders(t, r, cors)
-		wantEqual(t, method+" "+path+": Vary", r.Header.Get("Vary"), "Origin")
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
 				t.Errorf("got the header %s: %q, want no CORS header, in %v", name, r.Header[name], r)

@@ -281,16 +281,18 @@ func TestSignOutIsExact(t *testing.T) {
 			"<userId>", userID,
 			"<iat>", fmt.Sprintf("%.6f", float64(issued)/1e6))
 		c := s.With(t, hubstest.Forge(s.Env["SESSION_SECRET"], payload))
-		// shift is the time from the start of the session to the sign-out, in microseconds.
-		for shift, want := range sorted(map[int64]int{
-			-1: 200,
-			0:  200,
-			1:  401,
-		}) {
+		for _, test := range []struct {
+			shift  int64 // from the start of the session to the sign-out, in microseconds
+			status int
+		}{
+			{shift: -1, status: 200},
+			{shift: 0, status: 200},
+			{shift: 1, status: 401},
+		} {
 			hubstest.Exec(t, s.Database, `update users set signed_out_at =
-				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
-			what := fmt.Sprintf("issued at %d µs, signed out %+d µs later: status", issued, shift)
-			wantEqual(t, what, c.Get("/auth/session").Status, want)
+				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+test.shift)
+			what := fmt.Sprintf("issued at %d µs, signed out %+d µs later: status", issued, test.shift)
+			wantEqual(t, what, c.Get("/auth/session").Status, test.status)
 		}
 	}
 }
