@@ -295,8 +295,9 @@ func (r *Response) Want(t testing.TB, status int) {
 // the test; what the test is about is compared by Want.
 func (r *Response) Must(t testing.TB, status int) *Response {
 	t.Helper()
+	r.Want(t, status)
 	if r.Status != status {
-		t.Fatalf("got status %d, want %d, in the answer to %v", r.Status, status, r)
+		t.FailNow()
 	}
 	return r
 }

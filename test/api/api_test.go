@@ -37,13 +37,11 @@ func upload(t testing.TB, c *hubstest.Client, content string) (path string) {
 // staging returns the settings of a server on staging with a new mail server. Such a server logs
 // each request and sends codes by mail.
 func staging(t testing.TB) map[string]string {
-	t.Helper()
 	return hubstest.StagingEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 
 // production returns the settings of a server in production with a new mail server.
 func production(t testing.TB) map[string]string {
-	t.Helper()
 	return hubstest.ProductionEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 

@@ -20,43 +20,24 @@ const remote = "0.0.0.0"
 func TestMailIsSent(t *testing.T) {
 	t.Parallel()
 	const user, password = "hubs", "p:@/%20 w"
-	for _, test := range []struct {
-		name    string
-		options hubstest.MailOptions
-		wantTLS bool
-	}{
-		{
-			name:    "remote, STARTTLS",
-			options: hubstest.MailOptions{Host: remote, User: user, Password: password},
-			wantTLS: true,
+	for name, options := range map[string]hubstest.MailOptions{
+		"remote, STARTTLS": {Host: remote, User: user, Password: password},
+		"remote, implicit TLS": {
+			Host:        remote,
+			ImplicitTLS: true,
+			User:        user,
+			Password:    password,
 		},
-		{
-			name: "remote, implicit TLS",
-			options: hubstest.MailOptions{
-				Host:        remote,
-				ImplicitTLS: true,
-				User:        user,
-				Password:    password,
-			},
-			wantTLS: true,
-		},
-		{
-			name:    "this machine, STARTTLS",
-			options: hubstest.MailOptions{User: user, Password: password},
-			wantTLS: true,
-		},
-		{
-			name:    "this machine, plain",
-			options: hubstest.MailOptions{NoStartTLS: true}, // so there is no TLS
-		},
+		"this machine, STARTTLS": {User: user, Password: password},
+		"this machine, plain":    {NoStartTLS: true},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := hubstest.NewMailServer(t, test.options)
+			m := hubstest.NewMailServer(t, options)
 			_, email := ask(t, hubstest.Start(t, hubstest.StagingEnv(m)))
 			got := m.WaitMail(t, email)
-			wantEqual(t, "TLS", got.TLS, test.wantTLS)
-			wantEqual(t, "user", got.User, test.options.User)
+			wantEqual(t, "TLS", got.TLS, !options.NoStartTLS)
+			wantEqual(t, "user", got.User, options.User)
 		})
 	}
 }
@@ -242,30 +223,26 @@ func TestMailIsSentBeforeQUIT(t *testing.T) {
 			s := hubstest.Start(t, staging(t))
 			s.Mail.Fail(mode)
 			email, _ := s.NewUser(t, "member")
-			clock := startMailClock(t)
+			clockIsRunning := startMailClock(t)
 			s.Client(t).SignIn(email)
 			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			waitConnections(t, s, 0)
-			if !clock.isRunning() {
+			if !clockIsRunning() {
 				t.Error("the server waited for the answer to QUIT, want it to go at once")
 			}
 		})
 	}
 }
 
-// A mailClock is a conversation with a mail server that never greets. It runs for as long as the
-// server lets any conversation last: a conversation that begins later must end later.
-type mailClock struct{ *hubstest.MailServer }
-
-// startMailClock starts a clock on a server of its own.
-func startMailClock(t *testing.T) mailClock {
+// startMailClock begins a conversation of another server, with a mail server that never greets. The
+// clock runs until that conversation ends, which is when every conversation must end that has begun
+// at the same time.
+func startMailClock(t *testing.T) (isRunning func() bool) {
 	t.Helper()
 	s := startFailing(t, hubstest.MailHangs)
 	beginHung(t, s)
-	return mailClock{s.Mail}
+	return func() bool { return s.Mail.Connections() > 0 }
 }
-
-func (c mailClock) isRunning() bool { return c.Connections() > 0 }
 
 // beginHung begins to send a mail by a server whose mail server never greets. The conversation has
 // just begun when beginHung returns.
@@ -375,14 +352,14 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 		email, _ := s.NewUser(t, "member")
 		emails = append(emails, email)
 	}
-	clock := startMailClock(t) // begins first, so it ends first
+	clockIsRunning := startMailClock(t) // begins first, so it ends first
 	for _, email := range emails {
 		s.Client(t).AskCode(email)
 	}
 	open := 0
 	hubstest.WaitUntil(t, "the end of a conversation", func() bool {
 		open = max(open, s.Mail.Connections())
-		return !clock.isRunning()
+		return !clockIsRunning()
 	})
 	wantEqual(t, "the most conversations at once", open, hubstest.MailConversations)
 	s.Mail.Release()
