@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,6 +89,7 @@ type Response struct {
 	Status       int    // 0: no answer came
 	Header       http.Header
 	Body         []byte
+	Closes       bool // the server announces that it closes the connection
 }
 
 // String describes the request and the whole answer, for messages.
@@ -163,6 +165,7 @@ func (r *Response) read(resp *http.Response) (err error) {
 	defer resp.Body.Close()
 	r.Status = resp.StatusCode
 	r.Header = resp.Header
+	r.Closes = resp.Close
 	r.Body, err = io.ReadAll(resp.Body)
 	return err
 }
@@ -292,8 +295,9 @@ func (r *Response) Want(t testing.TB, status int) {
 // the test; what the test is about is compared by Want.
 func (r *Response) Must(t testing.TB, status int) *Response {
 	t.Helper()
+	r.Want(t, status)
 	if r.Status != status {
-		t.Fatalf("got status %d, want %d, in the answer to %v", r.Status, status, r)
+		t.FailNow()
 	}
 	return r
 }
@@ -329,15 +333,54 @@ func (r *Response) member(name string) string {
 // Code returns the code of an error, such as "invalid_request", or "".
 func (r *Response) Code() string { return r.member("code") }
 
-// StrictCSP is the Content-Security-Policy of all answers except files and the page.
-const StrictCSP = "default-src 'none'; frame-ancestors 'none'"
+// headers returns the headers that an answer of this kind must have, with patterns of their whole
+// values. An empty pattern means that the header is missing.
+func (r *Response) headers() map[string]string {
+	const policy = "default-src 'none'; frame-ancestors 'none'"
+	want := map[string]string{
+		"Strict-Transport-Security":    "max-age=63072000; includeSubDomains",
+		"X-Content-Type-Options":       "nosniff",
+		"X-Frame-Options":              "DENY",
+		"Referrer-Policy":              "no-referrer",
+		"Cross-Origin-Resource-Policy": "same-site",
+		"Content-Security-Policy":      policy,
+		"Cache-Control":                "no-store",
+		"Vary":                         "Origin",
+		"X-Request-Id":                 ".+",
+		"WWW-Authenticate":             "",
+		"Allow":                        "",
+		"Retry-After":                  "",
+	}
+	isRead := r.Method == "GET" || r.Method == "HEAD"
+	if isRead && r.Status < 400 && strings.HasPrefix(r.Path, "/files/") {
+		want["Content-Security-Policy"] = policy +
+			"; style-src 'unsafe-inline'; sandbox allow-downloads"
+		want["Cache-Control"] = "private, no-cache"
+	} else if r.Path == "/" { // the page has a further policy in its text
+		want["Content-Security-Policy"] = "frame-ancestors 'none'"
+	}
+	switch r.Status {
+	case 401:
+		want["WWW-Authenticate"] = "Cookie"
+	case 405:
+		want["Allow"] = "[A-Z, ]+"
+	case 429, 503:
+		want["Retry-After"] = "[1-9][0-9]*"
+	}
+	return want
+}
 
 // Fault returns an error if the answer breaks a rule that every answer must keep: the contract, the
-// format of errors, and no token in the body. Do and WantProblem fail the test with this error. A
-// test that only counts such answers calls Fault itself. TestHeadersOnEveryKindOfAnswer checks the
-// security headers.
+// format of errors, the headers of its kind, and no token in the body. Do and WantProblem fail the
+// test with this error. A test that only counts such answers calls Fault itself.
 func (r *Response) Fault() error {
 	faults := []error{r.contractFault(), r.problemFault()}
+	for name, pattern := range r.headers() {
+		got := strings.Join(r.Header.Values(name), " and ")
+		if !regexp.MustCompile("^(" + pattern + ")$").MatchString(got) {
+			faults = append(faults, fmt.Errorf("%s: got %q, want %q", name, got, pattern))
+		}
+	}
 	kind := r.Header.Get("Content-Type")
 	isJSON := kind == "application/json" || kind == "application/problem+json"
 	if isJSON && bytes.Contains(r.Body, []byte("eyJ")) {

@@ -2,6 +2,7 @@ package hubstest
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -18,7 +19,8 @@ import (
 // repeats some requests on a new connection, which would hide a lost request.
 type Conn struct {
 	net.Conn
-	In *bufio.Reader // all reads from the connection go through In
+	In   *bufio.Reader // all reads from the connection go through In
+	line string        // the last request line that was sent, without the version
 }
 
 // Dial connects to a server. All reads and writes fail once Patience has passed.
@@ -44,30 +46,39 @@ func (c *Client) Head(request string, headers ...string) string {
 	return strings.Join(lines, "\r\n") + "\r\n"
 }
 
-// Receive reads an answer to its end. closes reports whether the server announces that it closes
-// the connection.
-func (c *Conn) Receive() (status int, closes bool, err error) {
-	resp, err := http.ReadResponse(c.In, nil)
-	if err != nil {
-		return 0, false, err
+// Write sends p. It notes which request begins in p, for the answer.
+func (c *Conn) Write(p []byte) (int, error) {
+	line, _, isHead := bytes.Cut(p, []byte(" HTTP/1.1\r\n"))
+	if isHead {
+		c.line = string(line)
 	}
-	answer := &Response{}
-	err = answer.read(resp)
-	return answer.Status, resp.Close, err
+	return c.Conn.Write(p)
 }
 
-// Exchange sends a request, or the rest of one, and ends the test unless the answer has the wanted
-// status. closes is as in Receive.
-func (c *Conn) Exchange(t testing.TB, request string, want int) (closes bool) {
+// Send sends a request, or the rest of one, and returns the answer. It ends the test if the request
+// can't be sent.
+func (c *Conn) Send(t testing.TB, request string) *Response {
 	t.Helper()
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)
 	}
-	status, closes, err := c.Receive()
-	if err != nil || status != want {
-		t.Fatalf("got status %d and the error %v, want status %d", status, err, want)
+	return c.Receive(t)
+}
+
+// Receive reads an answer to its end. If no answer comes, the test fails, and the status is 0. Like
+// Client.Do, it may be called from any goroutine.
+func (c *Conn) Receive(t testing.TB) *Response {
+	t.Helper()
+	answer := &Response{}
+	answer.Method, answer.Path, _ = strings.Cut(c.line, " ")
+	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
+	if err == nil {
+		err = answer.read(resp)
 	}
-	return closes
+	if err != nil {
+		t.Errorf("%s: %v", c.line, err)
+	}
+	return answer
 }
 
 // Wire sends a request unchanged, on a new connection. http.Client would correct or refuse some
@@ -89,15 +100,7 @@ func (s *Server) Wire(
 	conn := Dial(t, s.Addr)
 	defer conn.Close()
 	io.WriteString(conn, request.String()) // may fail after an early answer, which is read next
-	resp, err := http.ReadResponse(conn.In, &http.Request{Method: method})
-	answer := &Response{Method: method, Path: target}
-	if err == nil {
-		err = answer.read(resp)
-	}
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, target, err)
-	}
-	return answer
+	return conn.Receive(t)
 }
 
 // ListeningSocket listens as net.Listen does, and returns the socket and its address. This process

@@ -6,7 +6,7 @@
 //
 // The words in names:
 //
-//	Want, want  compares, and fails the test; the test goes on
+//	Want, want  compares, and fails the test; the test goes on. It may request what it compares
 //	Must, must  ends the test if a step fails that is not what the test is about
 //	Wait, wait  waits for an event, and ends the test after Patience
 //	New, Start  makes something that ends with the test
@@ -26,6 +26,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"sync"
@@ -62,6 +63,26 @@ func WaitFor[T comparable](t testing.TB, what string, want T, get func() T) {
 			t.Fatalf("%s: got %v after %v, want %v", what, got, Patience, want)
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// WantEqual compares two values of the same type. what is for messages.
+func WantEqual(t testing.TB, what string, got, want any) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: got %#v, want %#v", what, got, want)
+	}
+}
+
+// WantText compares two long texts. It shows where they begin to differ.
+func WantText(t testing.TB, what, got, want string) {
+	t.Helper()
+	same := 0 // bytes at the beginning
+	for same < min(len(got), len(want)) && got[same] == want[same] {
+		same++
+	}
+	if got != want {
+		t.Errorf("%s: after %d bytes: got %.99q, want %.99q", what, same, got[same:], want[same:])
 	}
 }
 

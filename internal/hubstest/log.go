@@ -119,13 +119,13 @@ func (l *Log) wait(
 // contain one of them unmasked.
 var usedEmails sync.Map
 
-// checkLog fails the test if standard error has a line that is not expected (WantStderr). It also
+// checkLog fails the test if standard error has a line that is not expected (ExpectStderr). It also
 // fails the test if the log has an error that is not allowed (AllowErrorsWithAnyOf), a line that is not
 // JSON, a secret, a code or an unmasked e-mail address.
 func (s *Server) checkLog(t testing.TB) {
 	t.Helper()
 	for _, line := range s.Stderr.All() {
-		if s.wantedStderr == "" || !strings.Contains(line, s.wantedStderr) {
+		if s.expectedStderr == "" || !strings.Contains(line, s.expectedStderr) {
 			t.Errorf("standard error: got the line %q, want none", line)
 		}
 	}

@@ -32,10 +32,10 @@ type Server struct {
 	done     chan struct{} // closed when the process has ended
 	signaled bool          // the test has sent a signal, so it checks the exit status itself
 
-	mu           sync.Mutex
-	allowed      []*allowance
-	wantedStderr string         // see WantStderr
-	codeLine     map[string]int // by printed prefix and address: first line Code has not read
+	mu             sync.Mutex
+	allowed        []*allowance
+	expectedStderr string         // see ExpectStderr
+	codeLine       map[string]int // by printed prefix and address: first line Code has not read
 }
 
 // An allowance is what a test accepts in the log: errors that contain one of the parts, in the
@@ -190,7 +190,7 @@ func StartEnvironments(t testing.TB, settings map[string]map[string]string) map[
 func (s *Server) Stop(t testing.TB) int {
 	t.Helper()
 	s.Cmd.Process.Signal(syscall.SIGTERM) // an error means that the process has ended
-	return s.Wait(t)
+	return s.WaitExit(t)
 }
 
 // Signal sends a signal to the server. After that, the harness no longer checks the exit status:
@@ -202,16 +202,17 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 	}
 }
 
-// Wait waits until the process ends, and returns its exit status, or -1 if a signal has killed it.
-// After twice Patience, Wait fails the test and returns -1.
-func (s *Server) Wait(t testing.TB) int {
+// WaitExit waits until the process ends, and returns its exit status, or -1 if a signal has killed
+// it. It waits for twice Patience, because a server that stops may wait first for requests and then
+// for mail.
+func (s *Server) WaitExit(t testing.TB) int {
 	t.Helper()
 	select {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()
 	case <-time.After(2 * Patience):
-		t.Errorf("after %v, the server has not ended; log:\n%s", 2*Patience, s.Log)
-		return -1
+		t.Fatalf("after %v, the server has not ended; log:\n%s", 2*Patience, s.Log)
+		return 0
 	}
 }
 
@@ -232,12 +233,12 @@ func (s *Server) AllowErrorsWithAnyOf(parts ...string) (end func()) {
 	}
 }
 
-// WantStderr waits for a line on standard error that contains part. It is for a server that must
+// ExpectStderr waits for a line on standard error that contains part. It is for a server that must
 // end with an error. At the end of the test, any line without part is a failure.
-func (s *Server) WantStderr(t testing.TB, part string) {
+func (s *Server) ExpectStderr(t testing.TB, part string) {
 	t.Helper()
 	s.Stderr.WaitFor(t, part)
-	s.wantedStderr = part
+	s.expectedStderr = part
 }
 
 // codeLinePrefix begins the line with a code, which the server prints if it has no mail server.

@@ -126,8 +126,5 @@ func (c *Client) WantFile(path, content string) {
 	c.t.Helper()
 	r := c.Elsewhere().Get(path)
 	r.Want(c.t, 200)
-	if got := string(r.Body); got != content {
-		c.t.Errorf("%s: got other bytes than were uploaded: %d bytes, want %d",
-			path, len(got), len(content))
-	}
+	WantText(c.t, path, string(r.Body), content)
 }

@@ -212,8 +212,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				valid := r.call(t, srv, admin.In(t))
-				valid.send(srv.With(t, v.token)).Want(t, r.status)
+				r.call(t, srv, admin.In(t)).send(srv.With(t, v.token)).Want(t, r.status)
 			})
 		}
 	}
@@ -225,11 +224,10 @@ func TestHeadIsLikeGet(t *testing.T) {
 	t.Parallel()
 	srv, admin := start(t, "admin")
 	for _, r := range routes {
-		request := r.call(t, srv, admin).request
-		path, isGet := strings.CutPrefix(request, "GET ")
-		if !isGet {
+		if !strings.HasPrefix(r.name, "GET ") {
 			continue
 		}
+		path := strings.TrimPrefix(r.call(t, srv, admin).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD", path, nil).Must(t, 200)
 		for _, headers := range []http.Header{get.Header, head.Header} {

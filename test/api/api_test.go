@@ -2,14 +2,9 @@
 package api
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"iter"
-	"maps"
 	"os/exec"
-	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,13 +37,11 @@ func upload(t testing.TB, c *hubstest.Client, content string) (path string) {
 // staging returns the settings of a server on staging with a new mail server. Such a server logs
 // each request and sends codes by mail.
 func staging(t testing.TB) map[string]string {
-	t.Helper()
 	return hubstest.StagingEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 
 // production returns the settings of a server in production with a new mail server.
 func production(t testing.TB) map[string]string {
-	t.Helper()
 	return hubstest.ProductionEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 
@@ -74,18 +67,6 @@ func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code st
 	return c, email, s.Code(t, email)
 }
 
-// sorted returns the entries of a map in the order of their keys. So cases that share a server run
-// in the same order each time.
-func sorted[K cmp.Ordered, V any](entries map[K]V) iter.Seq2[K, V] {
-	return func(yield func(K, V) bool) {
-		for _, key := range slices.Sorted(maps.Keys(entries)) {
-			if !yield(key, entries[key]) {
-				return
-			}
-		}
-	}
-}
-
 // must ends the test if a step fails that is not what the test is about.
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -94,25 +75,10 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wantEqual compares two values of the same type. what is for messages.
-func wantEqual(t testing.TB, what string, got, want any) {
-	t.Helper()
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: got %#v, want %#v", what, got, want)
-	}
-}
-
-// wantText compares two long texts. It shows where they begin to differ.
-func wantText(t testing.TB, what, got, want string) {
-	t.Helper()
-	same := 0 // bytes at the beginning
-	for same < min(len(got), len(want)) && got[same] == want[same] {
-		same++
-	}
-	if got != want {
-		t.Errorf("%s: after %d bytes: got %.99q, want %.99q", what, same, got[same:], want[same:])
-	}
-}
+var (
+	wantEqual = hubstest.WantEqual
+	wantText  = hubstest.WantText
+)
 
 // wantNow checks that a time is within a minute of now.
 func wantNow(t *testing.T, what string, at time.Time) {
@@ -122,19 +88,23 @@ func wantNow(t *testing.T, what string, at time.Time) {
 	}
 }
 
-// bothWays returns two readers of body. net/http sends the body of the first one with a
-// Content-Length, and the body of the second one in chunks.
-func bothWays(body string) map[string]io.Reader {
-	return map[string]io.Reader{
-		"with a length": strings.NewReader(body),
-		"in chunks":     struct{ io.Reader }{strings.NewReader(body)}, // hides the length
+// A way is one of the ways in which net/http sends a body.
+type way struct {
+	name string
+	body io.Reader
+}
+
+// bothWays returns the two ways to send a body: with a Content-Length and in chunks.
+func bothWays(body string) []way {
+	return []way{
+		{"with a length", strings.NewReader(body)},
+		{"in chunks", struct{ io.Reader }{strings.NewReader(body)}}, // hides the length
 	}
 }
 
-// spend spends a limit: it sends a request more often than the limit permits, all at once. It
-// returns the number of requests that passed, and the answer to one more, which should be a refusal
-// (429).
-func spend(
+// exceed sends a request more often than the limit permits, all at once. It returns the number of
+// requests that passed, and the answer to one more, which should be a refusal (429).
+func exceed(
 	c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
 ) (passed int, refusal *hubstest.Response) {
 	send := func() *hubstest.Response {

@@ -121,7 +121,7 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	for _, command := range []string{"suspend", "activate", "signout", "show"} {
 		s.User(t, command, stored)
 	}
-	s.SignIn(t, lower)
+	s.Client(t).SignIn(lower)
 	s.User(t, "delete", stored)
 }
 

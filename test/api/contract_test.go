@@ -75,42 +75,42 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 		t.Fatalf("an unknown member: got %v, %v, want a violation", refused, err)
 	}
 	p := prismClient{t, admin}
-	p.want("GET /hubs", nil, 403)
-	p.want("POST /terms/acceptance", `{"version":"2020-01-01"}`, 409)
+	p.mustAnswer("GET /hubs", nil, 403)
+	p.mustAnswer("POST /terms/acceptance", `{"version":"2020-01-01"}`, 409)
 	admin.AcceptTerms()
 	for _, r := range routes {
 		// The routes below /auth would end or replace the session of admin.
 		if !strings.HasPrefix(r.name, "POST /auth/") {
 			q := r.call(t, srv, admin)
-			p.want(q.request, q.body, r.status, q.headers...)
+			p.mustAnswer(q.request, q.body, r.status, q.headers...)
 		}
 	}
-	p.want("GET /hubs/"+hubstest.NewUUID(), nil, 404)
-	p.want("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
+	p.mustAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
+	p.mustAnswer("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
 		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
-	p.wantFile("GET " + upload(t, admin, "hello"))
+	p.mustServe("GET " + upload(t, admin, "hello"))
 
 	srv.User(t, "role", email, "member")
-	p.want("POST /hubs", `{"name":"North"}`, 403)
-	p.want("POST /auth/logout", nil, 204)
+	p.mustAnswer("POST /hubs", `{"name":"North"}`, 403)
+	p.mustAnswer("POST /auth/logout", nil, 204)
 	admin.SetToken("forged")
-	p.want("GET /hubs", nil, 401)
+	p.mustAnswer("GET /hubs", nil, 401)
 	body := map[string]string{"email": email}
 	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // the sign-in above has asked once
-		p.want(askRoute, body, 200)
+		p.mustAnswer(askRoute, body, 200)
 	}
-	p.want(askRoute, body, 429)
+	p.mustAnswer(askRoute, body, 429)
 }
 
-// wantFile sends requests for a file, with conditions and ranges.
-func (p prismClient) wantFile(get string) {
+// mustServe sends requests for a file, with conditions and ranges.
+func (p prismClient) mustServe(get string) {
 	p.t.Helper()
-	etag := p.want(get, nil, 200).Header.Get("ETag")
-	p.want(get, nil, 206, "Range", "bytes=1-2")
-	p.want(get, nil, 416, "Range", "bytes=99-")
-	p.want(get, nil, 304, "If-None-Match", etag)
-	p.want(get, nil, 412, "If-Match", `"another"`)
-	p.want(strings.Replace(get, "GET", "HEAD", 1), nil, 200)
+	etag := p.mustAnswer(get, nil, 200).Header.Get("ETag")
+	p.mustAnswer(get, nil, 206, "Range", "bytes=1-2")
+	p.mustAnswer(get, nil, 416, "Range", "bytes=99-")
+	p.mustAnswer(get, nil, 304, "If-None-Match", etag)
+	p.mustAnswer(get, nil, 412, "If-Match", `"another"`)
+	p.mustAnswer(strings.Replace(get, "GET", "HEAD", 1), nil, 200)
 }
 
 // A prismClient sends requests through Prism. Prism reports a violation in the header
@@ -120,8 +120,9 @@ type prismClient struct {
 	*hubstest.Client
 }
 
-// want sends a request. It fails on a violation of the contract, and on another status.
-func (p prismClient) want(
+// mustAnswer sends a request. It fails the test on a violation of the contract, and ends it on
+// another status.
+func (p prismClient) mustAnswer(
 	request string, body any, status int, headers ...string,
 ) *hubstest.Response {
 	p.t.Helper()

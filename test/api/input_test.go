@@ -116,32 +116,26 @@ func TestBodyLimits(t *testing.T) {
 	const maxBody = 16 << 10
 	const maxType = 256
 	c := hubstest.Start(t).Client(t)
-	ask := func(t *testing.T, body io.Reader, kind string, want int) {
-		t.Helper()
-		c.In(t).Elsewhere().Send(askRoute, body, "Content-Type", kind).Want(t, want)
-	}
-	for size, want := range sorted(map[int]int{
-		maxBody:     200,
-		maxBody + 1: 413,
-		5 * maxBody: 413,
-	}) {
-		padded := fmt.Sprintf("%-*s", size, `{"email":"a@limits.example"}`)
-		for way, body := range sorted(bothWays(padded)) {
-			t.Run(fmt.Sprintf("a body of %d bytes, %s", size, way), func(t *testing.T) {
-				ask(t, body, "application/json", want)
+	for _, test := range []struct{ size, status int }{
+		{size: maxBody, status: 200},
+		{size: maxBody + 1, status: 413},
+		{size: 5 * maxBody, status: 413},
+	} {
+		padded := fmt.Sprintf("%-*s", test.size, `{"email":"a@limits.example"}`)
+		for _, way := range bothWays(padded) {
+			t.Run(fmt.Sprintf("a body of %d bytes, %s", test.size, way.name), func(t *testing.T) {
+				c := c.In(t).Elsewhere()
+				c.Send(askRoute, way.body, "Content-Type", "application/json").Want(t, test.status)
 			})
 		}
 	}
-	for size, want := range sorted(map[int]int{
-		maxType:     200,
-		maxType + 1: 415,
-	}) {
+	withType := func(size int) *hubstest.Response {
 		const kind = "application/json;"
 		padded := fmt.Sprintf("%s%*s", kind, size-len(kind), "charset=utf-8")
-		t.Run(fmt.Sprintf("a type of %d bytes", size), func(t *testing.T) {
-			ask(t, strings.NewReader(`{"email":"b@limits.example"}`), padded, want)
-		})
+		return c.Send(askRoute, `{"email":"b@limits.example"}`, "Content-Type", padded)
 	}
+	withType(maxType).Want(t, 200)
+	withType(maxType+1).Want(t, 415)
 }
 
 // I3: The answer to an invalid input is short, however many errors the input has. It names at most
@@ -159,24 +153,28 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		fmt.Fprintf(&many, `,"x%03d":""`, i)
 	}
 	const email = `{"email":"a@b.example"`
-	for name, test := range sorted(map[string]struct {
+	for _, test := range []struct {
+		name  string
 		body  string
 		first string // the first field that the answer names
 	}{
-		"many members": {
+		{
+			name:  "many members",
 			body:  email + many.String() + `}`,
 			first: "x000",
 		},
-		"no names": {
+		{
+			name:  "no names",
 			body:  email + strings.Repeat(`,"":1`, 3000) + `}`,
 			first: "input",
 		},
-		"a long name": {
+		{
+			name:  "a long name",
 			body:  email + `,"` + strings.Repeat("<", 5000) + `":1}`,
 			first: strings.Repeat("<", maxName),
 		},
-	}) {
-		t.Run(name, func(t *testing.T) {
+	} {
+		t.Run(test.name, func(t *testing.T) {
 			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
 			fields := answer.Fields()
@@ -226,13 +224,11 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	srv := hubstest.Start(t)
-	for size, status := range sorted(map[int]int{
-		15 << 10: 200,
-		17 << 10: 431,
-	}) {
-		padding := strings.Repeat("x", size)
-		srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", padding).Want(t, status)
+	get := func(padding int) *hubstest.Response {
+		return srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
 	}
+	get(15<<10).Want(t, 200)
+	get(17<<10).Want(t, 431)
 }
 
 // H1: The server closes a connection whose headers or body take longer than their time limit, even
@@ -275,7 +271,7 @@ func TestSlowRequestsEnd(t *testing.T) {
 			inTime := hubstest.Dial(t, srv.Addr)
 			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
-			inTime.Exchange(t, test.rest, 200)
+			inTime.Send(t, test.rest).Want(t, 200)
 			srv.Client(t).Get("/openapi.json").Want(t, 200)
 			wantClosed(t, tooSlow, test.answer)
 		})

@@ -126,7 +126,7 @@ func TestLogHasNothingOfTheClients(t *testing.T) {
 // The local environment logs no requests, because developers watch the same output for codes. A
 // code has a line of its own, between blank lines, with the whole address as stored in the
 // database.
-func TestLocalLogHasCodesOnly(t *testing.T) {
+func TestLocalServerLogsNoRequests(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email := hubstest.NewEmail()
@@ -178,7 +178,7 @@ func TestEventsInTheLog(t *testing.T) {
 			s.User(t, "signout", email)
 			wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			_, limited := spend(s.Client(t), limit, "GET /nowhere", nil)
+			_, limited := exceed(s.Client(t), limit, "GET /nowhere", nil)
 			waitLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 		})
 	}

@@ -11,7 +11,7 @@ import (
 
 // C1: The CORS headers are sent to exactly the allowed origins of each server. A write from any
 // other origin but the server's own is refused.
-func TestCORS(t *testing.T) {
+func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase
@@ -25,7 +25,8 @@ func TestCORS(t *testing.T) {
 		if c.Server != "" {
 			servers = map[string]*hubstest.Server{c.Server: hubstest.Named(t, all, c.Server)}
 		}
-		for name, srv := range sorted(servers) {
+		for _, name := range slices.Sorted(maps.Keys(servers)) {
+			srv := servers[name]
 			t.Run(name+"/"+c.Name, func(t *testing.T) {
 				headers := []string{"X-Forwarded-For", hubstest.NewIP()}
 				var origin string
@@ -62,7 +63,6 @@ func checkOrigin(
 		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r)
 		hubstest.WantHeaders(t, r, cors)
-		wantEqual(t, method+" "+path+": Vary", r.Header.Get("Vary"), "Origin")
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
 				t.Errorf("got the header %s: %q, want no CORS header, in %v", name, r.Header[name], r)

@@ -175,7 +175,7 @@ func sessionLife(t *testing.T, answer *hubstest.Response) time.Duration {
 
 // T1: A token has exactly these four claims. Its times are exact to the microsecond: iat is the
 // time of the sign-in, and exp is the time in the answer.
-func TestTokenClaims(t *testing.T) {
+func TestTokenHasFourClaims(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "admin")
@@ -260,7 +260,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 				t.Errorf("got a cookie, want none with a refused sign-in: %v", r)
 			}
 			if c.NextCode {
-				s.SignIn(t, email)
+				s.Client(t).SignIn(email)
 			}
 		})
 	}
@@ -281,17 +281,16 @@ func TestSignOutIsExact(t *testing.T) {
 			"<userId>", userID,
 			"<iat>", fmt.Sprintf("%.6f", float64(issued)/1e6))
 		c := s.With(t, hubstest.Forge(s.Env["SESSION_SECRET"], payload))
-		// shift is the time from the start of the session to the sign-out, in microseconds.
-		for shift, want := range sorted(map[int64]int{
-			-1: 200,
-			0:  200,
-			1:  401,
-		}) {
+		// signOut sets the time of the sign-out, in microseconds after the start of the session.
+		signOut := func(later int64) *hubstest.Response {
 			hubstest.Exec(t, s.Database, `update users set signed_out_at =
-				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+shift)
-			what := fmt.Sprintf("issued at %d µs, signed out %+d µs later: status", issued, shift)
-			wantEqual(t, what, c.Get("/auth/session").Status, want)
+				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+later)
+			return c.Get("/auth/session")
 		}
+		what := fmt.Sprintf("issued at %d µs, signed out ", issued)
+		wantEqual(t, what+"1 µs before", signOut(-1).Status, 200)
+		wantEqual(t, what+"then", signOut(0).Status, 200)
+		wantEqual(t, what+"1 µs later", signOut(1).Status, 401)
 	}
 }
 
@@ -375,11 +374,11 @@ func TestWithheldBodyOutlivesNoRights(t *testing.T) {
 				fmt.Sprint("Content-Length: ", len(body)), "Expect: 100-continue")
 			conn := hubstest.Dial(t, s.Addr)
 			// The status 100 shows that the server has begun to read the body.
-			conn.Exchange(t, head+"\r\n", 100)
+			conn.Send(t, head+"\r\n").Must(t, 100)
 			io.WriteString(conn, body[:5])
 			line := hubstest.FillIn(command, "<email>", email)
 			s.User(t, strings.Fields(line)...)
-			conn.Exchange(t, body[5:], status)
+			conn.Send(t, body[5:]).Want(t, status)
 		})
 	}
 }
@@ -409,16 +408,16 @@ func TestOnlyTheCurrentTermsCount(t *testing.T) {
 		hubstest.WantProblem(t, accept(c, version), 409, "conflict")
 		hubstest.Exec(t, s.Database,
 			"insert into terms_acceptances (user_id, version) values ($1, $2)", userID, version)
-		wantNoTerms(t, c)
+		wantTerms(t, c, false)
 	}
 	c.AcceptTerms()
-	wantTerms(t, c)
+	wantTerms(t, c, true)
 	// After a release with new terms, the accepted version is no longer the current one.
 	hubstest.Exec(t, s.Database,
 		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
-	wantNoTerms(t, c)
+	wantTerms(t, c, false)
 	c.AcceptTerms()
-	wantTerms(t, c)
+	wantTerms(t, c, true)
 }
 
 // A user who accepts the terms again, at the same time or later, gets the time of the first
@@ -442,22 +441,18 @@ func TestFirstAcceptanceIsKept(t *testing.T) {
 	wantNow(t, "acceptedAt", timeOf(t, later, "acceptedAt"))
 }
 
-// wantTerms checks that the session says that the terms are accepted, and that an admin may read
-// hubs.
-func wantTerms(t *testing.T, c *hubstest.Client) {
+// wantTerms checks that the session says whether the terms are accepted. If they are, an admin may
+// read hubs. If not, reads and writes of hubs are a 403.
+func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 	t.Helper()
 	view := c.Get("/auth/session").Must(t, 200)
-	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), true)
-	c.Get("/hubs").Want(t, 200)
-}
-
-// wantNoTerms checks that the session says that the terms are not accepted, and that reads and
-// writes of hubs are a 403.
-func wantNoTerms(t *testing.T, c *hubstest.Client) {
-	t.Helper()
-	view := c.Get("/auth/session").Must(t, 200)
-	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), false)
-	hubstest.WantProblem(t, c.Get("/hubs"), 403, "terms_not_accepted")
+	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), accepted)
+	read := c.Get("/hubs")
+	if accepted {
+		read.Want(t, 200)
+		return
+	}
+	hubstest.WantProblem(t, read, 403, "terms_not_accepted")
 	write := c.Send("POST /hubs", `{"name":"North"}`)
 	hubstest.WantProblem(t, write, 403, "terms_not_accepted")
 }

@@ -77,7 +77,7 @@ func TestProductionInBrowser(t *testing.T) {
 				crossSite: "https://evil-example.com",
 			})
 			b.open(srv.Base + "/healthz")
-			b.wantCookie(browserCookie{
+			b.mustCookie(browserCookie{
 				Name:     srv.CookieName(),
 				Domain:   ".example.com",
 				Path:     "/",

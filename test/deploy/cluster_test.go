@@ -343,7 +343,7 @@ func testRollingRestart(t *testing.T, c *cluster, user *traffic) {
 // server as down, no request may fail, and users can sign in again.
 func testKill(t *testing.T, c *cluster, user *traffic) {
 	c.servers[0].Signal(t, syscall.SIGKILL)
-	c.servers[0].Wait(t)
+	c.servers[0].WaitExit(t)
 	c.waitStat(t, 0, "status", "DOWN")
 	user.end() // the current round may have begun before the server was down
 	before := user.failed.Load()

@@ -63,7 +63,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			for _, conn := range conns {
 				conn.Close()
 			}
-			extra.Exchange(t, "", 200)
+			extra.Receive(t).Want(t, 200)
 		})
 	}
 }
@@ -92,7 +92,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			if isServed {
 				t.Error("got an answer while all connections are taken, want none yet")
 			}
-			extra.Exchange(t, "", 200)
+			extra.Receive(t).Want(t, 200)
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"database/sql"
 	"encoding/binary"
 	"errors"
-	"maps"
 	"net/url"
 	"regexp"
 	"strings"
@@ -167,9 +166,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 				401: limit - before - 1,
 				429: limit + before,
 			}
-			if !maps.Equal(got, want) {
-				t.Errorf("answers to the code after the outage: got %v, want %v", got, want)
-			}
+			hubstest.WantEqual(t, "answers to the code after the outage", got, want)
 		})
 	}
 }
@@ -350,9 +347,7 @@ func TestOneOfManyRightCodesOpensASession(t *testing.T) {
 	for range 4 {
 		byStatus[(<-answers).Status]++
 	}
-	if want := (map[int]int{200: 1, 401: 3}); !maps.Equal(byStatus, want) {
-		t.Errorf("answers by status: got %v, want %v", byStatus, want)
-	}
+	hubstest.WantEqual(t, "answers by status", byStatus, map[int]int{200: 1, 401: 3})
 }
 
 // D2: While every connection is in use, a request that needs one waits for a limited time and then

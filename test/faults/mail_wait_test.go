@@ -89,5 +89,5 @@ func TestUnfinishedCodeRequestsAreBounded(t *testing.T) {
 		return failedMails(s)
 	})
 	s.Mail.Release()
-	s.Member(t, "member")
+	c.SignIn(emails[0])
 }

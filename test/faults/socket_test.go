@@ -78,7 +78,7 @@ func TestReplacedServersShareASocket(t *testing.T) {
 	wantExit(t, current, 0)
 	waiting := hubstest.Dial(t, addr) // no server runs now
 	current = startNext()
-	waiting.Exchange(t, current.Client(t).Head("GET /healthz")+"\r\n", 200)
+	waiting.Send(t, current.Client(t).Head("GET /healthz")+"\r\n").Want(t, 200)
 	clients.waitForSuccesses(4)
 	clients.end()
 	clients.wantNoOutage()

@@ -65,7 +65,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	email, _ := s.NewUser(t, "member")
 	upload := member.StartUpload("a.txt")
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Exchange(t, member.Head("GET /healthz")+"\r\n", 200)
+	idle.Send(t, member.Head("GET /healthz")+"\r\n").Must(t, 200)
 	body := fmt.Sprintf(`{"email":%q}`, email)
 	head := member.Head(
 		"POST /auth/otp/request",
@@ -79,7 +79,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	s.Signal(t, syscall.SIGTERM)
 	// Afterwards, the server only waits for the requests that are not finished.
 	wantConnClosed(t, idle)
-	halfSent.Exchange(t, body[5:], 200)
+	halfSent.Send(t, body[5:]).Want(t, 200)
 	clients.Wait()
 	mustStillRun(t, s)
 	upload.Finish().Want(t, 201)
@@ -120,7 +120,7 @@ func wantOneMailEach(t *testing.T, s *hubstest.Server, emails ...string) {
 // wantExit waits until a server has ended, and fails the test if its exit status is not want.
 func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	t.Helper()
-	if code := s.Wait(t); code != want {
+	if code := s.WaitExit(t); code != want {
 		t.Errorf("got exit status %d, want %d", code, want)
 	}
 }
@@ -160,13 +160,10 @@ func startKeepAlive(t *testing.T, s *hubstest.Server) (clients *sync.WaitGroup) 
 		clients.Go(func() {
 			for {
 				io.WriteString(conn, c.Head("GET /openapi.json")+"\r\n")
-				status, closes, err := conn.Receive()
-				if err != nil || status != 200 {
-					t.Errorf("a request under load: got %d, %v, want 200", status, err)
-					return
-				}
+				r := conn.Receive(t)
+				r.Want(t, 200)
 				answered.Add(1)
-				if closes {
+				if r.Closes || r.Status != 200 {
 					return
 				}
 			}
@@ -191,7 +188,7 @@ func TestStopGivesUpOnMail(t *testing.T) {
 	askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s, 1)
-	s.WantStderr(t, "mail unsent")
+	s.ExpectStderr(t, "mail unsent")
 }
 
 // If a request does not end, a server that is stopping waits for it only for a limited time. Then
@@ -204,7 +201,7 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s.Server, 1)
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
-	s.WantStderr(t, "cut off")
+	s.ExpectStderr(t, "cut off")
 	breakOff(upload).Want(t, noAnswer)
 	s.AgeUnfinished(t)
 	hubstest.Start(t, s.Env)

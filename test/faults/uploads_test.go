@@ -61,7 +61,7 @@ func (s *service) killMidUpload(c *hubstest.Client) {
 	s.t.Helper()
 	upload := c.StartUpload("lost.txt")
 	s.Signal(s.t, syscall.SIGKILL)
-	s.Wait(s.t)
+	s.WaitExit(s.t)
 	breakOff(upload).Want(s.t, noAnswer)
 	s.AgeUnfinished(s.t)
 }

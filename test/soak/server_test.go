@@ -57,7 +57,7 @@ func (v *server) start(t *testing.T) {
 func (v *server) end(t *testing.T, signal syscall.Signal) int {
 	v.life.Add(1)
 	v.Signal(t, signal)
-	return v.Wait(t)
+	return v.WaitExit(t)
 }
 
 // A size is what a server uses of memory and descriptors, which must not keep growing. Both figures

@@ -4,7 +4,7 @@
 //
 //	./dev.sh prove                all removals
 //	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
-//	./dev.sh prove TestCORS       the removals that name this test or a subtest of it
+//	./dev.sh prove TestCommands   the removals that name this test or a subtest of it
 //	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
 //	./dev.sh prove -ci            those whose functions or tests the last commit changed, and up to
 //	                              150 in all with some whose helpers it changed and of the rest

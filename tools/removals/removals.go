@@ -94,8 +94,8 @@ func ReadChange(scope, lines string) (Change, error) {
 	return change, nil
 }
 
-// SplitTest splits the name of a test, such as api/TestCORS/local, into the folder of its source,
-// test/api, and the name that go test prints, TestCORS/local. The folder of a test of package main
+// SplitTest splits the name of a test, such as api/TestCommands/local, into the folder of its source,
+// test/api, and the name that go test prints, TestCommands/local. The folder of a test of package main
 // is ".".
 func SplitTest(name string) (folder, test string) {
 	folder, test, hasFolder := strings.Cut(name, "/")
@@ -106,7 +106,7 @@ func SplitTest(name string) (folder, test string) {
 }
 
 // TestFunction returns the name that the function of a test or subtest has in a Source: for
-// api/TestCORS/local, test/api/TestCORS.
+// api/TestCommands/local, test/api/TestCommands.
 func TestFunction(name string) string {
 	folder, test := SplitTest(name)
 	function, _, _ := strings.Cut(test, "/")

@@ -13,7 +13,7 @@ import (
 )
 
 // A Source holds the declarations of the server and its tests, by name. The name of a declaration
-// outside package main begins with its folder, such as test/api/TestCORS. A change can also be made
+// outside package main begins with its folder, such as test/api/TestCommands. A change can also be made
 // in a whole file: find reads it by its path.
 type Source map[string]scope
 
