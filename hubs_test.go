@@ -38,7 +38,7 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 }
 
 // The bounds of a hub and of the list have these values. Other tests take them from the contract,
-// which is made from the same constants.
+// which is made from the same constants. So only this test notices a changed number.
 func TestBoundsOfHubs(t *testing.T) {
 	t.Parallel()
 	for name, bound := range map[string]struct{ got, want int }{
