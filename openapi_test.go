@@ -1,11 +1,15 @@
 package main
 
-// Almost all of this file is a generator of web/openapi.json. TestOpenAPI asserts one thing: the
-// file is exactly what the generator makes, so the contract and the server can't differ. Routes,
-// access rules, limits, fields and their rules are read from the server's own tables and types.
-// Texts and examples are read from testdata/contract.json. After a change of the contract, run:
+// TestOpenAPI compares web/openapi.json with the document that this file generates. So the contract
+// and the server can't differ. After a change of the contract, run:
 //
 //	go test -run TestOpenAPI -update .
+//
+// The generator takes texts and examples from testdata/contract.json, and everything else from the
+// server's own tables and types: routes, access rules, limits, fields and their rules. To read it,
+// begin with generator.document, which goes through the routes. The functions below it follow the
+// order of an operation in the document: parameters and body, the answer to a success, problems,
+// and at last HEAD.
 //
 // At the end of this file are tests of other files that must follow the code.
 
@@ -44,9 +48,11 @@ func TestOpenAPI(t *testing.T) {
 		}
 		return
 	}
+	// Both end with a line break, so the last element of both is "". In a shorter file it stands in
+	// place of a line, and in a longer one a line stands in its place.
 	got := strings.SplitAfter(hubstest.ReadFile(t, "web/openapi.json"), "\n")
 	for i, want := range strings.SplitAfter(string(made), "\n") {
-		if got[i] != want { // a line that follows an equal one always exists, but may be ""
+		if got[i] != want {
 			t.Fatalf("web/openapi.json, line %d: got %q, want %q\n"+
 				"If the change is intended, run: go test -run TestOpenAPI -update .",
 				i+1, got[i], want)
@@ -566,27 +572,35 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 	return responses
 }
 
-// isPossible reports whether a route may answer with this problem. The access rule, the method, the
-// input or the path may cause the problem, or testdata/contract.json lists it for the operation.
+// isPossible reports whether a route may answer with this problem. Either testdata/contract.json lists
+// it for the operation, or it follows from the access rule, the method, the input or the path.
 func isPossible(r route, words operationWords, code string) bool {
 	isWrite := !isRead(r.method)
 	takesInput := shapeOf(r).rules != nil
-	possible := map[string]bool{
-		"invalid_request":        takesInput,
-		"unauthenticated":        !r.access.public,
-		"account_suspended":      !r.access.public,
-		"terms_not_accepted":     r.access.terms,
-		"forbidden":              r.access.roles != nil,
-		"cross_origin":           isWrite,
-		"not_found":              strings.Contains(r.path, "{"),
-		"precondition_failed":    isWrite,
-		"too_large":              takesInput && isWrite,
-		"unsupported_media_type": takesInput && isWrite,
-		"rate_limited":           true,
-		"internal":               true,
-		"unavailable":            r.path != contractPath,
+	if slices.Contains(words.Problems, code) {
+		return true
 	}
-	return possible[code] || slices.Contains(words.Problems, code)
+	switch code {
+	case "rate_limited", "internal":
+		return true
+	case "unavailable":
+		return r.path != contractPath
+	case "unauthenticated", "account_suspended":
+		return !r.access.public
+	case "terms_not_accepted":
+		return r.access.terms
+	case "forbidden":
+		return r.access.roles != nil
+	case "cross_origin", "precondition_failed":
+		return isWrite
+	case "not_found":
+		return strings.Contains(r.path, "{")
+	case "invalid_request":
+		return takesInput
+	case "too_large", "unsupported_media_type":
+		return takesInput && isWrite
+	}
+	return false
 }
 
 // example returns an answer with this problem.
