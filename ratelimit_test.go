@@ -255,16 +255,19 @@ func TestRequestLimits(t *testing.T) {
 // code, so only this test notices a changed number.
 func TestTimeLimits(t *testing.T) {
 	t.Parallel()
-	for name, limit := range map[string]struct{ got, want time.Duration }{
-		"a mail":                  {got: mailTimeout, want: 10 * time.Second},
-		"request headers":         {got: headerTimeout, want: 10 * time.Second},
-		"headers and a JSON body": {got: bodyTimeout, want: 15 * time.Second},
-		"an idle connection":      {got: idleTimeout, want: time.Minute},
-		"a refused upload":        {got: refusedTimeout, want: 5 * time.Second},
-		"a database operation":    {got: dbTimeout, want: 2 * time.Second},
+	for name, limit := range map[string]struct {
+		got  time.Duration
+		want string
+	}{
+		"a mail":                  {got: mailTimeout, want: "10s"},
+		"request headers":         {got: headerTimeout, want: "10s"},
+		"headers and a JSON body": {got: bodyTimeout, want: "15s"},
+		"an idle connection":      {got: idleTimeout, want: "1m0s"},
+		"a refused upload":        {got: refusedTimeout, want: "5s"},
+		"a database operation":    {got: dbTimeout, want: "2s"},
 	} {
-		if limit.got != limit.want {
-			t.Errorf("%s: got the limit %v, want %v", name, limit.got, limit.want)
+		if limit.got.String() != limit.want {
+			t.Errorf("%s: got the limit %v, want %s", name, limit.got, limit.want)
 		}
 	}
 	if mailTimeout >= stopTimeout {
