@@ -218,6 +218,7 @@ var unproven = map[string]string{
 	"TestGuide":                           "a document",
 	"TestLedgerNoticesDamage":             "the harness",
 	"TestMain":                            "nothing: it begins the tests",
+	"TestPageIsAccessible":                "another program's rules",
 	"TestPostgresVersion":                 "the harness",
 	"TestRemovalsFit":                     "the removals",
 	"TestRouteTableInReadme":              "a document",

@@ -269,40 +269,27 @@ func (b *browser) console() (messages []string) {
 }
 
 // wantConsole requires that the console has as many new messages as there are parts, and that each
-// message contains its part, in this order. It checks nothing in WebKitGTK, and leaves out refusals
-// in Firefox: see console.
+// message contains its part, in this order.
 func (b *browser) wantConsole(parts ...string) {
 	b.t.Helper()
-	if b.engine == webkit {
-		return
-	}
-	if b.engine == firefox {
-		isRefusal := func(part string) bool { return strings.HasPrefix(part, refusalMessage) }
-		parts = slices.DeleteFunc(parts, isRefusal)
-	}
 	got := b.console()
 	if !slices.EqualFunc(got, parts, strings.Contains) {
 		b.t.Errorf("%s: console: got %q, want messages with %q", b.engine, got, parts)
 	}
 }
 
-// refusalMessage is how Chromium's console reports an answer of 400 or more. The status follows.
-const refusalMessage = "the server responded with a status of "
-
 // devTools sends a command of the Chrome DevTools protocol, for what WebDriver can't do.
 func (b *browser) devTools(method string, details params) {
 	b.post("/goog/cdp/execute", params{"cmd": method, "params": details})
 }
 
-// wantAccessible checks what must hold in every state of the page: nothing is wider than the
-// screen, and axe-core finds no fault. It checks a wide screen in light colors and a narrow one in
-// dark colors. state names the state in failure messages.
-//
-// It checks in Chromium only, because only Chromium can emulate other screens. AXE_JS is the path
-// of axe-core's axe.min.js. .ci/run fetches this file, because the project does not depend on it.
+// wantAccessible checks the page on a wide screen in light colors and on a narrow one in dark colors.
+// state names the state of the page in failure messages. Only Chromium can emulate screens.
 func (b *browser) wantAccessible(state string) {
-	if b.engine != chromium {
-		return
+	b.t.Helper()
+	axe, err := os.ReadFile(os.Getenv("AXE_JS"))
+	if err != nil {
+		hubstest.Skip(b.t, "AXE_JS, the path of axe-core's axe.min.js: "+err.Error())
 	}
 	before := script[string](b, "return String([innerWidth, innerHeight])")
 	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
@@ -319,7 +306,7 @@ func (b *browser) wantAccessible(state string) {
 		if wide := script[int](b, "return document.documentElement.scrollWidth"); wide > width {
 			b.t.Errorf("%s: got a page %d px wide, want at most %d px", state, wide, width)
 		}
-		for _, finding := range b.axe() {
+		for _, finding := range script[[]string](b, string(axe)+runAxe) {
 			b.t.Errorf("%s, %s, %d px: axe-core: got %s, want no finding", state, scheme, width, finding)
 		}
 	}
@@ -328,22 +315,10 @@ func (b *browser) wantAccessible(state string) {
 	b.waitFor("String([innerWidth, innerHeight]) === arguments[0]", before)
 }
 
-// axe returns the faults that axe-core finds in the page. It checks nothing if AXE_JS is not set,
-// not even with HUBS_TEST_REQUIRE=all: only the step accessibility of .ci/run sets it.
-func (b *browser) axe() []string {
-	path := os.Getenv("AXE_JS")
-	if path == "" {
-		fmt.Fprintln(b.t.Output(), "accessibility is not checked: AXE_JS is not set")
-		return nil
-	}
-	source, err := os.ReadFile(path)
-	if err != nil {
-		b.t.Fatal("AXE_JS: ", err)
-	}
-	return script[[]string](b, string(source)+`;
-		const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
-		return axe.run(document, {runOnly: rules}).then(found => {
-			if (found.passes.length < 10) throw Error('axe-core: fewer than 10 rules passed');
-			return found.violations.map(v => v.id + ' at ' + v.nodes.map(n => n.target.join(' ')));
-		})`)
-}
+// runAxe is a script that returns the faults that axe-core finds in the page.
+const runAxe = `;
+	const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
+	return axe.run(document, {runOnly: rules}).then(found => {
+		if (found.passes.length < 10) throw Error('axe-core: fewer than 10 rules passed');
+		return found.violations.map(v => v.id + ' at ' + v.nodes.map(n => n.target.join(' ')));
+	})`
