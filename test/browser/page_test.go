@@ -98,7 +98,7 @@ func (b *browser) chooseFile(name, content string) {
 	b.t.Helper()
 	path := filepath.Join(b.t.TempDir(), name)
 	writeFile(b.t, path, content)
-	b.keys("#file", path)
+	b.post(b.element("#file")+"/value", params{"text": path})
 }
 
 // picture returns a PNG, 300 pixels wide.
