@@ -11,7 +11,7 @@ usage() {
 	cat <<-'END'
 		usage: ./dev.sh run              a local server with demo data, until Ctrl-C
 		       ./dev.sh user ...         the server's user commands, on that server's database
-		       ./dev.sh test [FLAG...]   what every change needs: units and the API, 90 seconds
+		       ./dev.sh test [FLAG...]   what every change needs: units and the API, 50 seconds
 		       ./dev.sh test all         everything but soak and bench, with the race detector and
 		                                 coverage, 8 minutes; installs browsers and proxies
 		       ./dev.sh tour [URL]       the whole flow with curl, against a server of its own, or the
@@ -345,8 +345,8 @@ cmd_test() {
 }
 
 # Builds the server's binary once, with the race detector and coverage. The coverage of the unit
-# tests is added to that of the binary. TestValidatingProxyFindsNoViolation is left out, because
-# .ci/run runs it.
+# tests is added to that of the binary. TestValidatingProxyFindsNoViolation and TestPageIsAccessible are
+# left out, because .ci/run runs them.
 test_all() {
 	local total profile=.dev/coverage.out
 	mkdir -p .dev
@@ -363,7 +363,7 @@ test_all() {
 	go build -buildvcs=false -race -cover -covermode=atomic -o "$tmp/hubs" .
 	go test -race -covermode=atomic -coverprofile="$tmp/units" .
 	HUBS_BINARY=$tmp/hubs GOCOVERDIR=$tmp/coverage \
-		go test -count=1 -timeout=20m -skip=ValidatingProxy ./internal/... ./tools/... ./test/{api,faults,deploy,browser}
+		go test -count=1 -timeout=20m -skip='ValidatingProxy|Accessible' ./internal/... ./tools/... ./test/{api,faults,deploy,browser}
 	go tool covdata textfmt -i="$tmp/coverage" -o "$tmp/binary"
 	{ cat "$tmp/units"; grep -v '^mode:' "$tmp/binary"; } >"$profile"
 	total=$(go tool cover -func="$profile" | sed -n 's/^total:.*[^0-9.]\([0-9.]*\)%$/\1/p')

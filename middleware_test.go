@@ -90,8 +90,8 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 	}
 }
 
-// get sends a request and returns the status of the answer.
-func get(s *server, path string) int {
+// statusOf sends a request and returns the status of the answer.
+func statusOf(s *server, path string) int {
 	answer := httptest.NewRecorder()
 	s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
 	return answer.Code
@@ -106,7 +106,7 @@ func TestPageIsLocal(t *testing.T) {
 		envProduction: 404,
 	} {
 		s := newServer(config{env: environment}, nil, io.Discard)
-		if got := get(s, "/"); got != want {
+		if got := statusOf(s, "/"); got != want {
 			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}

@@ -1,11 +1,15 @@
 package main
 
-// Almost all of this file is a generator of web/openapi.json. TestOpenAPI asserts one thing: the
-// file is exactly what the generator makes, so the contract and the server can't differ. Routes,
-// access rules, limits, fields and their rules are read from the server's own tables and types.
-// Texts and examples are read from testdata/contract.json. After a change of the contract, run:
+// TestOpenAPI compares web/openapi.json with the document that this file generates. So the contract
+// and the server can't differ. After a change of the contract, run:
 //
 //	go test -run TestOpenAPI -update .
+//
+// The generator takes texts and examples from testdata/contract.json, and everything else from the
+// server's own tables and types: routes, access rules, limits, fields and their rules. To read it,
+// begin with generator.document, which goes through the routes. The functions below it follow the
+// order of an operation in the document: parameters and body, the answer to a success, problems,
+// and at last HEAD.
 //
 // At the end of this file are tests of other files that must follow the code.
 
@@ -44,9 +48,11 @@ func TestOpenAPI(t *testing.T) {
 		}
 		return
 	}
+	// Both end with a line break, so the last element of both is "". In a shorter file it stands in
+	// place of a line, and in a longer one a line stands in its place.
 	got := strings.SplitAfter(hubstest.ReadFile(t, "web/openapi.json"), "\n")
 	for i, want := range strings.SplitAfter(string(made), "\n") {
-		if got[i] != want { // a line that follows an equal one always exists, but may be ""
+		if got[i] != want {
 			t.Fatalf("web/openapi.json, line %d: got %q, want %q\n"+
 				"If the change is intended, run: go test -run TestOpenAPI -update .",
 				i+1, got[i], want)
@@ -176,7 +182,8 @@ type shape struct {
 	rules  []rule // of the fields that the endpoint takes
 }
 
-// shape returns the shape of a contract. It parses the input as if no field had been sent.
+// shape returns the shape of a contract. It parses the input as if no field had been sent. The test
+// adds this method to the server's type, because only its methods know the types In and Out.
 func (c typedContract[In, Out]) shape() shape {
 	f := &fields{}
 	if c.parse != nil {
@@ -349,13 +356,6 @@ func (g *generator) operation(r route, words operationWords) object {
 	return o
 }
 
-// These are the paths of the handlers that send their answers themselves. Their output is nothing,
-// so it does not say what they send.
-const (
-	filePath     = "/files/{fileId}/{name}"
-	contractPath = "/openapi.json"
-)
-
 // queryParameters returns a parameter for each field of an input that is read from the query.
 func (g *generator) queryParameters(r route) (parameters []object) {
 	for _, asked := range shapeOf(r).rules {
@@ -503,7 +503,7 @@ func (g *generator) allResponses(r route, words operationWords) object {
 		success = append(success, "content", object{"application/json", answer})
 	}
 	responses := object{strconv.Itoa(r.status), success}
-	if r.path == filePath {
+	if r.path == "/files/{fileId}/{name}" { // its handler sends its answers itself
 		responses = append(responses,
 			"206", object{
 				"description", "The part that Range asked for.",
@@ -537,16 +537,9 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 		}
 	}
 	for _, status := range slices.Sorted(maps.Keys(byStatus)) {
-		var name strings.Builder
 		var texts, codes []string
 		var examples object
-		for i, p := range byStatus[status] {
-			if i > 0 {
-				name.WriteString("Or")
-			}
-			for part := range strings.SplitSeq(p.Code, "_") {
-				name.WriteString(capital(part))
-			}
+		for _, p := range byStatus[status] {
 			texts = append(texts, "- `"+p.Code+"`: "+p.Text)
 			codes = append(codes, p.Code)
 			examples = append(examples, p.Code, object{"value", p.example()})
@@ -555,38 +548,51 @@ func (g *generator) problemResponses(r route, words operationWords) (responses o
 			ref("schemas", "Problem"),
 			{"properties", object{"code", object{"enum", codes}}},
 		}}
+		parts := strings.Split(strings.Join(codes, "_or_"), "_")
+		for i, part := range parts {
+			parts[i] = capital(part)
+		}
+		name := strings.Join(parts, "")
 		answer := object{"schema", schema, "examples", examples}
-		g.responses[name.String()] = object{
+		g.responses[name] = object{
 			"description", strings.Join(texts, "\n"),
 			"headers", headerRefs(byStatus[status][0].Headers...),
 			"content", object{"application/problem+json", answer},
 		}
-		responses = append(responses, strconv.Itoa(status), ref("responses", name.String()))
+		responses = append(responses, strconv.Itoa(status), ref("responses", name))
 	}
 	return responses
 }
 
-// isPossible reports whether a route may answer with this problem. The access rule, the method, the
-// input or the path may cause the problem, or testdata/contract.json lists it for the operation.
+// isPossible reports whether a route may answer with this problem. Either testdata/contract.json lists
+// it for the operation, or it follows from the access rule, the method, the input or the path.
 func isPossible(r route, words operationWords, code string) bool {
 	isWrite := !isRead(r.method)
 	takesInput := shapeOf(r).rules != nil
-	possible := map[string]bool{
-		"invalid_request":        takesInput,
-		"unauthenticated":        !r.access.public,
-		"account_suspended":      !r.access.public,
-		"terms_not_accepted":     r.access.terms,
-		"forbidden":              r.access.roles != nil,
-		"cross_origin":           isWrite,
-		"not_found":              strings.Contains(r.path, "{"),
-		"precondition_failed":    isWrite,
-		"too_large":              takesInput && isWrite,
-		"unsupported_media_type": takesInput && isWrite,
-		"rate_limited":           true,
-		"internal":               true,
-		"unavailable":            r.path != contractPath,
+	if slices.Contains(words.Problems, code) {
+		return true
 	}
-	return possible[code] || slices.Contains(words.Problems, code)
+	switch code {
+	case "rate_limited", "internal":
+		return true
+	case "unavailable":
+		return r.path != "/openapi.json" // which needs no database
+	case "unauthenticated", "account_suspended":
+		return !r.access.public
+	case "terms_not_accepted":
+		return r.access.terms
+	case "forbidden":
+		return r.access.roles != nil
+	case "cross_origin", "precondition_failed":
+		return isWrite
+	case "not_found":
+		return strings.Contains(r.path, "{")
+	case "invalid_request":
+		return takesInput
+	case "too_large", "unsupported_media_type":
+		return takesInput && isWrite
+	}
+	return false
 }
 
 // example returns an answer with this problem.

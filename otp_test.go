@@ -163,15 +163,10 @@ func TestOneOfManyMakesACode(t *testing.T) {
 // contend calls try in a hundred goroutines at once, and returns how many calls returned true. mu is
 // the lock that try takes.
 //
-// All goroutines wait for the lock for more than a millisecond. Then contend releases the lock and
-// takes it again before they do. From then on, sync.Mutex hands the lock to the goroutine that has
-// waited longest. So if try took the lock twice, all goroutines would do the first part before one
-// does the second, and too many would succeed. Without this order, only one attempt in a thousand
-// would show such a fault.
-//
-// That order is the starvation mode of sync.Mutex, which its documentation does not promise.
-// Without it, or on a machine that stops for 5 ms, a test can miss a fault, but not report a wrong
-// one. The sleeps stay because no event marks that a goroutine waits for a lock.
+// While contend holds the lock, all goroutines wait for it, so long that sync.Mutex then serves them
+// in turn. So if try takes the lock twice, all do its first part before one does the second, and too
+// many succeed. That order is no promise of sync.Mutex: without it, a test can miss such a fault, but
+// not report a wrong one. The sleeps stay because no event marks that a goroutine waits for a lock.
 func contend(mu *sync.Mutex, try func() bool) int64 {
 	var won atomic.Int64
 	var started, all sync.WaitGroup

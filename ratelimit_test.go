@@ -32,8 +32,8 @@ func refusedFor(t *testing.T, l *limiter, key string) time.Duration {
 	return p.retryAfter
 }
 
-// spend takes n tokens of a key. It ignores refusals.
-func spend(l *limiter, key string, n int) {
+// spendTokens takes n tokens of a key. It ignores refusals.
+func spendTokens(l *limiter, key string, n int) {
 	for range n {
 		l.spend(key)
 	}
@@ -117,7 +117,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 		const most = 65_536 // keys that a limiter may keep, as SECURITY.md says
 		l := newServer(config{}, nil, io.Discard).codeRequestLimit
 		for i := range refused {
-			spend(l, fmt.Sprint("refused ", i), l.burst)
+			spendTokens(l, fmt.Sprint("refused ", i), l.burst)
 		}
 		time.Sleep(time.Minute)
 		for i := range 3 * most {
@@ -147,10 +147,10 @@ func TestFloodFreesNoTokens(t *testing.T) {
 	for spent := 1; spent <= 2; spent++ {
 		l := newServer(config{}, nil, io.Discard).guessLimit
 		for _, mailbox := range mailboxes {
-			spend(l, mailbox, l.burst-1)
+			spendTokens(l, mailbox, l.burst-1)
 		}
 		for i := range 2 * maxKeys {
-			spend(l, strconv.Itoa(i), spent)
+			spendTokens(l, strconv.Itoa(i), spent)
 		}
 		for _, mailbox := range mailboxes {
 			if got := refusedFor(t, l, mailbox); got != 0 {
@@ -169,7 +169,7 @@ func TestFloodFreesNoTokens(t *testing.T) {
 // In this test, the limiter discards the keys of mailboxes some 400 times, so chance changes the
 // result by about a twentieth. The test accepts a difference of a third, which chance does not
 // reach.
-func TestFloodGainsWhatIsWritten(t *testing.T) {
+func TestFloodMatchesSecurityMD(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const attempts = 10_000 // a second, at mailboxes of no interest
@@ -182,15 +182,15 @@ func TestFloodGainsWhatIsWritten(t *testing.T) {
 		want, _ := strconv.Atoi(said[0] + "000") // digits, so there is no error
 		l := newServer(config{}, nil, io.Discard).guessLimit
 		for i := range maxKeys {
-			spend(l, fmt.Sprint("first ", i), l.burst)
+			spendTokens(l, fmt.Sprint("first ", i), l.burst)
 		}
 		for i := range mailboxes {
-			spend(l, fmt.Sprint("mailbox ", i), l.burst)
+			spendTokens(l, fmt.Sprint("mailbox ", i), l.burst)
 		}
 		guesses := 0
 		for second := range minutes * 60 {
 			for i := range attempts / l.burst {
-				spend(l, fmt.Sprint(second, " ", i), l.burst)
+				spendTokens(l, fmt.Sprint(second, " ", i), l.burst)
 			}
 			for i := range mailboxes {
 				for l.spend(fmt.Sprint("mailbox ", i)) == nil {
@@ -226,7 +226,7 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 			{at: 210 * time.Second, key: "f", kept: 2}, // a sweep, which discards b, c and d
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
-			spend(l, step.key, 1)
+			spendTokens(l, step.key, 1)
 			if got := len(l.byKey); got != step.kept {
 				t.Errorf("at %v: got %d keys in memory, want %d", step.at, got, step.kept)
 			}
@@ -234,28 +234,37 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 	})
 }
 
-// The limits are those of the specification, and the time limits those that SECURITY.md and
-// docs/deploy.md state. Other tests read them from the contract or from the code.
-func TestLimitsAreThoseOfTheSpecification(t *testing.T) {
+// The limits of requests are those of the specification. Other tests take a limit from the contract,
+// which is made from the code. So only this test notices a changed number.
+func TestRequestLimits(t *testing.T) {
 	t.Parallel()
 	s := newServer(config{}, nil, io.Discard)
-	for name, limit := range map[string]struct {
-		got  fmt.Stringer
-		want string
-	}{
-		"requests":                {s.requestLimit, "100 per 10s by client address"},
-		"downloads":               {s.fileLimit, "500 per 1s by client address"},
-		"requests for a code":     {s.codeRequestLimit, "5 per 15m by e-mail and client address"},
-		"guesses":                 {s.guessLimit, "10 per 15m by e-mail"},
-		"a mail":                  {mailTimeout, "10s"},
-		"request headers":         {headerTimeout, "10s"},
-		"headers and a JSON body": {bodyTimeout, "15s"},
-		"an idle connection":      {idleTimeout, "1m0s"},
-		"a refused upload":        {refusedTimeout, "5s"},
-		"a database operation":    {dbTimeout, "2s"},
+	for want, limit := range map[string]*limiter{
+		"100 per 10s by client address":          s.requestLimit,
+		"500 per 1s by client address":           s.fileLimit,
+		"5 per 15m by e-mail and client address": s.codeRequestLimit,
+		"10 per 15m by e-mail":                   s.guessLimit,
 	} {
-		if got := limit.got.String(); got != limit.want {
-			t.Errorf("%s: got the limit %q, want %q", name, got, limit.want)
+		if got := limit.String(); got != want {
+			t.Errorf("got the limit %q, want %q", got, want)
+		}
+	}
+}
+
+// The time limits are those that SECURITY.md and docs/deploy.md state. Other tests take them from the
+// code, so only this test notices a changed number.
+func TestTimeLimits(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]time.Duration{
+		"10s for a mail":                  mailTimeout,
+		"10s for request headers":         headerTimeout,
+		"15s for headers and a JSON body": bodyTimeout,
+		"1m0s for an idle connection":     idleTimeout,
+		"5s for a refused upload":         refusedTimeout,
+		"2s for a database operation":     dbTimeout,
+	} {
+		if !strings.HasPrefix(want, got.String()+" for ") {
+			t.Errorf("got a limit of %v, want %s", got, want)
 		}
 	}
 	if mailTimeout >= stopTimeout {
@@ -274,7 +283,7 @@ func TestDownloadsAreLimited(t *testing.T) {
 			if n == 500 {
 				want = 429
 			}
-			if got := get(s, "/files/id/a.txt"); got != want {
+			if got := statusOf(s, "/files/id/a.txt"); got != want {
 				t.Fatalf("download %d: got status %d, want %d", n+1, got, want)
 			}
 		}

@@ -245,6 +245,7 @@ func TestHealthIsAnsweredInTime(t *testing.T) {
 
 // A slowConnector makes connections. Close waits until gate is closed for the first two of them.
 type slowConnector struct {
+	driver.Connector
 	gate    chan struct{}
 	made    int      // number of connections; the first has the number 1
 	closing chan int // gets the number of each connection whose Close is called
@@ -254,8 +255,6 @@ func (c *slowConnector) Connect(context.Context) (driver.Conn, error) {
 	c.made++
 	return &slowConn{connector: c, number: c.made}, nil
 }
-
-func (c *slowConnector) Driver() driver.Driver { return nil }
 
 // A slowConn is a connection of which only Close may be called.
 type slowConn struct {

@@ -227,7 +227,9 @@ func (o originTest) seeNoChange() {
 		frame.src = arguments[0];
 		document.body.append(frame);
 	})`, o.api+"/healthz")
-	o.wantConsole("frame-ancestors 'none'")
+	if o.engine != webkit { // its driver does not show the console
+		o.wantConsole("frame-ancestors 'none'")
+	}
 }
 
 // attacks are the requests of a page whose origin is not allowed. {hub} is the path of a hub.

@@ -53,14 +53,14 @@ func proveAll(
 	os.Chmod(dir, 0o755) // a PostgreSQL that a test starts runs as another user
 	os.Setenv("TMPDIR", dir)
 
-	asIs := &lane{ctx: ctx, dir: dir + "/as-is"}
+	asIs := &lane{ctx: ctx, source: source, dir: dir + "/as-is"}
 	err = asIs.prepare(chosen)
 	if err != nil {
 		return nil, err
 	}
 	lanes := make([]*lane, 5*runtime.NumCPU()) // so many, because tests mostly wait
 	for i := range lanes {
-		lanes[i] = &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
+		lanes[i] = &lane{ctx: ctx, source: source, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
 		err := lanes[i].copyTree()
 		if err != nil {
 			return nil, err
@@ -80,9 +80,9 @@ func proveAll(
 				if ctx.Err() != nil {
 					return
 				}
-				v := l.prove(source, r)
+				v := l.prove(r)
 				if v.outcome == broken { // try again: the machine may have been overloaded
-					v = l.prove(source, r)
+					v = l.prove(r)
 				}
 				mu.Lock()
 				all = append(all, v)
@@ -97,10 +97,11 @@ func proveAll(
 
 // A lane proves one removal at a time in a copy of the tree.
 type lane struct {
-	ctx  context.Context
-	dir  string
-	asIs *lane    // the lane without removals, with the compiled tests; nil in that lane itself
-	seen sync.Map // in the lane without removals only: for each test, a func as in measure
+	ctx    context.Context
+	source removals.Source
+	dir    string
+	asIs   *lane    // the lane without removals, with the compiled tests; nil in that lane itself
+	seen   sync.Map // in the lane without removals only: for each test, a func as in measure
 }
 
 // folders returns the folders of the tests that removals name, sorted, each once.
@@ -170,9 +171,9 @@ func (l *lane) build(command, binary, folder string) error {
 }
 
 // prove applies a removal to the lane's copy, runs the tests that it names, and restores the files.
-func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
+func (l *lane) prove(r removals.Removal) verdict {
 	started := time.Now()
-	outcome, said, err := l.try(source, r)
+	outcome, said, err := l.try(r)
 	if err != nil {
 		outcome = broken
 		said = err.Error()
@@ -182,10 +183,8 @@ func (l *lane) prove(source removals.Source, r removals.Removal) verdict {
 
 // try applies a removal, runs its tests, and restores the files. It returns an error if the tests
 // could not run or the files could not be restored.
-func (l *lane) try(
-	source removals.Source, r removals.Removal,
-) (outcome, said string, err error) {
-	changed, err := source.Apply(r.Changes)
+func (l *lane) try(r removals.Removal) (outcome, said string, err error) {
+	changed, err := l.source.Apply(r.Changes)
 	if err != nil {
 		return "", "", err
 	}
@@ -297,19 +296,19 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 	return first.(func() (time.Duration, string))()
 }
 
-// assertion matches the beginning of a failure at a line of a test file. hubstest calls t.Helper,
-// so the failures that it finds for a test are reported there too: a wait that reached its limit,
-// for example, or a secret in the log.
-//
-// A failure at a line of internal/hubstest is one of the harness: no server starts, for example. It
-// does not count, because otherwise every removal that breaks the whole server would be proven.
-//
-// A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output.
-var assertion = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: `)
-
 // runTest runs a test against the lane's server. Each wait in the test ends after patience. The
 // outcome is proven if the test fails by an assertion; said is then the first 500 bytes of the
 // failure.
+//
+// An assertion is a failure at a line of the file that has the test. hubstest calls t.Helper, so the
+// failures that it finds for a test are reported there too: a wait that reached its limit, for
+// example, or an error in the log.
+//
+// A failure at another line is one of the harness, in internal/hubstest or in a file such as
+// harness_test.go: no server or no proxy starts, for example. It does not count, because otherwise
+// every removal that breaks the whole server would be proven.
+//
+// A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output.
 func (l *lane) runTest(name string, patience time.Duration) (outcome, said string) {
 	folder, test := removals.SplitTest(name)
 	compiledBy := cmp.Or(l.asIs, l)
@@ -330,6 +329,8 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
 	output, err := cmd.CombinedOutput()
+	file, _ := l.source.Lines(removals.TestFunction(name))
+	assertion := regexp.MustCompile(`(?m)^\s+` + filepath.Base(file) + `:\d+: `)
 	start := assertion.FindIndex(output)
 	switch {
 	case ctx.Err() != nil:
@@ -337,7 +338,7 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	case err == nil:
 		return survives, "the test passes, want a failure"
 	case start == nil:
-		return broken, fmt.Sprintf("got a failure at no line of a test file: %v\n%s", err, output)
+		return broken, fmt.Sprintf("got a failure at no line of %s: %v\n%s", file, err, output)
 	}
 	output, _, _ = bytes.Cut(output[start[0]:], []byte("\nFAIL"))
 	return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(output))
