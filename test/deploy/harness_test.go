@@ -85,6 +85,7 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 		syscall.SetNonblock(int(socket.Fd()), true)
 		socket.Close()
 	}
+	p.mustDial(newAddress()).Close() // returns when the proxy runs
 	return p
 }
 
@@ -184,14 +185,21 @@ func (p *frontProxy) dial(address string) (*tls.Conn, error) {
 	return conn, err
 }
 
+// mustDial is like dial, but ends the test if there is no connection. It does not call t.Helper: a
+// proxy that has not started is a failure at a line of this file, not at one of the test.
+func (p *frontProxy) mustDial(address string) *tls.Conn {
+	conn, err := p.dial(address)
+	if err != nil {
+		p.t.Fatal("no connection to the proxy: ", err)
+	}
+	return conn
+}
+
 // raw sends a request unchanged, and returns everything that the proxy sends before it closes the
 // connection. It fails the test if the proxy does not close the connection in time.
 func (p *frontProxy) raw(t testing.TB, address, request string) string {
 	t.Helper()
-	conn, err := p.dial(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := p.mustDial(address)
 	defer conn.Close() // nginx writes its log line only after this
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
