@@ -118,10 +118,9 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
 func nginxConfig(t testing.TB, p *frontProxy, server string) string {
-	var folders strings.Builder
-	folders.WriteString("http {\n")
+	folders := "http {\n"
 	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
-		folders.WriteString(fmt.Sprintf("    %s_temp_path %s/%s;\n", kind, p.dir, kind))
+		folders += fmt.Sprintf("    %s_temp_path %s/%s;\n", kind, p.dir, kind)
 	}
 	return shipped(t, "nginx.conf",
 		"0.0.0.0:443", p.addr,
@@ -130,7 +129,7 @@ func nginxConfig(t testing.TB, p *frontProxy, server string) string {
 		"/run/nginx.pid", p.dir+"/nginx.pid",
 		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", folders.String())
+		"http {\n", folders)
 }
 
 // client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
@@ -197,14 +196,14 @@ func (p *frontProxy) mustDial(address string) *tls.Conn {
 
 // raw sends a request unchanged, and returns everything that the proxy sends before it closes the
 // connection. It fails the test if the proxy does not close the connection in time.
-func (p *frontProxy) raw(t testing.TB, address, request string) string {
-	t.Helper()
+func (p *frontProxy) raw(address, request string) string {
+	p.t.Helper()
 	conn := p.mustDial(address)
 	defer conn.Close() // nginx writes its log line only after this
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
 	if os.IsTimeout(err) {
-		t.Errorf("the connection stays open after %.200q, want it closed after the answer", request)
+		p.t.Errorf("the connection stays open after %.200q, want it closed after the answer", request)
 	}
 	return string(answer)
 }
