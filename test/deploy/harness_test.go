@@ -118,9 +118,9 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
 func nginxConfig(t testing.TB, p *frontProxy, server string) string {
-	folders := "http {\n"
+	folders := []byte("http {\n")
 	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
-		folders += fmt.Sprintf("    %s_temp_path %s/%s;\n", kind, p.dir, kind)
+		folders = fmt.Appendf(folders, "    %s_temp_path %s/%s;\n", kind, p.dir, kind)
 	}
 	return shipped(t, "nginx.conf",
 		"0.0.0.0:443", p.addr,
@@ -129,7 +129,7 @@ func nginxConfig(t testing.TB, p *frontProxy, server string) string {
 		"/run/nginx.pid", p.dir+"/nginx.pid",
 		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", folders)
+		"http {\n", string(folders))
 }
 
 // client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
