@@ -78,7 +78,7 @@ func TestProxyFraming(t *testing.T) {
 			start := line + " HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
 			body := cmp.Or(c.body, ambiguousBody)
 			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(body)))
-			answer := p.raw(t, address, start+headers+"\r\n"+body)
+			answer := p.raw(address, start+headers+"\r\n"+body)
 			status := "200"
 			if slices.Contains(c.refusedBy, engine) {
 				status = "400"

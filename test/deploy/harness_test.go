@@ -85,6 +85,7 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 		syscall.SetNonblock(int(socket.Fd()), true)
 		socket.Close()
 	}
+	p.mustDial(newAddress()).Close() // returns when the proxy runs
 	return p
 }
 
@@ -117,10 +118,9 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
 func nginxConfig(t testing.TB, p *frontProxy, server string) string {
-	var folders strings.Builder
-	folders.WriteString("http {\n")
+	folders := []byte("http {\n")
 	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
-		folders.WriteString(fmt.Sprintf("    %s_temp_path %s/%s;\n", kind, p.dir, kind))
+		folders = fmt.Appendf(folders, "    %s_temp_path %s/%s;\n", kind, p.dir, kind)
 	}
 	return shipped(t, "nginx.conf",
 		"0.0.0.0:443", p.addr,
@@ -129,7 +129,7 @@ func nginxConfig(t testing.TB, p *frontProxy, server string) string {
 		"/run/nginx.pid", p.dir+"/nginx.pid",
 		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", folders.String())
+		"http {\n", string(folders))
 }
 
 // client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
@@ -184,19 +184,26 @@ func (p *frontProxy) dial(address string) (*tls.Conn, error) {
 	return conn, err
 }
 
-// raw sends a request unchanged, and returns everything that the proxy sends before it closes the
-// connection. It fails the test if the proxy does not close the connection in time.
-func (p *frontProxy) raw(t testing.TB, address, request string) string {
-	t.Helper()
+// mustDial is like dial, but ends the test if there is no connection. It does not call t.Helper: a
+// proxy that has not started is a failure at a line of this file, not at one of the test.
+func (p *frontProxy) mustDial(address string) *tls.Conn {
 	conn, err := p.dial(address)
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal("no connection to the proxy: ", err)
 	}
+	return conn
+}
+
+// raw sends a request unchanged, and returns everything that the proxy sends before it closes the
+// connection. It fails the test if the proxy does not close the connection in time.
+func (p *frontProxy) raw(address, request string) string {
+	p.t.Helper()
+	conn := p.mustDial(address)
 	defer conn.Close() // nginx writes its log line only after this
 	io.WriteString(conn, request)
 	answer, err := io.ReadAll(conn)
 	if os.IsTimeout(err) {
-		t.Errorf("the connection stays open after %.200q, want it closed after the answer", request)
+		p.t.Errorf("the connection stays open after %.200q, want it closed after the answer", request)
 	}
 	return string(answer)
 }

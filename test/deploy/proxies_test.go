@@ -162,8 +162,8 @@ func sendPrivateRequests(t *testing.T, p *frontProxy) {
 			"<body>", privateBody,
 			"<length>", fmt.Sprint(len(privateBody)))
 		address := newAddress()
-		p.raw(t, address, request)
-		p.waitLine(t, name, address, c.status)
+		p.raw(address, request)
+		p.waitLine(name, address, c.status)
 	}
 	// With HTTP/2, nginx builds a request line of its own, which could be in a log.
 	address := newAddress()
@@ -172,7 +172,7 @@ func sendPrivateRequests(t *testing.T, p *frontProxy) {
 	if err != nil || r.Status < 500 {
 		t.Errorf("HTTP/2: got the error %v and %v, want a status of 500 or more", err, r)
 	}
-	p.waitLine(t, "HTTP/2", address, "50[23]")
+	p.waitLine("HTTP/2", address, "50[23]")
 }
 
 func wantNothingPrivate(t *testing.T, lines []string) {
@@ -193,10 +193,10 @@ func (p *frontProxy) logged() []string {
 
 // waitLine waits for the log line of a request from the address. name is the request's, status a
 // regular expression.
-func (p *frontProxy) waitLine(t *testing.T, name, address, status string) {
-	t.Helper()
+func (p *frontProxy) waitLine(name, address, status string) {
+	p.t.Helper()
 	line := regexp.MustCompile(regexp.QuoteMeta(address) + `:.*[ =](` + status + `) `)
-	hubstest.WaitUntil(t, name+": a line of the log matches "+line.String(), func() bool {
+	hubstest.WaitUntil(p.t, name+": a line of the log matches "+line.String(), func() bool {
 		return slices.ContainsFunc(p.logged(), line.MatchString)
 	})
 }
@@ -252,7 +252,7 @@ func TestRequestsOfOneAddressAreBounded(t *testing.T) {
 			return ""
 		})
 		p := startProxy(t, engine, backend.addr)
-		whole := p.flood(t, newAddress(), bound+more, signIn+"Content-Length: 2\r\n\r\n{}")
+		whole := p.flood(newAddress(), bound+more, signIn+"Content-Length: 2\r\n\r\n{}")
 		hubstest.WaitFor(t, "requests that are at the server or refused", bound+more, func() int {
 			return len(backend.seen("POST ")) + int(whole.refused.Load())
 		})
@@ -261,7 +261,7 @@ func TestRequestsOfOneAddressAreBounded(t *testing.T) {
 			t.Errorf("got %d requests with a 429, want %d", got, more)
 		}
 		// A request is under way before its body is whole.
-		half := p.flood(t, newAddress(), bound+more, signIn+"Content-Length: 2\r\n\r\n{")
+		half := p.flood(newAddress(), bound+more, signIn+"Content-Length: 2\r\n\r\n{")
 		hubstest.WaitFor(t, "requests with half a body and a 429", more, func() int {
 			return int(half.refused.Load())
 		})
@@ -284,7 +284,7 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 		p := startProxy(t, engine, between.Addr)
 		address := newAddress()
 		for _, sent := range []string{"", signIn, almost} {
-			f := p.flood(t, address, 5000, sent)
+			f := p.flood(address, 5000, sent)
 			for range 10 {
 				r := p.client(s).Send("POST /auth/otp/validate", "{}")
 				if r.Status != 400 || r.Code() != "invalid_request" {
@@ -311,9 +311,9 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 // one for each worker of a flood.
 func wantFewConnections(t *testing.T, p *frontProxy) {
 	t.Helper()
-	most, err := strconv.Atoi(p.stats(t, "https,FRONTEND", "smax"))
-	if err != nil || most < 200 || most > 250 {
-		t.Errorf("got %d connections at the same time (%v), want 200 to 250", most, err)
+	most, _ := strconv.Atoi(p.stats(t, "https,FRONTEND", "smax")) // 0 if it is no number
+	if most < 200 || most > 250 {
+		t.Errorf("got %d connections at the same time, want 200 to 250", most)
 	}
 }
 
@@ -325,8 +325,8 @@ type flood struct {
 
 // flood opens connections from an address and sends the same text on each. They close when the test
 // ends, if not before.
-func (p *frontProxy) flood(t *testing.T, address string, connections int, text string) *flood {
-	ctx, cancel := context.WithCancel(t.Context())
+func (p *frontProxy) flood(address string, connections int, text string) *flood {
+	ctx, cancel := context.WithCancel(p.t.Context())
 	f := &flood{close: cancel}
 	var opening sync.WaitGroup
 	const workers = 10

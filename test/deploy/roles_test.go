@@ -37,9 +37,9 @@ func newRoleDatabase(t *testing.T) roleDatabase {
 	return d
 }
 
-// wantRefused fails the test unless PostgreSQL refuses each statement for lack of a right. refused
-// has one statement a line.
-func wantRefused(t *testing.T, databaseURL, refused string) {
+// wantPrivilegeRefused fails the test unless PostgreSQL refuses each statement for lack of a right.
+// refused has one statement a line.
+func wantPrivilegeRefused(t *testing.T, databaseURL, refused string) {
 	t.Helper()
 	db := hubstest.OpenDB(t, databaseURL)
 	for statement := range strings.Lines(refused) {
@@ -61,15 +61,15 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	}
 	hubstest.Exec(t, d.superuser, "alter role hubs_server password '"+rolePassword+"'")
 	t.Run("server works", func(t *testing.T) { testServerRoleWorks(t, d) })
-	t.Run("refused", func(t *testing.T) { wantRefused(t, d.server, refusedToServer) })
+	t.Run("refused", func(t *testing.T) { wantPrivilegeRefused(t, d.server, refusedToServer) })
 	t.Run("other databases", func(t *testing.T) {
 		for _, name := range []string{"postgres", "template1", "stranger"} {
-			wantRefused(t, hubstest.WithDatabase(d.server, name), "select 1")
+			wantPrivilegeRefused(t, hubstest.WithDatabase(d.server, name), "select 1")
 			// Other roles can still connect.
 			hubstest.Exec(t, hubstest.WithDatabase(d.stranger, name), "select 1")
 		}
 		// The stranger, in turn, can't connect to the server's database.
-		wantRefused(t, d.stranger, "select 1")
+		wantPrivilegeRefused(t, d.stranger, "select 1")
 	})
 	t.Run("owner", func(t *testing.T) { // keeps the rights that migrate and a dump need
 		hubstest.Exec(t, d.owner, "select pg_advisory_xact_lock(1)")
@@ -183,7 +183,7 @@ func TestRolesTakeOldRightsBack(t *testing.T) {
 	hubstest.Exec(t, d.superuser, "drop database d")
 	hubstest.Exec(t, d.superuser, "drop table t; drop schema s; drop role r")
 	hubstest.Exec(t, d.superuser, shipped(t, "roles.sql"))
-	wantRefused(t, d.server, needOldRights)
+	wantPrivilegeRefused(t, d.server, needOldRights)
 	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
 	got := hubstest.Query[int](t, d.superuser, settings)
 	if got != 0 {

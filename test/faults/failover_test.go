@@ -48,11 +48,7 @@ func newPair(t *testing.T) pair {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("making a standby: %v\n%s", err, out)
 	}
-	p := pair{
-		t:       t,
-		primary: primary,
-		standby: hubstest.ExistingPostgres(t, standby),
-	}
+	p := pair{t, primary, hubstest.ExistingPostgres(t, standby)}
 	hubstest.Exec(t, primary.URL, "alter system set synchronous_standby_names = '*'")
 	hubstest.Exec(t, primary.URL, "select pg_reload_conf()")
 	p.waitForStandby()
@@ -201,7 +197,7 @@ func (s *service) startWriting(admin *hubstest.Client) (*clients, *hubstest.Ledg
 	for range 30 {
 		guests = append(guests, newGuest(t, s))
 	}
-	version := get(admin, "/auth/session").Field(t, "terms", "version").(string)
+	version := termsVersion(t, admin)
 	ledger := hubstest.NewLedger(func(kind, detail string) {
 		t.Errorf("%s: %s", kind, detail)
 	})
@@ -235,7 +231,7 @@ func (s *service) startWriting(admin *hubstest.Client) (*clients, *hubstest.Ledg
 // The settings of the database role don't change this. A person who steals the role's password
 // could change them: here, the search_path would lead to another table, and without
 // synchronous_commit the primary would acknowledge a write that the standby does not have.
-func TestStandbyAway(t *testing.T) {
+func TestWritesNeedTheStandby(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
 	hubstest.Exec(t, pair.primary.URL, `create schema evil;

@@ -203,11 +203,7 @@ func newGuest(t *testing.T, s *service) guest {
 	email, _ := s.NewUser(t, "member")
 	c := s.Client(t)
 	c.AskCode(email)
-	return guest{
-		Client: c,
-		email:  email,
-		code:   s.Code(t, email),
-	}
+	return guest{c, email, s.Code(t, email)}
 }
 
 // present tries to sign in with a code, from a new client address, so that the limit by client
@@ -230,6 +226,11 @@ func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubs
 	}
 	conn.SetDeadline(time.Time{})
 	return conn
+}
+
+// termsVersion returns the version of the terms that the server tells a signed-in client.
+func termsVersion(t *testing.T, c *hubstest.Client) string {
+	return get(c, "/auth/session").Field(t, "terms", "version").(string)
 }
 
 // get sends a GET from a new client address. Like createHub and uploadText below, it may be called

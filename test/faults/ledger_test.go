@@ -68,8 +68,7 @@ func TestLedgerNoticesDamage(t *testing.T) {
 			ledger := hubstest.NewLedger(func(kind, _ string) {
 				kinds = append(kinds, kind)
 			})
-			version := get(c, "/auth/session").Field(t, "terms", "version").(string)
-			ledger.AcceptTerms(c, email, version).Must(t, 200)
+			ledger.AcceptTerms(c, email, termsVersion(t, c)).Must(t, 200)
 			path := location(t, ledger.Upload(c))
 			write := func() int { // returns the status
 				r := ledger.WriteHub(c.Elsewhere())
@@ -78,13 +77,13 @@ func TestLedgerNoticesDamage(t *testing.T) {
 				}
 				return r.Status
 			}
-			// Write hubs until one is deleted. The table before is for the case of a lost deletion.
-			for write() != 204 {
+			hubstest.WaitFor(t, "status of a write that deletes a hub", 204, func() int {
+				// The case of a lost deletion needs the hubs that there were before it.
 				s.exec("drop table if exists before; create table before as table hubs")
-			}
+				return write()
+			})
 			// Write on until a hub that is left has a change.
-			for write() != 200 {
-			}
+			hubstest.WaitFor(t, "status of a write that changes a hub", 200, write)
 
 			s.exec(test.sql)
 			if test.bytes != "" {

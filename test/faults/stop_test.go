@@ -18,8 +18,7 @@ import (
 // startWithMail starts a server that sends its mail to a mail server of the test.
 func startWithMail(t *testing.T) *hubstest.Server {
 	t.Helper()
-	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	return hubstest.Start(t, m.Env())
+	return hubstest.Start(t, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env())
 }
 
 // addUsers adds n users with one statement, and returns their addresses.

@@ -23,15 +23,12 @@ func (s *service) onDisk(path string) string {
 }
 
 // sweep starts another server on the same data, and returns it when its first sweep is over. A
-// server sweeps the working names in alphabetical order. So this method makes a working name that
-// comes last, and waits until it is gone.
+// server sweeps the working names in alphabetical order. So this method makes the last working name
+// that there can be, and waits until it is gone.
 func (s *service) sweep() *hubstest.Server {
 	s.t.Helper()
 	last := hubstest.Unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
 	s.putFiles(time.Hour, last)
-	if highest := slices.Max(s.FilesIn(s.t)); highest != last {
-		s.t.Fatalf("last name in alphabetical order: got %s, want %s", highest, last)
-	}
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
 	if err != nil {
 		s.t.Fatal("starting another server: ", err)

@@ -39,6 +39,7 @@ type soak struct {
 	dir     string // FILES_DIR
 	servers [2]*server
 	ledger  *hubstest.Ledger
+	terms   string // current version of the terms
 
 	operator *sql.DB       // adds the users
 	quit     chan struct{} // closed when the clients must end
@@ -97,6 +98,8 @@ func newSoak(t *testing.T) *soak {
 	for i := range s.servers {
 		s.servers[i] = s.newServer()
 	}
+	user, _ := s.servers[0].Member(t, "member")
+	s.terms = user.Get("/auth/session").Field(t, "terms", "version").(string)
 	return s
 }
 
