@@ -241,8 +241,7 @@ func get(c *hubstest.Client, path string) *hubstest.Response {
 
 // createHub sends a request that creates a hub, from a new client address.
 func createHub(admin *hubstest.Client, name string) *hubstest.Response {
-	hub := map[string]string{"name": name}
-	return admin.Elsewhere().Do("POST", "/hubs", hub)
+	return admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
 }
 
 // uploadText uploads a file with the text "content", from a new client address.

@@ -32,9 +32,8 @@ func (c *client) expecting(answers ...string) *client {
 
 // fresh returns a client of the same server that is not signed in.
 func (c *client) fresh() *client {
-	jar, _ := cookiejar.New(nil) // without options there is no error
 	browser := *c.HTTP
-	browser.Jar = jar
+	browser.Jar, _ = cookiejar.New(nil) // without options there is no error
 	other := c.Elsewhere()
 	other.HTTP = &browser
 	return &client{
@@ -191,8 +190,7 @@ func (c *client) useSession(email string) {
 		return
 	}
 	if s.ledger.AcceptTerms(c.expecting("200"), email, s.terms).Status == 200 {
-		hub := map[string]string{"name": "not for members"}
-		c.expecting("403 forbidden").Do("POST", "/hubs", hub)
+		c.expecting("403 forbidden").Do("POST", "/hubs", `{"name":"not for members"}`)
 	}
 	if rand.IntN(3) > 0 {
 		return
@@ -255,10 +253,7 @@ func (c *client) breakOffUpload() {
 
 // sendRefused sends one of five requests, each of which the server must refuse.
 func (c *client) sendRefused() {
-	code := map[string]string{
-		"email": hubstest.NewEmail(),
-		"code":  "123456",
-	}
+	code := `{"email":"` + hubstest.NewEmail() + `","code":"123456"}`
 	switch rand.IntN(5) {
 	case 0:
 		c.expecting("401 unauthenticated").Do("GET", "/hubs", nil)
