@@ -144,7 +144,7 @@ func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, e
 type guess struct{ email, code string }
 
 var codeRule = rule{
-	name: "code", min: 1, max: codeLength,
+	name: "code", max: codeLength,
 	pattern: regexp.MustCompile("^[0-9]{6}$"), inWords: "a code of six digits", required: true,
 }
 
@@ -234,8 +234,7 @@ func compareClocks(databaseNow time.Time) error {
 	if ahead.Abs() <= clockSkew {
 		return nil
 	}
-	return unavailable(
-		fmt.Errorf("the database's clock minus the server's: %v", ahead.Round(time.Second)))
+	return unavailable(fmt.Errorf("the database's clock minus the server's: %v", ahead))
 }
 
 // A sessionToken is the payload of the JWT. It holds no role: each request reads the role from

@@ -337,6 +337,7 @@ type uploadForm struct {
 	// counts the file, then limited again by readEnd.
 	body     io.Reader
 	received int64             // body bytes received so far
+	readErr  error             // what Read has returned last
 	parts    *multipart.Reader // reads the body through Read
 	part     *multipart.Part   // the file
 	name     string            // name of the file, as sent by the client without folders
@@ -360,8 +361,9 @@ func (form *uploadForm) readHead() error {
 	form.parts = multipart.NewReader(form, params["boundary"])
 	part, err := form.parts.NextRawPart() // NextPart would decode quoted-printable
 	if err != nil {
-		// A header that the limit cuts off can be reported as malformed. So the count decides.
-		if form.received == maxPartHeaders {
+		// Package multipart reports some headers that the limit cuts off as malformed. They are
+		// told from malformed ones by what Read has returned.
+		if form.received == maxPartHeaders && form.readErr == io.EOF {
 			return errTooLarge
 		}
 		return bodyProblem(err)
@@ -385,6 +387,7 @@ func (form *uploadForm) Read(p []byte) (int, error) {
 	http.NewResponseController(form.state).SetReadDeadline(time.Now().Add(timeLeft))
 	n, err := form.body.Read(p)
 	form.received += int64(n)
+	form.readErr = err
 	return n, err
 }
 

@@ -985,9 +985,8 @@ func toProblem(err error) problem {
 // Or the client has sent an incomplete or malformed body, or sent it too slowly, which is a 400.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
-	isRefusal := p.Status < 500
 	_, isDiskError := errors.AsType[*fs.PathError](err)
-	if isRefusal || isDiskError {
+	if p.Status < 500 || isDiskError {
 		return p
 	}
 	return invalid(fieldError{"body", "is incomplete, malformed or too slow"})

@@ -152,12 +152,11 @@ func TestUploadLimitsAreExact(t *testing.T) {
 		{"more around a small file", small + x(around+1), 413},
 		{"more around an empty file", empty + x(around+1), 413},
 		{"a second part with a long header", form(partHeader, "x\r\n--edge\r\nX: "+x(around)), 413},
-		// Two bytes more, also below: with one, the limit would fall inside a line break, and the
-		// form would be malformed.
 		{"the longest header", withHeader(before), 201},
-		{"a longer header", withHeader(before + 2), 413},
+		{"a longer header", withHeader(before + 1), 413},
+		{"a malformed header", form(partHeader+"\r\nX: \x01", x(maxBefore)), 400},
 		{"the longest preamble", withPreamble(before), 201},
-		{"a longer preamble", withPreamble(before + 2), 413},
+		{"a longer preamble", withPreamble(before + 1), 413},
 		{"no part at all", strings.Repeat(x(3000)+"\r\n", 3), 413},
 	} {
 		for _, way := range bothWays(test.form) {
