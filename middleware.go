@@ -51,8 +51,16 @@ func (s *server) handler(routes []route) http.Handler {
 
 // A requestState holds what the six steps share about one request. logRequests makes it, and passes
 // it to the later steps as their http.ResponseWriter: w.(*requestState) is the state again. So it
-// also counts what they send. Its Header method returns the headers of the answer, and
-// request.Header those of the request. It is used only by the goroutine that serves the request.
+// also counts what they send. (A value in the request's context would need a copy of the request in
+// each step.) Its Header method returns the headers of the answer, and request.Header those of the
+// request. It is used only by the goroutine that serves the request.
+//
+// Four ResponseWriters stand one in front of the other:
+//
+//	fileWriter      sends a download in pieces, so that a stalled one is cut off (files.go)
+//	problemWriter   replaces the errors of net/http's router and of ServeContent (part 4)
+//	requestState    counts what is sent; the steps and the handlers write to it
+//	net/http's own  writes to the connection
 type requestState struct {
 	http.ResponseWriter               // the ResponseWriter of net/http
 	request             *http.Request // the request, the same in all steps
@@ -534,14 +542,15 @@ type fields struct {
 	errors []fieldError
 }
 
-// A rule describes the valid values of a field: a number, one of a list, or a text. Every input
-// value is sent as a string.
+// A rule describes the valid values of a field: a number, or else one of a list, or else a text,
+// whose length needs a max: without one, only the empty text is valid. Every input value is sent as
+// a string.
 type rule struct {
 	name string
 
 	number   bool     // the value is a whole number in decimal digits, from min to max
 	oneOf    []string // the value is one of these
-	min, max int      // bounds of a number, or of the length of a text (0 without a max)
+	min, max int      // bounds of a number, or of the length of a text in characters
 
 	// For a text, in the order in which they apply. Its length is checked after trim.
 	trim     bool           // spaces around the value are removed

@@ -387,7 +387,8 @@ func (deadlineDialer) Dial(network, address string) (net.Conn, error) {
 	return deadlineConn{conn}, nil
 }
 
-// DialTimeout is called by lib/pq if DATABASE_URL has a connect_timeout. It ignores that time.
+// DialTimeout is called by lib/pq if DATABASE_URL or PGCONNECT_TIMEOUT sets connect_timeout. It
+// ignores that time.
 func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (net.Conn, error) {
 	return d.Dial(network, address)
 }
