@@ -251,8 +251,8 @@ func TestRequestLimits(t *testing.T) {
 	}
 }
 
-// The time limits are those that SECURITY.md and docs/deploy.md state. Other tests take them from the
-// code, so only this test notices a changed number.
+// The time limits are those that SECURITY.md and docs/deploy.md state. Most other tests take them
+// from the code; TestSlowRequestsEnd and TestOldRequestsAreDropped repeat two of them.
 func TestTimeLimits(t *testing.T) {
 	t.Parallel()
 	for want, got := range map[string]time.Duration{

@@ -67,8 +67,8 @@ func (c *Client) Elsewhere() *Client {
 	return &moved
 }
 
-// tlsTerminator plays the proxy that ends TLS in front of a deployed server. The client and its cookie
-// jar see https and the public name. The server, at addr, gets plain HTTP.
+// tlsTerminator plays the proxy that ends TLS in front of a deployed server. The client and its
+// cookie jar see https and the public name. The server, at addr, gets plain HTTP.
 type tlsTerminator struct {
 	*http.Transport
 	addr string

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A FaultProxy passes data between a server and its PostgreSQL or mail server. Its methods make it fail.
+// A FaultProxy passes data between a server and its PostgreSQL or mail server. Its methods make it
+// fail.
 type FaultProxy struct {
 	Addr, target string
 
@@ -42,7 +43,8 @@ type faultPair struct {
 	close          func()        // closes both connections; may be called again
 }
 
-// NewFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test ends.
+// NewFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test
+// ends.
 func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,7 +12,8 @@
 //	New, Start  makes something that ends with the test
 //
 // Whatever belongs to one test keeps its testing.TB (Client, MailServer, FaultProxy). Whatever
-// subtests share takes theirs at each call (Server, Response). Client.In moves a client to a subtest.
+// subtests share takes theirs at each call (Server, Response). Client.In moves a client to a
+// subtest.
 //
 // Functions that check the server call t.Helper, so a failure is reported at a line of the test.
 // A failure at a line of this package says nothing about the rule under test: there is no

@@ -120,8 +120,8 @@ func (l *Log) wait(
 var usedEmails sync.Map
 
 // checkLog fails the test if standard error has a line that is not expected (ExpectStderr). It also
-// fails the test if the log has an error that is not allowed (AllowErrorsWithAnyOf), a line that is not
-// JSON, a secret, a code or an unmasked e-mail address.
+// fails the test if the log has an error that is not allowed (AllowErrorsWithAnyOf), a line that is
+// not JSON, a secret, a code or an unmasked e-mail address.
 func (s *Server) checkLog(t testing.TB) {
 	t.Helper()
 	for _, line := range s.Stderr.All() {

@@ -219,8 +219,8 @@ func (s *Server) WaitExit(t testing.TB) int {
 // Done returns a channel that is closed when the process has ended.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// AllowErrorsWithAnyOf makes the test accept logged errors that contain one of the parts. If end is called,
-// the test accepts only those logged before that call.
+// AllowErrorsWithAnyOf makes the test accept logged errors that contain one of the parts. If end is
+// called, the test accepts only those logged before that call.
 func (s *Server) AllowErrorsWithAnyOf(parts ...string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

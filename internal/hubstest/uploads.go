@@ -56,12 +56,6 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 	return u
 }
 
-// SendByte sends one more byte, so that the server sees progress.
-func (u *HalfUpload) SendByte() {
-	u.Rest.Write(u.unsent[:1])
-	u.unsent = u.unsent[1:]
-}
-
 // Finish sends the rest of the form and returns the answer.
 func (u *HalfUpload) Finish() *Response {
 	u.Rest.Write(u.unsent)

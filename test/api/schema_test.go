@@ -30,8 +30,8 @@ func schemaOf(t testing.TB, databaseURL string) string {
 }
 
 // Several migrations of one database can run at once. The role needs no rights beyond owning the
-// schema public, and the result is the same as in a new database. If it differs, schema.sql needs an
-// alter table that runs only if needed.
+// schema public, and the result is the same as in a new database. If it differs, schema.sql needs
+// an alter table that runs only if needed.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)

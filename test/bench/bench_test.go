@@ -284,15 +284,16 @@ func postgresCPU(pg *hubstest.Postgres) time.Duration {
 	return sum
 }
 
-// growthBounds has the most bytes by which a request to each path may make the server's memory grow: the
-// value that was measured, plus a tenth. A change that needs more must raise the bound.
+// growthBounds has the most bytes by which a request to each path may make the server's memory
+// grow: the value that was measured, plus a tenth. A change that needs more must raise the bound.
 var growthBounds = map[string]int{
 	"/auth/session": 10_800,
 	"/hubs":         35_500,
 }
 
-// A request makes the server's resident memory grow by no more than its bound. The server runs without
-// garbage collection, so over 2,000 requests this is about what they allocate, in net/http too.
+// A request makes the server's resident memory grow by no more than its bound. The server runs
+// without garbage collection, so over 2,000 requests this is about what they allocate, in net/http
+// too.
 func TestAllocationsOfARequest(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("this test reads /proc")

@@ -147,8 +147,8 @@ func oneConnection(t *testing.T) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// measureKinds measures requests about known (k), suspended (s) and unknown (u) addresses, in random
-// order. The numbers in the addresses begin after first.
+// measureKinds measures requests about known (k), suspended (s) and unknown (u) addresses, in
+// random order. The numbers in the addresses begin after first.
 func (m timer) measureKinds(first int, measure measurement) map[byte][]time.Duration {
 	times := map[byte][]time.Duration{}
 	for _, i := range rand.Perm(3 * timingSamples) {

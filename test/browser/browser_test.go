@@ -280,8 +280,8 @@ func (b *browser) devTools(method string, details params) {
 	b.post("/goog/cdp/execute", params{"cmd": method, "params": details})
 }
 
-// wantAccessible checks the page on a wide screen in light colors and on a narrow one in dark colors.
-// state names the state of the page in failure messages. Only Chromium can emulate screens.
+// wantAccessible checks the page on a wide screen in light colors and on a narrow one in dark
+// colors. state names the state of the page in failure messages. Only Chromium can emulate screens.
 func (b *browser) wantAccessible(state string) {
 	b.t.Helper()
 	axe, err := os.ReadFile(os.Getenv("AXE_JS"))
@@ -303,8 +303,8 @@ func (b *browser) wantAccessible(state string) {
 	}
 }
 
-// findFaults is a script that returns what axe-core finds in the page, and whether the page is wider
-// than the screen.
+// findFaults is a script that returns what axe-core finds in the page, and whether the page is
+// wider than the screen.
 const findFaults = `;
 	const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
 	const [width] = arguments, wide = document.documentElement.scrollWidth;

@@ -300,8 +300,8 @@ func (l *learner) uploadFiles() {
 	l.wantEqual("progress", done, 1)
 }
 
-// openFiles opens files that a browser may show: each opens in a tab of its own. A file that a browser must not show is downloaded, by a link of the page and by a
-// link in such a tab.
+// openFiles opens files that a browser may show: each opens in a tab of its own. A file that a
+// browser must not show is downloaded, by a link of the page and by a link in such a tab.
 func (l *learner) openFiles() {
 	const hostile = "<p>Not to be shown.</p>"
 	l.uploadToOpen("page.html", hostile)

@@ -285,6 +285,9 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 		address := newAddress()
 		for _, sent := range []string{"", signIn, almost} {
 			f := p.flood(address, 5000, sent)
+			if opened := f.opened.Load(); opened < 200 { // as many as HAProxy permits an address
+				t.Errorf("got %d connections of the flood open, want 200 or more", opened)
+			}
 			for range 10 {
 				r := p.client(s).Send("POST /auth/otp/validate", "{}")
 				if r.Status != 400 || r.Code() != "invalid_request" {
@@ -320,6 +323,7 @@ func wantFewConnections(t *testing.T, p *frontProxy) {
 // A flood is many connections from one address.
 type flood struct {
 	close   context.CancelFunc // closes the connections
+	opened  atomic.Int64       // connections that the proxy has accepted
 	refused atomic.Int64       // connections with a 429
 }
 
@@ -337,6 +341,7 @@ func (p *frontProxy) flood(address string, connections int, text string) *flood 
 				if err != nil { // the proxy has refused the connection
 					continue
 				}
+				f.opened.Add(1)
 				context.AfterFunc(ctx, func() {
 					// The Close of TLS would send an alert, and could wait for a reader.
 					conn.NetConn().Close()

@@ -44,7 +44,8 @@ func (s *soak) databaseFailure(name string, begin, end func()) failure {
 	}}
 }
 
-// failures returns all failures. That of a slow disk needs strace, which must be permitted to trace.
+// failures returns all failures. That of a slow disk needs strace, which must be permitted to
+// trace.
 func (s *soak) failures() []failure {
 	kill := func() { s.pg.Crash(syscall.SIGKILL) }
 	first := s.servers[0]

@@ -279,7 +279,8 @@ func (l *lane) tryTest(name string) (outcome, said string) {
 }
 
 // measure runs a test in this lane, without a removal. Only the first call for a test runs it. A
-// test that fails runs a second time. If it fails again, it proves nothing, and failure is its output.
+// test that fails runs a second time. If it fails again, it proves nothing, and failure is its
+// output.
 func (l *lane) measure(name string) (took time.Duration, failure string) {
 	run := sync.OnceValues(func() (took time.Duration, failure string) {
 		for range 2 {
@@ -290,7 +291,7 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 			}
 			failure = said
 		}
-		return took, failure
+		return 0, failure
 	})
 	first, _ := l.seen.LoadOrStore(name, run)
 	return first.(func() (time.Duration, string))()
@@ -300,8 +301,8 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 // outcome is proven if the test fails by an assertion; said is then the first 500 bytes of the
 // failure.
 //
-// An assertion is a failure at a line of the file that has the test. hubstest calls t.Helper, so the
-// failures that it finds for a test are reported there too: a wait that reached its limit, for
+// An assertion is a failure at a line of the file that has the test. hubstest calls t.Helper, so
+// the failures that it finds for a test are reported there too: a wait that reached its limit, for
 // example, or an error in the log.
 //
 // A failure at another line is one of the harness, in internal/hubstest or in a file such as
@@ -329,12 +330,18 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
 	output, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return broken, fmt.Sprintf("the test does not end within %v\n%s", testTimeout, output)
+	}
 	file, _ := l.source.Lines(removals.TestFunction(name))
-	assertion := regexp.MustCompile(`(?m)^\s+` + filepath.Base(file) + `:\d+: `)
+	return judge(filepath.Base(file), output, err)
+}
+
+// judge returns the outcome of a test in file that has ended with err.
+func judge(file string, output []byte, err error) (outcome, said string) {
+	assertion := regexp.MustCompile(`(?m)^\s+` + file + `:\d+: `)
 	start := assertion.FindIndex(output)
 	switch {
-	case ctx.Err() != nil:
-		return broken, fmt.Sprintf("the test does not end within %v\n%s", testTimeout, output)
 	case err == nil:
 		return survives, "the test passes, want a failure"
 	case start == nil:

@@ -75,7 +75,8 @@ func run(ctx context.Context, wanted []string) error {
 	if err != nil {
 		return err
 	}
-	// Neighbours in a file often name the same test, and would all wait for its first run (measure).
+	// Neighbours in a file often name the same test, and would all wait for its first run
+	// (measure).
 	slices.SortFunc(chosen, func(a, b removals.Removal) int {
 		return cmp.Compare(number(a.Name), number(b.Name))
 	})
@@ -129,10 +130,10 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 // harness matches the files that all tests may use, in a list of files.
 var harness = regexp.MustCompile(`(?m)^(internal/hubstest/.+|testdata/[^/]+)$`)
 
-// chooseForCI returns the removals that the last commit changed, and those whose functions, files or
-// tests it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose
-// tests may use what the commit changed, in the file of the test or in the harness, and with a tenth
-// of the others. The choice differs from commit to commit.
+// chooseForCI returns the removals that the last commit changed, and those whose functions, files
+// or tests it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose
+// tests may use what the commit changed, in the file of the test or in the harness, and with a
+// tenth of the others. The choice differs from commit to commit.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
 	const base = "HEAD~1"
 	before, err := git("grep", "-I", "-h", "", base) // every line of every file

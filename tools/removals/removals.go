@@ -94,9 +94,9 @@ func ReadChange(scope, lines string) (Change, error) {
 	return change, nil
 }
 
-// SplitTest splits the name of a test, such as api/TestCommands/local, into the folder of its source,
-// test/api, and the name that go test prints, TestCommands/local. The folder of a test of package main
-// is ".".
+// SplitTest splits the name of a test, such as api/TestCommands/local, into the folder of its
+// source, test/api, and the name that go test prints, TestCommands/local. The folder of a test of
+// package main is ".".
 func SplitTest(name string) (folder, test string) {
 	folder, test, hasFolder := strings.Cut(name, "/")
 	if !hasFolder || strings.HasPrefix(folder, "Test") {

@@ -13,8 +13,8 @@ import (
 )
 
 // A Source holds the declarations of the server and its tests, by name. The name of a declaration
-// outside package main begins with its folder, such as test/api/TestCommands. A change can also be made
-// in a whole file: find reads it by its path.
+// outside package main begins with its folder, such as test/api/TestCommands. A change can also be
+// made in a whole file: find reads it by its path.
 type Source map[string]scope
 
 // A scope is the part of a file that a change is made in: a declaration, or the whole file.
