@@ -114,16 +114,14 @@ func TestDownloadDeadlines(t *testing.T) {
 	s, dir := newFilesServer(t, io.Discard)
 	const pieces = 10
 	err := os.WriteFile(filepath.Join(dir, "id"), make([]byte, pieces*transferPiece), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	synctest.Test(t, func(t *testing.T) {
 		d := &deadlineRecorder{ResponseWriter: httptest.NewRecorder()}
 		f := file{FileID: "id", Name: "a.txt", ContentType: "text/plain", Size: pieces * transferPiece}
 		request := httptest.NewRequest("GET", "/", nil)
 		err := s.sendFile(&requestState{ResponseWriter: d, request: request, user: &user{}}, f)
 		if err != nil {
-			t.Fatal(err)
+			t.Error("sendFile: ", err)
 		}
 		for _, left := range d.left {
 			if want := 30 * time.Second; left != want {
@@ -143,9 +141,7 @@ func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	dir = t.TempDir()
 	s = serverWithoutDatabase(log)
 	s.cfg.filesDir = dir
-	if err := s.openFiles(); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, s.openFiles())
 	t.Cleanup(func() { s.files.Close() })
 	return s, dir
 }
@@ -156,9 +152,7 @@ func TestSweepGoesOnAfterAFailure(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	s, dir := newFilesServer(t, &log)
-	if err := os.Remove(filepath.Join(dir, unfinished)); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.Remove(filepath.Join(dir, unfinished)))
 	synctest.Test(t, func(t *testing.T) {
 		go s.sweepUploads()
 		time.Sleep(2*sweepInterval + time.Second)
@@ -175,9 +169,7 @@ func newWorkingName(t *testing.T, dir string) (id string, working *os.File) {
 	t.Helper()
 	id = hubstest.NewUUID()
 	working, err := os.Create(filepath.Join(dir, unfinished, id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	t.Cleanup(func() { working.Close() })
 	return id, working
 }
@@ -218,16 +210,12 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
 	id, working := newWorkingName(t, dir)
-	if err := lockFile(working); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, lockFile(working))
 	old := time.Now().Add(-2 * sweepInterval)
-	if err := os.Chtimes(working.Name(), old, old); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.Chtimes(working.Name(), old, old))
 	// Without the lock of the upload, the sweep would ask the database, and return an error here.
 	if err := s.sweepUpload(id); err != nil {
-		t.Fatal(err)
+		t.Error("the sweep of a running upload: ", err)
 	}
 	if _, err := os.Stat(working.Name()); err != nil {
 		t.Error("the working name of a running upload was swept: ", err)
@@ -241,9 +229,7 @@ func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
 	s, dir := newFilesServer(t, io.Discard)
 	working := filepath.Join(dir, "x") // which is unfinished/../x
-	if err := os.WriteFile(working, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.WriteFile(working, nil, 0o600))
 	if err := s.removeUpload("../x"); err == nil {
 		t.Error("got no error from removeUpload, want one: the bytes can't be removed")
 	}

@@ -242,13 +242,9 @@ var unproven = map[string]string{
 func TestRemovalsFit(t *testing.T) {
 	t.Parallel()
 	all, err := removals.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	source, err := removals.ReadSource()
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	rows := hubstest.Matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
 	rows = append(rows, removalTopics...)
 	seen := map[string]bool{}  // names of removals

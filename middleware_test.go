@@ -195,9 +195,7 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 				t.Errorf("got the panic %v, want none", fault)
 			}
 			var p problem
-			if err := json.Unmarshal(answer.Body.Bytes(), &p); err != nil {
-				t.Fatal(err)
-			}
+			hubstest.Must(t, json.Unmarshal(answer.Body.Bytes(), &p))
 			if answer.Code != 500 || p.Code != "internal" || p.RequestID != failedID {
 				t.Errorf("got status %d and %+v, want 500, internal and the id of call",
 					answer.Code, p)

@@ -43,9 +43,7 @@ func TestOpenAPI(t *testing.T) {
 	made := encodeJSON(g.document(), "  ")
 	g.checkAllUsed()
 	if *update {
-		if err := os.WriteFile("web/openapi.json", made, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		hubstest.Must(t, os.WriteFile("web/openapi.json", made, 0o644))
 		return
 	}
 	// Both end with a line break, so the last element of both is "". In a shorter file it stands in
@@ -208,6 +206,7 @@ func capital(name string) string {
 
 // checkAllUsed fails the test for words in testdata/contract.json that the document does not use.
 func (g *generator) checkAllUsed() {
+	g.t.Helper()
 	operations := slices.Collect(maps.Keys(g.words.Operations))
 	for _, name := range slices.AppendSeq(operations, maps.Keys(g.words.Fields)) {
 		if !g.used[name] {
@@ -218,6 +217,7 @@ func (g *generator) checkAllUsed() {
 
 // document returns the whole document.
 func (g *generator) document() json.RawMessage {
+	g.t.Helper()
 	s := newServer(config{}, nil, io.Discard) // not local, so without the page at /
 	var codes []string
 	for _, p := range g.words.Problems {
@@ -287,6 +287,7 @@ func limitsOf(s *server, r route) (members []object, text string) {
 // field returns the words for a field of a type: those of the type's own field, or else those of
 // all fields with this name.
 func (g *generator) field(owner, name string) fieldWords {
+	g.t.Helper()
 	key := owner + "." + name
 	words, ok := g.words.Fields[key]
 	if !ok {
@@ -405,6 +406,7 @@ const (
 
 // ruleSchema returns the schema of an input's field, made from its rule, and the words for it.
 func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
+	g.t.Helper()
 	words := g.field(owner, r.name)
 	if r.number {
 		fallback, err := strconv.Atoi(r.fallback)
@@ -443,6 +445,7 @@ func (g *generator) ruleSchema(owner string, r rule) (object, fieldWords) {
 // output returns the schema of an output's type, and an example. It puts the schema of a struct
 // into components.schemas, and returns a reference to it.
 func (g *generator) output(of reflect.Type) (schema object, example any) {
+	g.t.Helper()
 	if of == reflect.TypeFor[time.Time]() {
 		return object{"type", "string", "format", "date-time"}, nil
 	}
@@ -653,8 +656,6 @@ func TestPageHashes(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.WriteFile("web/index.html", []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		hubstest.Must(t, os.WriteFile("web/index.html", []byte(page), 0o644))
 	}
 }

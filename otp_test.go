@@ -28,7 +28,7 @@ func mustIssue(t *testing.T, c *oneTimeCodes, email string) *oneTimeCode {
 	t.Helper()
 	issued := c.issue(email, time.Time{})
 	if issued == nil {
-		t.Fatalf("got no code for %s, want one", email)
+		t.Fatalf("setup: got no code for %s, want one", email)
 	}
 	return issued
 }
@@ -274,21 +274,15 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		Password:   "secret-word",
 	})
 	real, err := url.Parse(m.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	secure := func(user *url.Userinfo, host string) (passwordSent bool, err error) {
 		t.Helper()
 		conn, err := net.Dial("tcp", real.Host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		hubstest.Must(t, err)
 		defer conn.Close()
 		named := &url.URL{Scheme: "smtp", User: user, Host: host + ":587"}
 		client, err := smtp.NewClient(conn, named.Hostname())
-		if err != nil {
-			t.Fatal(err)
-		}
+		hubstest.Must(t, err)
 		before := m.Passwords()
 		err = mailer{server: named}.encryptAndLogIn(client)
 		return m.Passwords() > before, err

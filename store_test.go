@@ -33,9 +33,7 @@ func isUnavailable(err error) bool {
 func TestClassesOfDatabaseErrors(t *testing.T) {
 	t.Parallel()
 	connector, err := newConnector("postgres://nobody@127.0.0.1:1/none", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	st := &store{db: sql.OpenDB(connector)} // connects only for a statement, so never here
 	defer st.db.Close()
 	outages := []error{
@@ -175,6 +173,7 @@ func fill(slots chan struct{}) {
 // runExpensive starts n expensive statements at once, each of which must end with a 503. It returns
 // when all of them wait for a slot. wait waits until they have ended.
 func runExpensive(t *testing.T, st *store, n int) (wait func()) {
+	t.Helper()
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {

@@ -217,6 +217,7 @@ func (c *Client) AcceptTerms() {
 // test begins with, so a failure is at a line of this package. A test of the sign-in itself calls
 // the method of Client.
 func (s *Server) SignIn(t testing.TB, email string) *Client {
+	t.Helper()
 	c := s.Client(t)
 	c.SignIn(email)
 	return c
@@ -225,6 +226,7 @@ func (s *Server) SignIn(t testing.TB, email string) *Client {
 // Member adds a user with this role. It returns a client that has signed in as the user and has
 // accepted the terms. So the client may do everything that the role permits.
 func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
+	t.Helper()
 	email, _ = s.NewUser(t, role)
 	c = s.SignIn(t, email)
 	c.AcceptTerms()
@@ -233,6 +235,7 @@ func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 
 // NewUser adds a user with a new e-mail address to the database.
 func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
+	t.Helper()
 	email = NewEmail()
 	return email, AddUser(t, s.Database, email, role)
 }
@@ -295,9 +298,8 @@ func (r *Response) Want(t testing.TB, status int) {
 // the test; what the test is about is compared by Want.
 func (r *Response) Must(t testing.TB, status int) *Response {
 	t.Helper()
-	r.Want(t, status)
 	if r.Status != status {
-		t.FailNow()
+		t.Fatalf("setup: got status %d, want %d, in the answer to %v", r.Status, status, r)
 	}
 	return r
 }
@@ -306,7 +308,7 @@ func (r *Response) Must(t testing.TB, status int) *Response {
 func (r *Response) JSON(t testing.TB) (object map[string]any) {
 	t.Helper()
 	if err := json.Unmarshal(r.Body, &object); err != nil {
-		t.Fatalf("want a JSON object as the body: %v, in the answer to %v", err, r)
+		t.Fatalf("setup: want a JSON object as the body: %v, in the answer to %v", err, r)
 	}
 	return object
 }
@@ -317,7 +319,7 @@ func (r *Response) Field(t testing.TB, path ...string) any {
 	t.Helper()
 	value := within(r.JSON(t), path...)
 	if value == nil {
-		t.Fatalf("the member %q is missing in the answer to %v", path, r)
+		t.Fatalf("setup: the member %q is missing in the answer to %v", path, r)
 	}
 	return value
 }

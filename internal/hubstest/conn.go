@@ -27,9 +27,7 @@ type Conn struct {
 func Dial(t testing.TB, addr string) *Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(Patience))
 	return &Conn{Conn: conn, In: bufio.NewReader(conn)}
@@ -59,9 +57,8 @@ func (c *Conn) Write(p []byte) (int, error) {
 // can't be sent.
 func (c *Conn) Send(t testing.TB, request string) *Response {
 	t.Helper()
-	if _, err := io.WriteString(c, request); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(c, request)
+	Must(t, err)
 	return c.Receive(t)
 }
 
@@ -108,14 +105,10 @@ func (s *Server) Wire(
 func ListeningSocket(t testing.TB, network, address string) (socket *os.File, addr string) {
 	t.Helper()
 	listener, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer listener.Close()
 	socket, err = listener.(interface{ File() (*os.File, error) }).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { socket.Close() })
 	return socket, listener.Addr().String()
 }
@@ -145,16 +138,12 @@ func FullQueue(t testing.TB) (addr string, makeRoom func()) {
 	return addr, func() {
 		setQueue(8)
 		listener, err := net.FileListener(socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		defer listener.Close()
 		listener.(*net.TCPListener).SetDeadline(time.Now().Add(Patience))
 		for range waiting + 1 {
 			conn, err := listener.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			t.Cleanup(func() { conn.Close() })
 		}
 	}

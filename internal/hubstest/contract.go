@@ -34,10 +34,11 @@ var document = sync.OnceValue(func() any {
 // Contract returns the value in web/openapi.json to which the names lead. Tests read limits,
 // lifetimes and sizes from the contract instead of repeating them.
 func Contract[T any](t testing.TB, names ...string) T {
+	t.Helper()
 	value := within(document(), names...)
 	found, ok := value.(T)
 	if !ok {
-		t.Fatalf("web/openapi.json: %q: got %v, want a %T", names, value, found)
+		t.Fatalf("setup: web/openapi.json: %q: got %v, want a %T", names, value, found)
 	}
 	return found
 }

@@ -71,7 +71,7 @@ func ReadCorpus[C interface{ common() CorpusCase }](t testing.TB, name string) C
 		}
 	}
 	if len(file.Cases) == 0 {
-		t.Fatalf("%s has no cases", name)
+		t.Fatalf("setup: %s has no cases", name)
 	}
 	rows := ReadFile(t, "SECURITY.md")
 	seen := map[string]bool{"": true}
@@ -103,7 +103,7 @@ func ReadCases[C any](t testing.TB, name string, words ...string) []C {
 	}
 	Decode(t, name, FillIn(ReadFile(t, name), words...), &file)
 	if len(file.Cases) == 0 {
-		t.Fatalf("%s has no cases", name)
+		t.Fatalf("setup: %s has no cases", name)
 	}
 	return file.Cases
 }
@@ -120,7 +120,7 @@ func ReadTextCases(t testing.TB, name string) []TextCase {
 		cases = append(cases, TextCase{title, text})
 	}
 	if len(cases) == 0 {
-		t.Fatalf("%s has no cases", name)
+		t.Fatalf("setup: %s has no cases", name)
 	}
 	return cases
 }
@@ -131,7 +131,7 @@ func Named[V any](t testing.TB, values map[string]V, name string) V {
 	t.Helper()
 	value, exists := values[name]
 	if !exists {
-		t.Fatalf("got the name %q, want one that exists", name)
+		t.Fatalf("setup: got the name %q, want one that exists", name)
 	}
 	return value
 }
@@ -143,7 +143,7 @@ func Decode(t testing.TB, name, text string, value any) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(value); err != nil {
-		t.Fatalf("%s: %v", name, err)
+		t.Fatalf("setup: %s: %v", name, err)
 	}
 }
 

@@ -46,10 +46,9 @@ type faultPair struct {
 // NewFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test
 // ends.
 func NewFaultProxy(t testing.TB, target string) *FaultProxy {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	p := &FaultProxy{
 		Addr:     ln.Addr().String(),
 		target:   target,
@@ -78,10 +77,9 @@ func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 // FaultProxyURL starts a proxy for the server at a URL. It returns the proxy, and the URL with the
 // proxy's address in place of the server's.
 func FaultProxyURL(t testing.TB, serverURL string) (*FaultProxy, string) {
+	t.Helper()
 	u, err := url.Parse(serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	p := NewFaultProxy(t, u.Host)
 	u.Host = p.Addr
 	return p, u.String()

@@ -48,6 +48,14 @@ func patience() time.Duration {
 	return d
 }
 
+// Must ends the test if a step of it has failed.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("setup: %v", err)
+	}
+}
+
 // WaitUntil waits until done returns true. what names the state that is waited for.
 func WaitUntil(t testing.TB, what string, done func() bool) {
 	t.Helper()
@@ -142,16 +150,16 @@ func exists(path string) bool {
 
 // ReadFile returns the text of a file of the module, such as "deploy/nginx.conf".
 func ReadFile(t testing.TB, name string) string {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join(Root(), name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return string(text)
 }
 
 // Matches returns the text of the group in a regular expression for each of its matches in a file
 // of the module.
 func Matches(t testing.TB, file, expression string) (found []string) {
+	t.Helper()
 	text := ReadFile(t, file)
 	for _, match := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
 		found = append(found, match[1])
@@ -161,9 +169,10 @@ func Matches(t testing.TB, file, expression string) (found []string) {
 
 // Tables returns the names of the tables in schema.sql.
 func Tables(t testing.TB) []string {
+	t.Helper()
 	names := Matches(t, "schema.sql", `create table if not exists (\w+)`)
 	if len(names) < 4 {
-		t.Fatalf("schema.sql: got the tables %q, want at least 4", names)
+		t.Fatalf("setup: schema.sql: got the tables %q, want at least 4", names)
 	}
 	return names
 }
@@ -235,6 +244,7 @@ func processEnv(env map[string]string) []string {
 // Need returns the path of a program. If the program is missing, Need skips the test and names the
 // Debian package to install. With HUBS_TEST_REQUIRE=all, as in CI, the test fails instead.
 func Need(t testing.TB, program, debianPackage string) string {
+	t.Helper()
 	path, err := exec.LookPath(program)
 	if err == nil {
 		return path
@@ -250,6 +260,7 @@ func Need(t testing.TB, program, debianPackage string) string {
 
 // NeedRoot skips the test unless root runs it. With HUBS_TEST_REQUIRE=all, the test fails instead.
 func NeedRoot(t testing.TB) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		Skip(t, "this test needs root: sudo go test")
 	}
@@ -257,6 +268,7 @@ func NeedRoot(t testing.TB) {
 
 // Skip skips the test for this reason. With HUBS_TEST_REQUIRE=all, the test fails instead.
 func Skip(t testing.TB, reason string) {
+	t.Helper()
 	if os.Getenv("HUBS_TEST_REQUIRE") == "all" {
 		t.Fatal(reason)
 	}

@@ -222,6 +222,7 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 // Check compares the hubs and the accepted terms in the tables with the ledger. No request may be
 // under way.
 func (l *Ledger) Check(t testing.TB, databaseURL string) {
+	t.Helper()
 	stored := readRows[storedHub](t, databaseURL, `select name, to_jsonb(hub) as value
 		from (select name, count(*) as copies, min(description) as change from hubs
 			where name like 'ledger %' group by name) hub`)
@@ -253,11 +254,10 @@ type storedHub struct {
 
 // readRows returns the column value of each row of a query, by the column name.
 func readRows[T any](t testing.TB, databaseURL, query string) (rows map[string]T) {
+	t.Helper()
 	const all = "select coalesce(json_object_agg(name, value), '{}') from (%s) rows"
 	text := Query[[]byte](t, databaseURL, fmt.Sprintf(all, query))
-	if err := json.Unmarshal(text, &rows); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, json.Unmarshal(text, &rows))
 	return rows
 }
 
@@ -280,6 +280,7 @@ func (l *Ledger) checkHub(name string, row storedHub) {
 // CheckFiles downloads every acknowledged file and compares the number of rows with the ledger. No
 // request may be under way, and nothing but the ledger may have uploaded files.
 func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string) {
+	t.Helper()
 	for path := range l.files {
 		if r := l.fetch(c, path); r.Status != 200 {
 			l.report("an acknowledged file is lost", r.String())

@@ -162,6 +162,7 @@ func mailServerOf(smtpURL string) *MailServer {
 
 // NewMailServer starts a mail server that runs until the test ends.
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
+	t.Helper()
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	m := &MailServer{
 		opts:    opts,
@@ -170,9 +171,7 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 		open:    map[net.Conn]bool{},
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	m.URL = opts.url(ln.Addr().(*net.TCPAddr).Port)
 	mailServers.Store(m.URL, m)
 	var conversations sync.WaitGroup

@@ -48,12 +48,13 @@ var sharedURL = sync.OnceValues(func() (databaseURL string, err error) {
 // needShared returns the URL of the shared PostgreSQL. It skips the test if PostgreSQL is not
 // installed.
 func needShared(t testing.TB) (databaseURL string) {
+	t.Helper()
 	databaseURL, err := sharedURL()
 	if errors.Is(err, errNoPostgres) {
 		Skip(t, "PostgreSQL is not installed: ./dev.sh test installs it")
 	}
 	if err != nil {
-		t.Fatal("can't prepare the PostgreSQL of the tests: ", err)
+		t.Fatal("setup: can't prepare the PostgreSQL of the tests: ", err)
 	}
 	return databaseURL
 }
@@ -96,12 +97,14 @@ var serial atomic.Int64
 // NewDatabase creates a database that has the schema, and returns its URL. The database is dropped
 // when the test ends.
 func NewDatabase(t testing.TB) string {
+	t.Helper()
 	return EmptyDatabase(t, "template "+template)
 }
 
 // EmptyDatabase creates a database without tables, and returns its URL. options follow the name in
 // the statement create database. The database is dropped when the test ends.
 func EmptyDatabase(t testing.TB, options string) string {
+	t.Helper()
 	operator := needShared(t)
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), serial.Add(1))
 	Exec(t, operator, "create database "+name+" "+options)
@@ -112,8 +115,9 @@ func EmptyDatabase(t testing.TB, options string) string {
 // Exec executes a statement as the role in databaseURL. Without args, query may be several
 // statements.
 func Exec(t testing.TB, databaseURL, query string, args ...any) {
+	t.Helper()
 	if err := execute(databaseURL, query, args...); err != nil {
-		t.Fatalf("%s: %v", query, err)
+		t.Fatalf("setup: %s: %v", query, err)
 	}
 }
 
@@ -129,10 +133,11 @@ func execute(databaseURL, query string, args ...any) error {
 
 // Query returns the value of a query that yields one row with one column.
 func Query[T any](t testing.TB, databaseURL, query string, args ...any) (value T) {
+	t.Helper()
 	db := OpenDB(t, databaseURL)
 	defer db.Close()
 	if err := db.QueryRow(query, args...).Scan(&value); err != nil {
-		t.Fatalf("%s: %v", query, err)
+		t.Fatalf("setup: %s: %v", query, err)
 	}
 	return value
 }
@@ -140,10 +145,9 @@ func Query[T any](t testing.TB, databaseURL, query string, args ...any) (value T
 // OpenDB opens a database until the test ends, for tests that keep a connection or a transaction
 // open.
 func OpenDB(t testing.TB, databaseURL string) *sql.DB {
+	t.Helper()
 	db, err := sql.Open("postgres", databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
 }
@@ -156,6 +160,7 @@ func NewEmail() string {
 
 // AddUser inserts a user and returns the user's id.
 func AddUser(t testing.TB, databaseURL, email, role string) string {
+	t.Helper()
 	return Query[string](t, databaseURL,
 		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
 }
@@ -167,10 +172,9 @@ func NewUUID() string {
 
 // WithUser returns databaseURL with the name and the password of another role.
 func WithUser(t testing.TB, databaseURL, name, password string) string {
+	t.Helper()
 	u, err := url.Parse(databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	u.User = url.UserPassword(name, password)
 	return u.String()
 }
@@ -178,6 +182,7 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 // NewRole creates a role of PostgreSQL that has no rights. It returns the role's name, and
 // databaseURL with the role in it. The role is dropped when the test ends.
 func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
+	t.Helper()
 	const password = "secret-1"
 	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
 	Exec(t, databaseURL, "create role "+role+" login password '"+password+"'")
@@ -229,17 +234,17 @@ func (pg *Postgres) stop() error {
 // NewPostgres starts a PostgreSQL for one test. The test may stop, restart and pause it. The
 // database in its URL has the schema.
 func NewPostgres(t testing.TB) *Postgres {
+	t.Helper()
 	needShared(t) // skips the test if PostgreSQL is not installed
 	pg := ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
-	if err := Migrate(pg.URL); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Migrate(pg.URL))
 	return pg
 }
 
 // ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or
 // creates one if dir has none. PostgreSQL stops when the test ends.
 func ExistingPostgres(t testing.TB, dir string) *Postgres {
+	t.Helper()
 	pg := &Postgres{t: t, Dir: dir}
 	pg.Start()
 	t.Cleanup(func() {
@@ -252,13 +257,12 @@ func ExistingPostgres(t testing.TB, dir string) *Postgres {
 // Start starts PostgreSQL. After a stop, it starts with the same data, and on the same port unless
 // that is in use.
 func (pg *Postgres) Start() {
-	if err := pg.start(); err != nil {
-		pg.t.Fatal(err)
-	}
+	Must(pg.t, pg.start())
 }
 
 // Stop shuts PostgreSQL down cleanly. It closes open connections and does not wait for clients.
 func (pg *Postgres) Stop() {
+	pg.t.Helper()
 	if err := pg.stop(); err != nil {
 		pg.t.Error(err)
 	}
@@ -316,6 +320,7 @@ func isRunning(pid int) bool {
 
 // signal sends a signal to processes. A process that has ended since it was listed is no error.
 func (pg *Postgres) signal(sig syscall.Signal, pids ...int) {
+	pg.t.Helper()
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, sig); err != nil && err != syscall.ESRCH {
 			pg.t.Error(err)
@@ -329,17 +334,16 @@ func (pg *Postgres) Postmaster() (pid int) {
 	if err == nil {
 		_, err = fmt.Sscan(string(text), &pid)
 	}
-	if err != nil {
-		pg.t.Fatal(err)
-	}
+	Must(pg.t, err)
 	return pid
 }
 
 // Children returns the process ids of PostgreSQL's other processes.
 func (pg *Postgres) Children(postmaster int) (pids []int) {
+	pg.t.Helper()
 	list, err := exec.Command("pgrep", "-P", strconv.Itoa(postmaster)).Output()
 	if err != nil {
-		pg.t.Fatal("pgrep: ", err)
+		pg.t.Fatal("setup: pgrep: ", err)
 	}
 	for text := range strings.FieldsSeq(string(list)) {
 		pid, _ := strconv.Atoi(text) // pgrep prints only numbers

@@ -13,16 +13,16 @@ import (
 // FreeAddr returns an address, host:port, at which no process listens. It is for a program that
 // can't choose a free port itself.
 func FreeAddr(t testing.TB) string {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer listener.Close()
 	return listener.Addr().String()
 }
 
 // WaitListening waits until a process accepts connections at addr.
 func WaitListening(t testing.TB, addr string) {
+	t.Helper()
 	WaitUntil(t, "a process that listens at "+addr, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err != nil {

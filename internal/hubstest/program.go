@@ -21,12 +21,11 @@ type Program struct {
 // which kills it once the shell's standard input is closed. So the command ends even if the tests
 // are killed.
 func StartProgram(t testing.TB, cmd *exec.Cmd) *Program {
+	t.Helper()
 	cmd.Args = append([]string{"sh", "-c", `"$@" & cat; kill $!; wait`, "sh"}, cmd.Args...)
 	cmd.Path = "/bin/sh"
 	p, err := startProgram(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { p.end() })
 	return p
 }
@@ -59,10 +58,9 @@ func startProgram(cmd *exec.Cmd) (*Program, error) {
 // WaitMatch waits for a line that matches the pattern, and returns the text that the first group of
 // the pattern matches. If no such line comes, WaitMatch ends the test.
 func (p *Program) WaitMatch(t testing.TB, pattern string) string {
+	t.Helper()
 	found, err := p.waitMatch(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return found
 }
 

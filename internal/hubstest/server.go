@@ -50,6 +50,7 @@ type allowance struct {
 // believes X-Forwarded-For from this machine. So each client can have its own address, and the
 // requests of one client do not count toward the rate limits of another.
 func ServerEnv(t testing.TB, overrides ...map[string]string) map[string]string {
+	t.Helper()
 	env := map[string]string{
 		"APP_ENV":         "local",
 		"ADDR":            "127.0.0.1:0",
@@ -105,8 +106,9 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 // mustStart ends the test if the server has not started. It does not call t.Helper, so the failure
 // is reported at a line of this package: it is not the failure that the test looks for.
 func mustStart(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
-		t.Fatalf("the server has not started: %v", err)
+		t.Fatalf("setup: the server has not started: %v", err)
 	}
 }
 
@@ -196,10 +198,9 @@ func (s *Server) Stop(t testing.TB) int {
 // Signal sends a signal to the server. After that, the harness no longer checks the exit status:
 // the test must.
 func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
+	t.Helper()
 	s.signaled = true
-	if err := s.Cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.Cmd.Process.Signal(sig))
 }
 
 // WaitExit waits until the process ends, and returns its exit status, or -1 if a signal has killed
@@ -296,7 +297,7 @@ func (s *Server) User(t testing.TB, args ...string) string {
 	t.Helper()
 	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
-		t.Fatalf("user %q: got exit status %d, want 0\n%s%s", args, code, out, errOut)
+		t.Fatalf("setup: user %q: got exit status %d, want 0\n%s%s", args, code, out, errOut)
 	}
 	return out
 }

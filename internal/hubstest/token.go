@@ -106,15 +106,13 @@ func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
 	t.Helper()
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		t.Fatalf("got a token of %d parts, want 3", len(parts))
+		t.Fatalf("setup: got a token of %d parts, want 3", len(parts))
 	}
 	for i, target := range []*map[string]any{&header, &claims} {
 		text, err := base64.RawURLEncoding.DecodeString(parts[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if err := json.Unmarshal(text, target); err != nil {
-			t.Fatalf("a part of the token is %q, want a JSON object: %v", text, err)
+			t.Fatalf("setup: a part of the token is %q, want a JSON object: %v", text, err)
 		}
 	}
 	return header, claims

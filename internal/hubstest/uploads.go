@@ -65,11 +65,10 @@ func (u *HalfUpload) Finish() *Response {
 
 // FilesIn lists FILES_DIR: first the final names, then the working names as unfinished/<id>.
 func (s *Server) FilesIn(t testing.TB) (names []string) {
+	t.Helper()
 	for _, folder := range []string{"", Unfinished} {
 		entries, err := os.ReadDir(filepath.Join(s.Env["FILES_DIR"], folder))
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		for _, entry := range entries {
 			if entry.Name() != Unfinished {
 				names = append(names, filepath.Join(folder, entry.Name()))
@@ -82,6 +81,7 @@ func (s *Server) FilesIn(t testing.TB) (names []string) {
 // WorkingFiles returns the paths of the working names under which the server has written at least
 // one byte.
 func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
+	t.Helper()
 	for _, name := range s.FilesIn(t) {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
 		info, err := os.Stat(path)
@@ -95,11 +95,10 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 // AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
 // sweep does not take them for young ones.
 func (s *Server) AgeUnfinished(t testing.TB) {
+	t.Helper()
 	old := time.Now().Add(-time.Hour)
 	for _, path := range s.WorkingFiles(t) {
-		if err := os.Chtimes(path, old, old); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.Chtimes(path, old, old))
 	}
 }
 

@@ -37,11 +37,13 @@ func upload(t testing.TB, c *hubstest.Client, content string) (path string) {
 // staging returns the settings of a server on staging with a new mail server. Such a server logs
 // each request and sends codes by mail.
 func staging(t testing.TB) map[string]string {
+	t.Helper()
 	return hubstest.StagingEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 
 // production returns the settings of a server in production with a new mail server.
 func production(t testing.TB) map[string]string {
+	t.Helper()
 	return hubstest.ProductionEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 
@@ -65,14 +67,6 @@ func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code st
 	t.Helper()
 	c, email = ask(t, s)
 	return c, email, s.Code(t, email)
-}
-
-// must ends the test if a step fails that is not what the test is about.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 var (
@@ -161,7 +155,7 @@ func shell(t *testing.T, dir, script string, args ...string) {
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", script, err, out)
+		t.Fatalf("setup: %s: %v\n%s", script, err, out)
 	}
 }
 
@@ -169,6 +163,6 @@ func shell(t *testing.T, dir, script string, args ...string) {
 func timeOf(t *testing.T, r *hubstest.Response, member string) time.Time {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339Nano, r.Field(t, member).(string))
-	must(t, err)
+	hubstest.Must(t, err)
 	return at
 }

@@ -106,9 +106,9 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 		locale_provider icu icu_locale 'tr-TR' locale 'C'`)
 	got := hubstest.Query[string](t, database, "select lower('I')")
 	if got != "ı" {
-		t.Fatalf("lower('I') in the Turkish database: got %q, want ı", got)
+		t.Fatalf("setup: lower('I') in the Turkish database: got %q, want ı", got)
 	}
-	must(t, hubstest.Migrate(database))
+	hubstest.Must(t, hubstest.Migrate(database))
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": database})
 	const stored = "INFO@IRIS.EXAMPLE"
 	const lower = "info@iris.example"

@@ -128,7 +128,7 @@ func (p prismClient) mustAnswer(
 	p.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
 	answer, err := p.Try(method, path, body, headers...)
-	must(p.t, err)
+	hubstest.Must(p.t, err)
 	violation := answer.Header.Get("sl-violations")
 	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
 		p.t.Errorf("%s: got the violation %q in %v, want none", request, violation, answer)

@@ -174,7 +174,7 @@ func section(t *testing.T, document, name string) string {
 	pattern := regexp.MustCompile("(?s)<!-- " + name + " -->\n(.*)<!-- /" + name + " -->\n")
 	found := pattern.FindStringSubmatch(hubstest.ReadFile(t, document))
 	if found == nil {
-		t.Fatalf("%s: got no match of %s, want one", document, pattern)
+		t.Fatalf("setup: %s: got no match of %s, want one", document, pattern)
 	}
 	return found[1]
 }
@@ -239,7 +239,7 @@ func TestClientExamples(t *testing.T) {
 	shell(t, dir, "API=$1 CODE=$2\n"+present, s.Base, s.Code(t, email))
 
 	program := exampleStart + example(t, "go") + exampleEnd
-	must(t, os.WriteFile(dir+"/main.go", []byte(program), 0o600))
+	hubstest.Must(t, os.WriteFile(dir+"/main.go", []byte(program), 0o600))
 	s.Client(t).AskCode(email) // the Go example begins with a code
 	shell(t, dir, "go run main.go $1 $2", s.Base, s.Code(t, email))
 }

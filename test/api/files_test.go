@@ -108,7 +108,7 @@ func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test 
 			wantEqual(t, name, r.Header.Get(name), value)
 		}
 		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
-		must(t, err)
+		hubstest.Must(t, err)
 		wantEqual(t, "name in Content-Disposition", params["filename"], file["name"])
 		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
 	}
@@ -229,10 +229,10 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 		"no such file or directory",
 		"path escapes from parent")
 	folder, err := os.Stat(t.TempDir())
-	must(t, err)
+	hubstest.Must(t, err)
 	content := make([]byte, folder.Size())
 	outside := filepath.Join(t.TempDir(), "outside")
-	must(t, os.WriteFile(outside, content, 0o600))
+	hubstest.Must(t, os.WriteFile(outside, content, 0o600))
 	for _, test := range []struct{ name, damage string }{
 		{"removed", `rm $1`},
 		{"cut", `head -c 3 $2 > $1`},

@@ -15,13 +15,13 @@ import (
 func explain(t *testing.T, db *sql.DB, text string) (plan string) {
 	t.Helper()
 	if _, err := db.Exec("prepare list as " + text); err != nil {
-		t.Fatalf("%s: %v", text, err)
+		t.Fatalf("setup: %s: %v", text, err)
 	}
 	defer db.Exec("deallocate list")
 	arguments := strings.Repeat(", null", strings.Count(text, "$"))[2:]
 	row := db.QueryRow("explain (costs off, format yaml) execute list(" + arguments + ")")
 	if err := row.Scan(&plan); err != nil {
-		t.Fatalf("%s: %v", text, err)
+		t.Fatalf("setup: %s: %v", text, err)
 	}
 	return plan
 }

@@ -35,7 +35,7 @@ type hubPage struct {
 func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T) {
 	t.Helper()
 	if err := json.Unmarshal(answer.Must(t, status).Body, &value); err != nil {
-		t.Fatalf("%v in %v", err, answer)
+		t.Fatalf("setup: %v in %v", err, answer)
 	}
 	return value
 }
@@ -72,7 +72,7 @@ func newHubReader(t testing.TB, pieces string) *hubReader {
 		})
 	}
 	encoded, err := json.Marshal(reader.all)
-	must(t, err)
+	hubstest.Must(t, err)
 	hubstest.Exec(t, srv.Database, `
 		insert into hubs (hub_id, name, description, status, created_at, updated_at)
 		select * from json_to_recordset($1) as hub ("hubId" uuid, name text, description text,
@@ -84,7 +84,7 @@ func newHubReader(t testing.TB, pieces string) *hubReader {
 func (r *hubReader) model(t testing.TB, query string) hubPage {
 	t.Helper()
 	q, err := url.ParseQuery(query)
-	must(t, err)
+	hubstest.Must(t, err)
 	var found []hub
 	for _, h := range r.all {
 		hasName := strings.Contains(nameKey(h.Name), nameKey(q.Get("filters[name]")))

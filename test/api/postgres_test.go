@@ -27,7 +27,7 @@ func TestPostgresVersion(t *testing.T) {
 		return
 	}
 	version, err := exec.Command(folder+"/postgres", "--version").Output()
-	must(t, err)
+	hubstest.Must(t, err)
 	if !strings.Contains(string(version), fmt.Sprintf(" %d.", major)) {
 		t.Errorf("got PostgreSQL %d, want the version in HUBS_PG_BIN: %s", major, version)
 	}

@@ -56,11 +56,11 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	reader, err := hubstest.OpenDB(t, database).Begin()
-	must(t, err)
+	hubstest.Must(t, err)
 	defer reader.Rollback()
 	// The transaction keeps the locks of its reads until it ends.
 	_, err = reader.Exec("select from " + strings.Join(hubstest.Tables(t), ", "))
-	must(t, err)
+	hubstest.Must(t, err)
 	// The migration fails if it has to wait for a lock for a second.
 	if err := hubstest.Migrate(database + "&lock_timeout=1s"); err != nil {
 		t.Errorf("migrate beside a transaction that has read all tables: %v", err)
@@ -105,7 +105,7 @@ func TestDeletedUserLeavesFiles(t *testing.T) {
 func sqlErrorOf(t testing.TB, db *sql.DB, statements string, args ...any) string {
 	t.Helper()
 	tx, err := db.Begin()
-	must(t, err)
+	hubstest.Must(t, err)
 	defer tx.Rollback()
 	_, err = tx.Exec(statements, args...)
 	if err == nil {
@@ -113,7 +113,7 @@ func sqlErrorOf(t testing.TB, db *sql.DB, statements string, args ...any) string
 	}
 	sqlError, ok := errors.AsType[*pq.Error](err)
 	if !ok {
-		t.Fatalf("%s: %v", statements, err)
+		t.Fatalf("setup: %s: %v", statements, err)
 	}
 	return sqlError.Code.Name()
 }

@@ -169,7 +169,7 @@ func TestCookiesAreExact(t *testing.T) {
 func sessionLife(t *testing.T, answer *hubstest.Response) time.Duration {
 	t.Helper()
 	cookie, err := http.ParseSetCookie(answer.Header.Get("Set-Cookie"))
-	must(t, err)
+	hubstest.Must(t, err)
 	return time.Duration(cookie.MaxAge) * time.Second
 }
 

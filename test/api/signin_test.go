@@ -118,6 +118,7 @@ func constantParts(r *hubstest.Response, period time.Duration) string {
 // guess tries to sign in with a code from n client addresses at once. It returns the number of
 // answers by their status.
 func guess(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]int {
+	t.Helper()
 	return atOnce(n, func() *hubstest.Response {
 		return s.Client(t).PresentCode(email, code)
 	})
@@ -177,7 +178,7 @@ func onTheWire(
 ) *hubstest.Response {
 	t.Helper()
 	body, err := json.Marshal(map[string]string{"email": email})
-	must(t, err)
+	hubstest.Must(t, err)
 	headers = append(headers, "Content-Type", "application/json")
 	return s.Wire(t, "POST", "/auth/otp/request", body, headers...)
 }

@@ -73,9 +73,7 @@ type side struct {
 // requests. BENCH_OUT is the file for the figures. Go's own figures of this benchmark mean nothing.
 func BenchmarkRequests(b *testing.B) {
 	out, err := os.Create(os.Getenv("BENCH_OUT"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	hubstest.Must(b, err)
 	defer out.Close()
 	pg := hubstest.NewPostgres(b)
 	after := newSide(b, pg, "after", hubstest.Binary())
@@ -113,6 +111,7 @@ func BenchmarkRequests(b *testing.B) {
 
 // bareSide starts this test's binary again, as a server of bare net/http (see TestMain).
 func bareSide(t testing.TB) *side {
+	t.Helper()
 	s := &side{name: "bare"}
 	s.start(t, exec.Command(os.Args[0]), "BENCH_BARE", nil)
 	return s
@@ -121,12 +120,13 @@ func bareSide(t testing.TB) *side {
 // newSide starts a server on a new database that its own migrate has made. All sides have the same
 // users and the same session key, so the cookies of one side are valid on all sides.
 func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
+	t.Helper()
 	hubstest.Exec(t, pg.URL, "create database "+name)
 	databaseURL := hubstest.WithDatabase(pg.URL, name)
 	migrate := exec.Command(binary, "migrate")
 	migrate.Env = []string{"DATABASE_URL=" + databaseURL}
 	if text, err := migrate.CombinedOutput(); err != nil {
-		t.Fatalf("migrate: %v\n%s", err, text)
+		t.Fatalf("setup: migrate: %v\n%s", err, text)
 	}
 	hubstest.Exec(t, databaseURL, fmt.Sprintf(fill, users, hubs))
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
@@ -195,14 +195,13 @@ func (s *side) start(
 	variable string,
 	env map[string]string,
 ) string {
+	t.Helper()
 	addr := hubstest.FreeAddr(t)
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	cmd.Env = append(cmd.Env, variable+"="+addr)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -216,6 +215,7 @@ func (s *side) start(
 // pathOf returns the path to request for a kind of request. For bare net/http, it is the size of
 // the body that server sends for such a request.
 func (s *side) pathOf(t testing.TB, k kind, server *side) string {
+	t.Helper()
 	if s.client == nil {
 		answer := server.client.Elsewhere().Get(server.pathOf(t, k, server)).Must(t, 200)
 		return fmt.Sprint("/", len(answer.Body))
@@ -226,6 +226,7 @@ func (s *side) pathOf(t testing.TB, k kind, server *side) string {
 // measure sends requests of one kind for a second and returns the figures. It fails the test if a
 // request fails. The requests have the cookies of server.
 func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side) (figures string) {
+	t.Helper()
 	url := s.base + s.pathOf(t, k, server)
 	method, contentType, body := "GET", "", ""
 	if k.Upload > 0 {
@@ -267,10 +268,9 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 
 // tempFile writes a file that is removed at the end of the test, and returns its path.
 func tempFile(t testing.TB, content []byte) (path string) {
+	t.Helper()
 	path = filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 

@@ -54,18 +54,15 @@ func (m timer) validate(email, code string, want int) time.Duration {
 // are unfinished, which does not depend on the address. Then send waits and sends the request
 // again.
 func (m timer) send(client *http.Client, method, path, body string, want int) time.Duration {
+	m.t.Helper()
 	for {
 		request, err := http.NewRequest(method, m.base+path, strings.NewReader(body))
-		if err != nil {
-			m.t.Fatal(err)
-		}
+		hubstest.Must(m.t, err)
 		request.Header.Set("Content-Type", "application/json")
 		request.Header.Set("X-Forwarded-For", hubstest.NewIP())
 		start := time.Now()
 		answer, err := client.Do(request)
-		if err != nil {
-			m.t.Fatal(err)
-		}
+		hubstest.Must(m.t, err)
 		io.Copy(io.Discard, answer.Body)
 		answer.Body.Close()
 		took := time.Since(start)
@@ -142,6 +139,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 
 // oneConnection returns an HTTP client that uses at most one connection.
 func oneConnection(t *testing.T) *http.Client {
+	t.Helper()
 	transport := &http.Transport{MaxConnsPerHost: 1}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}

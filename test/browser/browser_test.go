@@ -32,6 +32,7 @@ var engines = map[string]func(t testing.TB, dir, server string) driver{
 
 // inEachEngine runs a test once in each engine, in parallel, each time with a new browser.
 func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
+	t.Helper()
 	for engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
@@ -59,16 +60,13 @@ type params = map[string]any
 // of a TLS server: the browser reaches that server under every https host name, and accepts any
 // certificate.
 func newBrowser(t testing.TB, engine, server string) *browser {
+	t.Helper()
 	// Not t.TempDir: it fails the test if a process that is just ending still writes to the folder.
 	// The name is short, because the path of Chromium's socket in it can have only 107 bytes.
 	dir, err := os.MkdirTemp(hubstest.Dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	downloads := dir + "/Downloads"
-	if err := os.Mkdir(downloads, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.Mkdir(downloads, 0o700))
 	driver := engines[engine](t, dir, server)
 	b := &browser{t: t, engine: engine, driver: driver, downloads: downloads}
 	t.Cleanup(func() {
@@ -100,12 +98,9 @@ func (b *browser) wantEqual(what string, got, want any) {
 
 // writeFile writes a file, in a folder that it makes if there is none.
 func writeFile(t testing.TB, path, content string) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	t.Helper()
+	hubstest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	hubstest.Must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // command sends one command of the WebDriver protocol, and decodes its result into out. If out is
@@ -117,7 +112,7 @@ func (b *browser) command(method, path string, in params, out any) {
 		err = json.Unmarshal(answer, out)
 	}
 	if err != nil {
-		b.t.Fatalf("%s: WebDriver %s %s: %v", b.engine, method, path, err)
+		b.t.Fatalf("setup: %s: WebDriver %s %s: %v", b.engine, method, path, err)
 	}
 }
 

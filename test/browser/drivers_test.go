@@ -26,6 +26,7 @@ import (
 
 // startProgram runs a program until the test ends. dir is its home and its temporary folder.
 func startProgram(t testing.TB, dir, program string, args ...string) *hubstest.Program {
+	t.Helper()
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_RUNTIME_DIR="+dir)
 	return hubstest.StartProgram(t, cmd)
@@ -35,6 +36,7 @@ func startProgram(t testing.TB, dir, program string, args ...string) *hubstest.P
 // free in one of IPv4 and IPv6, and ends if the port is taken in the other. Then startChromedriver
 // starts it again.
 func startChromedriver(t testing.TB, dir string) (port string) {
+	t.Helper()
 	driver := hubstest.Need(t, "chromedriver", "chromium-driver")
 	for range 5 {
 		p := startProgram(t, dir, driver, "--port=0")
@@ -43,11 +45,12 @@ func startChromedriver(t testing.TB, dir string) (port string) {
 			return port
 		}
 	}
-	t.Fatal("chromedriver found no free port in five attempts")
+	t.Fatal("setup: chromedriver found no free port in five attempts")
 	return ""
 }
 
 func startChromium(t testing.TB, dir, server string) driver {
+	t.Helper()
 	program := hubstest.Need(t, "chromium", "chromium")
 	port := startChromedriver(t, dir)
 	options := params{
@@ -77,13 +80,14 @@ func startChromium(t testing.TB, dir, server string) driver {
 		"goog:loggingPrefs":   params{"browser": "ALL"},
 	})
 	if err != nil {
-		t.Fatal("WebDriver session: ", err)
+		t.Fatal("setup: WebDriver session: ", err)
 	}
 	return d
 }
 
 // startWebKit runs WebKitGTK's MiniBrowser on a virtual display, because it needs a display.
 func startWebKit(t testing.TB, dir, server string) driver {
+	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*/webkit2gtk-4.1/MiniBrowser") // the pattern is well formed
 	if found == nil {
 		hubstest.Skip(t, "MiniBrowser is missing: apt-get install webkit2gtk-driver")
@@ -116,7 +120,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 			return d
 		}
 	}
-	t.Fatal("WebDriver session, at the third and last attempt: ", err)
+	t.Fatal("setup: WebDriver session, at the third and last attempt: ", err)
 	return nil
 }
 
@@ -124,6 +128,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 // returns its port. The tests need it because not every driver can map host names. If server is
 // empty, startTunnel returns a port on which nothing listens.
 func startTunnel(t testing.TB, server string) (port string) {
+	t.Helper()
 	if server == "" {
 		return "9"
 	}
@@ -218,6 +223,7 @@ user_pref("network.cookie.cookieBehavior", 0);
 `
 
 func startFirefox(t testing.TB, dir, server string) driver {
+	t.Helper()
 	profile := dir + "/profile"
 	port := startTunnel(t, server)
 	writeFile(t, profile+"/user.js", fmt.Sprintf(firefoxPrefs, port, port, dir))
@@ -231,7 +237,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 		_, err = d.command("POST", "", params{"acceptInsecureCerts": server != ""})
 	}
 	if err != nil {
-		t.Fatal("Marionette: ", err)
+		t.Fatal("setup: Marionette: ", err)
 	}
 	return d
 }

@@ -13,6 +13,7 @@ import (
 // docs/clients.md. They fetch packages from npm's registry. It serves the example on a port of its
 // own. The page at /?api=URL calls the server at that URL.
 func exampleSite(t testing.TB) (url string) {
+	t.Helper()
 	npm := hubstest.Need(t, "npm", "npm")
 	ping := exec.Command(npm, "ping", "--fetch-retries=0", "--fetch-timeout=30000")
 	if ping.Run() != nil {
@@ -22,12 +23,12 @@ func exampleSite(t testing.TB) (url string) {
 	build := exec.Command("sh", "-ec", `cp -R "$0/examples" "$0/web" .; `+commands, hubstest.Root())
 	build.Dir = t.TempDir()
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("can't build the example: %s: %v\n%s", commands, err, out)
+		t.Fatalf("setup: can't build the example: %s: %v\n%s", commands, err, out)
 	}
 	const standard = `content="http://localhost:8080"`
 	index := hubstest.ReadFile(t, "examples/index.html")
 	if !strings.Contains(index, standard) {
-		t.Fatalf("examples/index.html has no %s to replace", standard)
+		t.Fatalf("setup: examples/index.html has no %s to replace", standard)
 	}
 	files := http.FileServer(http.Dir(build.Dir + "/examples"))
 	return serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -17,6 +17,7 @@ import (
 
 // serve serves a handler on a port of its own until the test ends, and returns the URL.
 func serve(t testing.TB, handler http.HandlerFunc) (url string) {
+	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	return server.URL
@@ -24,6 +25,7 @@ func serve(t testing.TB, handler http.HandlerFunc) (url string) {
 
 // servePage serves one page for every path, on a port of its own.
 func servePage(t testing.TB, page string) (url string) {
+	t.Helper()
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) { writePage(w, page) })
 }
 
@@ -92,6 +94,7 @@ func TestProductionInBrowser(t *testing.T) {
 // terminateTLS starts a TLS server in front of srv and returns its address. It passes requests for
 // api.example.com to srv, and serves an empty page under every other name.
 func terminateTLS(t *testing.T, srv *hubstest.Server) (addr string) {
+	t.Helper()
 	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: srv.Addr})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if r.Host == "api.example.com" {
@@ -154,7 +157,7 @@ func (o originTest) mustRead(status int, request pageRequest) pageAnswer {
 	o.t.Helper()
 	answer := o.fetch(request)
 	if answer.Status != status || answer.Type != "cors" || answer.ID == "" {
-		o.t.Fatalf("%s: got %+v, want %d, readable by the page", request.path, answer, status)
+		o.t.Fatalf("setup: %s: got %+v, want %d, readable by the page", request.path, answer, status)
 	}
 	return answer
 }
@@ -179,6 +182,7 @@ func testOrigins(b *browser, srv *hubstest.Server, at origins) {
 // useAll opens a page of the allowed origin. The page can sign in and use the API, and can read
 // each answer.
 func (o originTest) useAll() {
+	o.t.Helper()
 	o.open(o.allowed)
 	email, _ := o.srv.NewUser(o.t, "admin")
 	askCode := write("POST /auth/otp/request", fmt.Sprintf(`{"email":%q}`, email))
@@ -213,6 +217,7 @@ func (o originTest) useAll() {
 // seeNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No
 // page, not even this one, can show an answer of the server in a frame.
 func (o originTest) seeNoChange() {
+	o.t.Helper()
 	o.open(o.allowed)
 	hubs := o.mustRead(200, pageRequest{path: "/hubs"}).Body
 	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {

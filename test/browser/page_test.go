@@ -27,6 +27,7 @@ type learner struct {
 
 // newLearner starts a server with a new user and 12 hubs.
 func newLearner(t *testing.T, b *browser) *learner {
+	t.Helper()
 	srv := hubstest.Start(t)
 	email, _ := srv.NewUser(t, "member")
 	l := &learner{browser: b, srv: srv, email: email}

@@ -21,6 +21,7 @@ type cluster struct {
 }
 
 func startCluster(t *testing.T) *cluster {
+	t.Helper()
 	c := &cluster{}
 	env := productionEnv(t)
 	env["DATABASE_URL"] = hubstest.NewDatabase(t)
@@ -40,6 +41,7 @@ func startCluster(t *testing.T) *cluster {
 // addressElsewhere returns the address of a client. HAProxy sends the client's requests outside
 // /auth/otp/ to another server than the active one.
 func (c *cluster) addressElsewhere(t *testing.T) string {
+	t.Helper()
 	for range 100 { // HAProxy sends two of three addresses to another server
 		address := newAddress()
 		c.clientFrom(c.servers[0], address).Get("/auth/session")
@@ -48,7 +50,7 @@ func (c *cluster) addressElsewhere(t *testing.T) string {
 			return address
 		}
 	}
-	t.Fatal("got 100 addresses that HAProxy sends to the active server, want some at another one")
+	t.Fatal("setup: got 100 addresses that HAProxy sends to the active server, want some at another one")
 	return ""
 }
 
@@ -265,6 +267,7 @@ type traffic struct {
 }
 
 func startTraffic(t *testing.T, c *cluster) *traffic {
+	t.Helper()
 	u := &traffic{
 		t:      t,
 		client: c.member(c.servers[0], "member"),
@@ -289,6 +292,7 @@ func (u *traffic) round() {
 // Do sends a request. It counts a request that gets no answer, a 502 or a 503, because a server may
 // be down. Any other error fails the test.
 func (u *traffic) Do(method, path string, body any, headers ...string) *hubstest.Response {
+	u.t.Helper()
 	r, err := u.client.Try(method, path, body, headers...)
 	switch {
 	case err != nil || r.Status == 502 || r.Status == 503:

@@ -25,7 +25,7 @@ func shipped(t testing.TB, name string, oldNew ...string) string {
 	text := hubstest.ReadFile(t, "deploy/"+name)
 	for i := 0; i < len(oldNew); i += 2 {
 		if !strings.Contains(text, oldNew[i]) {
-			t.Fatalf("deploy/%s has no %q to replace", name, oldNew[i])
+			t.Fatalf("setup: deploy/%s has no %q to replace", name, oldNew[i])
 		}
 	}
 	return strings.NewReplacer(oldNew...).Replace(text)
@@ -43,7 +43,7 @@ func readEnv(t testing.TB, name string) map[string]string {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok || strings.ContainsAny(value, `"'\`) {
-			t.Fatalf("%s: got %q, want NAME=value without quotes and backslashes", name, line)
+			t.Fatalf("setup: %s: got %q, want NAME=value without quotes and backslashes", name, line)
 		}
 		env[key] = value
 	}
@@ -53,6 +53,7 @@ func readEnv(t testing.TB, name string) map[string]string {
 // productionEnv returns the settings of production.env, with a folder of files, a free port and a
 // mail server of the test's own.
 func productionEnv(t testing.TB) map[string]string {
+	t.Helper()
 	env := readEnv(t, "production.env")
 	env["FILES_DIR"] = t.TempDir()
 	env["ADDR"] = "127.0.0.1:0"
@@ -61,10 +62,9 @@ func productionEnv(t testing.TB) map[string]string {
 }
 
 func writeFile(t testing.TB, dir, name, text string) string {
+	t.Helper()
 	path := filepath.Join(dir, name)
 	err := os.WriteFile(path, []byte(text), 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	return path
 }

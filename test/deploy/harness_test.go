@@ -37,6 +37,7 @@ var bothProxies = []string{"haproxy", "nginx"}
 
 // forEachProxy runs a test once with each proxy. engine is "haproxy" or "nginx".
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
+	t.Helper()
 	t.Parallel()
 	for _, engine := range bothProxies {
 		t.Run(engine, func(t *testing.T) {
@@ -50,13 +51,12 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // only, of three. The test opens the listening sockets and hands them to the proxy, so that no
 // other process can take the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
+	t.Helper()
 	program := hubstest.Need(t, engine, engine)
 	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
 	// that root has started runs as another user.
 	dir := fmt.Sprintf("%s/p%d", hubstest.Dir, serial.Add(1))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.Mkdir(dir, 0o755))
 	p := &frontProxy{t: t, dir: dir}
 	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
@@ -92,6 +92,7 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 // haproxyConfig returns haproxy.cfg with the addresses and paths of the test. HAProxy can change
 // its user and its root folder only if root has started it. Otherwise these lines are left out.
 func haproxyConfig(t testing.TB, dir string, servers []string) string {
+	t.Helper()
 	replace := []string{
 		"0.0.0.0:443 ssl", "fd@3 ssl",
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
@@ -118,6 +119,7 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
 func nginxConfig(t testing.TB, p *frontProxy, server string) string {
+	t.Helper()
 	folders := []byte("http {\n")
 	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
 		folders = fmt.Appendf(folders, "    %s_temp_path %s/%s;\n", kind, p.dir, kind)
@@ -187,9 +189,10 @@ func (p *frontProxy) dial(address string) (*tls.Conn, error) {
 // mustDial is like dial, but ends the test if there is no connection. It does not call t.Helper: a
 // proxy that has not started is a failure at a line of this file, not at one of the test.
 func (p *frontProxy) mustDial(address string) *tls.Conn {
+	p.t.Helper()
 	conn, err := p.dial(address)
 	if err != nil {
-		p.t.Fatal("no connection to the proxy: ", err)
+		p.t.Fatal("setup: no connection to the proxy: ", err)
 	}
 	return conn
 }
@@ -212,15 +215,11 @@ func (p *frontProxy) raw(address, request string) string {
 func (p *frontProxy) command(t testing.TB, line string) string {
 	t.Helper()
 	conn, err := net.Dial("unix", p.dir+"/admin.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	defer conn.Close()
 	fmt.Fprintln(conn, line)
 	answer, err := io.ReadAll(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	return string(answer)
 }
 
@@ -232,7 +231,7 @@ func (p *frontProxy) stats(t testing.TB, name, column string) string {
 	lines := strings.Split(p.command(t, "show stat"), "\n")
 	i := slices.Index(strings.Split(lines[0], ","), column)
 	if i < 0 {
-		t.Fatalf("HAProxy's statistics: got the columns %q, want %s among them", lines[0], column)
+		t.Fatalf("setup: HAProxy's statistics: got the columns %q, want %s among them", lines[0], column)
 	}
 	for _, line := range lines {
 		if strings.Contains(","+line, ","+name+",") {
@@ -270,10 +269,9 @@ var publicServer = &hubstest.Server{Base: "https://api.example.com"}
 const emptyAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 func newRecorder(t testing.TB, answer func(*http.Request) string) *recorder {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	r := &recorder{
 		addr:   listener.Addr().String(),

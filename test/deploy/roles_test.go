@@ -18,6 +18,7 @@ type roleDatabase struct{ superuser, owner, server, stranger string }
 const rolePassword = "the-password-of-each-role"
 
 func newRoleDatabase(t *testing.T) roleDatabase {
+	t.Helper()
 	pg := hubstest.NewPostgres(t)
 	for _, role := range []string{"hubs_owner", "stranger"} {
 		hubstest.Exec(t, pg.URL, "create role "+role+" login password '"+rolePassword+"'")
@@ -31,9 +32,7 @@ func newRoleDatabase(t *testing.T) roleDatabase {
 		stranger:  hubstest.WithUser(t, database, "stranger", rolePassword),
 	}
 	err := hubstest.Migrate(d.owner)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	return d
 }
 

@@ -57,14 +57,10 @@ func (s *service) execAsOperator(statements string) {
 func (s *service) lock(tables string) *sql.Tx {
 	s.t.Helper()
 	tx, err := hubstest.OpenDB(s.t, s.Database).Begin()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	hubstest.Must(s.t, err)
 	s.t.Cleanup(func() { tx.Rollback() })
 	_, err = tx.Exec("lock table " + tables + " in access exclusive mode")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	hubstest.Must(s.t, err)
 	return tx
 }
 
@@ -341,6 +337,7 @@ func TestOneOfManyRightCodesOpensASession(t *testing.T) {
 
 // presentAtOnce presents the guest's code n times at the same time.
 func (g guest) presentAtOnce(t *testing.T, n int) (answers chan *hubstest.Response) {
+	t.Helper()
 	body := map[string]string{"email": g.email, "code": g.code}
 	return sendAtOnce(t, n, g.Client, "POST /auth/otp/validate", body)
 }
@@ -637,8 +634,6 @@ func TestUserDeletedDuringARequest(t *testing.T) {
 	}()
 	s.waitForLocks(1) // the insert of the file's row waits for the locked table
 	_, err := tx.Exec("delete from users where lower(email) = lower($1)", email)
-	if err := errors.Join(err, tx.Commit()); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, errors.Join(err, tx.Commit()))
 	hubstest.WantProblem(t, <-answer, 401, "unauthenticated")
 }

@@ -46,7 +46,7 @@ func newPair(t *testing.T) pair {
 		"url="+primary.URL,
 	)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("making a standby: %v\n%s", err, out)
+		t.Fatalf("setup: making a standby: %v\n%s", err, out)
 	}
 	p := pair{t, primary, hubstest.ExistingPostgres(t, standby)}
 	hubstest.Exec(t, primary.URL, "alter system set synchronous_standby_names = '*'")

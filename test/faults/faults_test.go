@@ -182,6 +182,7 @@ func (c *clients) end() {
 func sendAtOnce(
 	t *testing.T, n int, c *hubstest.Client, request string, body any,
 ) chan *hubstest.Response {
+	t.Helper()
 	answers := make(chan *hubstest.Response, n)
 	var all sync.WaitGroup
 	for range n {
@@ -230,6 +231,7 @@ func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubs
 
 // termsVersion returns the version of the terms that the server tells a signed-in client.
 func termsVersion(t *testing.T, c *hubstest.Client) string {
+	t.Helper()
 	return get(c, "/auth/session").Field(t, "terms", "version").(string)
 }
 

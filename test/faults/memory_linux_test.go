@@ -51,6 +51,7 @@ func TestMemoryIsBounded(t *testing.T) {
 // beginTransfers begins six downloads and as many uploads of each of 60 users, who may have 16
 // transfers each.
 func beginTransfers(t *testing.T, s *hubstest.Server, path string) (conns []*hubstest.Conn) {
+	t.Helper()
 	for range 60 {
 		member, _ := s.Member(t, "member")
 		for range 6 {
@@ -93,9 +94,7 @@ func sendQueues(t *testing.T, addr string) (bytes, clients int) {
 	fmt.Sscanf(addr, "127.0.0.1:%d", &port)
 	local := fmt.Sprintf(":%04X", port)
 	sockets, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	for line := range strings.Lines(string(sockets)) {
 		// The fields are a number, the local and the remote address, the state, and the bytes to
 		// send and received: 0: 0100007F:1F90 0100007F:C350 01 00002A00:00000000 …

@@ -96,7 +96,7 @@ func TestStopSendsMailUnderWay(t *testing.T) {
 	emails := askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
 	if len(s.Mail.Received()) == manyMails {
-		t.Fatal("got every mail by the time of the signal, want some under way")
+		t.Fatal("setup: got every mail by the time of the signal, want some under way")
 	}
 	wantExit(t, s, 0)
 	wantOneMailEach(t, s, emails...)

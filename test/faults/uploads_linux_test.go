@@ -19,9 +19,7 @@ func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir str
 	t.Helper()
 	hubstest.NeedRoot(t)
 	dir = t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
 	t.Cleanup(func() {
 		syscall.Unmount(dir, syscall.MNT_DETACH)
 	})
@@ -37,9 +35,7 @@ func TestFullDiskKeepsNothing(t *testing.T) {
 	s.AllowErrorsWithAnyOf("insufficient_storage")
 	// The ballast leaves room for a small file, but not for the large one.
 	ballast := filepath.Join(dir, "ballast")
-	if err := os.WriteFile(ballast, make([]byte, 600<<10), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.WriteFile(ballast, make([]byte, 600<<10), 0o600))
 	kept := store(t, c, "kept.txt")
 	large := make([]byte, 800<<10)
 	for range 2 {
@@ -48,9 +44,7 @@ func TestFullDiskKeepsNothing(t *testing.T) {
 		s.waitFiles(2) // the ballast and kept.txt
 	}
 	c.WantFile(kept, "content")
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.Remove(ballast))
 	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
 	s.WantStored(t, 2)
 }
@@ -63,9 +57,7 @@ func TestReadOnlyDiskIsServed(t *testing.T) {
 	kept := store(t, c, "kept.txt")
 	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	second := hubstest.Start(t, s.Env)
 	second.AllowErrorsWithAnyOf("read-only file system")
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
@@ -99,9 +91,7 @@ func attach(t *testing.T, s *service, args ...string) *trace {
 	)...)
 	log := &hubstest.Log{}
 	cmd.Stderr = log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, cmd.Start())
 	tr.end = sync.OnceFunc(func() {
 		cmd.Process.Signal(syscall.SIGINT)
 		cmd.Wait()
@@ -128,9 +118,7 @@ func (tr *trace) calls() string {
 	tr.t.Helper()
 	tr.end()
 	text, err := os.ReadFile(tr.output)
-	if err != nil {
-		tr.t.Fatal(err)
-	}
+	hubstest.Must(tr.t, err)
 	return string(text)
 }
 
@@ -138,7 +126,7 @@ func (tr *trace) calls() string {
 func (tr *trace) mustInject() {
 	tr.t.Helper()
 	if !strings.Contains(tr.calls(), "(INJECTED)") {
-		tr.t.Fatal("strace has made no system call fail, so the test shows nothing")
+		tr.t.Fatal("setup: strace has made no system call fail, so the test shows nothing")
 	}
 }
 
@@ -295,9 +283,7 @@ func (s *service) openFiles() (n int) {
 	s.t.Helper()
 	pattern := fmt.Sprintf("/proc/%d/fd/*", s.Cmd.Process.Pid)
 	links, err := filepath.Glob(pattern) // one link for each open descriptor
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	hubstest.Must(s.t, err)
 	for _, link := range links {
 		name, _ := os.Readlink(link) // an error means that it was closed meanwhile
 		if strings.HasPrefix(name, s.Env["FILES_DIR"]) {

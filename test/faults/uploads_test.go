@@ -31,7 +31,7 @@ func (s *service) sweep() *hubstest.Server {
 	s.putFiles(time.Hour, last)
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
 	if err != nil {
-		s.t.Fatal("starting another server: ", err)
+		s.t.Fatal("setup: starting another server: ", err)
 	}
 	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {
 		return !slices.Contains(s.FilesIn(s.t), last)
@@ -109,9 +109,7 @@ func (s *service) putFiles(age time.Duration, names ...string) {
 		path := filepath.Join(s.Env["FILES_DIR"], name)
 		err := os.WriteFile(path, []byte("x"), 0o600)
 		err = errors.Join(err, os.Chtimes(path, modified, modified))
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		hubstest.Must(s.t, err)
 	}
 }
 
@@ -144,9 +142,7 @@ func TestUnfinishedUploadsAreSwept(t *testing.T) {
 	// A folder can't be swept. This one comes first, so the sweep must go on after it.
 	const folder = working + "00000000-0000-4000-8000-000000000000"
 	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 
 	second := s.sweep()
 	second.AllowErrorsWithAnyOf("the sweep of unfinished uploads failed")
@@ -246,9 +242,7 @@ func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	upload := c.StartUpload("a.txt")
 	working := s.WorkingFiles(t)[0]
 	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))
-	if err := os.Link(working, final); err != nil { // the server will make the same link
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.Link(working, final)) // the server will make the same link
 	hubstest.WantProblem(t, upload.Finish(), 500, "internal")
 	s.WantStored(t, 0)
 }

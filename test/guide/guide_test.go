@@ -105,9 +105,7 @@ func run(t *testing.T, command string) {
 // write writes a file of the copy.
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, os.WriteFile(file, []byte(text), 0o644))
 }
 
 // change makes the changes of a diff in a file. They have the form of the changes of a removal:
@@ -115,9 +113,7 @@ func write(t *testing.T, file, text string) {
 func change(t *testing.T, file, diff string) {
 	t.Helper()
 	source, err := removals.ReadSource()
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	var changes []removals.Change
 	for part := range strings.SplitSeq(strings.TrimPrefix("\n"+diff, "\n@@"), "\n@@") {
 		scope, lines, _ := strings.Cut(part, "\n")
@@ -126,14 +122,10 @@ func change(t *testing.T, file, diff string) {
 			t.Errorf("%s: got the file %q, want %q", scope, got, file)
 		}
 		change, err := removals.ReadChange(scope, lines)
-		if err != nil {
-			t.Fatal(err)
-		}
+		hubstest.Must(t, err)
 		changes = append(changes, change)
 	}
 	files, err := source.Apply(changes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hubstest.Must(t, err)
 	write(t, file, files[file])
 }

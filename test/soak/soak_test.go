@@ -63,7 +63,7 @@ func TestSoak(t *testing.T) {
 	}
 	minutes, err := strconv.Atoi(os.Getenv("SOAK_MINUTES"))
 	if err != nil {
-		t.Fatal("SOAK_MINUTES: ", err)
+		t.Fatal("setup: SOAK_MINUTES: ", err)
 	}
 	s := newSoak(t)
 	steady := s.servers[1] // no failure restarts this one
@@ -80,6 +80,7 @@ func TestSoak(t *testing.T) {
 
 // newSoak starts PostgreSQL, the mail server and both servers.
 func newSoak(t *testing.T) *soak {
+	t.Helper()
 	s := &soak{
 		t:        t,
 		pg:       hubstest.NewPostgres(t),
@@ -217,6 +218,7 @@ func (s *soak) waitSwept() {
 
 // report prints the table, and fails the test for each kind of fault.
 func (s *soak) report() {
+	s.t.Helper()
 	var table strings.Builder
 	fmt.Fprintln(&table, "\nWhat happened:")
 	for _, event := range s.events {
