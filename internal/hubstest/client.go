@@ -213,9 +213,7 @@ func (c *Client) AcceptTerms() {
 	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Must(c.t, 200)
 }
 
-// SignIn returns a new client that has signed in with this address. Like Member, it is for what a
-// test begins with, so a failure is at a line of this package. A test of the sign-in itself calls
-// the method of Client.
+// SignIn returns a new client that has signed in with this address.
 func (s *Server) SignIn(t testing.TB, email string) *Client {
 	t.Helper()
 	c := s.Client(t)

@@ -15,9 +15,9 @@
 // subtests share takes theirs at each call (Server, Response). Client.In moves a client to a
 // subtest.
 //
-// Functions that check the server call t.Helper, so a failure is reported at a line of the test.
-// A failure at a line of this package says nothing about the rule under test: there is no
-// PostgreSQL, for example, or no server has started. tools/prove relies on this difference.
+// Functions that may fail a test call t.Helper, so a failure is reported at a line of the test. The
+// message of a failed step begins with "setup: ". Such a failure says nothing about the rule under
+// test: no server has started, for example. tools/prove relies on this word.
 package hubstest
 
 import (
@@ -48,7 +48,7 @@ func patience() time.Duration {
 	return d
 }
 
-// Must ends the test if a step of it has failed.
+// Must ends the test if a step has failed that is not what the test is about.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

@@ -46,8 +46,7 @@ type Sender interface {
 }
 
 // NewLedger returns an empty ledger. It calls report for each fault that it finds. kind is a fixed
-// text, so that a test can count the faults of each kind. detail names the write. report is a
-// function of the test, so that a failure is reported at a line of the test.
+// text, so that a test can count the faults of each kind. detail names the write.
 func NewLedger(report func(kind, detail string)) *Ledger {
 	return &Ledger{
 		report:   report,

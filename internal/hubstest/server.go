@@ -99,17 +99,8 @@ func Serve() *exec.Cmd { return exec.Command(Binary(), "serve") }
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
 	t.Helper()
 	s, err := TryStart(t, cmd, overrides...)
-	mustStart(t, err)
+	Must(t, err)
 	return s
-}
-
-// mustStart ends the test if the server has not started. It does not call t.Helper, so the failure
-// is reported at a line of this package: it is not the failure that the test looks for.
-func mustStart(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("setup: the server has not started: %v", err)
-	}
 }
 
 // TryStart is like StartCommand, but returns an error if the server does not start. It is for tests
@@ -155,7 +146,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 func (s *Server) waitListening() error {
 	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
-		return fmt.Errorf("want the log line \"listening\": %w\nstandard error:\n%s", err, s.Stderr)
+		return fmt.Errorf("the server has not started: %w\nstandard error:\n%s", err, s.Stderr)
 	}
 	var listening struct{ Addr string }
 	if err := json.Unmarshal([]byte(line), &listening); err != nil {

@@ -186,14 +186,11 @@ func (p *frontProxy) dial(address string) (*tls.Conn, error) {
 	return conn, err
 }
 
-// mustDial is like dial, but ends the test if there is no connection. It does not call t.Helper: a
-// proxy that has not started is a failure at a line of this file, not at one of the test.
+// mustDial is like dial, but ends the test if there is no connection.
 func (p *frontProxy) mustDial(address string) *tls.Conn {
 	p.t.Helper()
 	conn, err := p.dial(address)
-	if err != nil {
-		p.t.Fatal("setup: no connection to the proxy: ", err)
-	}
+	hubstest.Must(p.t, err)
 	return conn
 }
 

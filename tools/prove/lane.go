@@ -301,13 +301,9 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 // outcome is proven if the test fails by an assertion; said is then the first 500 bytes of the
 // failure.
 //
-// An assertion is a failure at a line of the file that has the test. hubstest calls t.Helper, so
-// the failures that it finds for a test are reported there too: a wait that reached its limit, for
-// example, or an error in the log.
-//
-// A failure at another line is one of the harness, in internal/hubstest or in a file such as
-// harness_test.go: no server or no proxy starts, for example. It does not count, because otherwise
-// every removal that breaks the whole server would be proven.
+// An assertion is a failure whose message does not begin with "setup: ". A step that the test needs
+// and is not about fails with this word (hubstest.Must): no server starts, for example. It does not
+// count, because otherwise every removal that breaks the whole server would be proven.
 //
 // A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output.
 func (l *lane) runTest(name string, patience time.Duration) (outcome, said string) {
@@ -333,20 +329,23 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 	if ctx.Err() != nil {
 		return broken, fmt.Sprintf("the test does not end within %v\n%s", testTimeout, output)
 	}
-	file, _ := l.source.Lines(removals.TestFunction(name))
-	return judge(filepath.Base(file), output, err)
+	return judge(output, err)
 }
 
-// judge returns the outcome of a test in file that has ended with err.
-func judge(file string, output []byte, err error) (outcome, said string) {
-	assertion := regexp.MustCompile(`(?m)^\s+` + file + `:\d+: `)
-	start := assertion.FindIndex(output)
-	switch {
-	case err == nil:
+// failure matches the beginning of a message of t.Error or t.Fatal.
+var failure = regexp.MustCompile(`(?m)^\s+\w+\.go:\d+: `)
+
+// judge returns the outcome of a test that has ended with err.
+func judge(output []byte, err error) (outcome, said string) {
+	if err == nil {
 		return survives, "the test passes, want a failure"
-	case start == nil:
-		return broken, fmt.Sprintf("got a failure at no line of %s: %v\n%s", file, err, output)
 	}
-	output, _, _ = bytes.Cut(output[start[0]:], []byte("\nFAIL"))
-	return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(output))
+	for _, at := range failure.FindAllIndex(output, -1) {
+		message := output[at[1]:]
+		if !bytes.HasPrefix(message, []byte("setup: ")) {
+			message, _, _ = bytes.Cut(message, []byte("\nFAIL"))
+			return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(message))
+		}
+	}
+	return broken, fmt.Sprintf("got no failure of an assertion: %v\n%s", err, output)
 }
