@@ -31,7 +31,8 @@ func panicOf(f func()) (fault any) {
 
 // startRoutes makes the handler of these routes. It returns the panic that prevents the start.
 func startRoutes(routes []route) (fault any) {
-	return panicOf(func() { newServer(config{env: envLocal}, nil, io.Discard).handler(routes) })
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	return panicOf(func() { s.handler(routes) })
 }
 
 // Z1: The server does not start if any route of its table has no valid access rule.

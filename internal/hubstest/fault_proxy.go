@@ -96,7 +96,9 @@ func (p *FaultProxy) Resume() { p.set(proxyPasses) }
 
 // When calls do once, when a client sends the text, before the proxy passes the text on. If do is
 // Cut, the statement is not executed. A text that arrives in two pieces is not found.
-func (p *FaultProxy) When(text string, do func()) { p.when(trigger{text, false}, do) }
+func (p *FaultProxy) When(text string, do func()) {
+	p.when(trigger{text, false}, do)
+}
 
 // WhenAnswered is like When, for a text that the server sends. Any data contains the text "".
 func (p *FaultProxy) WhenAnswered(text string, do func()) {

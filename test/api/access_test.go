@@ -212,7 +212,8 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				r.call(t, srv, admin.In(t)).send(srv.With(t, v.token)).Want(t, r.status)
+				call := r.call(t, srv, admin.In(t))
+				call.send(srv.With(t, v.token)).Want(t, r.status)
 			})
 		}
 	}

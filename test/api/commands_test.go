@@ -113,7 +113,8 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	const stored = "INFO@IRIS.EXAMPLE"
 	const lower = "info@iris.example"
 	s.User(t, "add", stored)
-	if output := run(t, s.Env, "user", "add", lower); !strings.HasSuffix(output, "[1]\n") {
+	output := run(t, s.Env, "user", "add", lower)
+	if !strings.HasSuffix(output, "[1]\n") {
 		t.Errorf("user add of the same address in lower case: got %q, want exit status 1", output)
 	}
 	s.User(t, "role", stored, "admin")

@@ -15,7 +15,8 @@ import (
 // browser would not run a script with another byte.
 func TestPageIsServedAsItIs(t *testing.T) {
 	t.Parallel()
-	page := hubstest.Start(t, map[string]string{"COOKIE_PREFIX": "acme"}).Client(t).Get("/")
+	s := hubstest.Start(t, map[string]string{"COOKIE_PREFIX": "acme"})
+	page := s.Client(t).Get("/")
 	wantText(t, "GET /", string(page.Body), hubstest.ReadFile(t, "web/index.html"))
 }
 

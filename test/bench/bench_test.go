@@ -111,7 +111,6 @@ func BenchmarkRequests(b *testing.B) {
 
 // bareSide starts this test's binary again, as a server of bare net/http (see TestMain).
 func bareSide(t testing.TB) *side {
-	t.Helper()
 	s := &side{name: "bare"}
 	s.start(t, exec.Command(os.Args[0]), "BENCH_BARE", nil)
 	return s
@@ -120,7 +119,6 @@ func bareSide(t testing.TB) *side {
 // newSide starts a server on a new database that its own migrate has made. All sides have the same
 // users and the same session key, so the cookies of one side are valid on all sides.
 func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
-	t.Helper()
 	hubstest.Exec(t, pg.URL, "create database "+name)
 	databaseURL := hubstest.WithDatabase(pg.URL, name)
 	migrate := exec.Command(binary, "migrate")
@@ -195,7 +193,6 @@ func (s *side) start(
 	variable string,
 	env map[string]string,
 ) string {
-	t.Helper()
 	addr := hubstest.FreeAddr(t)
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
@@ -215,9 +212,9 @@ func (s *side) start(
 // pathOf returns the path to request for a kind of request. For bare net/http, it is the size of
 // the body that server sends for such a request.
 func (s *side) pathOf(t testing.TB, k kind, server *side) string {
-	t.Helper()
 	if s.client == nil {
-		answer := server.client.Elsewhere().Get(server.pathOf(t, k, server)).Must(t, 200)
+		path := server.pathOf(t, k, server)
+		answer := server.client.Elsewhere().Get(path).Must(t, 200)
 		return fmt.Sprint("/", len(answer.Body))
 	}
 	return cmp.Or(s.files[k.Path], k.Path)
@@ -226,7 +223,6 @@ func (s *side) pathOf(t testing.TB, k kind, server *side) string {
 // measure sends requests of one kind for a second and returns the figures. It fails the test if a
 // request fails. The requests have the cookies of server.
 func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side) (figures string) {
-	t.Helper()
 	url := s.base + s.pathOf(t, k, server)
 	method, contentType, body := "GET", "", ""
 	if k.Upload > 0 {
@@ -268,7 +264,6 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 
 // tempFile writes a file that is removed at the end of the test, and returns its path.
 func tempFile(t testing.TB, content []byte) (path string) {
-	t.Helper()
 	path = filepath.Join(t.TempDir(), "file")
 	hubstest.Must(t, os.WriteFile(path, content, 0o600))
 	return path

@@ -54,7 +54,6 @@ func (m timer) validate(email, code string, want int) time.Duration {
 // are unfinished, which does not depend on the address. Then send waits and sends the request
 // again.
 func (m timer) send(client *http.Client, method, path, body string, want int) time.Duration {
-	m.t.Helper()
 	for {
 		request, err := http.NewRequest(method, m.base+path, strings.NewReader(body))
 		hubstest.Must(m.t, err)
@@ -123,7 +122,12 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 		len(tests)*timingSamples)
 	for i, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			m := timer{t: t, base: s.Base, one: oneConnection(t), other: oneConnection(t)}
+			m := timer{
+				t:     t,
+				base:  s.Base,
+				one:   oneConnection(t),
+				other: oneConnection(t),
+			}
 			times := m.measureKinds(i*timingSamples, test.time)
 			for kind, name := range map[byte]string{'k': "known", 's': "suspended"} {
 				auc := areaUnderROC(times[kind], times['u'])
@@ -139,7 +143,6 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 
 // oneConnection returns an HTTP client that uses at most one connection.
 func oneConnection(t *testing.T) *http.Client {
-	t.Helper()
 	transport := &http.Transport{MaxConnsPerHost: 1}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}

@@ -26,7 +26,9 @@ func serve(t testing.TB, handler http.HandlerFunc) (url string) {
 // servePage serves one page for every path, on a port of its own.
 func servePage(t testing.TB, page string) (url string) {
 	t.Helper()
-	return serve(t, func(w http.ResponseWriter, _ *http.Request) { writePage(w, page) })
+	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		writePage(w, page)
+	})
 }
 
 func writePage(w http.ResponseWriter, page string) {

@@ -39,7 +39,9 @@ func newLearner(t *testing.T, b *browser) *learner {
 }
 
 // exec changes the server's database.
-func (l *learner) exec(query string) { hubstest.Exec(l.t, l.srv.Database, query) }
+func (l *learner) exec(query string) {
+	hubstest.Exec(l.t, l.srv.Database, query)
+}
 
 const exchanges = "document.querySelectorAll('#exchange-log > *').length"
 

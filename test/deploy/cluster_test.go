@@ -271,7 +271,9 @@ func startTraffic(t *testing.T, c *cluster) *traffic {
 	u := &traffic{
 		t:      t,
 		client: c.member(c.servers[0], "member"),
-		ledger: hubstest.NewLedger(func(kind, detail string) { t.Errorf("%s: %s", kind, detail) }),
+		ledger: hubstest.NewLedger(func(kind, detail string) {
+			t.Errorf("%s: %s", kind, detail)
+		}),
 	}
 	u.work.Go(func() {
 		for !u.stop.Load() {

@@ -60,7 +60,9 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	}
 	hubstest.Exec(t, d.superuser, "alter role hubs_server password '"+rolePassword+"'")
 	t.Run("server works", func(t *testing.T) { testServerRoleWorks(t, d) })
-	t.Run("refused", func(t *testing.T) { wantPrivilegeRefused(t, d.server, refusedToServer) })
+	t.Run("refused", func(t *testing.T) {
+		wantPrivilegeRefused(t, d.server, refusedToServer)
+	})
 	t.Run("other databases", func(t *testing.T) {
 		for _, name := range []string{"postgres", "template1", "stranger"} {
 			wantPrivilegeRefused(t, hubstest.WithDatabase(d.server, name), "select 1")

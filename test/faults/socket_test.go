@@ -77,7 +77,8 @@ func TestReplacedServersShareASocket(t *testing.T) {
 	current.Stop(t)
 	waiting := hubstest.Dial(t, addr) // no server runs now
 	current = startNext()
-	waiting.Send(t, current.Client(t).Head("GET /healthz")+"\r\n").Want(t, 200)
+	request := current.Client(t).Head("GET /healthz") + "\r\n"
+	waiting.Send(t, request).Want(t, 200)
 	clients.waitForSuccesses(4)
 	clients.end()
 	clients.wantNoOutage()

@@ -117,7 +117,6 @@ func (s *soak) restart(server *server) {
 // slowUploads delays every fsync of one server by two seconds, while 100 uploads end at about the
 // same time. The server must answer each upload, and all other requests meanwhile.
 func (s *soak) slowUploads() {
-	s.t.Helper()
 	server := s.servers[1]
 	// Sign in first, because attaching strace may stop the server for seconds.
 	var members []*client

@@ -44,7 +44,6 @@ func (s *soak) newServer() *server {
 // start starts a process of the server and returns when it accepts connections. It allows the
 // errors in the log that the failures cause.
 func (v *server) start(t *testing.T) {
-	t.Helper()
 	v.Server = hubstest.Start(t, v.Env)
 	v.AllowErrorsWithAnyOf(
 		"unavailable",
@@ -56,7 +55,6 @@ func (v *server) start(t *testing.T) {
 
 // end sends a signal to the server, waits until it has stopped, and returns the exit status.
 func (v *server) end(t *testing.T, signal syscall.Signal) int {
-	t.Helper()
 	v.life.Add(1)
 	v.Signal(t, signal)
 	return v.WaitExit(t)

@@ -80,7 +80,6 @@ func TestSoak(t *testing.T) {
 
 // newSoak starts PostgreSQL, the mail server and both servers.
 func newSoak(t *testing.T) *soak {
-	t.Helper()
 	s := &soak{
 		t:        t,
 		pg:       hubstest.NewPostgres(t),
@@ -218,7 +217,6 @@ func (s *soak) waitSwept() {
 
 // report prints the table, and fails the test for each kind of fault.
 func (s *soak) report() {
-	s.t.Helper()
 	var table strings.Builder
 	fmt.Fprintln(&table, "\nWhat happened:")
 	for _, event := range s.events {

@@ -60,7 +60,12 @@ func proveAll(
 	}
 	lanes := make([]*lane, 5*runtime.NumCPU()) // so many, because tests mostly wait
 	for i := range lanes {
-		lanes[i] = &lane{ctx: ctx, source: source, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
+		lanes[i] = &lane{
+			ctx:    ctx,
+			source: source,
+			dir:    fmt.Sprintf("%s/%d", dir, i),
+			asIs:   asIs,
+		}
 		err := lanes[i].copyTree()
 		if err != nil {
 			return nil, err
