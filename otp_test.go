@@ -103,7 +103,10 @@ func TestYoungCodeIsNotReplaced(t *testing.T) {
 		}
 		mustIssue(t, codes, "b") // another address has a minute of its own
 		time.Sleep(time.Nanosecond)
-		second := mustIssue(t, codes, "a")
+		second := codes.issue("a", time.Time{})
+		if second == nil {
+			t.Fatal("got no second code after the minute, want one")
+		}
 		// By chance, the two can have the same digits.
 		if first.digits != second.digits && redeem(codes, "a", first.digits) {
 			t.Error("the old code: got it redeemed, want it refused")

@@ -108,7 +108,7 @@ func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test 
 			wantEqual(t, name, r.Header.Get(name), value)
 		}
 		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
-		hubstest.Must(t, err)
+		wantEqual(t, "error of Content-Disposition", err, nil)
 		wantEqual(t, "name in Content-Disposition", params["filename"], file["name"])
 		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
 	}

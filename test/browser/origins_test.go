@@ -154,12 +154,12 @@ func (o originTest) fetch(request pageRequest) pageAnswer {
 			error => ({failed: String(error)}))`, o.api+request.path)
 }
 
-// mustRead is fetch for a request whose answer the page must be able to read.
-func (o originTest) mustRead(status int, request pageRequest) pageAnswer {
+// read is fetch for a request whose answer the page must be able to read. Otherwise it ends the test.
+func (o originTest) read(status int, request pageRequest) pageAnswer {
 	o.t.Helper()
 	answer := o.fetch(request)
 	if answer.Status != status || answer.Type != "cors" || answer.ID == "" {
-		o.t.Fatalf("setup: %s: got %+v, want %d, readable by the page", request.path, answer, status)
+		o.t.Fatalf("%s: got %+v, want %d, readable by the page", request.path, answer, status)
 	}
 	return answer
 }
@@ -188,29 +188,29 @@ func (o originTest) useAll() {
 	o.open(o.allowed)
 	email, _ := o.srv.NewUser(o.t, "admin")
 	askCode := write("POST /auth/otp/request", fmt.Sprintf(`{"email":%q}`, email))
-	o.mustRead(200, askCode)
+	o.read(200, askCode)
 	code := fmt.Sprintf(`{"email":%q,"code":%q}`, email, o.srv.Code(o.t, email))
-	signedIn := o.mustRead(200, write("POST /auth/otp/validate", code))
+	signedIn := o.read(200, write("POST /auth/otp/validate", code))
 	if signedIn.ID != "by-the-page" || !strings.Contains(signedIn.Body, email) {
 		o.t.Errorf("sign-in: got %+v, want the page's X-Request-Id and the user's address", signedIn)
 	}
 	// The browser has the cookie for this page too, although its port or its host name is not the
 	// server's. No script may read it.
 	o.wantEqual("document.cookie", script[string](o.browser, "return document.cookie"), "")
-	o.mustRead(403, pageRequest{path: "/hubs"})
+	o.read(403, pageRequest{path: "/hubs"})
 	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(signedIn.Body)
-	o.mustRead(200, write("POST /terms/acceptance", "{"+version+"}"))
-	created := o.mustRead(201, write("POST /hubs", `{"name":"South"}`))
+	o.read(200, write("POST /terms/acceptance", "{"+version+"}"))
+	created := o.read(201, write("POST /hubs", `{"name":"South"}`))
 	if !strings.HasPrefix(created.Location, "/hubs/") {
 		o.t.Errorf("new hub: got %+v, want a Location that the page can read", created)
 	}
-	o.mustRead(200, write("PATCH "+o.hub, `{"status":"archived"}`))
+	o.read(200, write("PATCH "+o.hub, `{"status":"archived"}`))
 	// The page can also read the refusal by the limit of the endpoint itself.
 	limit := hubstest.LimitOf(o.t, "POST /auth/otp/request").Requests
 	for range limit - 1 {
-		o.mustRead(200, askCode)
+		o.read(200, askCode)
 	}
-	limited := o.mustRead(429, askCode)
+	limited := o.read(429, askCode)
 	if limited.RetryAfter == "" || !strings.Contains(limited.Body, "rate_limited") {
 		o.t.Errorf("got %+v, want Retry-After and rate_limited", limited)
 	}
@@ -221,7 +221,7 @@ func (o originTest) useAll() {
 func (o originTest) seeNoChange() {
 	o.t.Helper()
 	o.open(o.allowed)
-	hubs := o.mustRead(200, pageRequest{path: "/hubs"}).Body
+	hubs := o.read(200, pageRequest{path: "/hubs"}).Body
 	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
 		o.t.Errorf("got the hubs %s, want the two of this test, unchanged by foreign pages", hubs)
 	}
