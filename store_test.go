@@ -173,7 +173,6 @@ func fill(slots chan struct{}) {
 // runExpensive starts n expensive statements at once, each of which must end with a 503. It returns
 // when all of them wait for a slot. wait waits until they have ended.
 func runExpensive(t *testing.T, st *store, n int) (wait func()) {
-	t.Helper()
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {

@@ -32,7 +32,6 @@ var engines = map[string]func(t testing.TB, dir, server string) driver{
 
 // inEachEngine runs a test once in each engine, in parallel, each time with a new browser.
 func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
-	t.Helper()
 	for engine := range engines {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()

@@ -17,7 +17,6 @@ import (
 
 // serve serves a handler on a port of its own until the test ends, and returns the URL.
 func serve(t testing.TB, handler http.HandlerFunc) (url string) {
-	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	return server.URL
@@ -25,7 +24,6 @@ func serve(t testing.TB, handler http.HandlerFunc) (url string) {
 
 // servePage serves one page for every path, on a port of its own.
 func servePage(t testing.TB, page string) (url string) {
-	t.Helper()
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		writePage(w, page)
 	})
@@ -96,7 +94,6 @@ func TestProductionInBrowser(t *testing.T) {
 // terminateTLS starts a TLS server in front of srv and returns its address. It passes requests for
 // api.example.com to srv, and serves an empty page under every other name.
 func terminateTLS(t *testing.T, srv *hubstest.Server) (addr string) {
-	t.Helper()
 	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: srv.Addr})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if r.Host == "api.example.com" {

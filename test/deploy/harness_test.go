@@ -37,7 +37,6 @@ var bothProxies = []string{"haproxy", "nginx"}
 
 // forEachProxy runs a test once with each proxy. engine is "haproxy" or "nginx".
 func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
-	t.Helper()
 	t.Parallel()
 	for _, engine := range bothProxies {
 		t.Run(engine, func(t *testing.T) {
