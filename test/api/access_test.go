@@ -65,7 +65,7 @@ func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
 }
 
 // call returns a valid call to a route. If the call needs a hub or a file, admin makes it first.
-func (r route) call(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) call {
+func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) call {
 	t.Helper()
 	if r.name == uploadRoute {
 		return call{
@@ -84,13 +84,13 @@ func (r route) call(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) 
 	}
 	return call{
 		request: method + " " + path,
-		body:    r.body(t, srv),
+		body:    r.body(t, s),
 	}
 }
 
 // body returns a valid body for a route, or nil if the route takes none. It has the examples of the
 // contract. If it needs a code, a new user asks for it.
-func (r route) body(t *testing.T, srv *hubstest.Server) any {
+func (r route) body(t *testing.T, s *hubstest.Server) any {
 	t.Helper()
 	method, path, _ := strings.Cut(r.name, " ")
 	operation := []string{"paths", path, strings.ToLower(method)}
@@ -105,7 +105,7 @@ func (r route) body(t *testing.T, srv *hubstest.Server) any {
 		body[name] = examples.([]any)[0]
 	}
 	if body["code"] != nil {
-		_, body["email"], body["code"] = asked(t, srv)
+		_, body["email"], body["code"] = asked(t, s)
 	} else if body["email"] != nil {
 		body["email"] = hubstest.NewEmail()
 	}
@@ -141,22 +141,22 @@ func (v visitor) isRefusedBy(r route) bool {
 // visitors returns the visitors in the order of the server's checks: session, account, terms, role.
 // A visitor that fails one check also fails the later ones, so that its answer shows which check
 // comes first. The exception is the administrator without the terms.
-func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visitor {
+func visitors(t *testing.T, s *hubstest.Server, admin *hubstest.Client) []visitor {
 	t.Helper()
 	// signedIn returns the session token of a new user. After the sign-in, it runs the commands
 	// on the user.
 	signedIn := func(role string, commands ...string) string {
-		email, _ := srv.NewUser(t, role)
-		token := srv.SignIn(t, email).Token()
+		email, _ := s.NewUser(t, role)
+		token := s.SignIn(t, email).Token()
 		for _, command := range commands {
-			srv.User(t, command, email)
+			s.User(t, command, email)
 		}
 		return token
 	}
 	forged := hubstest.Token{}.Sign("another-secret-of-more-than-thirty-two-bytes",
 		"<email>", "a@b.example",
 		"<userId>", hubstest.NewUUID())
-	member, _ := srv.Member(t, "member")
+	member, _ := s.Member(t, "member")
 	return []visitor{
 		{name: "no session", lacks: noSession},
 		{name: "forged", token: forged, lacks: noSession},
@@ -176,12 +176,12 @@ func visitors(t *testing.T, srv *hubstest.Server, admin *hubstest.Client) []visi
 func TestEveryRouteChecksAccess(t *testing.T) {
 	t.Parallel()
 	wantRoutesOfContract(t)
-	srv, admin := start(t, "admin")
-	all := visitors(t, srv, admin)
+	s, admin := start(t, "admin")
+	all := visitors(t, s, admin)
 	// allRows returns the rows of all tables as a text.
 	allRows := func() (rows string) {
 		for _, table := range hubstest.Tables(t) {
-			rows += hubstest.Query[string](t, srv.Database,
+			rows += hubstest.Query[string](t, s.Database,
 				"select concat(string_agg(t::text, ' ' order by t::text)) from "+table+" t")
 		}
 		return rows
@@ -189,7 +189,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	// Refusals come first, because a request that is let in may give its visitor what it lacks:
 	// POST /terms/acceptance accepts the terms.
 	for _, r := range routes {
-		valid := r.call(t, srv, admin)
+		valid := r.call(t, s, admin)
 		malformed := valid
 		malformed.body = `{"`
 		before := allRows()
@@ -199,7 +199,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 			}
 			t.Run("refused/"+v.name+"/"+r.name, func(t *testing.T) {
 				for _, q := range []call{valid, malformed} {
-					answer := q.send(srv.With(t, v.token))
+					answer := q.send(s.With(t, v.token))
 					hubstest.WantProblem(t, answer, v.lacks.status, v.lacks.code)
 				}
 			})
@@ -212,8 +212,8 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.name, func(t *testing.T) {
-				call := r.call(t, srv, admin.In(t))
-				call.send(srv.With(t, v.token)).Want(t, r.status)
+				call := r.call(t, s, admin.In(t))
+				call.send(s.With(t, v.token)).Want(t, r.status)
 			})
 		}
 	}
@@ -223,12 +223,12 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 // not be seen: net/http neither sends nor receives one.)
 func TestHeadIsLikeGet(t *testing.T) {
 	t.Parallel()
-	srv, admin := start(t, "admin")
+	s, admin := start(t, "admin")
 	for _, r := range routes {
 		if !strings.HasPrefix(r.name, "GET ") {
 			continue
 		}
-		path := strings.TrimPrefix(r.call(t, srv, admin).request, "GET ")
+		path := strings.TrimPrefix(r.call(t, s, admin).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD", path, nil)
 		head.Want(t, 200)

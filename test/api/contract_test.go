@@ -43,7 +43,7 @@ func TestContractNamesTheCookie(t *testing.T) {
 // startPrism starts Prism (npm @stoplight/prism-cli), a validating proxy, in front of a server, and
 // returns its address. Prism reads the contract from the server, and compares each request and
 // answer with it.
-func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
+func startPrism(t *testing.T, s *hubstest.Server) (addr string) {
 	t.Helper()
 	prism := os.Getenv("PRISM")
 	if prism == "" {
@@ -52,7 +52,7 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 	addr = hubstest.FreeAddr(t)
 	_, port, _ := strings.Cut(addr, ":")
 	program := hubstest.StartProgram(t, exec.Command(prism, "proxy",
-		srv.Base+"/openapi.json", srv.Base,
+		s.Base+"/openapi.json", s.Base,
 		"--errors",
 		"--port", port))
 	program.WaitFor(t, "Prism is listening")
@@ -65,11 +65,11 @@ func startPrism(t *testing.T, srv *hubstest.Server) (addr string) {
 //
 // The test is not parallel, because another one could take the port on which Prism is to listen.
 func TestValidatingProxyFindsNoViolation(t *testing.T) {
-	srv := hubstest.Start(t)
-	srv.Addr = startPrism(t, srv)
-	srv.Base = "http://" + srv.Addr // the clients below talk to Prism
-	email, _ := srv.NewUser(t, "admin")
-	admin := srv.SignIn(t, email)
+	s := hubstest.Start(t)
+	s.Addr = startPrism(t, s)
+	s.Base = "http://" + s.Addr // the clients below talk to Prism
+	email, _ := s.NewUser(t, "admin")
+	admin := s.SignIn(t, email)
 	// Prism must report a violation: the contract has no member role here.
 	refused, err := admin.Try("POST", "/auth/otp/request", `{"email":"a@b.example","role":"admin"}`)
 	if err != nil || !bytes.Contains(refused.Body, []byte("stoplight")) {
@@ -82,7 +82,7 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	for _, r := range routes {
 		// The routes below /auth would end or replace the session of admin.
 		if !strings.HasPrefix(r.name, "POST /auth/") {
-			q := r.call(t, srv, admin)
+			q := r.call(t, s, admin)
 			p.mustAnswer(q.request, q.body, r.status, q.headers...)
 		}
 	}
@@ -91,7 +91,7 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
 	p.mustServe("GET " + upload(t, admin, "hello"))
 
-	srv.User(t, "role", email, "member")
+	s.User(t, "role", email, "member")
 	p.mustAnswer("POST /hubs", `{"name":"North"}`, 403)
 	p.mustAnswer("POST /auth/logout", nil, 204)
 	admin.SetToken("forged")

@@ -11,7 +11,7 @@ import (
 // of this API. They have none of the headers of a success.
 func TestRouterProblems(t *testing.T) {
 	t.Parallel()
-	srv, admin := start(t, "admin")
+	s, admin := start(t, "admin")
 	file := upload(t, admin, "hello")
 	for _, c := range hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase
@@ -24,23 +24,23 @@ func TestRouterProblems(t *testing.T) {
 		})
 	}
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
-	hubstest.WantProblem(t, srv.Wire(t, "OPTIONS", "*", nil), 404, "not_found")
+	hubstest.WantProblem(t, s.Wire(t, "OPTIONS", "*", nil), 404, "not_found")
 }
 
 // A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
 // is accepted.
 func TestIfMatchRefusesWrites(t *testing.T) {
 	t.Parallel()
-	srv, admin := start(t, "admin")
+	s, admin := start(t, "admin")
 	for _, r := range routes {
 		if strings.HasPrefix(r.name, "GET ") {
 			continue
 		}
-		q := r.call(t, srv, admin)
+		q := r.call(t, s, admin)
 		token := admin.Token()
-		refused := q.send(srv.With(t, token), "If-Match", `"1"`)
+		refused := q.send(s.With(t, token), "If-Match", `"1"`)
 		hubstest.WantProblem(t, refused, 412, "precondition_failed")
-		q.send(srv.With(t, token), "If-Match", "*").Want(t, r.status)
+		q.send(s.With(t, token), "If-Match", "*").Want(t, r.status)
 	}
 }
 
@@ -48,9 +48,9 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 // sent. The log has the error under the id of the request.
 func TestBrokenRowsAreNotSent(t *testing.T) {
 	t.Parallel()
-	srv, admin := start(t, "admin")
-	srv.AllowErrorsWithAnyOf("breaks its contract", "file on disk is not the one")
-	db := srv.Database
+	s, admin := start(t, "admin")
+	s.AllowErrorsWithAnyOf("breaks its contract", "file on disk is not the one")
+	db := s.Database
 	file := upload(t, admin, "hello")
 	made := admin.Send("POST /hubs", `{"name":"a"}`).Must(t, 201)
 	hub := made.Header.Get("Location")
@@ -76,7 +76,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 			if strings.Contains(string(answer.Body), "broken") {
 				t.Errorf("got %v, want no part of the row", answer)
 			}
-			srv.Log.WaitFor(t, `"level":"ERROR"`, id)
+			s.Log.WaitFor(t, `"level":"ERROR"`, id)
 		})
 	}
 }
@@ -85,9 +85,9 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 // name into the table.
 func TestNamesWithLineBreaksAreNotFound(t *testing.T) {
 	t.Parallel()
-	srv, c := start(t, "member")
+	s, c := start(t, "member")
 	file := upload(t, c, "hello")
-	hubstest.Exec(t, srv.Database, "update files set name = E'a\r\nb'")
+	hubstest.Exec(t, s.Database, "update files set name = E'a\r\nb'")
 	withBreak := strings.Replace(file, "a.txt", "a%0D%0Ab", 1)
 	hubstest.WantProblem(t, c.Get(withBreak), 404, "not_found")
 }

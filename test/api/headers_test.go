@@ -15,11 +15,11 @@ import (
 func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	t.Parallel()
 	database, through := hubstest.FaultProxyURL(t, hubstest.NewDatabase(t))
-	srv, admin := start(t, "admin", map[string]string{
+	s, admin := start(t, "admin", map[string]string{
 		"DATABASE_URL":     through,
 		"MAX_UPLOAD_BYTES": "10",
 	})
-	srv.AllowErrorsWithAnyOf("unavailable")
+	s.AllowErrorsWithAnyOf("unavailable")
 	admin.Send("OPTIONS /hubs", nil,
 		"Origin", "http://localhost:3000",
 		"Access-Control-Request-Method", "PATCH").Want(t, 204)
@@ -41,9 +41,9 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	admin.Send("POST /hubs", "{}").Want(t, 400)
 	accept(admin, "a").Want(t, 409)
 	admin.Get("/nowhere").Want(t, 404)
-	srv.Client(t).Get("/hubs").Want(t, 401)
+	s.Client(t).Get("/hubs").Want(t, 401)
 	admin.Send("DELETE /hubs", nil).Want(t, 405)
-	_, refusal := exceed(srv.Client(t), hubstest.LimitOf(t, "GET /hubs"), "GET /nowhere", nil)
+	_, refusal := exceed(s.Client(t), hubstest.LimitOf(t, "GET /hubs"), "GET /nowhere", nil)
 	refusal.Want(t, 429)
 	database.Cut()
 	admin.Get("/hubs").Want(t, 503) // Z2
@@ -57,7 +57,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 func TestStepsRunInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
-	srv := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})
+	s := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})
 	for request, headers := range map[string][]string{
 		"OPTIONS /hubs":  {"Origin", origin, "Access-Control-Request-Method", "POST"},
 		"POST /hubs":     {"Sec-Fetch-Site", "cross-site"},
@@ -68,7 +68,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			t.Parallel()
 			id := hubstest.NewUUID()
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			passed, answer := exceed(srv.Client(t), limit, request, nil,
+			passed, answer := exceed(s.Client(t), limit, request, nil,
 				append(headers, "X-Request-Id", id)...)
 			wantEqual(t, "requests that passed", passed, limit.Requests)
 			wantLimited(t, answer, limit)
@@ -76,7 +76,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
 			wantEqual(t, "readable by a page", readable, slices.Contains(headers, origin))
 			method, _, _ := strings.Cut(request, " ")
-			waitLogged(t, srv, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
+			waitLogged(t, s, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
 		})
 	}
 }
@@ -85,8 +85,8 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 // missing.
 func TestAnswersTellTheirLength(t *testing.T) {
 	t.Parallel()
-	srv, c := start(t, "member")
-	hubstest.Exec(t, srv.Database,
+	s, c := start(t, "member")
+	hubstest.Exec(t, s.Database,
 		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
 	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
 		answer := c.Get(path)
@@ -99,12 +99,12 @@ func TestAnswersTellTheirLength(t *testing.T) {
 // any other. The header of the answer, the error in its body and the log line have the same id.
 func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 	t.Parallel()
-	srv := hubstest.Start(t, staging(t))
+	s := hubstest.Start(t, staging(t))
 	send := func(id string) (got string) {
-		answer := srv.Client(t).Get("/nowhere", "X-Request-Id", id)
+		answer := s.Client(t).Get("/nowhere", "X-Request-Id", id)
 		// WantProblem also compares the id in the body with that in the header.
 		hubstest.WantProblem(t, answer, 404, "not_found")
-		waitLogged(t, srv, answer, `"msg":"request"`)
+		waitLogged(t, s, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")
 	}
 	for _, id := range []string{
@@ -133,7 +133,7 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		seen[got] = true
 	}
 	// The second of two headers is never used, even if only the second has the right form.
-	twice := srv.Wire(t, "GET", "/nowhere", nil,
+	twice := s.Wire(t, "GET", "/nowhere", nil,
 		"X-Request-Id", "a b",
 		"X-Request-Id", "c")
 	wantNew("twice", twice.Header.Get("X-Request-Id"))

@@ -41,16 +41,16 @@ var readsMore = regexp.MustCompile(`Sort|Seq Scan|Filter: .*status`)
 // it finds the ids of the page in the index alone, and reads the rows of its page only.
 func TestHubListReadsLittle(t *testing.T) {
 	t.Parallel()
-	srv, member := start(t, "member")
-	planner := hubstest.OpenDB(t, srv.Database+serverSettings)
+	s, member := start(t, "member")
+	planner := hubstest.OpenDB(t, s.Database+serverSettings)
 	planner.SetMaxOpenConns(1)
-	hubstest.Exec(t, srv.Database, `
+	hubstest.Exec(t, s.Database, `
 		insert into hubs (name, status, created_at, updated_at)
 		select 'Hub ' || md5(n::text), case when n % 10 = 0 then 'archived' else 'active' end,
 			now() - n * interval '1 minute', now() - n % 977 * interval '1 hour'
 		from generate_series(1, 20000) n`)
 	// After a vacuum, PostgreSQL can tell from the index alone that a row is visible.
-	hubstest.Exec(t, srv.Database, "vacuum analyze hubs")
+	hubstest.Exec(t, s.Database, "vacuum analyze hubs")
 	scans := map[string]string{
 		"":                       "Index Scan",
 		"&offset=5000":           "Index Only Scan",
@@ -61,7 +61,7 @@ func TestHubListReadsLittle(t *testing.T) {
 			for page, scan := range scans {
 				path := "/hubs?" + order + status + page
 				member.Elsewhere().Get(path).Want(t, 200)
-				plan := explain(t, planner, lastList(t, srv.Database))
+				plan := explain(t, planner, lastList(t, s.Database))
 				_, belowLimit, _ := strings.Cut(plan, "Limit") // above it, only the page is sorted
 				if !strings.Contains(belowLimit, scan) || readsMore.MatchString(belowLimit) {
 					t.Errorf("GET %s: got the plan\n%swant an %s below the Limit, and no %v",

@@ -50,7 +50,7 @@ type hubReader struct {
 // words in pieces. Many names and times are equal.
 func newHubReader(t testing.TB, pieces string) *hubReader {
 	t.Helper()
-	srv, member := start(t, "member")
+	s, member := start(t, "member")
 	reader := &hubReader{Client: member}
 	words := append(strings.Fields(pieces), " ")
 	random := rand.New(rand.NewPCG(1, 2))
@@ -73,7 +73,7 @@ func newHubReader(t testing.TB, pieces string) *hubReader {
 	}
 	encoded, err := json.Marshal(reader.all)
 	hubstest.Must(t, err)
-	hubstest.Exec(t, srv.Database, `
+	hubstest.Exec(t, s.Database, `
 		insert into hubs (hub_id, name, description, status, created_at, updated_at)
 		select * from json_to_recordset($1) as hub ("hubId" uuid, name text, description text,
 			status text, "createdAt" timestamptz, "updatedAt" timestamptz)`, string(encoded))
@@ -218,10 +218,10 @@ type hubAdmin struct {
 
 func newHubAdmin(t testing.TB) hubAdmin {
 	t.Helper()
-	srv, admin := start(t, "admin")
+	s, admin := start(t, "admin")
 	return hubAdmin{
 		Client: admin,
-		srv:    srv,
+		srv:    s,
 		t:      t,
 	}
 }

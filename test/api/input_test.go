@@ -22,17 +22,17 @@ func TestHubListParameters(t *testing.T) {
 		Path  string
 		Query string
 	}](t, "queries.json")
-	srv, admin := start(t, "admin")
+	s, admin := start(t, "admin")
 	for _, body := range file.Hubs {
 		admin.Send("POST /hubs", body).Want(t, 201)
 	}
-	member, _ := srv.Member(t, "member")
-	cookie := srv.CookieName() + "=" + member.Token()
+	member, _ := s.Member(t, "member")
+	cookie := s.CookieName() + "=" + member.Token()
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			path := cmp.Or(c.Path, "/hubs")
 			target := path + "?" + hubstest.FillIn(c.Query)
-			c.Expect.Check(t, srv.Wire(t, "GET", target, nil,
+			c.Expect.Check(t, s.Wire(t, "GET", target, nil,
 				"Cookie", cookie,
 				"X-Forwarded-For", hubstest.NewIP()))
 		})
@@ -53,10 +53,10 @@ type bodyCase struct {
 // nothing.
 func TestJSONBodiesAreStrict(t *testing.T) {
 	t.Parallel()
-	srv, admin := start(t, "admin")
-	member, _ := srv.Member(t, "member")
+	s, admin := start(t, "admin")
+	member, _ := s.Member(t, "member")
 	sessions := map[string]*hubstest.Client{
-		"":       srv.Client(t),
+		"":       s.Client(t),
 		"admin":  admin,
 		"member": member,
 	}
@@ -74,20 +74,20 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 				}
 			}
 			session := hubstest.Named(t, sessions, c.As).Token()
-			c.Expect.Check(t, c.send(t, srv, session, words))
+			c.Expect.Check(t, c.send(t, s, session, words))
 			if c.Expect.Status == 201 {
 				created++
 			}
 		})
 	}
-	hubs := hubstest.Query[int](t, srv.Database, "select count(*) from hubs")
+	hubs := hubstest.Query[int](t, s.Database, "select count(*) from hubs")
 	wantEqual(t, "hubs, one for each 201", hubs, created)
 }
 
 // send sends the request of a case with a session token, or without one if session is empty. It
 // replaces the words in body, path and type.
 func (c bodyCase) send(
-	t *testing.T, srv *hubstest.Server, session string, words []string,
+	t *testing.T, s *hubstest.Server, session string, words []string,
 ) *hubstest.Response {
 	t.Helper()
 	body := string(c.Body)
@@ -102,10 +102,10 @@ func (c bodyCase) send(
 		headers = append(headers, "Content-Type", hubstest.FillIn(*c.Type))
 	}
 	if session != "" {
-		headers = append(headers, "Cookie", srv.CookieName()+"="+session)
+		headers = append(headers, "Cookie", s.CookieName()+"="+session)
 	}
 	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
-	return srv.Wire(t, cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
+	return s.Wire(t, cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
 }
 
 // H4: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
@@ -223,9 +223,9 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 // H1: The headers of a request may have 16 kB. A request with more is a 431.
 func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
-	srv := hubstest.Start(t)
+	s := hubstest.Start(t)
 	get := func(padding int) *hubstest.Response {
-		return srv.Wire(t, "GET", "/openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
+		return s.Wire(t, "GET", "/openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
 	}
 	get(15<<10).Want(t, 200)
 	get(17<<10).Want(t, 431)
@@ -236,7 +236,7 @@ func TestHeadersAreBounded(t *testing.T) {
 // The server also answers other clients meanwhile.
 func TestSlowRequestsEnd(t *testing.T) {
 	t.Parallel()
-	srv := hubstest.Start(t)
+	s := hubstest.Start(t)
 	for _, test := range []struct {
 		name   string
 		limit  time.Duration
@@ -264,15 +264,15 @@ func TestSlowRequestsEnd(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			tooSlow := hubstest.Dial(t, srv.Addr)
+			tooSlow := hubstest.Dial(t, s.Addr)
 			// No other time limit of the server ends within these four seconds.
 			tooSlow.SetDeadline(time.Now().Add(test.limit + 4*time.Second))
 			go keepSending(tooSlow, test.start, test.more)
-			inTime := hubstest.Dial(t, srv.Addr)
+			inTime := hubstest.Dial(t, s.Addr)
 			io.WriteString(inTime, test.start)
 			time.Sleep(test.limit / 2)
 			inTime.Send(t, test.rest).Want(t, 200)
-			srv.Client(t).Get("/openapi.json").Want(t, 200)
+			s.Client(t).Get("/openapi.json").Want(t, 200)
 			wantClosed(t, tooSlow, test.answer)
 		})
 	}

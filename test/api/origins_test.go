@@ -26,12 +26,12 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 			servers = map[string]*hubstest.Server{c.Server: hubstest.Named(t, all, c.Server)}
 		}
 		for _, name := range slices.Sorted(maps.Keys(servers)) {
-			srv := servers[name]
+			s := servers[name]
 			t.Run(name+"/"+c.Name, func(t *testing.T) {
 				headers := []string{"X-Forwarded-For", hubstest.NewIP()}
 				var origin string
 				if c.Origin != nil {
-					_, host, _ := strings.Cut(srv.Base, "://")
+					_, host, _ := strings.Cut(s.Base, "://")
 					origin = hubstest.FillIn(*c.Origin, "<host>", host)
 					headers = append(headers, "Origin", origin)
 				}
@@ -43,7 +43,7 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 					cors = maps.Clone(file.CORSHeaders)
 					cors["Access-Control-Allow-Origin"] = &origin
 				}
-				checkOrigin(t, srv, headers, cors, file.PreflightHeaders, c.Expect)
+				checkOrigin(t, s, headers, cors, file.PreflightHeaders, c.Expect)
 			})
 		}
 	}
@@ -54,13 +54,13 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 // preflightHeaders holds the further headers of an accepted preflight. write is the answer to the
 // write.
 func checkOrigin(
-	t *testing.T, srv *hubstest.Server, headers []string,
+	t *testing.T, s *hubstest.Server, headers []string,
 	cors, preflightHeaders map[string]*string, write hubstest.Expected,
 ) {
 	t.Helper()
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
-		r := srv.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
+		r := s.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
 		want.Check(t, r)
 		hubstest.WantHeaders(t, r, cors)
 		for name := range r.Header {
@@ -101,7 +101,7 @@ func checkOrigin(
 // SameSite=Lax alone would let that page write.
 func TestCrossSiteWritesAreRefused(t *testing.T) {
 	t.Parallel()
-	srv, admin := start(t, "admin", production(t))
+	s, admin := start(t, "admin", production(t))
 	for _, test := range hubstest.ReadCases[struct {
 		Name    string
 		Headers []string
@@ -109,8 +109,8 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 	}](t, "testdata/cross-site.json") {
 		t.Run(test.Name, func(t *testing.T) {
 			for _, r := range routes {
-				q := r.call(t, srv, admin.In(t).Elsewhere())
-				answer := q.send(srv.With(t, admin.Token()), test.Headers...)
+				q := r.call(t, s, admin.In(t).Elsewhere())
+				answer := q.send(s.With(t, admin.Token()), test.Headers...)
 				isRead := strings.HasPrefix(r.name, "GET ")
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer
 					answer.Want(t, r.status)
@@ -137,9 +137,9 @@ const foreignOrigin = "https://front-end.example.org"
 // wantRefusedOrigins sends requests from an allowed origin and from foreignOrigin. Three of them
 // must have a log line about a refused origin: the two writes and the preflight from foreignOrigin.
 // Each line must name the settings and show the origin as the text shown.
-func wantRefusedOrigins(t *testing.T, srv *hubstest.Server, allowed, shown string) {
+func wantRefusedOrigins(t *testing.T, s *hubstest.Server, allowed, shown string) {
 	t.Helper()
-	c := srv.Client(t)
+	c := s.Client(t)
 	send := func(id, method, origin string, more ...string) {
 		headers := append(more, "Origin", origin, "X-Request-Id", id)
 		c.Do(method, "/auth/logout", nil, headers...)
@@ -152,11 +152,11 @@ func wantRefusedOrigins(t *testing.T, srv *hubstest.Server, allowed, shown strin
 	send("options", "OPTIONS", foreignOrigin)
 	send("write", "POST", allowed)
 	send("preflight", "OPTIONS", allowed, preflight...)
-	srv.Stop(t)
+	s.Stop(t)
 
 	const settings = "ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)"
 	for _, id := range []string{"refused-write", "refused-form", "refused-preflight"} {
-		srv.Log.WaitFor(t, settings, `"origin":"`+shown, `"requestId":"`+id)
+		s.Log.WaitFor(t, settings, `"origin":"`+shown, `"requestId":"`+id)
 	}
-	wantEqual(t, "lines that name a setting", srv.Log.Count("ALLOWED_"), 3)
+	wantEqual(t, "lines that name a setting", s.Log.Count("ALLOWED_"), 3)
 }

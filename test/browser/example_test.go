@@ -55,12 +55,12 @@ func TestExampleInBrowser(t *testing.T) {
 	byNumber := exampleSite(t)
 	byName := withLocalhost(byNumber)
 	inEachEngine(t, func(t *testing.T, b *browser) {
-		srv := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
-		e := &exampleUser{browser: b, srv: srv}
-		hubstest.Exec(t, srv.Database,
+		s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": byName + "," + byNumber})
+		e := &exampleUser{browser: b, srv: s}
+		hubstest.Exec(t, s.Database,
 			"insert into hubs (name) select 'Hub ' || to_char(n, 'FM00') from generate_series(1, 12) n")
 
-		page := byName + "/?api=" + withLocalhost(srv.Base)
+		page := byName + "/?api=" + withLocalhost(s.Base)
 		e.begin(page)
 		e.signIn("Hub 01 (active)")
 		e.turnPages()
@@ -77,14 +77,14 @@ func TestExampleInBrowser(t *testing.T) {
 
 		// The same with 127.0.0.1 as the host name. Only here, Chromium treats another port as
 		// another site.
-		e.begin(byNumber + "/?api=" + srv.Base)
+		e.begin(byNumber + "/?api=" + s.Base)
 		e.signIn("Hub 01 (active)")
 		e.uploadPicture()
 		b.wantEqual(plain+", 127.0.0.1", e.showsWithoutCrossorigin(), b.engine != chromium)
 		b.click("#leave button")
 
 		// Two host names are two sites. So the browser does not keep the cookie, which is SameSite=Lax.
-		e.begin(byName + "/?api=" + srv.Base)
+		e.begin(byName + "/?api=" + s.Base)
 		e.signIn("unauthenticated")
 	})
 }

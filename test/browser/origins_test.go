@@ -50,9 +50,9 @@ func TestOtherOriginsInBrowser(t *testing.T) {
 	allowed := withLocalhost(servePage(t, emptyPage))
 	foreign := servePage(t, emptyPage)
 	inEachEngine(t, func(t *testing.T, b *browser) {
-		srv := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-		testOrigins(b, srv, origins{
-			api:       withLocalhost(srv.Base),
+		s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": allowed})
+		testOrigins(b, s, origins{
+			api:       withLocalhost(s.Base),
 			allowed:   allowed,
 			sameSite:  withLocalhost(foreign),
 			crossSite: foreign,
@@ -70,17 +70,17 @@ func TestProductionInBrowser(t *testing.T) {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-			srv := hubstest.Start(t, hubstest.ProductionEnv(mail))
-			b := newBrowser(t, engine, terminateTLS(t, srv))
-			testOrigins(b, srv, origins{
-				api:       srv.Base,
+			s := hubstest.Start(t, hubstest.ProductionEnv(mail))
+			b := newBrowser(t, engine, terminateTLS(t, s))
+			testOrigins(b, s, origins{
+				api:       s.Base,
 				allowed:   "https://app.example.com",
 				sameSite:  "https://example.com",
 				crossSite: "https://evil-example.com",
 			})
-			b.open(srv.Base + "/healthz")
+			b.open(s.Base + "/healthz")
 			b.mustCookie(browserCookie{
-				Name:     srv.CookieName(),
+				Name:     s.CookieName(),
 				Domain:   ".example.com",
 				Path:     "/",
 				SameSite: "Lax",
@@ -91,10 +91,10 @@ func TestProductionInBrowser(t *testing.T) {
 	}
 }
 
-// terminateTLS starts a TLS server in front of srv and returns its address. It passes requests for
-// api.example.com to srv, and serves an empty page under every other name.
-func terminateTLS(t *testing.T, srv *hubstest.Server) (addr string) {
-	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: srv.Addr})
+// terminateTLS starts a TLS server in front of s and returns its address. It passes requests for
+// api.example.com to s, and serves an empty page under every other name.
+func terminateTLS(t *testing.T, s *hubstest.Server) (addr string) {
+	api := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: s.Addr})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if r.Host == "api.example.com" {
 			api.ServeHTTP(w, r)
@@ -163,11 +163,11 @@ func (o originTest) read(status int, request pageRequest) pageAnswer {
 
 // testOrigins tests what browsers do with CORS (C1), SameSite and the refusal of cross-site writes
 // (C2), on pages of three origins.
-func testOrigins(b *browser, srv *hubstest.Server, at origins) {
-	database := srv.Database
+func testOrigins(b *browser, s *hubstest.Server, at origins) {
+	database := s.Database
 	hubstest.Exec(b.t, database, "insert into hubs (name) values ('North')")
 	hub := "/hubs/" + hubstest.Query[string](b.t, database, "select hub_id from hubs")
-	o := originTest{browser: b, origins: at, srv: srv, hub: hub}
+	o := originTest{browser: b, origins: at, srv: s, hub: hub}
 	o.step("the allowed page", o.useAll)
 	o.step("a page of the same site", func() {
 		b.wantEqual("attacks", o.attack(at.sameSite), outcome{refused: 4, withoutCookie: 0})

@@ -28,9 +28,9 @@ type learner struct {
 // newLearner starts a server with a new user and 12 hubs.
 func newLearner(t *testing.T, b *browser) *learner {
 	t.Helper()
-	srv := hubstest.Start(t)
-	email, _ := srv.NewUser(t, "member")
-	l := &learner{browser: b, srv: srv, email: email}
+	s := hubstest.Start(t)
+	email, _ := s.NewUser(t, "member")
+	l := &learner{browser: b, srv: s, email: email}
 	l.exec(`insert into hubs (name, status, description)
 		select 'Hub ' || to_char(n, 'FM00') || case when n = 12 then ' <b>no markup</b>' else '' end,
 			case when n > 10 then 'archived' else 'active' end,
