@@ -6,8 +6,8 @@
 //	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
 //	./dev.sh prove TestCommands   the removals that name this test or a subtest of it
 //	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
-//	./dev.sh prove -ci            those whose functions or tests the last commit changed, and up to
-//	                              150 in all with some whose helpers it changed and of the rest
+//	./dev.sh prove -ci            those whose functions or tests the last commit changed, and a
+//	                              tenth of the others
 //
 // At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
 // removal in place. BROKEN means that the run shows nothing. If there is one of either, the exit
@@ -25,7 +25,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -34,10 +33,8 @@ import (
 	"hubs/tools/removals"
 )
 
-const (
-	ciBound = 150 // -ci takes no more than this, unless the commit changes more
-	ciShare = 10  // -ci takes one in ciShare of the removals that the commit does not change
-)
+// ciShare is what -ci takes of the removals that the last commit does not change: one in ciShare.
+const ciShare = 10
 
 var (
 	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
@@ -127,20 +124,10 @@ func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error)
 	return chosen, nil
 }
 
-// harness matches the files that all tests may use, in a list of files.
-var harness = regexp.MustCompile(`(?m)^(internal/hubstest/.+|testdata/[^/]+)$`)
-
-// chooseForCI returns the removals that the last commit changed, and those whose functions, files
-// or tests it changed. If these are fewer than ciBound, it fills up to ciBound with removals whose
-// tests may use what the commit changed, in the file of the test or in the harness, and with a
-// tenth of the others. The choice differs from commit to commit.
+// chooseForCI returns the removals that the last commit changed, those whose functions, files or
+// tests it changed, and one in ciShare of the others, which differ from commit to commit.
 func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
-	const base = "HEAD~1"
-	before, err := git("grep", "-I", "-h", "", base) // every line of every file
-	if err != nil {
-		return nil, err
-	}
-	changed, err := git("diff", "--name-only", base)
+	before, err := git("grep", "-I", "-h", "", "HEAD~1") // every line of every file
 	if err != nil {
 		return nil, err
 	}
@@ -153,30 +140,21 @@ func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Rem
 		_, text := source.Lines(scope)
 		return isNew(text)
 	}
-	var chosen, others []removals.Removal
+	var chosen []removals.Removal
 	for _, r := range all {
-		isTouched := isNew(r.Text)
+		isChosen := isNew(r.Text) ||
+			number(r.Name)%ciShare == number(head)%ciShare
 		for _, change := range r.Changes {
-			isTouched = isTouched || isChanged(change.Scope)
+			isChosen = isChosen || isChanged(change.Scope)
 		}
-		isOther := harness.MatchString(changed) || number(r.Name)%ciShare == number(head)%ciShare
 		for _, test := range r.Tests {
-			function := removals.TestFunction(test)
-			file, _ := source.Lines(function)
-			isTouched = isTouched || isChanged(function)
-			isOther = isOther || slices.Contains(strings.Fields(changed), file)
+			isChosen = isChosen || isChanged(removals.TestFunction(test))
 		}
-		if isTouched {
+		if isChosen {
 			chosen = append(chosen, r)
-		} else if isOther {
-			others = append(others, r)
 		}
 	}
-	slices.SortFunc(others, func(a, b removals.Removal) int {
-		return cmp.Compare(number(head+a.Name), number(head+b.Name))
-	})
-	room := max(ciBound-len(chosen), 0)
-	return append(chosen, others[:min(len(others), room)]...), nil
+	return chosen, nil
 }
 
 // git runs a command of git and returns its output.

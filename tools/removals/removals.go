@@ -20,11 +20,12 @@ type Removal struct {
 	Text    string // the whole removal, as in its file, with what an attacker or a fault gains
 }
 
-// A Change replaces lines of one scope.
+// A Change replaces lines of one scope, or a part of one line.
 type Change struct {
-	Scope string   // a declaration, by its name in a Source, or the path of a file
-	Old   []string // lines that the scope has exactly once
-	New   []string // lines that replace them
+	Scope     string   // a declaration, by its name in a Source, or the path of a file
+	Old       []string // lines that the scope has exactly once
+	New       []string // lines that replace them
+	InOneLine bool     // Old and New are the same part of a line, not whole lines
 }
 
 // Read returns the removals of testdata/removals, in the order of the files.
@@ -77,8 +78,16 @@ func parse(text string) (Removal, error) {
 
 // ReadChange reads the lines of a change. The lines that begin with - are replaced by the lines
 // that begin with +. The lines that begin with a space stay: they show where the change is made.
+// A change of a part of a line is one line instead: "~ old => new".
 func ReadChange(scope, lines string) (Change, error) {
 	change := Change{Scope: scope}
+	if part, ok := strings.CutPrefix(strings.TrimSpace(lines), "~ "); ok {
+		before, after, _ := strings.Cut(part, " =>")
+		change.Old = []string{before}
+		change.New = []string{strings.TrimPrefix(after, " ")}
+		change.InOneLine = true
+		return change, nil
+	}
 	for line := range strings.Lines(lines) {
 		sign, text := line[0], strings.TrimRight(line[1:], "\n")
 		if !strings.ContainsRune("-+ \n", rune(sign)) {

@@ -127,7 +127,7 @@ func (source Source) Apply(changes []Change) (map[string]string, error) {
 		if changed[s.file] == nil {
 			changed[s.file] = slices.Clone(s.lines)
 		}
-		numbers, err := s.fit(change)
+		numbers, text, err := s.fit(change)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +135,7 @@ func (source Source) Apply(changes []Change) (map[string]string, error) {
 			changed[s.file][number] = gone
 		}
 		if len(change.New) > 0 {
-			changed[s.file][numbers[0]] = strings.Join(change.New, "\n")
+			changed[s.file][numbers[0]] = text
 		}
 	}
 	files := map[string]string{}
@@ -149,17 +149,27 @@ func (source Source) Apply(changes []Change) (map[string]string, error) {
 // shown is the number of lines of a scope that an error shows.
 const shown = 40
 
-// fit returns the indices, in the file, of the lines that a change replaces. The scope must have
-// these lines exactly once.
-func (s scope) fit(change Change) ([]int, error) {
+// fit returns the indices, in the file, of the lines that a change replaces, and the text that
+// replaces them. The scope must have what is replaced exactly once.
+func (s scope) fit(change Change) (at []int, text string, err error) {
 	old, _ := s.code(change.Old)
 	if len(old) == 0 {
-		return nil, fmt.Errorf("%s: the change has no line of code with - or a space, "+
+		return nil, "", fmt.Errorf("%s: the change has no line of code with - or a space, "+
 			"so its place is unknown", change.Scope)
 	}
 	code, numbers := s.code(s.lines[s.start:s.end])
 	var found [][]int
-	for i := 0; i+len(old) <= len(code); i++ {
+	text = strings.Join(change.New, "\n")
+	if change.InOneLine {
+		for i, number := range numbers {
+			line := s.lines[number]
+			for range strings.Count(line, change.Old[0]) {
+				found = append(found, numbers[i:i+1])
+				text = strings.Replace(line, change.Old[0], change.New[0], 1)
+			}
+		}
+	}
+	for i := 0; !change.InOneLine && i+len(old) <= len(code); i++ {
 		if slices.Equal(code[i:i+len(old)], old) {
 			found = append(found, numbers[i:i+len(old)])
 		}
@@ -172,11 +182,11 @@ func (s scope) fit(change Change) ([]int, error) {
 			start = numbers[max(0, slices.IndexFunc(code, begins))]
 		}
 		now := s.lines[start:min(s.end, start+shown)]
-		return nil, fmt.Errorf("%s (%s) has these lines %d times, want once:\n%s\nIt has:\n%s",
+		return nil, "", fmt.Errorf("%s (%s) has these lines %d times, want once:\n%s\nIt has:\n%s",
 			change.Scope, s.file, len(found),
 			strings.Join(change.Old, "\n"), strings.Join(now, "\n"))
 	}
-	return found[0], nil
+	return found[0], text, nil
 }
 
 // code returns the lines of code, and for each of them its index in the file if lines are those of
