@@ -108,10 +108,11 @@ func (r *Response) String() string {
 func (c *Client) Do(method, path string, body any, headers ...string) *Response {
 	c.t.Helper()
 	r, err := c.Try(method, path, body, headers...)
-	if err == nil {
-		err = r.Fault()
-	}
 	if err != nil {
+		c.t.Errorf("side effect: %s %s: %v", method, path, err)
+		return r
+	}
+	if err := r.Fault(); err != nil {
 		c.t.Errorf("%s %s: %v", method, path, err)
 	}
 	return r

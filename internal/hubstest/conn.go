@@ -73,7 +73,7 @@ func (c *Conn) Receive(t testing.TB) *Response {
 		err = answer.read(resp)
 	}
 	if err != nil {
-		t.Errorf("%s: %v", c.line, err)
+		t.Errorf("side effect: %s: %v", c.line, err)
 	}
 	return answer
 }

@@ -152,7 +152,7 @@ func (s *Server) checkErrors(t testing.TB) {
 			return n < a.until && slices.ContainsFunc(a.parts, isIn)
 		}
 		if isError && !slices.ContainsFunc(s.allowed, isAllowed) {
-			t.Errorf("got an error in the log, want none: %s", line)
+			t.Errorf("side effect: got an error in the log, want none: %s", line)
 		}
 	}
 }

@@ -135,7 +135,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 	t.Cleanup(func() {
 		t.Helper()
 		if code := s.Stop(t); code != 0 && !s.signaled {
-			t.Errorf("serve: got exit status %d, want 0; standard error:\n%s", code, s.Stderr)
+			t.Errorf("side effect: got exit status %d, want 0; standard error:\n%s", code, s.Stderr)
 		}
 		s.checkLog(t)
 	})

@@ -133,7 +133,9 @@ func nameKey(name string) string {
 // address.
 func (r *hubReader) get(t testing.TB, query string) hubPage {
 	t.Helper()
-	return decode[hubPage](t, r.Elsewhere().Get("/hubs?"+query), 200)
+	answer := r.Elsewhere().Get("/hubs?" + query)
+	answer.Want(t, 200)
+	return decode[hubPage](t, answer, answer.Status)
 }
 
 var hubOrders = []string{

@@ -1,11 +1,13 @@
 package faults
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -21,22 +23,23 @@ func onSocket(socket *os.File) *exec.Cmd {
 	return cmd
 }
 
-// startConnecting starts six clients, of which three open a new connection for each request.
+// startConnecting starts six clients, of which three open a new connection for each request. They do
+// not use http.Client, which silently sends a GET again if its connection was closed.
 func startConnecting(t *testing.T, s *hubstest.Server) *clients {
 	t.Helper()
 	var functions []func() *hubstest.Response
 	for i := range 6 {
 		c, _ := s.Member(t, "member")
-		requests := 0
+		conn := hubstest.Dial(t, s.Addr)
 		functions = append(functions, func() *hubstest.Response {
-			requests++
-			if i%2 == 0 { // the next request needs a new connection
-				c.HTTP.CloseIdleConnections()
+			conn.SetDeadline(time.Now().Add(hubstest.Patience))
+			io.WriteString(conn, c.Head("GET /auth/session")+"\r\n")
+			r := conn.Receive(t)
+			if r.Closes || i%2 == 0 {
+				conn.Close()
+				conn = hubstest.Dial(t, s.Addr)
 			}
-			if requests%4 == 0 {
-				return c.Elsewhere().Upload("load.txt", []byte("load"))
-			}
-			return get(c, "/auth/session")
+			return r
 		})
 	}
 	return startClients(t, functions...)

@@ -306,9 +306,10 @@ func (l *lane) measure(name string) (took time.Duration, failure string) {
 // outcome is proven if the test fails by an assertion; said is then the first 500 bytes of the
 // failure.
 //
-// An assertion is a failure whose message does not begin with "setup: ". A step that the test needs
-// and is not about fails with this word (hubstest.Must): no server starts, for example. It does not
-// count, because otherwise every removal that breaks the whole server would be proven.
+// An assertion is a failure whose message begins neither with "setup: " nor with "side effect: ".
+// "setup: " stands for a step that the test needs and is not about (hubstest.Must): no server
+// starts, for example. "side effect: " stands for what no test expects: no answer, an error in the
+// log. Neither counts, because otherwise every removal that breaks the server would be proven.
 //
 // A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output.
 func (l *lane) runTest(name string, patience time.Duration) (outcome, said string) {
@@ -340,6 +341,9 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 // failure matches the beginning of a message of t.Error or t.Fatal.
 var failure = regexp.MustCompile(`(?m)^\s+\w+\.go:\d+: `)
 
+// noAssertion matches the beginning of a message that proves nothing.
+var noAssertion = regexp.MustCompile(`^(setup|side effect): `)
+
 // judge returns the outcome of a test that has ended with err.
 func judge(output []byte, err error) (outcome, said string) {
 	if err == nil {
@@ -347,7 +351,7 @@ func judge(output []byte, err error) (outcome, said string) {
 	}
 	for _, at := range failure.FindAllIndex(output, -1) {
 		message := output[at[1]:]
-		if !bytes.HasPrefix(message, []byte("setup: ")) {
+		if !noAssertion.Match(message) {
 			message, _, _ = bytes.Cut(message, []byte("\nFAIL"))
 			return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(message))
 		}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A removal is proven only by an assertion that fails, not by a step of the set-up.
+// A removal is proven only by an assertion that fails, not by a step of the set-up or a side effect.
 func TestOnlyAnAssertionProves(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for _, test := range []struct {
@@ -18,6 +18,7 @@ func TestOnlyAnAssertionProves(t *testing.T) {
 		{"a pass", "PASS\n", nil, survives},
 		{"a failed step", "--- FAIL: TestX\n    x_test.go:7: setup: no server\nFAIL\n", failed, broken},
 		{"a step and a failure", "    x_test.go:7: setup: no\n    x_test.go:8: got 1\n", failed, proven},
+		{"a side effect", "--- FAIL: TestX\n    log.go:7: side effect: EOF\nFAIL\n", failed, broken},
 		{"a panic", "panic: x\n\ngoroutine 1:\n\tx_test.go:7 +0x1\n", failed, broken},
 		{"an exit without a word", "", failed, broken},
 	} {
