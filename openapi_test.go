@@ -41,7 +41,7 @@ var update = flag.Bool("update", false, "write web/openapi.json anew")
 func TestOpenAPI(t *testing.T) {
 	g := newGenerator(t)
 	made := encodeJSON(g.document(), "  ")
-	g.checkAllUsed()
+	g.wantAllUsed()
 	if *update {
 		hubstest.Must(t, os.WriteFile("web/openapi.json", made, 0o644))
 		return
@@ -139,7 +139,7 @@ type generator struct {
 // the server.
 func newGenerator(t *testing.T) *generator {
 	t.Helper()
-	text := fillIn(hubstest.ReadFile(t, "testdata/contract.json"), object{
+	text := fillInJSON(hubstest.ReadFile(t, "testdata/contract.json"), object{
 		"terms", TERMS_VERSION,
 		"roles", allRoles,
 		"sessionDays", sessionTTL.Hours() / 24,
@@ -161,9 +161,9 @@ func newGenerator(t *testing.T) *generator {
 	return g
 }
 
-// fillIn replaces words in angle brackets by JSON values, in turn. Within a text, it leaves out the
+// fillInJSON replaces words in angle brackets by JSON values, in turn. Within a text, it leaves out the
 // quotes of the value.
-func fillIn(text string, values object) string {
+func fillInJSON(text string, values object) string {
 	for pair := range slices.Chunk(values, 2) {
 		word := "<" + pair[0].(string) + ">"
 		encoded := strings.TrimSpace(string(encodeJSON(pair[1], "")))
@@ -204,8 +204,8 @@ func capital(name string) string {
 	return strings.ToUpper(name[:1]) + name[1:]
 }
 
-// checkAllUsed fails the test for words in testdata/contract.json that the document does not use.
-func (g *generator) checkAllUsed() {
+// wantAllUsed fails the test for words in testdata/contract.json that the document does not use.
+func (g *generator) wantAllUsed() {
 	g.t.Helper()
 	operations := slices.Collect(maps.Keys(g.words.Operations))
 	for _, name := range slices.AppendSeq(operations, maps.Keys(g.words.Fields)) {
@@ -257,7 +257,7 @@ func (g *generator) document() json.RawMessage {
 		}
 	}
 	g.schemas["Problem"] = g.words.Problem
-	return json.RawMessage(fillIn(string(g.words.Document), object{
+	return json.RawMessage(fillInJSON(string(g.words.Document), object{
 		"description", strings.Join(g.words.Description, "\n"),
 		"paths", paths,
 		"responses", g.responses,

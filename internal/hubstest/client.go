@@ -171,7 +171,7 @@ func (r *Response) read(resp *http.Response) (err error) {
 	return err
 }
 
-// noteEmail adds the e-mail address in a request's body to usedEmails, for checkLog.
+// noteEmail adds the e-mail address in a request's body to usedEmails, for wantCleanLog.
 func noteEmail(body []byte) {
 	var sent struct{ Email string }
 	json.Unmarshal(body, &sent) // not every body is JSON

@@ -193,8 +193,8 @@ func FillInLimits(t testing.TB, text string) string {
 	})
 }
 
-// Check compares an answer with the expected one, and checks the rules that every answer must keep.
-func (want Expected) Check(t testing.TB, r *Response) {
+// WantAnswer compares an answer with the expected one, and checks the rules that every answer must keep.
+func (want Expected) WantAnswer(t testing.TB, r *Response) {
 	t.Helper()
 	r.Want(t, want.Status)
 	if r.Status != want.Status {

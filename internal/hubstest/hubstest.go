@@ -270,7 +270,7 @@ func NeedRoot(t testing.TB) {
 func Skip(t testing.TB, reason string) {
 	t.Helper()
 	if os.Getenv("HUBS_TEST_REQUIRE") == "all" {
-		t.Fatal(reason)
+		t.Fatal("setup: ", reason)
 	}
 	t.Skip(reason)
 }

@@ -119,17 +119,17 @@ func (l *Log) wait(
 // contain one of them unmasked.
 var usedEmails sync.Map
 
-// checkLog fails the test if standard error has a line that is not expected (ExpectStderr). It also
+// wantCleanLog fails the test if standard error has a line that is not expected (ExpectStderr). It also
 // fails the test if the log has an error that is not allowed (AllowErrorsWithAnyOf), a line that is
 // not JSON, a secret, a code or an unmasked e-mail address.
-func (s *Server) checkLog(t testing.TB) {
+func (s *Server) wantCleanLog(t testing.TB) {
 	t.Helper()
 	for _, line := range s.Stderr.All() {
 		if s.expectedStderr == "" || !strings.Contains(line, s.expectedStderr) {
 			t.Errorf("standard error: got the line %q, want none", line)
 		}
 	}
-	s.checkErrors(t)
+	s.wantNoErrors(t)
 	secrets := s.secrets()
 	codes := s.codes()
 	printsCodes := s.Env["APP_ENV"] == "local" && s.Mail == nil
@@ -137,13 +137,13 @@ func (s *Server) checkLog(t testing.TB) {
 		// The server prints an empty line before and after a code.
 		isCodeLine := line == "" || strings.HasPrefix(line, codeLinePrefix)
 		if !printsCodes || !isCodeLine {
-			s.checkLine(t, line, secrets, codes)
+			s.wantNoSecrets(t, line, secrets, codes)
 		}
 	}
 }
 
-// checkErrors fails the test if an error was logged that AllowErrorsWithAnyOf does not allow.
-func (s *Server) checkErrors(t testing.TB) {
+// wantNoErrors fails the test if an error was logged that AllowErrorsWithAnyOf does not allow.
+func (s *Server) wantNoErrors(t testing.TB) {
 	t.Helper()
 	for n, line := range s.Log.All() {
 		isError := strings.Contains(line, `"level":"ERROR"`)
@@ -190,8 +190,8 @@ func (s *Server) secrets() []string {
 	return slices.DeleteFunc(secrets, func(secret string) bool { return secret == "" })
 }
 
-// checkLine fails the test if a log line is not JSON, or contains a secret or a code.
-func (s *Server) checkLine(t testing.TB, line string, secrets, codes []string) {
+// wantNoSecrets fails the test if a log line is not JSON, or contains a secret or a code.
+func (s *Server) wantNoSecrets(t testing.TB, line string, secrets, codes []string) {
 	t.Helper()
 	if !json.Valid([]byte(line)) {
 		t.Errorf("got a log line that is not JSON: %s", line)

@@ -86,7 +86,7 @@ func ProductionEnv(m *MailServer) map[string]string {
 
 // Start starts a server with the settings of ServerEnv and stops it when the test ends. The test
 // fails if the server then exits with a status other than 0, or if its log contains what no log
-// may contain (checkLog). Start(t, first.Env) starts a second server on the data of the first.
+// may contain (wantCleanLog). Start(t, first.Env) starts a second server on the data of the first.
 func Start(t testing.TB, overrides ...map[string]string) *Server {
 	t.Helper()
 	return StartCommand(t, Serve(), overrides...)
@@ -137,7 +137,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 		if code := s.Stop(t); code != 0 && !s.signaled {
 			t.Errorf("side effect: got exit status %d, want 0; standard error:\n%s", code, s.Stderr)
 		}
-		s.checkLog(t)
+		s.wantCleanLog(t)
 	})
 	return s, nil
 }

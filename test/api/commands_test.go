@@ -46,7 +46,7 @@ func TestCommands(t *testing.T) {
 				"<folder>", t.TempDir())
 			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": database})
 			for step := range strings.SplitSeq(strings.TrimSpace(script), "\n\n") {
-				runStep(t, env, step)
+				wantStep(t, env, step)
 			}
 		})
 	}
@@ -56,9 +56,9 @@ func TestCommands(t *testing.T) {
 // spaces.
 var argument = regexp.MustCompile(`'[^']*'|\S+`)
 
-// runStep runs one step of commands.txt, which ends before an empty line. It compares the output of
+// wantStep runs one step of commands.txt, which ends before an empty line. It compares the output of
 // each command with the text below the commands.
-func runStep(t *testing.T, env map[string]string, step string) {
+func wantStep(t *testing.T, env map[string]string, step string) {
 	t.Helper()
 	var commands []string
 	var want strings.Builder

@@ -76,42 +76,42 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 		t.Fatalf("an unknown member: got %v, %v, want a violation", refused, err)
 	}
 	p := prismClient{t, admin}
-	p.mustAnswer("GET /hubs", nil, 403)
-	p.mustAnswer("POST /terms/acceptance", `{"version":"2020-01-01"}`, 409)
+	p.wantAnswer("GET /hubs", nil, 403)
+	p.wantAnswer("POST /terms/acceptance", `{"version":"2020-01-01"}`, 409)
 	admin.AcceptTerms()
 	for _, r := range routes {
 		// The routes below /auth would end or replace the session of admin.
 		if !strings.HasPrefix(r.name, "POST /auth/") {
 			q := r.call(t, s, admin)
-			p.mustAnswer(q.request, q.body, r.status, q.headers...)
+			p.wantAnswer(q.request, q.body, r.status, q.headers...)
 		}
 	}
-	p.mustAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
-	p.mustAnswer("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
+	p.wantAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
+	p.wantAnswer("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
 		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
 	p.mustServe("GET " + upload(t, admin, "hello"))
 
 	s.User(t, "role", email, "member")
-	p.mustAnswer("POST /hubs", `{"name":"North"}`, 403)
-	p.mustAnswer("POST /auth/logout", nil, 204)
+	p.wantAnswer("POST /hubs", `{"name":"North"}`, 403)
+	p.wantAnswer("POST /auth/logout", nil, 204)
 	admin.SetToken("forged")
-	p.mustAnswer("GET /hubs", nil, 401)
+	p.wantAnswer("GET /hubs", nil, 401)
 	body := map[string]string{"email": email}
 	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // the sign-in above has asked once
-		p.mustAnswer(askRoute, body, 200)
+		p.wantAnswer(askRoute, body, 200)
 	}
-	p.mustAnswer(askRoute, body, 429)
+	p.wantAnswer(askRoute, body, 429)
 }
 
 // mustServe sends requests for a file, with conditions and ranges.
 func (p prismClient) mustServe(get string) {
 	p.t.Helper()
-	etag := p.mustAnswer(get, nil, 200).Header.Get("ETag")
-	p.mustAnswer(get, nil, 206, "Range", "bytes=1-2")
-	p.mustAnswer(get, nil, 416, "Range", "bytes=99-")
-	p.mustAnswer(get, nil, 304, "If-None-Match", etag)
-	p.mustAnswer(get, nil, 412, "If-Match", `"another"`)
-	p.mustAnswer(strings.Replace(get, "GET", "HEAD", 1), nil, 200)
+	etag := p.wantAnswer(get, nil, 200).Header.Get("ETag")
+	p.wantAnswer(get, nil, 206, "Range", "bytes=1-2")
+	p.wantAnswer(get, nil, 416, "Range", "bytes=99-")
+	p.wantAnswer(get, nil, 304, "If-None-Match", etag)
+	p.wantAnswer(get, nil, 412, "If-Match", `"another"`)
+	p.wantAnswer(strings.Replace(get, "GET", "HEAD", 1), nil, 200)
 }
 
 // A prismClient sends requests through Prism. Prism reports a violation in the header
@@ -121,9 +121,9 @@ type prismClient struct {
 	*hubstest.Client
 }
 
-// mustAnswer sends a request. It fails the test on a violation of the contract, and ends it on
+// wantAnswer sends a request. It fails the test on a violation of the contract, and ends it on
 // another status.
-func (p prismClient) mustAnswer(
+func (p prismClient) wantAnswer(
 	request string, body any, status int, headers ...string,
 ) *hubstest.Response {
 	p.t.Helper()

@@ -43,17 +43,17 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 					cors = maps.Clone(file.CORSHeaders)
 					cors["Access-Control-Allow-Origin"] = &origin
 				}
-				checkOrigin(t, s, headers, cors, file.PreflightHeaders, c.Expect)
+				wantCORS(t, s, headers, cors, file.PreflightHeaders, c.Expect)
 			})
 		}
 	}
 }
 
-// checkOrigin sends reads, preflights and a write with these headers, and checks the answers. cors
+// wantCORS sends reads, preflights and a write with these headers, and checks the answers. cors
 // holds the CORS headers that each answer must have; if it is nil, no answer may have any.
 // preflightHeaders holds the further headers of an accepted preflight. write is the answer to the
 // write.
-func checkOrigin(
+func wantCORS(
 	t *testing.T, s *hubstest.Server, headers []string,
 	cors, preflightHeaders map[string]*string, write hubstest.Expected,
 ) {
@@ -61,7 +61,7 @@ func checkOrigin(
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
 		r := s.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
-		want.Check(t, r)
+		want.WantAnswer(t, r)
 		hubstest.WantHeaders(t, r, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {

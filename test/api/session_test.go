@@ -44,7 +44,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 			r := s.Wire(t, "GET", "/auth/session", nil,
 				"X-Forwarded-For", hubstest.NewIP(),
 				"Cookie", s.CookieName()+"="+token)
-			c.Expect.Check(t, r)
+			c.Expect.WantAnswer(t, r)
 			if r.Status == 401 && c.Reason != "any" {
 				waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
@@ -106,7 +106,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 				headers = append(headers, hubstest.FillIn(text, words...))
 			}
 			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			c.Expect.Check(t, s.Wire(t, "GET", target, nil, headers...))
+			c.Expect.WantAnswer(t, s.Wire(t, "GET", target, nil, headers...))
 		})
 	}
 }
@@ -248,10 +248,10 @@ func TestSessionFollowsAccount(t *testing.T) {
 				s.User(t, strings.Fields(command)...)
 			}
 			for _, client := range []*hubstest.Client{one, other} {
-				c.Expect.Check(t, client.Send("POST /hubs", `{"name":"North"}`))
+				c.Expect.WantAnswer(t, client.Send("POST /hubs", `{"name":"North"}`))
 			}
 			r := s.Client(t).PresentCode(email, code)
-			c.Validate.Check(t, r)
+			c.Validate.WantAnswer(t, r)
 			if c.Validate.Code == "account_suspended" {
 				// The right code proves that the attempt is the user's own, so the log has the id.
 				waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)

@@ -202,7 +202,7 @@ func TestOnlyPlainAddressesAreTaken(t *testing.T) {
 			if c.Stored != "" {
 				hubstest.AddUser(t, s.Database, c.Stored, "member")
 			}
-			c.Expect.Check(t, onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()))
+			c.Expect.WantAnswer(t, onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()))
 			if c.Stored != "" {
 				s.Code(t, c.Stored)
 				return
@@ -211,7 +211,7 @@ func TestOnlyPlainAddressesAreTaken(t *testing.T) {
 				c.Expect.Status = 401
 				c.Expect.Code = "invalid_code"
 			}
-			c.Expect.Check(t, s.Client(t).PresentCode(email, "000000"))
+			c.Expect.WantAnswer(t, s.Client(t).PresentCode(email, "000000"))
 		})
 	}
 }
@@ -235,7 +235,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 			email := hubstest.NewEmail()
 			for range limit.Requests {
 				r := onTheWire(t, s, email, c.Headers...)
-				c.Expect.Check(t, r)
+				c.Expect.WantAnswer(t, r)
 				waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 			}
 			for _, chain := range append(c.SharesWith, c.Client) {

@@ -249,7 +249,7 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 	var requests, took, p50, p99, failed float64
 	_, scanErr := fmt.Sscan(result, &requests, &took, &p50, &p99, &failed)
 	if err != nil || scanErr != nil || failed > 0 {
-		t.Fatalf("wrk, %s: got the error %v, %v failed requests, want none\n%s",
+		t.Fatalf("setup: wrk, %s: got the error %v, %v failed requests, want none\n%s",
 			k.Name, err, failed, out)
 	}
 	return fmt.Sprintf(

@@ -150,7 +150,7 @@ func (b *browser) element(selector string) string {
 	for _, id := range found {
 		return "/element/" + id
 	}
-	b.t.Fatalf("no element matches %s", selector)
+	b.t.Fatalf("setup: no element matches %s", selector)
 	return ""
 }
 

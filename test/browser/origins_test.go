@@ -79,7 +79,7 @@ func TestProductionInBrowser(t *testing.T) {
 				crossSite: "https://evil-example.com",
 			})
 			b.open(s.Base + "/healthz")
-			b.mustCookie(browserCookie{
+			b.wantCookie(browserCookie{
 				Name:     s.CookieName(),
 				Domain:   ".example.com",
 				Path:     "/",
@@ -175,7 +175,7 @@ func testOrigins(b *browser, s *hubstest.Server, at origins) {
 	o.step("a page of another site", func() {
 		b.wantEqual("attacks", o.attack(at.crossSite), outcome{refused: 4, withoutCookie: 2})
 	})
-	o.step("the allowed page again", o.seeNoChange)
+	o.step("the allowed page again", o.wantNoChange)
 }
 
 // useAll opens a page of the allowed origin. The page can sign in and use the API, and can read
@@ -213,9 +213,9 @@ func (o originTest) useAll() {
 	}
 }
 
-// seeNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No
+// wantNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No
 // page, not even this one, can show an answer of the server in a frame.
-func (o originTest) seeNoChange() {
+func (o originTest) wantNoChange() {
 	o.t.Helper()
 	o.open(o.allowed)
 	hubs := o.read(200, pageRequest{path: "/hubs"}).Body

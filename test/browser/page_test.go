@@ -199,7 +199,7 @@ func (l *learner) signIn() {
 // inspectCookie compares the cookie's attributes as the browser understands them (T6). It requires
 // that no script can read the cookie.
 func (l *learner) inspectCookie() {
-	token := l.mustCookie(browserCookie{
+	token := l.wantCookie(browserCookie{
 		Name:     l.srv.CookieName(),
 		Domain:   "127.0.0.1",
 		Path:     "/",
@@ -215,9 +215,9 @@ func (l *learner) inspectCookie() {
 	l.wantEqual("what the page says of scripts", l.text("#script-cookie"), "has no trace of it")
 }
 
-// mustCookie returns the token in the page's only cookie. It compares the cookie's attributes, and
+// wantCookie returns the token in the page's only cookie. It compares the cookie's attributes, and
 // checks that the cookie expires within a minute of its token.
-func (b *browser) mustCookie(want browserCookie) (token string) {
+func (b *browser) wantCookie(want browserCookie) (token string) {
 	b.t.Helper()
 	cookies := b.cookies()
 	if len(cookies) != 1 {

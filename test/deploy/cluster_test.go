@@ -79,13 +79,13 @@ func TestServersOfAClusterActAsOne(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
 	t.Run("limits", func(t *testing.T) {
-		testLimits(t, c)
+		wantLimits(t, c)
 	})
 	t.Run("servers come and go", func(t *testing.T) {
 		user := startTraffic(t, c)
 		testRollingRestart(t, c, user)
 		testKill(t, c, user)
-		user.ledger.CheckFiles(t, user, c.servers[0].Database)
+		user.ledger.WantFiles(t, user, c.servers[0].Database)
 		user.client.Get("/auth/session").Want(t, 200)
 	})
 }
@@ -96,7 +96,7 @@ func TestServersOfAClusterActAsOne(t *testing.T) {
 // What a limit has counted, it forgets after its period, 10 s in two of the cases. A test that took
 // longer would see more requests pass. So the clients of these cases keep their connections: a TLS
 // handshake for each request could take that long on a busy machine.
-func testLimits(t *testing.T, c *cluster) {
+func wantLimits(t *testing.T, c *cluster) {
 	s := c.servers[0]
 	var oneNetwork []*hubstest.Client
 	for range 7 { // HAProxy would hardly send so many addresses to the same server by chance
@@ -185,12 +185,12 @@ func TestProxiesTakeThePathOfTheServer(t *testing.T) {
 	t.Parallel()
 	t.Run("haproxy", func(t *testing.T) {
 		c := startCluster(t)
-		testTargets(t, c.frontProxy, c.addressElsewhere(t), c.servers)
+		wantTargets(t, c.frontProxy, c.addressElsewhere(t), c.servers)
 	})
 	t.Run("nginx", func(t *testing.T) {
 		s := hubstest.Start(t, productionEnv(t))
 		p := startProxy(t, "nginx", s.Addr)
-		testTargets(t, p, newAddress(), []*hubstest.Server{s})
+		wantTargets(t, p, newAddress(), []*hubstest.Server{s})
 	})
 }
 
@@ -222,10 +222,10 @@ const targets = `
 	*
 `
 
-// testTargets sends each target in four requests: by HTTP/1.0 and 1.1, with and without Host. It
+// wantTargets sends each target in four requests: by HTTP/1.0 and 1.1, with and without Host. It
 // requires that a target without a path reaches no server, that a request which reaches no server
 // gets a 400, and that the first server gets sign-in requests and the others get none.
-func testTargets(t *testing.T, p *frontProxy, address string, servers []*hubstest.Server) {
+func wantTargets(t *testing.T, p *frontProxy, address string, servers []*hubstest.Server) {
 	for target := range strings.FieldsSeq(targets) {
 		hasPath := strings.HasPrefix(target, "/") || strings.Contains(target, "://")
 		for _, rest := range []string{

@@ -223,7 +223,7 @@ func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubs
 	io.WriteString(conn, head+"\r\n")
 	line, err := conn.In.ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", want)) {
-		t.Fatalf("got the status line %q, error %v, want status %d", line, err, want)
+		t.Fatalf("setup: got the status line %q, error %v, want status %d", line, err, want)
 	}
 	conn.SetDeadline(time.Time{})
 	return conn

@@ -31,7 +31,7 @@ func (s *service) sweep() *hubstest.Server {
 	s.putFiles(time.Hour, last)
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
 	if err != nil {
-		s.t.Fatal("starting another server: ", err)
+		s.t.Fatal("setup: starting another server: ", err)
 	}
 	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {
 		return !slices.Contains(s.FilesIn(s.t), last)

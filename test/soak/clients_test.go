@@ -113,9 +113,6 @@ func (s *soak) startClients() {
 		}
 		s.repeat(time.Second, admin.breakOffUpload)
 		s.repeat(200*time.Millisecond, func() {
-			admin.fresh().sendRefused()
-		})
-		s.repeat(200*time.Millisecond, func() {
 			admin.expecting("200").Do("GET", "/healthz", nil)
 		})
 	}
@@ -249,23 +246,4 @@ func (c *client) breakOffUpload() {
 	upload := c.BeginUpload("left.bin")
 	upload.Rest.CloseWithError(errors.New("gone"))
 	<-upload.Answer
-}
-
-// sendRefused sends one of five requests, each of which the server must refuse.
-func (c *client) sendRefused() {
-	code := `{"email":"` + hubstest.NewEmail() + `","code":"123456"}`
-	switch rand.IntN(5) {
-	case 0:
-		c.expecting("401 unauthenticated").Do("GET", "/hubs", nil)
-	case 1:
-		c.SetToken("eyJhbGciOiJIUzI1NiJ9.e30." + strings.Repeat("A", 43))
-		c.expecting("401 unauthenticated").Do("GET", "/auth/session", nil)
-	case 2:
-		c.expecting("400 invalid_request").Do("POST", "/auth/otp/request", `{"email":"nobody"}`)
-	case 3:
-		sender := c.expecting("403 cross_origin")
-		sender.Do("POST", "/auth/logout", nil, "Origin", "https://evil.example")
-	case 4:
-		c.expecting("401 invalid_code").Do("POST", "/auth/otp/validate", code)
-	}
 }

@@ -74,9 +74,9 @@ func (v *server) size() size {
 	}
 }
 
-// checkSize compares the size of a server that has never restarted with its size before the soak.
+// wantSize compares the size of a server that has never restarted with its size before the soak.
 // It stops the server to count its goroutines. Too much growth is a fault.
-func (s *soak) checkSize(v *server, before size) {
+func (s *soak) wantSize(v *server, before size) {
 	const (
 		moreMB          = 64  // that memory may grow
 		moreDescriptors = 16  // that may be open in addition

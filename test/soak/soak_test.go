@@ -73,8 +73,8 @@ func TestSoak(t *testing.T) {
 	close(s.quit)
 	s.clients.Wait()
 	s.waitBack("the end")
-	s.checkStored()
-	s.checkSize(steady, before)
+	s.wantStored()
+	s.wantSize(steady, before)
 	s.report()
 }
 
@@ -179,12 +179,12 @@ func (s *soak) mailedCode(to string, limit time.Duration) string {
 	return ""
 }
 
-// checkStored compares the tables and the files with the writes that were acknowledged. Then it
+// wantStored compares the tables and the files with the writes that were acknowledged. Then it
 // waits for the sweep, after which every file in FILES_DIR must have a row.
-func (s *soak) checkStored() {
+func (s *soak) wantStored() {
 	reader := s.signedIn(s.servers[1], "member")
-	s.ledger.Check(s.t, s.pg.URL)
-	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL)
+	s.ledger.WantRows(s.t, s.pg.URL)
+	s.ledger.WantFiles(s.t, reader.expecting("200"), s.pg.URL)
 	s.waitSwept()
 	stored := hubstest.Query[string](s.t, s.pg.URL,
 		"select coalesce(string_agg(file_id::text, ' '), '') from files")
