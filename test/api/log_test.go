@@ -86,7 +86,7 @@ const (
 
 // G2: Free text from a client does not get into the log, wherever it is in the request. Each of the
 // requests has its log line.
-func TestLogHasNothingOfTheClients(t *testing.T) {
+func TestLogHasNoFreeTextOfClients(t *testing.T) {
 	t.Parallel()
 	s, member := start(t, "member", staging(t))
 	wantRequestLine := func(answer *hubstest.Response) {

@@ -357,7 +357,7 @@ func TestSignInNeedsClocksThatAgree(t *testing.T) {
 
 // W1: A client can't keep its rights by withholding the end of a body: the account is read after
 // the body has arrived.
-func TestWithheldBodyOutlivesNoRights(t *testing.T) {
+func TestAccountIsReadAfterTheBody(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	for command, status := range map[string]int{

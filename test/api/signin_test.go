@@ -38,7 +38,7 @@ func TestCodeOpensASession(t *testing.T) {
 
 // O3: A wrong code, the right code with another address, and a used code open no session. After the
 // first two, the code is still valid.
-func TestWrongGuessSpoilsNoCode(t *testing.T) {
+func TestWrongGuessLeavesTheCode(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	c, email, code := asked(t, s)
@@ -142,7 +142,7 @@ func TestLimitOfGuesses(t *testing.T) {
 }
 
 // O5: Neither a sign-in nor a new code gives back guesses that were spent.
-func TestNewCodeBringsNoGuesses(t *testing.T) {
+func TestNewCodeGivesNoMoreGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	c, email, code := asked(t, s)

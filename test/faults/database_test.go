@@ -438,7 +438,7 @@ func TestBrokenRowsAreNoOutage(t *testing.T) {
 // D5: If the database's answer breaks off in the middle of its rows, the request gets a 503. The
 // server does not treat the rows it has as the whole list. It does not retry the statement either,
 // because the list would then contain its first rows twice.
-func TestBrokenAnswerIsNoAnswer(t *testing.T) {
+func TestPartialResultIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s, c := startBehindProxy(t)
 	s.AllowErrorsWithAnyOf(unavailable)

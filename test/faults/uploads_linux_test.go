@@ -29,7 +29,7 @@ func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir str
 
 // F3: An upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
 // the same upload succeeds.
-func TestFullDiskKeepsNothing(t *testing.T) {
+func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
 	t.Parallel()
 	s, c, dir := startOnSmallDisk(t)
 	s.AllowErrorsWithAnyOf("insufficient_storage")
