@@ -156,6 +156,14 @@ func ReadFile(t testing.TB, name string) string {
 	return string(text)
 }
 
+// WriteFile writes a file, in a folder that it makes if there is none, and returns the path.
+func WriteFile(t testing.TB, path, text string) string {
+	t.Helper()
+	Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	Must(t, os.WriteFile(path, []byte(text), 0o644))
+	return path
+}
+
 // Matches returns the text of the group in a regular expression for each of its matches in a file
 // of the module.
 func Matches(t testing.TB, file, expression string) (found []string) {

@@ -105,7 +105,7 @@ func (r route) body(t *testing.T, s *hubstest.Server) any {
 		body[name] = examples.([]any)[0]
 	}
 	if body["code"] != nil {
-		_, body["email"], body["code"] = asked(t, s)
+		_, body["email"], body["code"] = newGuestWithCode(t, s)
 	} else if body["email"] != nil {
 		body["email"] = hubstest.NewEmail()
 	}

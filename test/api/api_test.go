@@ -52,9 +52,9 @@ const (
 	guessRoute = "POST /auth/otp/validate"
 )
 
-// ask adds a user and asks for a code. It returns the client that has asked, and the user's
+// newGuest adds a user and asks for a code. It returns the client that has asked, and the user's
 // address.
-func ask(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email string) {
+func newGuest(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email string) {
 	t.Helper()
 	email, _ = s.NewUser(t, "member")
 	c = s.Client(t)
@@ -62,10 +62,10 @@ func ask(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email string) {
 	return c, email
 }
 
-// asked is like ask, but also waits for the code and returns it.
-func asked(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
+// newGuestWithCode is like newGuest, but also waits for the code and returns it.
+func newGuestWithCode(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
 	t.Helper()
-	c, email = ask(t, s)
+	c, email = newGuest(t, s)
 	return c, email, s.Code(t, email)
 }
 
@@ -105,12 +105,12 @@ func exceed(
 		return c.Send(request, body, headers...)
 	}
 	sent := limit.Requests + 30
-	passed = sent - atOnce(sent, send)[429]
+	passed = sent - sendAtOnce(sent, send)[429]
 	return passed, send()
 }
 
-// atOnce sends a request n times at once, and returns the number of answers by their status.
-func atOnce(n int, send func() *hubstest.Response) map[int]int {
+// sendAtOnce sends a request n times at once, and returns the number of answers by their status.
+func sendAtOnce(n int, send func() *hubstest.Response) map[int]int {
 	statuses := make(chan int, n)
 	for range n {
 		go func() {

@@ -34,7 +34,7 @@ func TestMailIsSent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := hubstest.NewMailServer(t, options)
-			_, email := ask(t, hubstest.Start(t, hubstest.StagingEnv(m)))
+			_, email := newGuest(t, hubstest.Start(t, hubstest.StagingEnv(m)))
 			got := m.WaitMail(t, email)
 			wantEqual(t, "TLS", got.TLS, !options.NoStartTLS)
 			wantEqual(t, "user", got.User, options.User)
@@ -67,7 +67,7 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 				s := hubstest.Start(t, hubstest.StagingEnv(m),
 					map[string]string{"DATABASE_URL": database})
 				s.AllowErrorsWithAnyOf("code not sent")
-				_, email := ask(t, s)
+				_, email := newGuest(t, s)
 				waitNotSent(t, s, email)
 				wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
 				wantEqual(t, "mails at the mail server", len(m.Received()), 0)
@@ -103,7 +103,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	s := hubstest.Start(t, staging(t), map[string]string{
 		"MAIL_FROM": `"Hubs, sign-in" <signin@example.com>`,
 	})
-	_, email := ask(t, s)
+	_, email := newGuest(t, s)
 	got := s.Mail.WaitMail(t, email)
 	wantEqual(t, "sender", got.From, "signin@example.com")
 	wantEqual(t, "client's own name", got.Helo, "example.com")
@@ -202,7 +202,7 @@ func TestFailedMailRemovesTheCode(t *testing.T) {
 func TestUnconfirmedCodeDoesNotWork(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailHangsEnd)
-	_, email, failed := asked(t, s)
+	_, email, failed := newGuestWithCode(t, s)
 	s.Mail.Fail(hubstest.MailCloses)
 	waitNotSent(t, s, email)
 	s.Mail.Release()
@@ -251,7 +251,7 @@ func startMailClock(t *testing.T) (isRunning func() bool) {
 func beginHung(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	t.Cleanup(s.Mail.Release) // otherwise the server, when it stops, would wait for the mail
-	ask(t, s)
+	newGuest(t, s)
 	waitConnections(t, s, 1)
 }
 
@@ -280,7 +280,7 @@ func TestHungMailServerDelaysNobody(t *testing.T) {
 			s.Mail.Slow(c.delay)
 			var emails []string
 			for range 3 {
-				_, email := ask(t, s)
+				_, email := newGuest(t, s)
 				emails = append(emails, email)
 			}
 			waitConnections(t, s, len(emails))
@@ -307,7 +307,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	})
 	s.AllowErrorsWithAnyOf("code not sent")
 	hung := startFailing(t, hubstest.MailHangs)
-	_, email := ask(t, s)
+	_, email := newGuest(t, s)
 	time.Sleep(2 * time.Second)
 	beginHung(t, hung)
 	time.Sleep(2 * time.Second)
@@ -332,7 +332,7 @@ func TestEndlessMailAnswerIsCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startFailing(t, mode)
-			_, email := ask(t, s)
+			_, email := newGuest(t, s)
 			waitNotSent(t, s, email)
 			waitConnections(t, s, 0)
 			if n := s.Mail.Flooded(); n > maxSent {

@@ -346,7 +346,7 @@ func TestSignInNeedsClocksThatAgree(t *testing.T) {
 			t.Parallel()
 			s, restore := shiftedClock(t, shift)
 			s.AllowErrorsWithAnyOf(difference)
-			c, email, code := asked(t, s)
+			c, email, code := newGuestWithCode(t, s)
 			wantNoSession(t, c.PresentCode(email, code), 503, "unavailable")
 			s.Log.WaitFor(t, "ERROR", difference)
 			restore()

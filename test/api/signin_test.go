@@ -41,7 +41,7 @@ func TestCodeOpensASession(t *testing.T) {
 func TestWrongGuessLeavesTheCode(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	c, email, code := asked(t, s)
+	c, email, code := newGuestWithCode(t, s)
 	wrong := hubstest.OtherCode(code, 1)
 	wantNoSession(t, c.PresentCode(email, wrong), 401, "invalid_code")
 	wantNoSession(t, c.PresentCode(hubstest.NewEmail(), code), 401, "invalid_code")
@@ -115,11 +115,11 @@ func constantParts(r *hubstest.Response, period time.Duration) string {
 	return fmt.Sprintf("%d %v %s", r.Status, header, r.Body)
 }
 
-// guess tries to sign in with a code from n client addresses at once. It returns the number of
-// answers by their status.
-func guess(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]int {
+// presentAtOnce tries to sign in with a code from n client addresses at once. It returns the number
+// of answers by their status.
+func presentAtOnce(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]int {
 	t.Helper()
-	return atOnce(n, func() *hubstest.Response {
+	return sendAtOnce(n, func() *hubstest.Response {
 		return s.Client(t).PresentCode(email, code)
 	})
 }
@@ -130,9 +130,9 @@ func guess(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]
 func TestLimitOfGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	c, email, code := asked(t, s)
+	c, email, code := newGuestWithCode(t, s)
 	limit := hubstest.LimitOf(t, guessRoute)
-	got := guess(t, s, 2*limit.Requests, email, hubstest.OtherCode(code, 1))
+	got := presentAtOnce(t, s, 2*limit.Requests, email, hubstest.OtherCode(code, 1))
 	wantEqual(t, "answers by status", got, map[int]int{
 		401: limit.Requests,
 		429: limit.Requests,
@@ -145,9 +145,9 @@ func TestLimitOfGuesses(t *testing.T) {
 func TestNewCodeGivesNoMoreGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	c, email, code := asked(t, s)
+	c, email, code := newGuestWithCode(t, s)
 	c.PresentCode(email, code).Want(t, 200)
-	guess(t, s, hubstest.LimitOf(t, guessRoute).Requests-1, email, code)
+	presentAtOnce(t, s, hubstest.LimitOf(t, guessRoute).Requests-1, email, code)
 	c.AskCode(email)
 	hubstest.WantProblem(t, c.PresentCode(email, s.Code(t, email)), 429, "rate_limited")
 }
@@ -159,7 +159,7 @@ func TestOneCodeForManyRequests(t *testing.T) {
 	const many = 50
 	s := hubstest.Start(t)
 	email, _ := s.NewUser(t, "member")
-	answers := atOnce(many, func() *hubstest.Response {
+	answers := sendAtOnce(many, func() *hubstest.Response {
 		return s.Client(t).Send(askRoute, map[string]string{"email": email})
 	})
 	wantEqual(t, "answers by status", answers, map[int]int{200: many})

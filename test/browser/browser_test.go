@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -93,13 +92,6 @@ func (b *browser) wantEqual(what string, got, want any) {
 	if got != want {
 		b.t.Errorf("%s: got %+v, want %+v", what, got, want)
 	}
-}
-
-// writeFile writes a file, in a folder that it makes if there is none.
-func writeFile(t testing.TB, path, content string) {
-	t.Helper()
-	hubstest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
-	hubstest.Must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // command sends one command of the WebDriver protocol, and decodes its result into out. If out is

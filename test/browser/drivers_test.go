@@ -95,7 +95,7 @@ func startWebKit(t testing.TB, dir, server string) driver {
 	screen := startProgram(t, dir, hubstest.Need(t, "Xvfb", "xvfb"),
 		"-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp")
 	display := screen.WaitMatch(t, "^([0-9]+)$")
-	writeFile(t, dir+"/.config/user-dirs.dirs", `XDG_DOWNLOAD_DIR="$HOME/Downloads"`)
+	hubstest.WriteFile(t, dir+"/.config/user-dirs.dirs", `XDG_DOWNLOAD_DIR="$HOME/Downloads"`)
 	capabilities := params{
 		"acceptInsecureCerts": server != "",
 		"webkitgtk:browserOptions": params{
@@ -226,7 +226,7 @@ func startFirefox(t testing.TB, dir, server string) driver {
 	t.Helper()
 	profile := dir + "/profile"
 	port := startTunnel(t, server)
-	writeFile(t, profile+"/user.js", fmt.Sprintf(firefoxPrefs, port, port, dir))
+	hubstest.WriteFile(t, profile+"/user.js", fmt.Sprintf(firefoxPrefs, port, port, dir))
 	firefox := startProgram(t, dir, hubstest.Need(t, "firefox-esr", "firefox-esr"),
 		"--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
 		"--width=1280", "--height=900", "--profile", profile)

@@ -100,7 +100,7 @@ func (l *learner) codeIsSent() string {
 func (b *browser) chooseFile(name, content string) {
 	b.t.Helper()
 	path := filepath.Join(b.t.TempDir(), name)
-	writeFile(b.t, path, content)
+	hubstest.WriteFile(b.t, path, content)
 	b.post(b.element("#file")+"/value", params{"text": path})
 }
 

@@ -8,8 +8,6 @@ package deploy
 
 import (
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -59,12 +57,4 @@ func productionEnv(t testing.TB) map[string]string {
 	env["ADDR"] = "127.0.0.1:0"
 	maps.Copy(env, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env())
 	return env
-}
-
-func writeFile(t testing.TB, dir, name, text string) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	err := os.WriteFile(path, []byte(text), 0o644)
-	hubstest.Must(t, err)
-	return path
 }

@@ -57,16 +57,16 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 	dir := fmt.Sprintf("%s/p%d", hubstest.Dir, serial.Add(1))
 	hubstest.Must(t, os.Mkdir(dir, 0o755))
 	p := &frontProxy{t: t, dir: dir}
-	writeFile(t, dir, "tls.pem", string(hubstest.ServerPEM()))
+	hubstest.WriteFile(t, dir+"/tls.pem", string(hubstest.ServerPEM()))
 	var sockets [2]*os.File
 	sockets[0], p.addr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	sockets[1], p.proxyProtocolAddr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
-		config := writeFile(t, dir, "haproxy.cfg", haproxyConfig(t, dir, servers))
+		config := hubstest.WriteFile(t, dir+"/haproxy.cfg", haproxyConfig(t, dir, servers))
 		cmd = exec.Command(program, "-db", "-f", config)
 	} else {
-		config := writeFile(t, dir, "nginx.conf", nginxConfig(t, p, servers[0]))
+		config := hubstest.WriteFile(t, dir+"/nginx.conf", nginxConfig(t, p, servers[0]))
 		cmd = exec.Command(program, "-g", "daemon off;", "-e", "stderr", "-c", config)
 		// nginx takes over descriptor 3 as its listening socket, as in an upgrade of its program.
 		cmd.Env = append(os.Environ(), "NGINX=3;")

@@ -105,8 +105,8 @@ func TestSystemdUnits(t *testing.T) {
 	analyze := hubstest.Need(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
 	text := shipped(t, "hubs.service", "ExecStart=/usr/local/bin/hubs ", "ExecStart=/bin/true ")
-	unit := writeFile(t, dir, "hubs.service", text)
-	writeFile(t, dir, "hubs.socket", shipped(t, "hubs.socket"))
+	unit := hubstest.WriteFile(t, dir+"/hubs.service", text)
+	hubstest.WriteFile(t, dir+"/hubs.socket", shipped(t, "hubs.socket"))
 	rate := exec.Command(analyze, "security", "--offline=yes", "--no-pager", unit)
 	out, err := rate.CombinedOutput()
 	// systemd 252 rates the shipped unit 1.1. Other versions differ by 0.1.

@@ -105,7 +105,7 @@ func sendAll(c *hubstest.Client, all requests) (answers []*hubstest.Response) {
 // fillService creates a hub and a file, and returns their paths.
 func fillService(t *testing.T, admin *hubstest.Client) (hub, file string) {
 	t.Helper()
-	return location(t, createHub(admin, "North")), store(t, admin, "a.txt")
+	return location(t, createHub(admin, "North")), upload(t, admin, "a.txt")
 }
 
 // Z2: While the database is unreachable, every request that needs it gets a 503: nobody gets a
@@ -129,7 +129,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			for range rounds {
 				answers := sendAll(admin, requestsTo(hub, file))
 				answers = append(answers, sendAll(admin, ofUsers)...)
-				answers = append(answers, uploadText(admin, "b.txt"), guest.present(guest.code))
+				answers = append(answers, sendUpload(admin, "b.txt"), guest.present(guest.code))
 				wantOutage(t, answers)
 				wantEachRoute(t, answers, hub, file)
 			}
@@ -170,7 +170,7 @@ func TestLockedTablesAreUnavailable(t *testing.T) {
 	hub, file := fillService(t, admin)
 	tx := s.lock("hubs, files")
 	wantOutage(t, sendAll(admin, requestsTo(hub, file)))
-	wantUnavailable(t, uploadText(admin, "b.txt"))
+	wantUnavailable(t, sendUpload(admin, "b.txt"))
 	get(admin, "/auth/session").Want(t, 200)
 	tx.Rollback()
 	s.wantUnchanged(admin, hub, file)
@@ -481,7 +481,7 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	wantUnavailable(t, createHub(admin, "once"))
 	s.wantRows(1, "hubs where name = 'once'")
 	s.loseAnswerTo("once.txt")
-	wantUnavailable(t, uploadText(admin, "once.txt"))
+	wantUnavailable(t, sendUpload(admin, "once.txt"))
 	s.wantRows(1, "files")
 	// If the server sent the DELETE again, it would find no hub, and the client would get a 404.
 	s.loseAnswerTo(id)
@@ -631,7 +631,7 @@ func TestUserDeletedDuringARequest(t *testing.T) {
 	tx := s.lock("files")
 	answer := make(chan *hubstest.Response)
 	go func() {
-		answer <- uploadText(c, "a.txt")
+		answer <- sendUpload(c, "a.txt")
 	}()
 	s.waitForLocks(1) // the insert of the file's row waits for the locked table
 	_, err := tx.Exec("delete from users where lower(email) = lower($1)", email)

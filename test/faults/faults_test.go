@@ -235,7 +235,7 @@ func termsVersion(t *testing.T, c *hubstest.Client) string {
 	return get(c, "/auth/session").Field(t, "terms", "version").(string)
 }
 
-// get sends a GET from a new client address. Like createHub and uploadText below, it may be called
+// get sends a GET from a new client address. Like createHub and sendUpload below, it may be called
 // often: no limit by client address is reached.
 func get(c *hubstest.Client, path string) *hubstest.Response {
 	return c.Elsewhere().Get(path)
@@ -246,15 +246,15 @@ func createHub(admin *hubstest.Client, name string) *hubstest.Response {
 	return admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
 }
 
-// uploadText uploads a file with the text "content", from a new client address.
-func uploadText(c *hubstest.Client, name string) *hubstest.Response {
+// sendUpload uploads a file with the text "content", from a new client address.
+func sendUpload(c *hubstest.Client, name string) *hubstest.Response {
 	return c.Elsewhere().Upload(name, []byte("content"))
 }
 
-// store uploads a small file and returns its path. It ends the test if the answer is not a 201.
-func store(t *testing.T, c *hubstest.Client, name string) (path string) {
+// upload uploads a small file and returns its path. It ends the test if the answer is not a 201.
+func upload(t *testing.T, c *hubstest.Client, name string) (path string) {
 	t.Helper()
-	return location(t, uploadText(c, name))
+	return location(t, sendUpload(c, name))
 }
 
 // location returns the path of the hub or the file that a request has created. It ends the test if

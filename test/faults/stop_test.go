@@ -77,7 +77,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 
 	s.Signal(t, syscall.SIGTERM)
 	// Afterwards, the server only waits for the requests that are not finished.
-	wantConnClosed(t, idle)
+	wantClosed(t, idle)
 	halfSent.Send(t, body[5:]).Want(t, 200)
 	clients.Wait()
 	mustStillRun(t, s)
@@ -124,9 +124,9 @@ func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	}
 }
 
-// wantConnClosed waits until the server has closed the connection. It fails the test if that takes
+// wantClosed waits until the server has closed the connection. It fails the test if that takes
 // longer than hubstest.Patience.
-func wantConnClosed(t *testing.T, conn *hubstest.Conn) {
+func wantClosed(t *testing.T, conn *hubstest.Conn) {
 	t.Helper()
 	_, err := io.Copy(io.Discard, conn.In)
 	if os.IsTimeout(err) {

@@ -36,7 +36,7 @@ func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
 	// The ballast leaves room for a small file, but not for the large one.
 	ballast := filepath.Join(dir, "ballast")
 	hubstest.Must(t, os.WriteFile(ballast, make([]byte, 600<<10), 0o600))
-	kept := store(t, c, "kept.txt")
+	kept := upload(t, c, "kept.txt")
 	large := make([]byte, 800<<10)
 	for range 2 {
 		r := c.Elsewhere().Upload("large.bin", large)
@@ -54,7 +54,7 @@ func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
 func TestReadOnlyDiskIsServed(t *testing.T) {
 	t.Parallel()
 	s, c, dir := startOnSmallDisk(t)
-	kept := store(t, c, "kept.txt")
+	kept := upload(t, c, "kept.txt")
 	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
 	hubstest.Must(t, err)
@@ -63,7 +63,7 @@ func TestReadOnlyDiskIsServed(t *testing.T) {
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
 	client := second.With(t, c.Token())
 	client.WantFile(kept, "content")
-	hubstest.WantProblem(t, uploadText(client, "a.txt"), 500, "internal")
+	hubstest.WantProblem(t, sendUpload(client, "a.txt"), 500, "internal")
 }
 
 // A trace is a running strace that is attached to a server.
@@ -155,7 +155,7 @@ func TestUploadStepFails(t *testing.T) {
 	} {
 		t.Run(step.call+" "+step.target+" "+step.errno, func(t *testing.T) {
 			c := c.In(t)
-			upload := c.StartUpload("a.txt")
+			failing := c.StartUpload("a.txt")
 			var args []string
 			switch step.target {
 			case "file":
@@ -164,11 +164,11 @@ func TestUploadStepFails(t *testing.T) {
 				args = []string{"-P", s.Env["FILES_DIR"]}
 			}
 			tr := attachFault(t, s, step.call, step.errno, args...)
-			r := upload.Finish()
+			r := failing.Finish()
 			tr.wantInjected()
 			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
 			s.WantStored(t, stored)
-			store(t, c, "next.txt")
+			upload(t, c, "next.txt")
 			stored++
 			s.WantStored(t, stored)
 		})
@@ -187,13 +187,13 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
 			s.AllowErrorsWithAnyOf(`"error":"` + codeOf[status])
-			store(t, c, "first.txt") // makes the server open its connections to the database
+			upload(t, c, "first.txt") // makes the server open its connections to the database
 			tr := attachFault(t, s, "openat", errno)
-			r := uploadText(c, "a.txt")
+			r := sendUpload(c, "a.txt")
 			tr.wantInjected()
 			hubstest.WantProblem(t, r, status, codeOf[status])
 			s.WantStored(t, 1)
-			store(t, c, "next.txt")
+			upload(t, c, "next.txt")
 			s.WantStored(t, 2)
 		})
 	}
@@ -301,13 +301,13 @@ func TestFilesAreClosed(t *testing.T) {
 		"GOGC":             "off",
 		"MAX_UPLOAD_BYTES": "300000",
 	})
-	path := store(t, c, "a.txt")
+	path := upload(t, c, "a.txt")
 	idle := s.openFiles() // such as FILES_DIR itself
 	waitClosed := func(after string) {
 		t.Helper()
 		hubstest.WaitFor(t, "open files after "+after, idle, s.openFiles)
 	}
-	store(t, c, "b.txt")
+	upload(t, c, "b.txt")
 	waitClosed("an upload")
 	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
 	waitClosed("an upload that is too large")

@@ -97,7 +97,7 @@ func TestClientGoneMidUpload(t *testing.T) {
 			s.waitFiles(0)
 		}
 	}
-	store(t, c, "b.txt")
+	upload(t, c, "b.txt")
 	s.WantStored(t, 1)
 }
 
@@ -222,7 +222,7 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 			s, c := startBehindProxy(t)
 			s.AllowErrorsWithAnyOf(unavailable)
 			test.breakAtInsert(s)
-			wantUnavailable(t, uploadText(c, "a.txt"))
+			wantUnavailable(t, sendUpload(c, "a.txt"))
 			s.proxy.Resume()
 			s.waitFiles(2) // the final and the working name
 			s.AgeUnfinished(t)
@@ -310,8 +310,8 @@ func TestEndedTransfersDoNotCount(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	s.AllowErrorsWithAnyOf("no such file or directory")
-	small := store(t, c, "small.txt")
-	lost := store(t, c, "lost.txt")
+	small := upload(t, c, "small.txt")
+	lost := upload(t, c, "lost.txt")
 	os.Remove(s.onDisk(lost)) // its download fails with a 500
 	for range maxTransfers + 1 {
 		c.WantFile(small, "content")
@@ -329,7 +329,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	s, greedy := start(t)
 	neighbour, _ := s.Member(t, "member")
 	large := storeLarge(t, greedy)
-	small := store(t, greedy, "small.txt")
+	small := upload(t, greedy, "small.txt")
 	// The user begins as many transfers as permitted: downloads and two uploads.
 	var downloads []*hubstest.Conn
 	for range maxTransfers - 2 {
@@ -349,7 +349,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	hubstest.WaitFor(t, "status of one more transfer", 429, oneMore)
 	// Only transfers of this user are refused.
 	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
-	hubstest.WantProblem(t, uploadText(greedy, "b.txt"), 429, "rate_limited")
+	hubstest.WantProblem(t, sendUpload(greedy, "b.txt"), 429, "rate_limited")
 	greedy.Get("/hubs").Want(t, 200)
 	neighbour.IP = greedy.IP
 	neighbour.Get(small).Want(t, 200)
@@ -370,7 +370,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 	s, stalled := start(t)
 	slow, _ := s.Member(t, "member")
 	large := storeLarge(t, stalled)
-	small := store(t, stalled, "small.txt")
+	small := upload(t, stalled, "small.txt")
 	slowDownload := s.beginDownload(slow, large)
 	slowUpload := slow.StartUpload("slow.txt")
 	stalledUpload := stalled.StartUpload("stalled.txt")
