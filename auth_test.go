@@ -50,6 +50,7 @@ func TestTokenTimesAreExact(t *testing.T) {
 				IssuedAt:  toSeconds(time.Now().Add(test.issued)),
 				ExpiresAt: toSeconds(time.Now().Add(test.expires)),
 			}))
+
 			refusal, _ := errors.AsType[problem](err)
 			isValid := err == nil
 			if refusal.reason != test.want || isValid != (test.want == "") {

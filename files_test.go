@@ -80,6 +80,7 @@ func TestUploadDeadlines(t *testing.T) {
 				part:     &multipart.Part{},
 				body:     io.NopCloser(strings.NewReader("x")),
 			}
+
 			form.Read(make([]byte, 1))
 			want := time.Now().Add(test.want)
 			if !d.read.Equal(want) {

@@ -25,6 +25,7 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 		}
 		return q.listStatement()
 	}
+
 	got := query(hostile, plain)
 	if want := query(plain, plain).text; got.text != want {
 		t.Errorf("filtered by %q: got the text\n%s\nwant\n%s", hostile, got.text, want)

@@ -249,6 +249,7 @@ func TestRemovalsFit(t *testing.T) {
 	rows = append(rows, removalTopics...)
 	seen := map[string]bool{}  // names of removals
 	named := map[string]bool{} // functions of tests that removals name
+
 	for _, r := range all {
 		if seen[r.Name] {
 			t.Errorf("%s: two removals have this name", r.Name)
@@ -271,6 +272,7 @@ func TestRemovalsFit(t *testing.T) {
 			t.Errorf("%s: the removal no longer fits: %v", r.Name, err)
 		}
 	}
+
 	for function := range source {
 		test := path.Base(function)
 		isTest := strings.HasPrefix(test, "Test")

@@ -102,11 +102,13 @@ func TestYoungCodeIsNotReplaced(t *testing.T) {
 			}
 		}
 		mustIssue(t, codes, "b") // another address has a minute of its own
+
 		time.Sleep(time.Nanosecond)
 		second := codes.issue("a", time.Time{})
 		if second == nil {
 			t.Fatal("got no second code after the minute, want one")
 		}
+
 		// By chance, the two can have the same digits.
 		if first.digits != second.digits && redeem(codes, "a", first.digits) {
 			t.Error("the old code: got it redeemed, want it refused")
@@ -249,6 +251,7 @@ func TestRequestsForCodesEndAtRandom(t *testing.T) {
 			email := fmt.Sprintf("a%d@example.com", n)
 			s.requestCode(&requestState{serverLog: s.log}, codeRequest{email})
 		}
+
 		time.Sleep(dbTimeout)                             // the work on each takes as long
 		for _, step := range []struct{ least, most int }{ // requests done, in tenths of all
 			{least: 0, most: 1},
@@ -278,6 +281,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 	})
 	real, err := url.Parse(m.URL)
 	hubstest.Must(t, err)
+
 	secure := func(user *url.Userinfo, host string) (passwordSent bool, err error) {
 		t.Helper()
 		conn, err := net.Dial("tcp", real.Host)
@@ -290,6 +294,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		err = mailer{server: named}.encryptAndLogIn(client)
 		return m.Passwords() > before, err
 	}
+
 	for _, host := range []string{"localhost", "127.0.0.1", "[::1]"} {
 		sent, err := secure(real.User, host)
 		if err != nil || !sent {
@@ -297,6 +302,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 				host, sent, err)
 		}
 	}
+
 	others := `10.0.0.1 172.16.0.1 192.168.0.1 169.254.1.1 100.64.0.1 0.0.0.0
 		[::] [fd00::1] [fe80::1] [::ffff:10.0.0.1] mail mail.local
 		mail.example.com localhost.example.com mylocalhost 127.0.0.1.example.com`

@@ -90,6 +90,7 @@ func TestLimitSlides(t *testing.T) {
 			for _, key := range []string{"0", "1", "2"} {
 				model[key] = &window{burst: burst, period: period}
 			}
+
 			for step := range 600 {
 				key := strconv.Itoa(random.IntN(3))
 				want := model[key].wait()
@@ -119,6 +120,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 		for i := range refused {
 			spendTokens(l, fmt.Sprint("refused ", i), l.burst)
 		}
+
 		time.Sleep(time.Minute)
 		for i := range 3 * most {
 			if got := refusedFor(t, l, fmt.Sprint("new ", i)); got != 0 {
@@ -133,6 +135,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 				t.Fatalf("a refused key after %d new ones: got a wait of %v, want %v", i, got, want)
 			}
 		}
+
 		if got := len(l.byKey); got > most {
 			t.Errorf("got %d keys in memory, want at most %d", got, most)
 		}
@@ -187,6 +190,7 @@ func TestFloodMatchesSecurityMD(t *testing.T) {
 		for i := range mailboxes {
 			spendTokens(l, fmt.Sprint("mailbox ", i), l.burst)
 		}
+
 		guesses := 0
 		for second := range minutes * 60 {
 			for i := range attempts / l.burst {
@@ -199,6 +203,7 @@ func TestFloodMatchesSecurityMD(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
+
 		perDay := guesses * 24 * 60 / minutes / mailboxes
 		if perDay < want*2/3 || perDay > want*4/3 {
 			t.Errorf("got %d guesses a day at one mailbox, want %d ± a third", perDay, want)

@@ -36,6 +36,7 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 	hubstest.Must(t, err)
 	st := &store{db: sql.OpenDB(connector)} // connects only for a statement, so never here
 	defer st.db.Close()
+
 	outages := []error{
 		net.ErrClosed,
 		io.ErrUnexpectedEOF,
@@ -64,6 +65,7 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 			t.Errorf("%v: got %v, want a 503 with this cause", outage, err)
 		}
 	}
+
 	bugs := []error{
 		fmt.Errorf("%w: %w", errScan, io.EOF), // scan does not take the type of a column
 		nil,
@@ -100,6 +102,7 @@ func TestWhichReadsAreTriedAgain(t *testing.T) {
 			t.Errorf("isConnectionGone(%v): got false, want true", gone)
 		}
 	}
+
 	for _, other := range []error{
 		nil,
 		during("read", os.ErrDeadlineExceeded), // the database hangs
@@ -286,6 +289,7 @@ func TestSecondDropIdleDoesNothing(t *testing.T) {
 		one.Close()
 		two.Close()
 	}
+
 	useTwo()
 	var drop sync.WaitGroup
 	drop.Go(st.dropIdle)
@@ -294,6 +298,7 @@ func TestSecondDropIdleDoesNothing(t *testing.T) {
 	useTwo()
 	close(connector.gate)
 	drop.Wait()
+
 	var closed []int
 	for range len(connector.closing) {
 		closed = append(closed, <-connector.closing)

@@ -186,6 +186,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 		}
 		return rows
 	}
+
 	// Refusals come first, because a request that is let in may give its visitor what it lacks:
 	// POST /terms/acceptance accepts the terms.
 	for _, r := range routes {
@@ -206,6 +207,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 		}
 		wantEqual(t, r.name+": rows after refused requests", allRows(), before)
 	}
+
 	for _, r := range routes {
 		for _, v := range all {
 			if v.isRefusedBy(r) {

@@ -110,6 +110,7 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	}
 	hubstest.Must(t, hubstest.Migrate(database))
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": database})
+
 	const stored = "INFO@IRIS.EXAMPLE"
 	const lower = "info@iris.example"
 	s.User(t, "add", stored)
@@ -125,6 +126,7 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 			t.Errorf("user %s: got %q, want exit status 0", command, output)
 		}
 	}
+
 	s.Client(t).SignIn(lower)
 	s.User(t, "delete", stored)
 }

@@ -83,6 +83,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			t.Errorf("%s names the function %s, which does not exist", m.document, m.name)
 		}
 	}
+
 	for _, m := range mentions(t, namedLink) {
 		folder := filepath.Join(hubstest.Root(), filepath.Dir(m.document))
 		_, err := os.Stat(filepath.Join(folder, m.name))
@@ -90,6 +91,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			t.Errorf("%s links to %s: %v", m.document, m.name, err)
 		}
 	}
+
 	script := hubstest.ReadFile(t, "dev.sh")
 	for _, m := range mentions(t, namedScript) {
 		command := regexp.MustCompile(`(?m)^[a-z |-]*\b` + m.name + `\b[a-z |-]*\)`)
@@ -97,6 +99,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 			t.Errorf("%s names ./dev.sh %s, which does not exist", m.document, m.name)
 		}
 	}
+
 	var tests strings.Builder
 	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "internal/*/*_test.go") {
 		tests.WriteString(hubstest.ReadFile(t, name))

@@ -54,6 +54,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 	file := upload(t, admin, "hello")
 	made := admin.Send("POST /hubs", `{"name":"a"}`).Must(t, 201)
 	hub := made.Header.Get("Location")
+
 	// Without its constraints, a table takes the broken rows below.
 	hubstest.Exec(t, db, `do $$ declare c record; begin
 		for c in select conrelid::regclass as t, conname from pg_constraint
@@ -64,6 +65,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 			created_at = now(), updated_at = now();
 		update files set name = 'a.txt', content_type = 'text/plain', size = 5;
 		update users set permission = 'admin'`
+
 	for _, c := range hubstest.ReadTextCases(t, "broken-rows.txt") {
 		t.Run(c.Name, func(t *testing.T) {
 			text := hubstest.FillIn(strings.TrimSpace(c.Text), "<hub>", hub, "<file>", file)

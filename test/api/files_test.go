@@ -138,6 +138,7 @@ func TestUploadLimitsAreExact(t *testing.T) {
 	withPreamble := func(length int) string {
 		return x(length-len("\r\n")) + "\r\n" + small
 	}
+
 	stored := 0
 	for _, test := range []struct {
 		name   string
@@ -167,6 +168,7 @@ func TestUploadLimitsAreExact(t *testing.T) {
 			}
 		}
 	}
+
 	s.WantStored(t, stored)
 }
 
@@ -198,6 +200,7 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 		Headers []string
 		Content *string
 	}](t, "downloads.json")
+
 	for _, test := range file.Cases {
 		t.Run(test.Name, func(t *testing.T) {
 			path := hubstest.FillIn(cmp.Or(test.Path, "/files/<id>/a.txt"), words...)
@@ -233,6 +236,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 	content := make([]byte, folder.Size())
 	outside := filepath.Join(t.TempDir(), "outside")
 	hubstest.Must(t, os.WriteFile(outside, content, 0o600))
+
 	for _, test := range []struct{ name, damage string }{
 		{"removed", `rm $1`},
 		{"cut", `head -c 3 $2 > $1`},
@@ -244,6 +248,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 			c := c.In(t)
 			f := c.Upload("a.txt", content).Must(t, 201).JSON(t)
 			shell(t, s.Env["FILES_DIR"], test.damage, f["fileId"].(string), outside)
+
 			for _, method := range []string{"GET", "HEAD"} {
 				r := c.Do(method, f["path"].(string), nil)
 				hubstest.WantProblem(t, r, 500, "internal")
@@ -271,6 +276,7 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
 	good := form(partHeader, large)
+
 	for _, test := range []struct {
 		name   string
 		kind   string // Content-Type
@@ -323,6 +329,7 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 			conn.Send(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n").Want(t, 200)
 		})
 	}
+
 	s.WantStored(t, 0)
 }
 

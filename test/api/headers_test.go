@@ -58,6 +58,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
 	s := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})
+
 	for request, headers := range map[string][]string{
 		"OPTIONS /hubs":  {"Origin", origin, "Access-Control-Request-Method", "POST"},
 		"POST /hubs":     {"Sec-Fetch-Site", "cross-site"},
@@ -70,6 +71,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			limit := hubstest.LimitOf(t, "GET /hubs")
 			passed, answer := exceed(s.Client(t), limit, request, nil,
 				append(headers, "X-Request-Id", id)...)
+
 			wantEqual(t, "requests that passed", passed, limit.Requests)
 			wantLimited(t, answer, limit)
 			wantEqual(t, "X-Request-Id", answer.Header.Get("X-Request-Id"), id)
@@ -107,12 +109,14 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		waitLogged(t, s, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")
 	}
+
 	for _, id := range []string{
 		"a", "0", "A.b_c-9", "..",
 		strings.Repeat("x", 128),
 	} {
 		wantEqual(t, "X-Request-Id", send(id), id)
 	}
+
 	wantNew := func(sent, got string) {
 		t.Helper()
 		if len(got) < 16 {
@@ -132,6 +136,7 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		wantNew(id, got)
 		seen[got] = true
 	}
+
 	// The second of two headers is never used, even if only the second has the right form.
 	twice := s.Wire(t, "GET", "/nowhere", nil,
 		"X-Request-Id", "a b",

@@ -51,6 +51,7 @@ func TestHubListReadsLittle(t *testing.T) {
 		from generate_series(1, 20000) n`)
 	// After a vacuum, PostgreSQL can tell from the index alone that a row is visible.
 	hubstest.Exec(t, s.Database, "vacuum analyze hubs")
+
 	scans := map[string]string{
 		"":                       "Index Scan",
 		"&offset=5000":           "Index Only Scan",

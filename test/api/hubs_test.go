@@ -158,6 +158,7 @@ func TestHubListOrderAndPages(t *testing.T) {
 		"&filters[name]=a",
 		"&filters[name]=b&filters[status]=active",
 	}
+
 	for _, order := range hubOrders {
 		for _, filter := range filters {
 			offset := 0
@@ -171,6 +172,7 @@ func TestHubListOrderAndPages(t *testing.T) {
 			}
 		}
 	}
+
 	wantEqual(t, "GET /hubs?", r.get(t, ""), r.model(t, ""))
 	for _, limit := range []int{1, 100} {
 		for _, offset := range []int{0, 100, 101, 300, 399, 400, 10000} {

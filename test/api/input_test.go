@@ -65,6 +65,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 		"<hubId>", made.Field(t, "hubId").(string),
 		"<terms>", admin.Get("/auth/session").Field(t, "terms", "version").(string),
 	}
+
 	created := 1
 	for _, c := range hubstest.ReadCorpus[bodyCase](t, "bodies.json").Cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -80,6 +81,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 			}
 		})
 	}
+
 	hubs := hubstest.Query[int](t, s.Database, "select count(*) from hubs")
 	wantEqual(t, "hubs, one for each 201", hubs, created)
 }
@@ -116,6 +118,7 @@ func TestBodyLimits(t *testing.T) {
 	const maxBody = 16 << 10
 	const maxType = 256
 	c := hubstest.Start(t).Client(t)
+
 	for _, test := range []struct{ size, status int }{
 		{size: maxBody, status: 200},
 		{size: maxBody + 1, status: 413},
@@ -129,6 +132,7 @@ func TestBodyLimits(t *testing.T) {
 			})
 		}
 	}
+
 	withType := func(size int) *hubstest.Response {
 		const kind = "application/json;"
 		padded := fmt.Sprintf("%s%*s", kind, size-len(kind), "charset=utf-8")
@@ -177,6 +181,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
 			hubstest.WantProblem(t, answer, 400, "invalid_request")
+
 			fields := answer.Fields()
 			if len(fields) == 0 || fields[0] != test.first {
 				t.Errorf("got the fields %q, want %q as the first", fields, test.first)
@@ -237,6 +242,7 @@ func TestHeadersAreBounded(t *testing.T) {
 func TestSlowRequestsEnd(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
+
 	for _, test := range []struct {
 		name   string
 		limit  time.Duration

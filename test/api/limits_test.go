@@ -13,6 +13,7 @@ func TestLimitByClientAddress(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
 	limit := hubstest.LimitOf(t, "GET /hubs")
+
 	for _, test := range []struct {
 		address string
 		same    string // counts against the limit of address

@@ -29,6 +29,7 @@ func TestRequestLog(t *testing.T) {
 		"admin":  admin,
 		"nobody": s.Client(t),
 	}
+
 	for _, c := range hubstest.ReadCases[struct {
 		Name, As, Request string
 		Headers           []string
@@ -42,6 +43,7 @@ func TestRequestLog(t *testing.T) {
 				body = `{"name":"opaque"}`
 			}
 			r := client.Do(method, path, body, c.Headers...)
+
 			want := map[string]any{
 				"level":     "INFO",
 				"msg":       "request",
@@ -94,6 +96,7 @@ func TestLogHasNoFreeTextOfClients(t *testing.T) {
 		waitLogged(t, s, answer, `"msg":"request"`)
 	}
 	long := strings.Repeat("opaque", 1000)
+
 	// Each word contains "opaque", which must not get into the log.
 	for _, word := range []string{"opaque", "opaque@b.example", "code=opaque", long} {
 		for path := range strings.FieldsSeq(strings.ReplaceAll(writtenPaths, "WORD", word)) {
@@ -115,6 +118,7 @@ func TestLogHasNoFreeTextOfClients(t *testing.T) {
 		wantRequestLine(c.PresentCode(word, word))
 		wantRequestLine(c.Upload(word, []byte(word)))
 	}
+
 	s.Stop(t)
 	for _, line := range s.Log.All() {
 		if strings.Contains(strings.ToLower(line), "opaque") {
@@ -163,6 +167,7 @@ func TestEventsInTheLog(t *testing.T) {
 				parts = append(parts, `"msg":"refused"`, `"code":"`+code, `"route":"/hubs"`)
 				waitLogged(t, s, c.Get("/hubs"), parts...)
 			}
+
 			waitLogged(t, s, c.AskCode(email), `"msg":"code sent"`, hubstest.MaskedEmail(email))
 			code := s.Code(t, email)
 			wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
@@ -205,6 +210,7 @@ func TestPowerfulDatabaseRoleIsReported(t *testing.T) {
 	const warning = "the database role may write users: use the role of deploy/roles.sql"
 	database := hubstest.NewDatabase(t)
 	deployed := staging(t)
+
 	for _, test := range []struct {
 		env    map[string]string
 		grant  string // rights on the table users

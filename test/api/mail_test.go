@@ -68,6 +68,7 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 					map[string]string{"DATABASE_URL": database})
 				s.AllowErrorsWithAnyOf("code not sent")
 				_, email := newGuest(t, s)
+
 				waitNotSent(t, s, email)
 				wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
 				wantEqual(t, "mails at the mail server", len(m.Received()), 0)
@@ -105,6 +106,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	})
 	_, email := newGuest(t, s)
 	got := s.Mail.WaitMail(t, email)
+
 	wantEqual(t, "sender", got.From, "signin@example.com")
 	wantEqual(t, "client's own name", got.Helo, "example.com")
 	for line := range strings.SplitSeq(got.Data, "\r\n") {
@@ -112,6 +114,7 @@ func TestMailIsWellFormed(t *testing.T) {
 			t.Errorf("got the line %q, want a match of %s", line, messageLine)
 		}
 	}
+
 	message, err := mail.ReadMessage(strings.NewReader(got.Data))
 	if err != nil {
 		t.Fatalf("%q: %v", got.Data, err)
@@ -121,6 +124,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
 		t.Errorf("Message-ID: got %q, want a match of %s", id, messageID)
 	}
+
 	delete(message.Header, "Date")
 	delete(message.Header, "Message-Id")
 	want := mail.Header{
@@ -174,6 +178,7 @@ func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 func TestFailedMailRemovesTheCode(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailWorks)
+
 	for _, test := range []struct {
 		name string
 		mode hubstest.MailMode
@@ -283,6 +288,7 @@ func TestHungMailServerDelaysNobody(t *testing.T) {
 				_, email := newGuest(t, s)
 				emails = append(emails, email)
 			}
+
 			waitConnections(t, s, len(emails))
 			for _, email := range emails {
 				waitNotSent(t, s, email)

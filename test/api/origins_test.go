@@ -20,6 +20,7 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 		CORS              bool
 	}](t, "origins.json")
 	all := hubstest.StartEnvironments(t, file.Settings)
+
 	for _, c := range file.Cases {
 		servers := all
 		if c.Server != "" {
@@ -43,6 +44,7 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 					cors = maps.Clone(file.CORSHeaders)
 					cors["Access-Control-Allow-Origin"] = &origin
 				}
+
 				wantCORS(t, s, headers, cors, file.PreflightHeaders, c.Expect)
 			})
 		}

@@ -36,6 +36,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 	s.User(t, "suspend", users["suspended"].email)
 	hubstest.Exec(t, s.Database, `update users
 		set signed_out_at = now() - interval '100 s' where user_id = $1`, users["signedOut"].id)
+
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			key := hubstest.Named(t, file.Keys, cmp.Or(c.Key, "first"))
@@ -44,6 +45,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 			r := s.Wire(t, "GET", "/auth/session", nil,
 				"X-Forwarded-For", hubstest.NewIP(),
 				"Cookie", s.CookieName()+"="+token)
+
 			c.Expect.WantAnswer(t, r)
 			if r.Status == 401 && c.Reason != "any" {
 				waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
@@ -93,6 +95,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	tokenOf := func(s *hubstest.Server) string {
 		return hubstest.Token{}.Sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
 	}
+
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			other := hubstest.Named(t, servers, cmp.Or(c.Other, "production"))
@@ -236,6 +239,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 		Validate hubstest.Expected
 		NextCode bool
 	}](t, "accounts.json")
+
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -247,6 +251,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 				command = hubstest.FillIn(command, "<email>", email)
 				s.User(t, strings.Fields(command)...)
 			}
+
 			for _, client := range []*hubstest.Client{one, other} {
 				c.Expect.WantAnswer(t, client.Send("POST /hubs", `{"name":"North"}`))
 			}

@@ -228,6 +228,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 	}](t, "forwarded.json")
 	servers := hubstest.StartEnvironments(t, file.Settings)
 	limit := hubstest.LimitOf(t, askRoute)
+
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -238,6 +239,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 				c.Expect.WantAnswer(t, r)
 				waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 			}
+
 			for _, chain := range append(c.SharesWith, c.Client) {
 				wantLimited(t, onTheWire(t, s, email, "X-Forwarded-For", chain), limit)
 			}

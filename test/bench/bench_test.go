@@ -303,6 +303,7 @@ func TestAllocationsOfARequest(t *testing.T) {
 			client.Elsewhere().Get(path).Must(t, 200)
 		}
 	}
+
 	for path, most := range growthBounds {
 		const requests = 2000
 		send(path, 200) // allocates what later requests use again, such as connections

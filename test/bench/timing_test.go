@@ -120,6 +120,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all
 		select 's' || n || '@time.example', true from generate_series(1, $1) n`,
 		len(tests)*timingSamples)
+
 	for i, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			m := timer{
@@ -129,6 +130,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 				other: oneConnection(t),
 			}
 			times := m.measureKinds(i*timingSamples, test.time)
+
 			for kind, name := range map[byte]string{'k': "known", 's': "suspended"} {
 				auc := areaUnderROC(times[kind], times['u'])
 				fmt.Fprintf(t.Output(), "%s addresses: AUC %.3f\n", name, auc)

@@ -78,6 +78,7 @@ func TestProductionInBrowser(t *testing.T) {
 				sameSite:  "https://example.com",
 				crossSite: "https://evil-example.com",
 			})
+
 			b.open(s.Base + "/healthz")
 			b.wantCookie(browserCookie{
 				Name:     s.CookieName(),
@@ -302,6 +303,7 @@ func TestPagePolicy(t *testing.T) {
 		"base-uri", "connect-src", "form-action", "frame-src", "img-src",
 		"script-src-attr", "script-src-elem", "style-src-attr", "style-src-elem",
 	}
+
 	violated := script[[]string](b, `
 		const seen = new Set(), [outside, all] = arguments;
 		return new Promise(done => {
@@ -324,6 +326,7 @@ func TestPagePolicy(t *testing.T) {
 			document.forms.trick.submit();
 			fetch(outside).catch(() => {});
 		})`, servePage(t, emptyPage), len(want))
+
 	if !slices.Equal(violated, want) {
 		t.Errorf("directives that refused something: got %q, want %q", violated, want)
 	}

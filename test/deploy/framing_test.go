@@ -72,6 +72,7 @@ func TestProxyFraming(t *testing.T) {
 		})
 		p := startProxy(t, engine, backend.addr)
 		var want []string // the beginning of each request that must reach the server
+
 		for name, c := range framings {
 			address := newAddress()
 			line := "POST /" + name
@@ -92,6 +93,7 @@ func TestProxyFraming(t *testing.T) {
 				wantFramedOnce(t, strings.ToLower(head), address)
 			}
 		}
+
 		hubstest.WaitFor(t, "connections to the server", 0, backend.open.Load)
 		var got []string
 		for _, head := range backend.seen("") {

@@ -214,6 +214,7 @@ func TestProxySendsOnce(t *testing.T) {
 			return emptyAnswer
 		})
 		p := startProxy(t, engine, backend.addr)
+
 		for _, c := range []*hubstest.Client{
 			p.client(publicServer),
 			p.clientFrom(publicServer, newAddress()),
@@ -233,6 +234,7 @@ func TestProxySendsOnce(t *testing.T) {
 				}
 			}
 		}
+
 		if backend.reused > 0 {
 			t.Errorf("got %d requests on a connection that was used before, want 0", backend.reused)
 		}
@@ -283,6 +285,7 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 		between := hubstest.NewFaultProxy(t, s.Addr)
 		p := startProxy(t, engine, between.Addr)
 		address := newAddress()
+
 		for _, sent := range []string{"", signIn, almost} {
 			f := p.flood(address, 5000, sent)
 			if opened := f.opened.Load(); opened < 200 { // as many as HAProxy permits an address
@@ -301,6 +304,7 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 		if engine == "haproxy" {
 			wantFewConnections(t, p)
 		}
+
 		s.Stop(t) // it logs a request only after its connection has ended
 		got := s.Log.Count(`"client":"` + address + `"`)
 		if got > 0 {

@@ -60,6 +60,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 				)
 				last = beginRequest(t, s, head, 100)
 			}
+
 			extra, isServed := dialAndRequest(t, s)
 			if isServed {
 				t.Errorf("got an answer on one more connection, want only %d", test.connections)

@@ -399,6 +399,7 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 				get(c, "/auth/session").Want(t, 200)
 			}
 			tx.Rollback()
+
 			if most == 0 || most > pool/2 {
 				t.Errorf("expensive statements at a time: got up to %d, want 1 to %d", most, pool/2)
 			}
@@ -511,6 +512,7 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 	t.Parallel()
 	s, admin := startBehindProxy(t)
 	hub, file := fillService(t, admin)
+
 	for _, test := range []struct {
 		request    string
 		body       any

@@ -115,6 +115,7 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 				end(pg)
 				pg.Start()
 			}
+
 			// The first request after each restart is of another kind. A write also succeeds:
 			// its session check, which is a read, finds the dead connections first.
 			loseConnections()
@@ -128,6 +129,7 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 			createHub(admin, "second").Want(t, 201)
 			s.wantRows(1, "hubs where name = 'first'")
 			s.wantRows(1, "hubs where name = 'second'")
+
 			loseConnections()
 			hubs := sendAtOnce(t, manyRequests, admin, "GET /hubs", nil)
 			sessions := sendAtOnce(t, manyRequests, admin, "GET /auth/session", nil)
@@ -160,11 +162,13 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 			s.AllowErrorsWithAnyOf(unavailable)
 			clients, ledger := s.startWriting(admin)
 			clients.waitForSuccesses(10)
+
 			test.away(pg)
 			clients.waitForOutage(2)
 			test.back(pg)
 			clients.waitForSuccesses(20)
 			clients.end()
+
 			ledger.WantRows(t, pg.URL)
 			ledger.WantFiles(t, admin.Elsewhere(), pg.URL)
 		})
@@ -272,6 +276,7 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 			s.openConns(admin)
 			depose(pair)
 			pair.promote()
+
 			const writes = 3 * severalConns
 			failed := 0
 			for range writes {
@@ -284,6 +289,7 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 					t.Fatalf("got %d failed writes, want fewer than there are connections", failed)
 				}
 			}
+
 			s.Database = pair.standby.URL
 			s.wantRows(writes-failed, "hubs where name = 'North'")
 		})

@@ -50,6 +50,7 @@ func TestOldRequestsAreDropped(t *testing.T) {
 	dropped := func() int {
 		return s.Log.Count("code not sent: waited too long", `"level":"WARN"`)
 	}
+
 	// WaitUntil is not enough here: the wait is longer than hubstest.Patience.
 	for dropped() == 0 {
 		if time.Since(begun) > wait+hubstest.Patience {
@@ -63,6 +64,7 @@ func TestOldRequestsAreDropped(t *testing.T) {
 	hubstest.WaitFor(t, "requests that have failed or were dropped", accepted, func() int {
 		return failedMails(s) + dropped()
 	})
+
 	// The server can mail codes again.
 	s.Mail.Release()
 	s.Client(t).SignIn(emails[0])

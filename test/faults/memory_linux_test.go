@@ -32,6 +32,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		_, full := sendQueues(t, s.Addr)
 		return full >= downloads*9/10
 	})
+
 	queued, _ := sendQueues(t, s.Addr)
 	resident := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
 	const bound = 256 << 20
@@ -42,6 +43,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if queued > bound {
 		t.Errorf("data to send: got %d MB, want at most %d MB", queued>>20, bound>>20)
 	}
+
 	for _, conn := range conns {
 		conn.Close()
 	}

@@ -166,6 +166,7 @@ func TestUploadStepFails(t *testing.T) {
 			tr := attachFault(t, s, step.call, step.errno, args...)
 			r := failing.Finish()
 			tr.wantInjected()
+
 			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
 			s.WantStored(t, stored)
 			upload(t, c, "next.txt")
@@ -239,6 +240,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 	id := filepath.Base(working)
 	tr := attach(t, s, "-e", "trace=write,fsync,fdatasync,linkat,renameat,renameat2,unlinkat")
 	upload.Finish().Want(t, 201)
+
 	var steps []byte // one letter for each step
 	for call := range strings.Lines(tr.calls()) {
 		for step, pattern := range map[string]string{
@@ -255,6 +257,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			}
 		}
 	}
+
 	// The steps are: writes, fsync, link, fsync of the folder, row, unlink, answer.
 	if !regexp.MustCompile(`^w+fldrua$`).Match(steps) {
 		t.Errorf("got the steps %s, want w+fldrua", steps)
@@ -307,6 +310,7 @@ func TestFilesAreClosed(t *testing.T) {
 		t.Helper()
 		hubstest.WaitFor(t, "open files after "+after, idle, s.openFiles)
 	}
+
 	upload(t, c, "b.txt")
 	waitClosed("an upload")
 	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
@@ -317,6 +321,7 @@ func TestFilesAreClosed(t *testing.T) {
 	}
 	breakOff(upload).Want(t, noAnswer)
 	waitClosed("an upload that broke off")
+
 	for status, headers := range map[int][]string{ // headers of a download, by its status
 		200: nil,
 		206: {"Range", "bytes=1-2"},
