@@ -148,6 +148,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			})
 			disallowErrors()
 			s.wantUnchanged(admin, hub, file)
+
 			// The code still works, but only once. Each attempt counts against the limit of the
 			// address, also one that got a 503: an outage gives nobody more guesses (O4).
 			limit := hubstest.LimitOf(t, "POST /auth/otp/validate").Requests
