@@ -223,7 +223,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 			hubstest.WantProblem(t, r, test.status, codeOf[test.status])
 			s.waitFiles(test.stored + 1) // the final name, if any, and the working name
 			s.AgeUnfinished(t)
-			s.sweep()
+			s.waitSwept()
 			s.WantStored(t, test.stored) // the working name is gone
 		})
 	}

@@ -22,16 +22,16 @@ func (s *service) onDisk(path string) string {
 	return filepath.Join(s.Env["FILES_DIR"], id)
 }
 
-// sweep starts another server on the same data, and returns it when its first sweep is over. A
+// waitSwept starts another server on the same data, and returns it when its first sweep is over. A
 // server sweeps the working names in alphabetical order. So this method makes the last working name
 // that there can be, and waits until it is gone.
-func (s *service) sweep() *hubstest.Server {
+func (s *service) waitSwept() *hubstest.Server {
 	s.t.Helper()
 	last := hubstest.Unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
 	s.putFiles(time.Hour, last)
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
 	if err != nil {
-		s.t.Fatal("setup: starting another server: ", err)
+		s.t.Fatal("starting another server: ", err)
 	}
 	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {
 		return !slices.Contains(s.FilesIn(s.t), last)
@@ -144,7 +144,7 @@ func TestUnfinishedUploadsAreSwept(t *testing.T) {
 	err := os.Mkdir(filepath.Join(s.Env["FILES_DIR"], folder), 0o700)
 	hubstest.Must(t, err)
 
-	second := s.sweep()
+	second := s.waitSwept()
 	second.AllowErrorsWithAnyOf("the sweep of unfinished uploads failed")
 
 	got := s.FilesIn(t)
@@ -163,7 +163,7 @@ func TestSweepSparesUploadsOfOtherServers(t *testing.T) {
 	s, c := start(t)
 	running := c.StartUpload("running.txt")
 	s.AgeUnfinished(t)
-	s.sweep() // by another server: the running upload's lock protects its file
+	s.waitSwept() // by another server: the running upload's lock protects its file
 	running.Finish().Want(t, 201)
 	s.WantStored(t, 1)
 }
@@ -181,7 +181,7 @@ func TestSweepWithoutDatabase(t *testing.T) {
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "unavailable")
 	s.waitFiles(1)
 	s.proxy.Resume()
-	s.sweep()
+	s.waitSwept()
 	s.WantStored(t, 0)
 }
 
@@ -226,7 +226,7 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 			s.proxy.Resume()
 			s.waitFiles(2) // the final and the working name
 			s.AgeUnfinished(t)
-			s.sweep()
+			s.waitSwept()
 			s.WantStored(t, test.stored)
 		})
 	}
