@@ -85,7 +85,7 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 		"no limit": func() contract { return limitedEndpoint(nil, parseGuess, s.validateCode) },
 	} {
 		text, _ := panicOf(func() { newContract() }).(string)
-		if !strings.Contains(text, "without") {
+		if !strings.Contains(text, "Endpoint: without") {
 			t.Errorf("%s: got the panic %q, want one that says what is missing", name, text)
 		}
 	}
