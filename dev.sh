@@ -340,7 +340,7 @@ cmd_test() {
 	case ${1:-} in
 	guide) go test -count=1 ./test/guide ;;
 	all) test_all ;;
-	*) go test -timeout=10m -parallel 8 "$@" . ./internal/... ./test/api ;; # most tests mostly wait
+	*) go test -timeout=10m -parallel 8 "$@" . ./internal/... ./tools/... ./test/api ;; # most tests mostly wait
 	esac
 }
 
