@@ -445,7 +445,7 @@ func (r *Response) problemFault() error {
 // WantProblem checks that the answer is an error with this status and code. fields are the names in
 // the problem's errors, each at least once, in any order. Without fields, the names are not
 // compared. The body of an answer to HEAD is empty, so its code is not compared.
-func WantProblem(t testing.TB, r *Response, status int, code string, fields ...string) {
+func (r *Response) WantProblem(t testing.TB, status int, code string, fields ...string) {
 	t.Helper()
 	hasCode := r.Code() == code || r.Method == "HEAD"
 	if r.Status != status || !hasCode {

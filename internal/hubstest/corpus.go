@@ -194,18 +194,18 @@ func FillInLimits(t testing.TB, text string) string {
 }
 
 // WantAnswer compares an answer with the expected one, and checks the rules that every answer must keep.
-func (want Expected) WantAnswer(t testing.TB, r *Response) {
+func (r *Response) WantAnswer(t testing.TB, want Expected) {
 	t.Helper()
 	r.Want(t, want.Status)
 	if r.Status != want.Status {
 		return
 	}
 	if want.Status >= 400 {
-		WantProblem(t, r, want.Status, want.Code, want.Fields...)
+		r.WantProblem(t, want.Status, want.Code, want.Fields...)
 	} else if err := r.Fault(); err != nil {
 		t.Error(err)
 	}
-	WantHeaders(t, r, want.Headers)
+	r.WantHeaders(t, want.Headers)
 	for path, value := range want.Body {
 		if got := r.Field(t, strings.Split(path, ".")...); got != value {
 			t.Errorf("%s in the body: got %v, want %v", path, got, value)
@@ -224,7 +224,7 @@ func (want Expected) WantAnswer(t testing.TB, r *Response) {
 
 // WantHeaders checks that the answer has each header once, with the given value. A header whose
 // value is nil must be missing.
-func WantHeaders(t testing.TB, r *Response, headers map[string]*string) {
+func (r *Response) WantHeaders(t testing.TB, headers map[string]*string) {
 	t.Helper()
 	for name, value := range headers {
 		var want []string

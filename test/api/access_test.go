@@ -201,7 +201,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 			t.Run("refused/"+v.name+"/"+r.name, func(t *testing.T) {
 				for _, q := range []call{valid, malformed} {
 					answer := q.send(s.With(t, v.token))
-					hubstest.WantProblem(t, answer, v.lacks.status, v.lacks.code)
+					answer.WantProblem(t, v.lacks.status, v.lacks.code)
 				}
 			})
 		}

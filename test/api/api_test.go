@@ -128,7 +128,7 @@ func sendAtOnce(n int, send func() *hubstest.Response) map[int]int {
 // Retry-After is at most the period. TestLimitSlides checks that Retry-After is true.
 func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	t.Helper()
-	hubstest.WantProblem(t, r, 429, "rate_limited")
+	r.WantProblem(t, 429, "rate_limited")
 	period := strings.Replace(l.Period.String(), "m0s", "m", 1)
 	want := fmt.Sprintf("The limit is %d per %s by %s.", l.Requests, period, l.By)
 	wantEqual(t, "detail", r.Field(t, "detail"), want)

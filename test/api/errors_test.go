@@ -20,11 +20,11 @@ func TestRouterProblems(t *testing.T) {
 	}](t, "router.json").Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			request := hubstest.FillIn(c.Request, "<file>", file)
-			c.Expect.WantAnswer(t, admin.In(t).Send(request, nil, c.Headers...))
+			admin.In(t).Send(request, nil, c.Headers...).WantAnswer(t, c.Expect)
 		})
 	}
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
-	hubstest.WantProblem(t, s.Wire(t, "OPTIONS", "*", nil), 404, "not_found")
+	s.Wire(t, "OPTIONS", "*", nil).WantProblem(t, 404, "not_found")
 }
 
 // A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
@@ -39,7 +39,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 		q := r.call(t, s, admin)
 		token := admin.Token()
 		refused := q.send(s.With(t, token), "If-Match", `"1"`)
-		hubstest.WantProblem(t, refused, 412, "precondition_failed")
+		refused.WantProblem(t, 412, "precondition_failed")
 		q.send(s.With(t, token), "If-Match", "*").Want(t, r.status)
 	}
 }
@@ -74,7 +74,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 			hubstest.Exec(t, db, change)
 			id := hubstest.NewUUID()
 			answer := admin.In(t).Get(path, "X-Request-Id", id)
-			hubstest.WantProblem(t, answer, 500, "internal")
+			answer.WantProblem(t, 500, "internal")
 			if strings.Contains(string(answer.Body), "broken") {
 				t.Errorf("got %v, want no part of the row", answer)
 			}
@@ -91,5 +91,5 @@ func TestNamesWithLineBreaksAreNotFound(t *testing.T) {
 	file := upload(t, c, "hello")
 	hubstest.Exec(t, s.Database, "update files set name = E'a\r\nb'")
 	withBreak := strings.Replace(file, "a.txt", "a%0D%0Ab", 1)
-	hubstest.WantProblem(t, c.Get(withBreak), 404, "not_found")
+	c.Get(withBreak).WantProblem(t, 404, "not_found")
 }

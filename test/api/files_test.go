@@ -76,7 +76,7 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 			c := c.In(t)
 			for _, way := range bothWays(test.body()) {
 				r := c.Elsewhere().Send(uploadRoute, way.body, test.headers()...)
-				test.Expect.WantAnswer(t, r)
+				r.WantAnswer(t, test.Expect)
 				if r.Status == 201 {
 					stored++
 					wantStoredFile(t, c, r.JSON(t), test)
@@ -211,9 +211,9 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 			for _, header := range test.Headers {
 				headers = append(headers, hubstest.FillIn(header, words...))
 			}
-			test.Expect.WantAnswer(t, s.Wire(t, "HEAD", path, nil, headers...))
+			s.Wire(t, "HEAD", path, nil, headers...).WantAnswer(t, test.Expect)
 			r := s.Wire(t, "GET", path, nil, headers...)
-			test.Expect.WantAnswer(t, r)
+			r.WantAnswer(t, test.Expect)
 			if test.Content != nil {
 				wantEqual(t, "content", string(r.Body), *test.Content)
 			}
@@ -251,8 +251,8 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 
 			for _, method := range []string{"GET", "HEAD"} {
 				r := c.Do(method, f["path"].(string), nil)
-				hubstest.WantProblem(t, r, 500, "internal")
-				hubstest.WantHeaders(t, r, map[string]*string{
+				r.WantProblem(t, 500, "internal")
+				r.WantHeaders(t, map[string]*string{
 					"ETag":                nil,
 					"Content-Disposition": nil,
 				})

@@ -105,7 +105,7 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 	send := func(id string) (got string) {
 		answer := s.Client(t).Get("/nowhere", "X-Request-Id", id)
 		// WantProblem also compares the id in the body with that in the header.
-		hubstest.WantProblem(t, answer, 404, "not_found")
+		answer.WantProblem(t, 404, "not_found")
 		waitLogged(t, s, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")
 	}

@@ -249,9 +249,9 @@ func (a hubAdmin) change(id, body string) hub {
 func (a hubAdmin) wantNone(path string) {
 	a.t.Helper()
 	for _, method := range []string{"GET", "DELETE"} {
-		hubstest.WantProblem(a.t, a.Do(method, path, nil), 404, "not_found")
+		a.Do(method, path, nil).WantProblem(a.t, 404, "not_found")
 	}
-	hubstest.WantProblem(a.t, a.Do("PATCH", path, `{"name":"x"}`), 404, "not_found")
+	a.Do("PATCH", path, `{"name":"x"}`).WantProblem(a.t, 404, "not_found")
 }
 
 // A hub is created with defaults, read and deleted. Two hubs may have the same name.

@@ -32,9 +32,9 @@ func TestHubListParameters(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			path := cmp.Or(c.Path, "/hubs")
 			target := path + "?" + hubstest.FillIn(c.Query)
-			c.Expect.WantAnswer(t, s.Wire(t, "GET", target, nil,
+			s.Wire(t, "GET", target, nil,
 				"Cookie", cookie,
-				"X-Forwarded-For", hubstest.NewIP()))
+				"X-Forwarded-For", hubstest.NewIP()).WantAnswer(t, c.Expect)
 		})
 	}
 }
@@ -75,7 +75,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 				}
 			}
 			session := hubstest.Named(t, sessions, c.As).Token()
-			c.Expect.WantAnswer(t, c.send(t, s, session, words))
+			c.send(t, s, session, words).WantAnswer(t, c.Expect)
 			if c.Expect.Status == 201 {
 				created++
 			}
@@ -180,7 +180,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
-			hubstest.WantProblem(t, answer, 400, "invalid_request")
+			answer.WantProblem(t, 400, "invalid_request")
 
 			fields := answer.Fields()
 			if len(fields) == 0 || fields[0] != test.first {
@@ -213,13 +213,13 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	wantCounted := func(route string, valid map[string]string, status int) {
 		limit := hubstest.LimitOf(t, route)
 		for range limit.Requests + 1 {
-			hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
+			c.Send(route, malformed).WantProblem(t, 400, "invalid_request", "code")
 		}
 		for range limit.Requests {
 			c.Send(route, valid).Want(t, status)
 		}
-		hubstest.WantProblem(t, c.Send(route, valid), 429, "rate_limited")
-		hubstest.WantProblem(t, c.Send(route, malformed), 400, "invalid_request", "code")
+		c.Send(route, valid).WantProblem(t, 429, "rate_limited")
+		c.Send(route, malformed).WantProblem(t, 400, "invalid_request", "code")
 	}
 	wantCounted(askRoute, map[string]string{"email": email}, 200)
 	wantCounted(guessRoute, map[string]string{"email": email, "code": "123456"}, 401)

@@ -37,7 +37,7 @@ func TestLimitByClientAddress(t *testing.T) {
 		c.IP = test.same
 		wantLimited(t, c.Get("/hubs"), limit)
 		c.IP = test.other
-		hubstest.WantProblem(t, c.Get("/hubs"), 401, "unauthenticated")
+		c.Get("/hubs").WantProblem(t, 401, "unauthenticated")
 	}
 }
 

@@ -63,8 +63,8 @@ func wantCORS(
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
 		r := s.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
-		want.WantAnswer(t, r)
-		hubstest.WantHeaders(t, r, cors)
+		r.WantAnswer(t, want)
+		r.WantHeaders(t, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
 				t.Errorf("got the header %s: %q, want no CORS header, in %v", name, r.Header[name], r)
@@ -117,7 +117,7 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer
 					answer.Want(t, r.status)
 				} else {
-					hubstest.WantProblem(t, answer, 403, "cross_origin")
+					answer.WantProblem(t, 403, "cross_origin")
 				}
 			}
 		})

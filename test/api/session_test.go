@@ -46,7 +46,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 				"X-Forwarded-For", hubstest.NewIP(),
 				"Cookie", s.CookieName()+"="+token)
 
-			c.Expect.WantAnswer(t, r)
+			r.WantAnswer(t, c.Expect)
 			if r.Status == 401 && c.Reason != "any" {
 				waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
@@ -109,7 +109,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 				headers = append(headers, hubstest.FillIn(text, words...))
 			}
 			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			c.Expect.WantAnswer(t, s.Wire(t, "GET", target, nil, headers...))
+			s.Wire(t, "GET", target, nil, headers...).WantAnswer(t, c.Expect)
 		})
 	}
 }
@@ -153,7 +153,7 @@ func TestCookiesAreExact(t *testing.T) {
 			wantCookie := func(r *hubstest.Response, token, age string) {
 				t.Helper()
 				cookie := hubstest.FillIn(test.cookie, "<token>", token, "<age>", age)
-				hubstest.WantHeaders(t, r, map[string]*string{"Set-Cookie": &cookie})
+				r.WantHeaders(t, map[string]*string{"Set-Cookie": &cookie})
 			}
 
 			in := c.SignIn(email)
@@ -253,10 +253,10 @@ func TestSessionFollowsAccount(t *testing.T) {
 			}
 
 			for _, client := range []*hubstest.Client{one, other} {
-				c.Expect.WantAnswer(t, client.Send("POST /hubs", `{"name":"North"}`))
+				client.Send("POST /hubs", `{"name":"North"}`).WantAnswer(t, c.Expect)
 			}
 			r := s.Client(t).PresentCode(email, code)
-			c.Validate.WantAnswer(t, r)
+			r.WantAnswer(t, c.Validate)
 			if c.Validate.Code == "account_suspended" {
 				// The right code proves that the attempt is the user's own, so the log has the id.
 				waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)
@@ -410,7 +410,7 @@ func TestOnlyTheCurrentTermsCount(t *testing.T) {
 	s := hubstest.Start(t)
 	c, userID, current := newcomer(t, s)
 	for _, version := range []string{"2026-10-31", current + " ", "9999-01-01", "x"} {
-		hubstest.WantProblem(t, accept(c, version), 409, "conflict")
+		accept(c, version).WantProblem(t, 409, "conflict")
 		hubstest.Exec(t, s.Database,
 			"insert into terms_acceptances (user_id, version) values ($1, $2)", userID, version)
 		wantTerms(t, c, false)
@@ -457,7 +457,7 @@ func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 		read.Want(t, 200)
 		return
 	}
-	hubstest.WantProblem(t, read, 403, "terms_not_accepted")
+	read.WantProblem(t, 403, "terms_not_accepted")
 	write := c.Send("POST /hubs", `{"name":"North"}`)
-	hubstest.WantProblem(t, write, 403, "terms_not_accepted")
+	write.WantProblem(t, 403, "terms_not_accepted")
 }

@@ -20,7 +20,7 @@ func TestCodeOpensASession(t *testing.T) {
 	email, userID := s.NewUser(t, "member")
 	upper := strings.ToUpper(email)
 	c := s.Client(t)
-	hubstest.WantProblem(t, c.Get("/auth/session"), 401, "unauthenticated")
+	c.Get("/auth/session").WantProblem(t, 401, "unauthenticated")
 
 	answer := c.Send(askRoute, map[string]string{"email": upper}).Must(t, 200)
 	example := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
@@ -52,7 +52,7 @@ func TestWrongGuessLeavesTheCode(t *testing.T) {
 // wantNoSession checks that an answer is this error and sets no cookie.
 func wantNoSession(t *testing.T, r *hubstest.Response, status int, code string) {
 	t.Helper()
-	hubstest.WantProblem(t, r, status, code)
+	r.WantProblem(t, status, code)
 	wantEqual(t, "cookies", len(r.Header.Values("Set-Cookie")), 0)
 }
 
@@ -149,7 +149,7 @@ func TestNewCodeGivesNoMoreGuesses(t *testing.T) {
 	c.PresentCode(email, code).Want(t, 200)
 	presentAtOnce(t, s, hubstest.LimitOf(t, guessRoute).Requests-1, email, code)
 	c.AskCode(email)
-	hubstest.WantProblem(t, c.PresentCode(email, s.Code(t, email)), 429, "rate_limited")
+	c.PresentCode(email, s.Code(t, email)).WantProblem(t, 429, "rate_limited")
 }
 
 // O7: If fifty clients ask for a code for one address at once, the address gets one code. The local
@@ -202,7 +202,7 @@ func TestOnlyPlainAddressesAreTaken(t *testing.T) {
 			if c.Stored != "" {
 				hubstest.AddUser(t, s.Database, c.Stored, "member")
 			}
-			c.Expect.WantAnswer(t, onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()))
+			onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()).WantAnswer(t, c.Expect)
 			if c.Stored != "" {
 				s.Code(t, c.Stored)
 				return
@@ -211,7 +211,7 @@ func TestOnlyPlainAddressesAreTaken(t *testing.T) {
 				c.Expect.Status = 401
 				c.Expect.Code = "invalid_code"
 			}
-			c.Expect.WantAnswer(t, s.Client(t).PresentCode(email, "000000"))
+			s.Client(t).PresentCode(email, "000000").WantAnswer(t, c.Expect)
 		})
 	}
 }
@@ -236,7 +236,7 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 			email := hubstest.NewEmail()
 			for range limit.Requests {
 				r := onTheWire(t, s, email, c.Headers...)
-				c.Expect.WantAnswer(t, r)
+				r.WantAnswer(t, c.Expect)
 				waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 			}
 

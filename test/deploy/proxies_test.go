@@ -40,9 +40,9 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		}
 		// The server refuses a body before it reaches a limit of the proxy.
 		r := c.Upload("a.bin", make([]byte, uploadLimit+1))
-		hubstest.WantProblem(t, r, 413, "too_large")
+		r.WantProblem(t, 413, "too_large")
 		r = c.Do("POST", "/auth/otp/request", strings.Repeat("x", 20<<10))
-		hubstest.WantProblem(t, r, 413, "too_large")
+		r.WantProblem(t, 413, "too_large")
 		// The server compares Origin with Host, so the proxy must not change Host.
 		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
 

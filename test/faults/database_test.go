@@ -138,9 +138,9 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			s.Log.WaitFor(t, "code not sent", "ERROR")
 			// These answers need no database.
 			get(admin, "/openapi.json").Want(t, 200)
-			hubstest.WantProblem(t, get(s.Client(t), "/hubs"), 401, "unauthenticated")
+			get(s.Client(t), "/hubs").WantProblem(t, 401, "unauthenticated")
 			wrong := hubstest.OtherCode(guest.code, 1)
-			hubstest.WantProblem(t, guest.present(wrong), 401, "invalid_code")
+			guest.present(wrong).WantProblem(t, 401, "invalid_code")
 			endOutage()
 
 			hubstest.WaitFor(t, "status of /healthz after the outage", 200, func() int {
@@ -427,7 +427,7 @@ func TestBrokenRowsAreNoOutage(t *testing.T) {
 	get(c, "/hubs?limit=100")
 	const requests = 30
 	for range requests {
-		hubstest.WantProblem(t, get(c, "/hubs?limit=100"), 500, "internal")
+		get(c, "/hubs?limit=100").WantProblem(t, 500, "internal")
 	}
 	// A statement that kept its connection would make the next request open another one.
 	if n := s.count(otherConns); n >= requests {
@@ -488,7 +488,7 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	// If the server sent the DELETE again, it would find no hub, and the client would get a 404.
 	s.loseAnswerTo(id)
 	wantUnavailable(t, admin.Do("DELETE", first, nil))
-	hubstest.WantProblem(t, get(admin, first), 404, "not_found")
+	get(admin, first).WantProblem(t, 404, "not_found")
 }
 
 // D1: A user command does not retry its statement either. If "user add" sent its insert again, it
@@ -639,5 +639,5 @@ func TestUserDeletedDuringARequest(t *testing.T) {
 	s.waitForLocks(1) // the insert of the file's row waits for the locked table
 	_, err := tx.Exec("delete from users where lower(email) = lower($1)", email)
 	hubstest.Must(t, errors.Join(err, tx.Commit()))
-	hubstest.WantProblem(t, <-answer, 401, "unauthenticated")
+	(<-answer).WantProblem(t, 401, "unauthenticated")
 }

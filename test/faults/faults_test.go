@@ -268,7 +268,7 @@ func location(t *testing.T, r *hubstest.Response) string {
 // quotes an error message of the database.
 func wantUnavailable(t *testing.T, r *hubstest.Response) {
 	t.Helper()
-	hubstest.WantProblem(t, r, 503, "unavailable")
+	r.WantProblem(t, 503, "unavailable")
 	if strings.Contains(string(r.Body), "pq: ") {
 		t.Errorf("got the answer %s, want no error message of the database in it", r.Body)
 	}

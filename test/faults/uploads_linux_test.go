@@ -40,7 +40,7 @@ func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
 	large := make([]byte, 800<<10)
 	for range 2 {
 		r := c.Elsewhere().Upload("large.bin", large)
-		hubstest.WantProblem(t, r, 507, "insufficient_storage")
+		r.WantProblem(t, 507, "insufficient_storage")
 		s.waitFiles(2) // the ballast and kept.txt
 	}
 	c.WantFile(kept, "content")
@@ -63,7 +63,7 @@ func TestReadOnlyDiskIsServed(t *testing.T) {
 	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
 	client := second.With(t, c.Token())
 	client.WantFile(kept, "content")
-	hubstest.WantProblem(t, sendUpload(client, "a.txt"), 500, "internal")
+	sendUpload(client, "a.txt").WantProblem(t, 500, "internal")
 }
 
 // A trace is a running strace that is attached to a server.
@@ -167,7 +167,7 @@ func TestUploadStepFails(t *testing.T) {
 			r := failing.Finish()
 			tr.wantInjected()
 
-			hubstest.WantProblem(t, r, step.status, codeOf[step.status])
+			r.WantProblem(t, step.status, codeOf[step.status])
 			s.WantStored(t, stored)
 			upload(t, c, "next.txt")
 			stored++
@@ -192,7 +192,7 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 			tr := attachFault(t, s, "openat", errno)
 			r := sendUpload(c, "a.txt")
 			tr.wantInjected()
-			hubstest.WantProblem(t, r, status, codeOf[status])
+			r.WantProblem(t, status, codeOf[status])
 			s.WantStored(t, 1)
 			upload(t, c, "next.txt")
 			s.WantStored(t, 2)
@@ -220,7 +220,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 			tr := attachFault(t, s, test.calls, "EIO")
 			r := upload.Finish()
 			tr.wantInjected()
-			hubstest.WantProblem(t, r, test.status, codeOf[test.status])
+			r.WantProblem(t, test.status, codeOf[test.status])
 			s.waitFiles(test.stored + 1) // the final name, if any, and the working name
 			s.AgeUnfinished(t)
 			s.waitSwept()

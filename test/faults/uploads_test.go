@@ -243,7 +243,7 @@ func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	working := s.WorkingFiles(t)[0]
 	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))
 	hubstest.Must(t, os.Link(working, final)) // the server will make the same link
-	hubstest.WantProblem(t, upload.Finish(), 500, "internal")
+	upload.Finish().WantProblem(t, 500, "internal")
 	s.WantStored(t, 0)
 }
 
@@ -348,8 +348,8 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	}
 	hubstest.WaitFor(t, "status of one more transfer", 429, oneMore)
 	// Only transfers of this user are refused.
-	hubstest.WantProblem(t, get(greedy, small), 429, "rate_limited")
-	hubstest.WantProblem(t, sendUpload(greedy, "b.txt"), 429, "rate_limited")
+	get(greedy, small).WantProblem(t, 429, "rate_limited")
+	sendUpload(greedy, "b.txt").WantProblem(t, 429, "rate_limited")
 	greedy.Get("/hubs").Want(t, 200)
 	neighbour.IP = greedy.IP
 	neighbour.Get(small).Want(t, 200)
