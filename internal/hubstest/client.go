@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -210,7 +211,7 @@ func (c *Client) SignIn(email string) *Response {
 // AcceptTerms accepts the current terms.
 func (c *Client) AcceptTerms() {
 	c.t.Helper()
-	version := c.Get("/auth/session").Must(c.t, 200).Field(c.t, "terms", "version")
+	version := c.Get("/auth/session").Must(c.t, 200).Field(c.t, "terms.version")
 	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Must(c.t, 200)
 }
 
@@ -303,36 +304,42 @@ func (r *Response) Must(t testing.TB, status int) *Response {
 	return r
 }
 
-// JSON decodes the body. It ends the test if the body is not a JSON object.
-func (r *Response) JSON(t testing.TB) (object map[string]any) {
-	t.Helper()
-	if err := json.Unmarshal(r.Body, &object); err != nil {
-		t.Fatalf("setup: want a JSON object as the body: %v, in the answer to %v", err, r)
-	}
-	return object
-}
-
-// Field returns the member of the body to which the names in path lead. If the member is missing or
-// null, Field ends the test.
-func (r *Response) Field(t testing.TB, path ...string) any {
-	t.Helper()
-	value := within(r.JSON(t), path...)
-	if value == nil {
-		t.Fatalf("setup: the member %q is missing in the answer to %v", path, r)
-	}
-	return value
-}
-
-// member returns a member of the body that is a string, or "".
-func (r *Response) member(name string) string {
-	var object map[string]any
+// member returns a member of the body by its path, such as "user.userId". It returns nil if there is
+// no such member.
+func (r *Response) member(path string) any {
+	var object any
 	json.Unmarshal(r.Body, &object) // not every body is JSON
-	value, _ := object[name].(string)
+	return within(object, strings.Split(path, ".")...)
+}
+
+// text returns a member of the body that is a string, or "".
+func (r *Response) text(path string) string {
+	value, _ := r.member(path).(string)
 	return value
+}
+
+// Field returns a member of the body that is a string, by its path, such as "user.userId". If there
+// is none, Field ends the test. It is for a step of the test; what the test is about is compared by
+// WantField.
+func (r *Response) Field(t testing.TB, path string) string {
+	t.Helper()
+	value := r.text(path)
+	if value == "" {
+		t.Fatalf("setup: want a text as the member %s, in the answer to %v", path, r)
+	}
+	return value
+}
+
+// WantField compares a member of the body, by its path, such as "terms.accepted".
+func (r *Response) WantField(t testing.TB, path string, want any) {
+	t.Helper()
+	if got := r.member(path); !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: got %v, want %v, in the answer to %v", path, got, want, r)
+	}
 }
 
 // Code returns the code of an error, such as "invalid_request", or "".
-func (r *Response) Code() string { return r.member("code") }
+func (r *Response) Code() string { return r.text("code") }
 
 // headers returns the headers that an answer of this kind must have, with patterns of their whole
 // values. An empty pattern means that the header is missing.

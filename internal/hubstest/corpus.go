@@ -207,9 +207,7 @@ func (r *Response) WantAnswer(t testing.TB, want Expected) {
 	}
 	r.WantHeaders(t, want.Headers)
 	for path, value := range want.Body {
-		if got := r.Field(t, strings.Split(path, ".")...); got != value {
-			t.Errorf("%s in the body: got %v, want %v", path, got, value)
-		}
+		r.WantField(t, path, value)
 	}
 	if want.Items == nil {
 		return

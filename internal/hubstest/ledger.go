@@ -98,7 +98,7 @@ func (l *Ledger) createHub(c Sender) *Response {
 	if r.Status != 201 {
 		return r
 	}
-	hub.id = r.member("hubId")
+	hub.id = r.text("hubId")
 	hub.created = true
 	l.giveBack(hub)
 	return r
@@ -135,7 +135,7 @@ func (l *Ledger) ReadHub(c Sender) *Response {
 		l.report("an acknowledged hub is not found", r.String())
 	}
 	if r.Status == 200 {
-		l.checkChange(hub, r.member("description"))
+		l.checkChange(hub, r.text("description"))
 	}
 	return r
 }
@@ -173,7 +173,7 @@ func (l *Ledger) Upload(c Sender) *Response {
 	defer l.mu.Unlock()
 	switch r.Status {
 	case 201:
-		l.files[r.member("path")] = sha256.Sum256(content)
+		l.files[r.text("path")] = sha256.Sum256(content)
 	case 0, 502, 503:
 		l.unsure++
 	}
@@ -212,7 +212,7 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 	r := c.Do("POST", "/terms/acceptance", map[string]string{"version": version})
 	if r.Status == 200 {
 		l.mu.Lock()
-		l.accepted[email] = r.member("acceptedAt")
+		l.accepted[email] = r.text("acceptedAt")
 		l.mu.Unlock()
 	}
 	return r

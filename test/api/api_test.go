@@ -131,7 +131,7 @@ func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	r.WantProblem(t, 429, "rate_limited")
 	period := strings.Replace(l.Period.String(), "m0s", "m", 1)
 	want := fmt.Sprintf("The limit is %d per %s by %s.", l.Requests, period, l.By)
-	wantEqual(t, "detail", r.Field(t, "detail"), want)
+	r.WantField(t, "detail", want)
 	wait, err := time.ParseDuration(r.Header.Get("Retry-After") + "s")
 	if err != nil || wait < time.Second || wait > l.Period {
 		t.Errorf("Retry-After: got %q, want 1 s to %v", r.Header.Get("Retry-After"), l.Period)
@@ -162,7 +162,7 @@ func shell(t *testing.T, dir, script string, args ...string) {
 // timeOf returns a member of an answer that is a time.
 func timeOf(t *testing.T, r *hubstest.Response, member string) time.Time {
 	t.Helper()
-	at, err := time.Parse(time.RFC3339Nano, r.Field(t, member).(string))
+	at, err := time.Parse(time.RFC3339Nano, r.Field(t, member))
 	hubstest.Must(t, err)
 	return at
 }

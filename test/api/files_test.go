@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -79,7 +80,7 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 				r.WantAnswer(t, test.Expect)
 				if r.Status == 201 {
 					stored++
-					wantStoredFile(t, c, r.JSON(t), test)
+					wantStoredFile(t, c, r, test)
 				}
 			}
 		})
@@ -88,18 +89,21 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 }
 
 // wantStoredFile fetches an uploaded file with GET and HEAD. It checks the content and every header
-// that describes the file. file is the answer to the upload.
-func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test uploadCase) {
+// that describes the file. stored is the answer to the upload.
+func wantStoredFile(
+	t *testing.T, c *hubstest.Client, stored *hubstest.Response, test uploadCase,
+) {
 	t.Helper()
-	wantEqual(t, "name", file["name"], hubstest.FillIn(cmp.Or(test.Stored, test.Filename)))
+	filename := hubstest.FillIn(cmp.Or(test.Stored, test.Filename))
+	stored.WantField(t, "name", filename)
 	content := hubstest.FillIn(test.Content)
-	wantEqual(t, "size", file["size"], float64(len(content)))
-	path := file["path"].(string)
+	stored.WantField(t, "size", float64(len(content)))
+	path := stored.Field(t, "path")
 	c.WantFile(path, content)
-	want := map[string]any{
+	want := map[string]string{
 		"Content-Length": fmt.Sprint(len(content)),
-		"Content-Type":   file["contentType"],
-		"ETag":           fmt.Sprintf("%q", file["fileId"]),
+		"Content-Type":   stored.Field(t, "contentType"),
+		"ETag":           strconv.Quote(stored.Field(t, "fileId")),
 		"Accept-Ranges":  "bytes",
 	}
 	for _, method := range []string{"GET", "HEAD"} {
@@ -109,7 +113,7 @@ func wantStoredFile(t *testing.T, c *hubstest.Client, file map[string]any, test 
 		}
 		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
 		wantEqual(t, "error of Content-Disposition", err, nil)
-		wantEqual(t, "name in Content-Disposition", params["filename"], file["name"])
+		wantEqual(t, "name in Content-Disposition", params["filename"], filename)
 		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
 	}
 }
@@ -178,7 +182,7 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	t.Parallel()
 	s, owner := start(t, "member")
 	stored := owner.Upload("a.txt", []byte("0123456789abcdef")).Must(t, 201)
-	id := stored.Field(t, "fileId").(string)
+	id := stored.Field(t, "fileId")
 	created := timeOf(t, stored, "createdAt")
 	folder := hubstest.NewUUID()
 	link := hubstest.NewUUID()
@@ -246,11 +250,11 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := c.In(t)
-			f := c.Upload("a.txt", content).Must(t, 201).JSON(t)
-			shell(t, s.Env["FILES_DIR"], test.damage, f["fileId"].(string), outside)
+			stored := c.Upload("a.txt", content).Must(t, 201)
+			shell(t, s.Env["FILES_DIR"], test.damage, stored.Field(t, "fileId"), outside)
 
 			for _, method := range []string{"GET", "HEAD"} {
-				r := c.Do(method, f["path"].(string), nil)
+				r := c.Do(method, stored.Field(t, "path"), nil)
 				r.WantProblem(t, 500, "internal")
 				r.WantHeaders(t, map[string]*string{
 					"ETag":                nil,

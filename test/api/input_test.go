@@ -62,8 +62,8 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 	}
 	made := admin.Send("POST /hubs", `{"name":"Corpus hub"}`).Must(t, 201)
 	words := []string{
-		"<hubId>", made.Field(t, "hubId").(string),
-		"<terms>", admin.Get("/auth/session").Field(t, "terms", "version").(string),
+		"<hubId>", made.Field(t, "hubId"),
+		"<terms>", admin.Get("/auth/session").Field(t, "terms.version"),
 	}
 
 	created := 1

@@ -20,9 +20,9 @@ func TestRequestLog(t *testing.T) {
 	file := admin.Upload("plan.txt", large).Must(t, 201)
 	session := admin.Get("/auth/session")
 	words := []string{
-		"<userId>", session.Field(t, "user", "userId").(string),
-		"<hubId>", made.Field(t, "hubId").(string),
-		"<fileId>", file.Field(t, "fileId").(string),
+		"<userId>", session.Field(t, "user.userId"),
+		"<hubId>", made.Field(t, "hubId"),
+		"<fileId>", file.Field(t, "fileId"),
 		"<file>", file.Header.Get("Location"),
 	}
 	clients := map[string]*hubstest.Client{

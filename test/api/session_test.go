@@ -51,7 +51,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 				waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 			}
 			if r.Status == 200 {
-				wantEqual(t, "user of the session", r.Field(t, "user", "userId"), user.id)
+				r.WantField(t, "user.userId", user.id)
 			}
 		})
 	}
@@ -395,7 +395,7 @@ func newcomer(t *testing.T, s *hubstest.Server) (c *hubstest.Client, userID, cur
 	email, userID := s.NewUser(t, "admin")
 	c = s.Client(t)
 	view := c.SignIn(email)
-	return c, userID, view.Field(t, "terms", "version").(string)
+	return c, userID, view.Field(t, "terms.version")
 }
 
 // accept sends an acceptance of a version of the terms.
@@ -442,7 +442,7 @@ func TestFirstAcceptanceIsKept(t *testing.T) {
 	later := accept(c, current).Must(t, 200)
 	wantEqual(t, "accepted at the same time", second, first)
 	wantEqual(t, "accepted again later", string(later.Body), first)
-	wantEqual(t, "accepted version", later.Field(t, "version"), current)
+	later.WantField(t, "version", current)
 	wantNow(t, "acceptedAt", timeOf(t, later, "acceptedAt"))
 }
 
@@ -451,7 +451,7 @@ func TestFirstAcceptanceIsKept(t *testing.T) {
 func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 	t.Helper()
 	view := c.Get("/auth/session").Must(t, 200)
-	wantEqual(t, "terms.accepted", view.Field(t, "terms", "accepted"), accepted)
+	view.WantField(t, "terms.accepted", accepted)
 	read := c.Get("/hubs")
 	if accepted {
 		read.Want(t, 200)

@@ -155,7 +155,7 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 		cookies = append(cookies, server.CookieName()+"="+token)
 	}
 	s.cookies = tempFile(t, []byte(strings.Join(cookies, "\n")))
-	version := s.client.Get("/auth/session").Field(t, "terms", "version")
+	version := s.client.Get("/auth/session").Field(t, "terms.version")
 	hubstest.Exec(t, databaseURL,
 		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
 	hubstest.Exec(t, databaseURL, "vacuum analyze")

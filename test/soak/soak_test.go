@@ -99,7 +99,7 @@ func newSoak(t *testing.T) *soak {
 		s.servers[i] = s.newServer()
 	}
 	user, _ := s.servers[0].Member(t, "member")
-	s.terms = user.Get("/auth/session").Field(t, "terms", "version").(string)
+	s.terms = user.Get("/auth/session").Field(t, "terms.version")
 	return s
 }
 
