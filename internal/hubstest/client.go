@@ -113,10 +113,16 @@ func (c *Client) Do(method, path string, body any, headers ...string) *Response 
 		c.t.Errorf("side effect: %s %s: %v", method, path, err)
 		return r
 	}
-	if err := r.Fault(); err != nil {
-		c.t.Errorf("%s %s: %v", method, path, err)
-	}
+	r.check(c.t)
 	return r
+}
+
+// check fails the test if the answer breaks a rule that every answer must keep (Fault).
+func (r *Response) check(t testing.TB) {
+	t.Helper()
+	if err := r.Fault(); err != nil {
+		t.Error(err)
+	}
 }
 
 // Try is like Do, but returns an error instead of failing the test, and does not check the answer.
@@ -379,8 +385,8 @@ func (r *Response) headers() map[string]string {
 }
 
 // Fault returns an error if the answer breaks a rule that every answer must keep: the contract, the
-// format of errors, the headers of its kind, and no token in the body. Do and WantProblem fail the
-// test with this error. A test that only counts such answers calls Fault itself.
+// format of errors, the headers of its kind, and no token in the body. Client.Do, Conn.Receive and
+// HalfUpload fail the test with this error. A test that only counts such answers calls Fault itself.
 func (r *Response) Fault() error {
 	faults := []error{r.contractFault(), r.problemFault()}
 	for name, pattern := range r.headers() {
@@ -458,9 +464,6 @@ func (r *Response) WantProblem(t testing.TB, status int, code string, fields ...
 	if r.Status != status || !hasCode {
 		t.Errorf("got %d %s, want %d %s, in the answer to %v", r.Status, r.Code(), status, code, r)
 		return
-	}
-	if err := r.Fault(); err != nil {
-		t.Error(err)
 	}
 	got := slices.Compact(slices.Sorted(slices.Values(r.Fields())))
 	want := slices.Sorted(slices.Values(fields))

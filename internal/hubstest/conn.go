@@ -2,7 +2,6 @@ package hubstest
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -19,8 +18,8 @@ import (
 // repeats some requests on a new connection, which would hide a lost request.
 type Conn struct {
 	net.Conn
-	In   *bufio.Reader // all reads from the connection go through In
-	line string        // the last request line that was sent, without the version
+	In      *bufio.Reader // all reads from the connection go through In
+	request string        // the last request, such as "GET /hubs"
 }
 
 // Dial connects to a server. All reads and writes fail once Patience has passed.
@@ -33,46 +32,64 @@ func Dial(t testing.TB, addr string) *Conn {
 	return &Conn{Conn: conn, In: bufio.NewReader(conn)}
 }
 
-// Head returns the request line and the headers of a request such as "GET /hubs", without the empty
-// line after them. The request has a new client address and the client's session.
+// Head returns the head of a request such as "GET /hubs": its line, its headers and the empty line.
+// The request has a new client address and the client's session. headers are names and values in
+// turn.
 func (c *Client) Head(request string, headers ...string) string {
-	lines := []string{request + " HTTP/1.1", "Host: x", "X-Forwarded-For: " + NewIP()}
+	headers = append([]string{"Host", "x", "X-Forwarded-For", NewIP()}, headers...)
 	if token := c.Token(); token != "" {
-		lines = append(lines, "Cookie: "+c.srv.CookieName()+"="+token)
+		headers = append(headers, "Cookie", c.srv.CookieName()+"="+token)
 	}
-	lines = append(lines, headers...)
-	return strings.Join(lines, "\r\n") + "\r\n"
+	return head(request, headers)
 }
 
-// Write sends p. It notes which request begins in p, for the answer.
-func (c *Conn) Write(p []byte) (int, error) {
-	line, _, isHead := bytes.Cut(p, []byte(" HTTP/1.1\r\n"))
-	if isHead {
-		c.line = string(line)
+func head(request string, headers []string) string {
+	text := request + " HTTP/1.1\r\n"
+	for pair := range slices.Chunk(headers, 2) {
+		text += pair[0] + ": " + pair[1] + "\r\n"
 	}
-	return c.Conn.Write(p)
+	return text + "\r\n"
 }
 
-// Send sends a request, or the rest of one, and receives the answer. A server may refuse a request
-// and close the connection before it has read all of it.
-func (c *Conn) Send(t testing.TB, request string) *Response {
+// Begin sends the beginning of a request: its head, or a part of it, and perhaps a part of its body.
+// A server may refuse a request and close the connection before it has read all of it. So Begin
+// ignores a failure: there may be an answer nevertheless.
+func (c *Conn) Begin(text string) {
+	c.request, _, _ = strings.Cut(text, " HTTP/1.1\r\n")
+	io.WriteString(c, text)
+}
+
+// Finish sends the rest of a request that Begin has begun, and receives the answer.
+func (c *Conn) Finish(t testing.TB, rest string) *Response {
 	t.Helper()
-	io.WriteString(c, request) // if this fails, there may be an answer nevertheless
+	io.WriteString(c, rest)
 	return c.Receive(t)
 }
 
-// Receive reads an answer to its end. If no answer comes, the test fails, and the status is 0. Like
-// Client.Do, it may be called from any goroutine.
+// Send sends a request and receives the answer.
+func (c *Conn) Send(t testing.TB, request string) *Response {
+	t.Helper()
+	c.Begin(request)
+	return c.Receive(t)
+}
+
+// Receive reads an answer to its end and checks it, as Client.Do does. If no answer comes, the test
+// fails, and the status is 0. Receive may be called from any goroutine.
 func (c *Conn) Receive(t testing.TB) *Response {
 	t.Helper()
 	answer := &Response{}
-	answer.Method, answer.Path, _ = strings.Cut(c.line, " ")
+	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
 	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
 	if err == nil {
 		err = answer.read(resp)
 	}
 	if err != nil {
-		t.Errorf("side effect: %s: %v", c.line, err)
+		t.Errorf("side effect: %s: %v", c.request, err)
+		return answer
+	}
+	// net/http itself sends 100 (Continue) and 431, the latter in a format of its own.
+	if answer.Status != 100 && answer.Status != 431 {
+		answer.check(t)
 	}
 	return answer
 }
@@ -83,19 +100,14 @@ func (s *Server) Wire(
 	t testing.TB, method, target string, body []byte, headers ...string,
 ) *Response {
 	t.Helper()
-	var request strings.Builder
-	fmt.Fprintf(&request, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, target, s.url().Host)
-	for pair := range slices.Chunk(headers, 2) {
-		fmt.Fprintf(&request, "%s: %s\r\n", pair[0], pair[1])
-	}
+	headers = append([]string{"Host", s.url().Host}, headers...)
 	if body != nil {
 		noteEmail(body)
-		fmt.Fprintf(&request, "Content-Length: %d\r\n", len(body))
+		headers = append(headers, "Content-Length", fmt.Sprint(len(body)))
 	}
-	fmt.Fprintf(&request, "\r\n%s", body)
 	conn := Dial(t, s.Addr)
 	defer conn.Close()
-	return conn.Send(t, request.String())
+	return conn.Send(t, head(method+" "+target, headers)+string(body))
 }
 
 // ListeningSocket listens as net.Listen does, and returns the socket and its address. This process

@@ -19,6 +19,7 @@ type HalfUpload struct {
 	Rest    *io.PipeWriter // takes the rest of the form; CloseWithError breaks the upload off
 	Answer  chan *Response // receives one answer; its status is 0 if the connection broke
 	unsent  []byte         // the rest of the form
+	t       testing.TB
 }
 
 // StartUpload sends the first 32 kB of a form with a file of 200 kB. It returns when the server has
@@ -41,6 +42,7 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 		Content: strings.Repeat("0123456789", 20_000),
 		Rest:    writer,
 		Answer:  make(chan *Response, 1),
+		t:       c.t,
 	}
 	form, contentType := Form(name, []byte(u.Content))
 	text, _ := io.ReadAll(form) // the form is in memory, so there is no error
@@ -56,11 +58,14 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 	return u
 }
 
-// Finish sends the rest of the form and returns the answer.
+// Finish sends the rest of the form, and receives the answer as Client.Do does.
 func (u *HalfUpload) Finish() *Response {
+	u.t.Helper()
 	u.Rest.Write(u.unsent)
 	u.Rest.Close()
-	return <-u.Answer
+	r := <-u.Answer
+	r.check(u.t)
+	return r
 }
 
 // FilesIn lists FILES_DIR: first the final names, then the working names as unfinished/<id>.

@@ -265,11 +265,11 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 	}
 }
 
-// uploadHead returns the request line and the headers of an upload. kind is its Content-Type,
-// length its Content-Length in bytes, and more holds further header lines.
+// uploadHead returns the head of an upload. kind is its Content-Type, length its Content-Length in
+// bytes, and more holds names and values of further headers, in turn.
 func uploadHead(c *hubstest.Client, kind string, length int, more ...string) string {
-	headers := append(more, "Content-Type: "+kind, fmt.Sprint("Content-Length: ", length))
-	return c.Head(uploadRoute, headers...) + "\r\n"
+	headers := append(more, "Content-Type", kind, "Content-Length", fmt.Sprint(length))
+	return c.Head(uploadRoute, headers...)
 }
 
 // The server reads the rest of a refused upload. So a client that sends its whole upload before it
@@ -280,6 +280,7 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
 	good := form(partHeader, large)
+	more := strings.Repeat("x", 64<<10)
 
 	for _, test := range []struct {
 		name   string
@@ -287,42 +288,12 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 		body   string
 		status int
 	}{
-		{
-			name:   "another type",
-			kind:   "text/plain",
-			body:   good,
-			status: 415,
-		},
-		{
-			name:   "no boundary",
-			kind:   "multipart/form-data",
-			body:   good,
-			status: 400,
-		},
-		{
-			name:   "another field",
-			kind:   formType,
-			body:   form(otherHeader, large),
-			status: 400,
-		},
-		{
-			name:   "announced as too large",
-			kind:   formType,
-			body:   good + strings.Repeat("x", 64<<10),
-			status: 413,
-		},
-		{
-			name:   "found too large",
-			kind:   formType,
-			body:   form(partHeader, large+"x"),
-			status: 413,
-		},
-		{
-			name:   "headers too long",
-			kind:   formType,
-			body:   form(partHeader+large, ""),
-			status: 413,
-		},
+		{name: "another type", kind: "text/plain", body: good, status: 415},
+		{name: "no boundary", kind: "multipart/form-data", body: good, status: 400},
+		{name: "another field", kind: formType, body: form(otherHeader, large), status: 400},
+		{name: "announced as too large", kind: formType, body: good + more, status: 413},
+		{name: "found too large", kind: formType, body: form(partHeader, large+"x"), status: 413},
+		{name: "headers too long", kind: formType, body: form(partHeader+large, ""), status: 413},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			conn := hubstest.Dial(t, s.Addr)
@@ -343,17 +314,18 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 func TestRefusedUploadWithExpect(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
-	const expect = "Expect: 100-continue"
-	text := uploadHead(c, "text/plain", 8<<20, expect)
+	headOf := func(kind string, length int) string {
+		return uploadHead(c, kind, length, "Expect", "100-continue")
+	}
+	text := headOf("text/plain", 8<<20)
 	hubstest.Dial(t, s.Addr).Send(t, text).Want(t, 415)
-	large := uploadHead(c, formType, 1<<40, expect)
+	large := headOf(formType, 1<<40)
 	hubstest.Dial(t, s.Addr).Send(t, large).Want(t, 413)
 
 	conn := hubstest.Dial(t, s.Addr)
 	body := form(otherHeader, strings.Repeat("c", 8<<20))
-	head := uploadHead(c, formType, len(body), expect)
-	conn.Send(t, head).Must(t, 100)
-	conn.Send(t, body).Want(t, 400)
+	conn.Send(t, headOf(formType, len(body))).Must(t, 100)
+	conn.Finish(t, body).Want(t, 400)
 }
 
 // H1: The server waits for the rest of a refused upload for less time than an accepted upload may

@@ -375,15 +375,17 @@ func TestAccountIsReadAfterTheBody(t *testing.T) {
 			t.Parallel()
 			c, email := s.Member(t, "admin")
 			body := `{"name":"withheld"}`
-			head := c.Head("POST /hubs", "Content-Type: application/json",
-				fmt.Sprint("Content-Length: ", len(body)), "Expect: 100-continue")
+			head := c.Head("POST /hubs",
+				"Content-Type", "application/json",
+				"Content-Length", fmt.Sprint(len(body)),
+				"Expect", "100-continue")
 			conn := hubstest.Dial(t, s.Addr)
 			// The status 100 shows that the server has begun to read the body.
-			conn.Send(t, head+"\r\n").Must(t, 100)
+			conn.Send(t, head).Must(t, 100)
 			io.WriteString(conn, body[:5])
 			line := hubstest.FillIn(command, "<email>", email)
 			s.User(t, strings.Fields(line)...)
-			conn.Send(t, body[5:]).Want(t, status)
+			conn.Finish(t, body[5:]).Want(t, status)
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"io"
 	"os/exec"
 	"testing"
 	"time"
@@ -26,7 +25,7 @@ func startWithDescriptors(t *testing.T, descriptors string) *hubstest.Server {
 func dialAndRequest(t *testing.T, s *hubstest.Server) (extra *hubstest.Conn, isServed bool) {
 	t.Helper()
 	extra = hubstest.Dial(t, s.Addr)
-	io.WriteString(extra, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+	extra.Begin("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
 	extra.SetReadDeadline(time.Now().Add(time.Second))
 	_, err := extra.In.Peek(1)
 	extra.SetReadDeadline(time.Now().Add(4 * hubstest.Patience))
@@ -54,9 +53,9 @@ func TestConnectionsAreBounded(t *testing.T) {
 			for range test.connections { // the 100 shows that the server has accepted the connection
 				head := c.Head(
 					"POST /auth/otp/request",
-					"Content-Type: application/json",
-					"Content-Length: 30",
-					"Expect: 100-continue",
+					"Content-Type", "application/json",
+					"Content-Length", "30",
+					"Expect", "100-continue",
 				)
 				last = beginRequest(t, s, head, 100)
 			}
@@ -89,7 +88,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			t.Parallel()
 			s := startWithDescriptors(t, "64")
 			for range 64 / 4 {
-				io.WriteString(hubstest.Dial(t, s.Addr), sent)
+				hubstest.Dial(t, s.Addr).Begin(sent)
 			}
 			extra, isServed := dialAndRequest(t, s)
 			if isServed {

@@ -9,7 +9,6 @@ package faults
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strings"
@@ -220,7 +219,7 @@ func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubs
 	t.Helper()
 	conn := hubstest.Dial(t, s.Addr)
 	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
-	io.WriteString(conn, head+"\r\n")
+	conn.Begin(head)
 	line, err := conn.In.ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", want)) {
 		t.Fatalf("setup: got the status line %q, error %v, want status %d", line, err, want)

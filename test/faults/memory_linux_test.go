@@ -59,9 +59,9 @@ func beginTransfers(t *testing.T, s *hubstest.Server, path string) (conns []*hub
 		for range 6 {
 			download := beginRequest(t, s, member.Head("GET "+path), 200)
 			form := member.Head("POST /files/upload",
-				"Content-Length: 100000",
-				"Content-Type: multipart/form-data; boundary=edge",
-				"Expect: 100-continue") // the server says 100 when it begins to read the form
+				"Content-Length", "100000",
+				"Content-Type", "multipart/form-data; boundary=edge",
+				"Expect", "100-continue") // the server says 100 when it begins to read the form
 			upload := beginRequest(t, s, form, 100)
 			io.WriteString(upload, longPart)
 			conns = append(conns, download, upload)

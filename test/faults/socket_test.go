@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -33,8 +32,7 @@ func startConnecting(t *testing.T, s *hubstest.Server) *clients {
 		conn := hubstest.Dial(t, s.Addr)
 		functions = append(functions, func() *hubstest.Response {
 			conn.SetDeadline(time.Now().Add(hubstest.Patience))
-			io.WriteString(conn, c.Head("GET /auth/session")+"\r\n")
-			r := conn.Receive(t)
+			r := conn.Send(t, c.Head("GET /auth/session"))
 			if r.Closes || i%2 == 0 {
 				conn.Close()
 				conn = hubstest.Dial(t, s.Addr)
@@ -80,8 +78,7 @@ func TestReplacedServersShareASocket(t *testing.T) {
 	current.Stop(t)
 	waiting := hubstest.Dial(t, addr) // no server runs now
 	current = startNext()
-	request := current.Client(t).Head("GET /healthz") + "\r\n"
-	waiting.Send(t, request).Want(t, 200)
+	waiting.Send(t, current.Client(t).Head("GET /healthz")).Want(t, 200)
 	clients.waitForSuccesses(4)
 	clients.end()
 	clients.wantNoOutage()

@@ -64,21 +64,21 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	email, _ := s.NewUser(t, "member")
 	upload := member.StartUpload("a.txt")
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Send(t, member.Head("GET /healthz")+"\r\n").Must(t, 200)
+	idle.Send(t, member.Head("GET /healthz")).Must(t, 200)
 	body := fmt.Sprintf(`{"email":%q}`, email)
 	head := member.Head(
 		"POST /auth/otp/request",
-		"Content-Type: application/json",
-		fmt.Sprintf("Content-Length: %d", len(body)),
+		"Content-Type", "application/json",
+		"Content-Length", fmt.Sprint(len(body)),
 	)
 	halfSent := hubstest.Dial(t, s.Addr)
-	io.WriteString(halfSent, head+"\r\n"+body[:5])
+	halfSent.Begin(head + body[:5])
 	clients := startKeepAlive(t, s)
 
 	s.Signal(t, syscall.SIGTERM)
 	// Afterwards, the server only waits for the requests that are not finished.
 	wantClosed(t, idle)
-	halfSent.Send(t, body[5:]).Want(t, 200)
+	halfSent.Finish(t, body[5:]).Want(t, 200)
 	clients.Wait()
 	mustStillRun(t, s)
 	upload.Finish().Want(t, 201)
@@ -158,8 +158,7 @@ func startKeepAlive(t *testing.T, s *hubstest.Server) (clients *sync.WaitGroup) 
 		conn := hubstest.Dial(t, s.Addr)
 		clients.Go(func() {
 			for {
-				io.WriteString(conn, c.Head("GET /openapi.json")+"\r\n")
-				r := conn.Receive(t)
+				r := conn.Send(t, c.Head("GET /openapi.json"))
 				r.Want(t, 200)
 				answered.Add(1)
 				if r.Closes || r.Status != 200 {
@@ -239,7 +238,7 @@ func TestUnreadAnswersEnd(t *testing.T) {
 		select 'n', repeat('😀', 2000) from generate_series(1, 100)`)
 	conn := hubstest.Dial(t, s.Addr)
 	conn.SetDeadline(time.Now().Add(4 * hubstest.Patience))
-	request := c.Head("GET /hubs?limit=100") + "\r\n"
+	request := c.Head("GET /hubs?limit=100")
 	requests := strings.Repeat(request, 80) // 64 MB of answers, more than fits into buffers
 	_, err := io.WriteString(conn, requests)
 	for err == nil {

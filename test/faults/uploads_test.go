@@ -77,16 +77,21 @@ const noAnswer = 0
 func TestClientGoneMidUpload(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	head := c.Head("POST /files/upload", "Content-Type: multipart/form-data; boundary=edge")
 	half := "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n\r\n" +
 		strings.Repeat("first half ", 8000)
-	for _, framing := range []string{
-		"Content-Length: 200000\r\n\r\n",
-		"Transfer-Encoding: chunked\r\n\r\n30000\r\n", // the size is hexadecimal
+	for framing, body := range map[string]string{
+		"Content-Length: 200000":     half,
+		"Transfer-Encoding: chunked": "30000\r\n" + half, // the size of the chunk is hexadecimal
 	} {
+		name, value, _ := strings.Cut(framing, ": ")
+		head := c.Head(
+			"POST /files/upload",
+			"Content-Type", "multipart/form-data; boundary=edge",
+			name, value,
+		)
 		for _, reset := range []bool{false, true} {
 			conn := hubstest.Dial(t, s.Addr)
-			io.WriteString(conn, head+framing+half)
+			conn.Begin(head + body)
 			hubstest.WaitFor(t, "number of working files", 1, func() int {
 				return len(s.WorkingFiles(t))
 			})
@@ -339,10 +344,10 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	empty := hubstest.Dial(t, s.Addr) // an upload counts before any byte of its form arrives
 	head := greedy.Head(
 		"POST /files/upload",
-		"Content-Type: multipart/form-data; boundary=edge",
-		"Content-Length: 1000",
+		"Content-Type", "multipart/form-data; boundary=edge",
+		"Content-Length", "1000",
 	)
-	io.WriteString(empty, head+"\r\n")
+	empty.Begin(head)
 	oneMore := func() int { // its status
 		return get(greedy, small).Status
 	}
