@@ -37,22 +37,3 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 		t.Errorf("ordered by %q: got the text\n%s\nwant no drop in it", hostile, got.text)
 	}
 }
-
-// The bounds of a hub and of the list have these values. Other tests take them from the contract,
-// which is made from the same constants. So only this test notices a changed number.
-func TestBoundsOfHubs(t *testing.T) {
-	t.Parallel()
-	for _, bound := range []struct {
-		name      string
-		got, want int
-	}{
-		{"characters of a name", maxHubName, 100},
-		{"characters of a description", maxHubDescription, 2000},
-		{"hubs on a page", maxPageLimit, 100},
-		{"hubs before a page", maxPageOffset, 10_000},
-	} {
-		if bound.got != bound.want {
-			t.Errorf("%s: got at most %d, want %d", bound.name, bound.got, bound.want)
-		}
-	}
-}

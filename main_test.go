@@ -209,6 +209,38 @@ func TestStopWithAllConnectionsTaken(t *testing.T) {
 	})
 }
 
+// Each number that the documents state, and that no other test repeats, stands here once. Other
+// tests take it from the code, or from the contract, which is made from the code. TestRequestLimits
+// has the limits of requests.
+func TestNumbersAreAsDocumented(t *testing.T) {
+	t.Parallel()
+	for _, number := range []struct {
+		name      string
+		got, want any
+	}{
+		{"time of a mail", mailTimeout, 10 * time.Second},
+		{"time of request headers", headerTimeout, 10 * time.Second},
+		{"time of headers and a JSON body", bodyTimeout, 15 * time.Second},
+		{"time of an idle connection", idleTimeout, time.Minute},
+		{"time of a refused upload", refusedTimeout, 5 * time.Second},
+		{"time of a database operation", dbTimeout, 2 * time.Second},
+		{"Retry-After of a 503", unavailable(nil).retryAfter, 2 * time.Second},
+		{"difference between clocks", clockSkew, time.Minute},
+		{"unfinished requests for a code", maxCodeRequests, 1000},
+		{"bytes from a mail server", maxMailReply, 64 << 10},
+		{"errors in an answer", maxErrors, 20},
+		{"characters of a hub's name", maxHubName, 100},
+		{"characters of a hub's description", maxHubDescription, 2000},
+		{"hubs on a page", maxPageLimit, 100},
+		{"hubs before a page", maxPageOffset, 10_000},
+	} {
+		hubstest.WantEqual(t, number.name, number.got, number.want)
+	}
+	if mailTimeout >= stopTimeout {
+		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
+	}
+}
+
 // removalTopics are the topics that the line Row of a removal may have, instead of a row of
 // SECURITY.md.
 var removalTopics = strings.Fields(`durability limits order start stop configuration commands

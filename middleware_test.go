@@ -196,7 +196,9 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 				t.Errorf("got the panic %v, want none", fault)
 			}
 			var p problem
-			hubstest.Must(t, json.Unmarshal(answer.Body.Bytes(), &p))
+			if err := json.Unmarshal(answer.Body.Bytes(), &p); err != nil {
+				t.Errorf("got the body %s, want a problem: %v", answer.Body, err)
+			}
 			if answer.Code != 500 || p.Code != "internal" || p.RequestID != failedID {
 				t.Errorf("got status %d and %+v, want 500, internal and the id of call",
 					answer.Code, p)

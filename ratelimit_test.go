@@ -256,30 +256,6 @@ func TestRequestLimits(t *testing.T) {
 	}
 }
 
-// The time limits are those that SECURITY.md and docs/deploy.md state. Most other tests take them
-// from the code; TestSlowRequestsEnd and TestOldRequestsAreDropped repeat two of them.
-func TestTimeLimits(t *testing.T) {
-	t.Parallel()
-	for _, limit := range []struct {
-		name      string
-		got, want time.Duration
-	}{
-		{"a mail", mailTimeout, 10 * time.Second},
-		{"request headers", headerTimeout, 10 * time.Second},
-		{"headers and a JSON body", bodyTimeout, 15 * time.Second},
-		{"an idle connection", idleTimeout, time.Minute},
-		{"a refused upload", refusedTimeout, 5 * time.Second},
-		{"a database operation", dbTimeout, 2 * time.Second},
-	} {
-		if limit.got != limit.want {
-			t.Errorf("%s: got a limit of %v, want %v", limit.name, limit.got, limit.want)
-		}
-	}
-	if mailTimeout >= stopTimeout {
-		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
-	}
-}
-
 // Downloads have a limit of their own. Those within it are refused only later, because they have no
 // session.
 func TestDownloadsAreLimited(t *testing.T) {

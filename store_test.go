@@ -283,9 +283,7 @@ func TestSecondDropIdleDoesNothing(t *testing.T) {
 	useTwo := func() { // uses two connections at once, then returns them to the pool
 		one, err1 := st.db.Conn(t.Context())
 		two, err2 := st.db.Conn(t.Context())
-		if err1 != nil || err2 != nil {
-			t.Fatal(err1, err2)
-		}
+		hubstest.Must(t, errors.Join(err1, err2))
 		one.Close()
 		two.Close()
 	}

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -196,6 +197,13 @@ func (c *Client) Upload(name string, content []byte) *Response {
 	return c.Do("POST", "/files/upload", form, "Content-Type", contentType)
 }
 
+// Store uploads a file and returns its path. It ends the test if the answer is not a 201.
+func (c *Client) Store(name, content string) (path string) {
+	c.t.Helper()
+	r := c.Elsewhere().Upload(name, []byte(content)).Must(c.t, 201)
+	return r.Header.Get("Location")
+}
+
 // Form returns a multipart form with one file, and the form's Content-Type.
 func Form(name string, content []byte) (form io.Reader, contentType string) {
 	var body bytes.Buffer
@@ -244,6 +252,59 @@ func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
 	t.Helper()
 	email = NewEmail()
 	return email, AddUser(t, s.Database, email, role)
+}
+
+// A Guest is a client whose user has got a code and has not signed in yet.
+type Guest struct {
+	*Client
+	Email, Code string
+}
+
+// NewGuest adds a user, asks for a code, and reads it.
+func (s *Server) NewGuest(t testing.TB) Guest {
+	t.Helper()
+	email, _ := s.NewUser(t, "member")
+	c := s.Client(t)
+	c.AskCode(email)
+	return Guest{c, email, s.Code(t, email)}
+}
+
+// Present makes one attempt to sign in, from a new client address.
+func (g Guest) Present(code string) *Response {
+	g.t.Helper()
+	return g.Elsewhere().PresentCode(g.Email, code)
+}
+
+// PresentAtOnce makes n attempts to sign in at the same time, each from a new client address.
+func (g Guest) PresentAtOnce(n int, code string) (answers chan *Response) {
+	return SendAtOnce(g.t, n, func() *Response { return g.Present(code) })
+}
+
+// SendAtOnce calls send n times at the same time. The channel, whose capacity is n, gets the
+// answers. The test does not end before all of them have come.
+func SendAtOnce(t testing.TB, n int, send func() *Response) chan *Response {
+	answers := make(chan *Response, n)
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() { answers <- send() })
+	}
+	t.Cleanup(all.Wait)
+	return answers
+}
+
+// WantStatuses compares the number of answers of each status. It waits for all answers.
+func WantStatuses(t testing.TB, answers chan *Response, want map[int]int) {
+	t.Helper()
+	WantEqual(t, "answers by status", CountStatuses(answers), want)
+}
+
+// CountStatuses waits for the answers of SendAtOnce, and counts them by their status.
+func CountStatuses(answers chan *Response) map[int]int {
+	counts := map[int]int{}
+	for range cap(answers) {
+		counts[(<-answers).Status]++
+	}
+	return counts
 }
 
 // CookieName returns the name that the session cookie must have.

@@ -59,6 +59,16 @@ func (l *Log) All() []string {
 // String returns all lines as one text.
 func (l *Log) String() string { return strings.Join(l.All(), "\n") }
 
+// End returns the last 20 lines, for messages. Long lines are cut.
+func (l *Log) End() string {
+	lines := l.All()
+	lines = lines[max(0, len(lines)-20):]
+	for i, line := range lines {
+		lines[i] = fmt.Sprintf("%.300s", line)
+	}
+	return strings.Join(lines, "\n")
+}
+
 // Count returns the number of lines so far that contain all parts.
 func (l *Log) Count(parts ...string) (n int) {
 	matches := containsAll(parts)
@@ -103,14 +113,14 @@ func (l *Log) wait(
 		}
 		n += len(lines)
 		if ended {
-			return "", n, fmt.Errorf("the process has ended without one; output:\n%s", l)
+			return "", n, fmt.Errorf("the process has ended without one; the log ends:\n%s", l.End())
 		}
 		select {
 		case <-more:
 		case <-done:
 			ended = true // look once more: lines may have come just before the end
 		case <-timeout:
-			return "", n, fmt.Errorf("there is none after %v; output:\n%s", limit, l)
+			return "", n, fmt.Errorf("there is none after %v; the log ends:\n%s", limit, l.End())
 		}
 	}
 }

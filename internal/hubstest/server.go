@@ -135,7 +135,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 	t.Cleanup(func() {
 		t.Helper()
 		if code := s.Stop(t); code != 0 && !s.signaled {
-			t.Errorf("side effect: got exit status %d, want 0; standard error:\n%s", code, s.Stderr)
+			t.Errorf("side effect: got exit status %d, want 0; standard error ends:\n%s", code, s.Stderr.End())
 		}
 		s.wantCleanLog(t)
 	})
@@ -146,7 +146,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 func (s *Server) waitListening() error {
 	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
-		return fmt.Errorf("the server has not started: %w\nstandard error:\n%s", err, s.Stderr)
+		return fmt.Errorf("the server has not started: %w\nstandard error ends:\n%s", err, s.Stderr.End())
 	}
 	var listening struct{ Addr string }
 	if err := json.Unmarshal([]byte(line), &listening); err != nil {
@@ -203,7 +203,7 @@ func (s *Server) WaitExit(t testing.TB) int {
 	case <-s.done:
 		return s.Cmd.ProcessState.ExitCode()
 	case <-time.After(2 * Patience):
-		t.Fatalf("after %v, the server has not ended; log:\n%s", 2*Patience, s.Log)
+		t.Fatalf("after %v, the server has not ended; its log ends:\n%s", 2*Patience, s.Log.End())
 		return 0
 	}
 }

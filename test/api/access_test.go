@@ -80,7 +80,7 @@ func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) ca
 		path = strings.Replace(path, "/hubs/{hubId}", made.Header.Get("Location"), 1)
 	}
 	if path == "/files/{fileId}/{name}" {
-		path = upload(t, admin, "hello")
+		path = admin.Store("a.txt", "hello")
 	}
 	return call{
 		request: method + " " + path,
@@ -105,7 +105,9 @@ func (r route) body(t *testing.T, s *hubstest.Server) any {
 		body[name] = examples.([]any)[0]
 	}
 	if body["code"] != nil {
-		_, body["email"], body["code"] = newGuestWithCode(t, s)
+		g := s.NewGuest(t)
+		body["email"] = g.Email
+		body["code"] = g.Code
 	} else if body["email"] != nil {
 		body["email"] = hubstest.NewEmail()
 	}

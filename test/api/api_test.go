@@ -27,13 +27,6 @@ func start(
 	return s, c
 }
 
-// upload uploads a file named a.txt with this content, and returns its path.
-func upload(t testing.TB, c *hubstest.Client, content string) (path string) {
-	t.Helper()
-	stored := c.Upload("a.txt", []byte(content)).Must(t, 201)
-	return stored.Header.Get("Location")
-}
-
 // staging returns the settings of a server on staging with a new mail server. Such a server logs
 // each request and sends codes by mail.
 func staging(t testing.TB) map[string]string {
@@ -52,21 +45,12 @@ const (
 	guessRoute = "POST /auth/otp/validate"
 )
 
-// newGuest adds a user and asks for a code. It returns the client that has asked, and the user's
-// address.
-func newGuest(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email string) {
+// askForNewUser adds a user and asks for a code. It returns the user's address.
+func askForNewUser(t *testing.T, s *hubstest.Server) (email string) {
 	t.Helper()
 	email, _ = s.NewUser(t, "member")
-	c = s.Client(t)
-	c.AskCode(email)
-	return c, email
-}
-
-// newGuestWithCode is like newGuest, but also waits for the code and returns it.
-func newGuestWithCode(t *testing.T, s *hubstest.Server) (c *hubstest.Client, email, code string) {
-	t.Helper()
-	c, email = newGuest(t, s)
-	return c, email, s.Code(t, email)
+	s.Client(t).AskCode(email)
+	return email
 }
 
 var (
@@ -99,29 +83,15 @@ func bothWays(body string) []way {
 // exceed sends a request more often than the limit permits, all at once. It returns the number of
 // requests that passed, and the answer to one more, which should be a refusal (429).
 func exceed(
-	c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
+	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
 ) (passed int, refusal *hubstest.Response) {
 	send := func() *hubstest.Response {
 		return c.Send(request, body, headers...)
 	}
 	sent := limit.Requests + 30
-	passed = sent - sendAtOnce(sent, send)[429]
+	answers := hubstest.SendAtOnce(t, sent, send)
+	passed = sent - hubstest.CountStatuses(answers)[429]
 	return passed, send()
-}
-
-// sendAtOnce sends a request n times at once, and returns the number of answers by their status.
-func sendAtOnce(n int, send func() *hubstest.Response) map[int]int {
-	statuses := make(chan int, n)
-	for range n {
-		go func() {
-			statuses <- send().Status
-		}()
-	}
-	counts := map[int]int{}
-	for range n {
-		counts[<-statuses]++
-	}
-	return counts
 }
 
 // wantLimited checks that an answer is a 429, that its detail names the limit, and that its
@@ -142,6 +112,9 @@ func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 // returns the line.
 func waitLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ...string) string {
 	t.Helper()
+	if t.Failed() {
+		t.FailNow() // the line of a wrong answer may never come
+	}
 	id := `"requestId":"` + r.Header.Get("X-Request-Id") + `"`
 	return s.Log.WaitFor(t, append(parts, id)...)
 }

@@ -89,7 +89,7 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	p.wantAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
 	p.wantAnswer("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
 		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
-	p.mustServe("GET " + upload(t, admin, "hello"))
+	p.mustServe("GET " + admin.Store("a.txt", "hello"))
 
 	s.User(t, "role", email, "member")
 	p.wantAnswer("POST /hubs", `{"name":"North"}`, 403)

@@ -12,7 +12,7 @@ import (
 func TestRouterProblems(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
-	file := upload(t, admin, "hello")
+	file := admin.Store("a.txt", "hello")
 	for _, c := range hubstest.ReadCorpus[struct {
 		hubstest.CorpusCase
 		Request string
@@ -51,7 +51,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 	s, admin := start(t, "admin")
 	s.AllowErrorsWithAnyOf("breaks its contract", "file on disk is not the one")
 	db := s.Database
-	file := upload(t, admin, "hello")
+	file := admin.Store("a.txt", "hello")
 	made := admin.Send("POST /hubs", `{"name":"a"}`).Must(t, 201)
 	hub := made.Header.Get("Location")
 
@@ -88,7 +88,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 func TestNamesWithLineBreaksAreNotFound(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
-	file := upload(t, c, "hello")
+	file := c.Store("a.txt", "hello")
 	hubstest.Exec(t, s.Database, "update files set name = E'a\r\nb'")
 	withBreak := strings.Replace(file, "a.txt", "a%0D%0Ab", 1)
 	c.Get(withBreak).WantProblem(t, 404, "not_found")

@@ -26,7 +26,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	admin.Get("/hubs").Want(t, 200)
 	admin.Get("/openapi.json").Want(t, 200)
 
-	file := upload(t, admin, "hello")
+	file := admin.Store("a.txt", "hello")
 	etag := admin.Get(file).Must(t, 200).Header.Get("ETag")
 	admin.Get(file, "Range", "bytes=1-2").Want(t, 206)
 	admin.Get(file, "If-None-Match", etag).Want(t, 304)
@@ -43,7 +43,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	admin.Get("/nowhere").Want(t, 404)
 	s.Client(t).Get("/hubs").Want(t, 401)
 	admin.Send("DELETE /hubs", nil).Want(t, 405)
-	_, refusal := exceed(s.Client(t), hubstest.LimitOf(t, "GET /hubs"), "GET /nowhere", nil)
+	_, refusal := exceed(t, s.Client(t), hubstest.LimitOf(t, "GET /hubs"), "GET /nowhere", nil)
 	refusal.Want(t, 429)
 	database.Cut()
 	admin.Get("/hubs").Want(t, 503) // Z2
@@ -69,7 +69,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			t.Parallel()
 			id := hubstest.NewUUID()
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			passed, answer := exceed(s.Client(t), limit, request, nil,
+			passed, answer := exceed(t, s.Client(t), limit, request, nil,
 				append(headers, "X-Request-Id", id)...)
 
 			wantEqual(t, "requests that passed", passed, limit.Requests)

@@ -279,7 +279,7 @@ func TestSlowRequestsEnd(t *testing.T) {
 			time.Sleep(test.limit / 2)
 			inTime.Finish(t, test.rest).Want(t, 200)
 			s.Client(t).Get("/openapi.json").Want(t, 200)
-			wantClosed(t, tooSlow, test.answer)
+			wantClosedWith(t, tooSlow, test.answer)
 		})
 	}
 }
@@ -292,9 +292,9 @@ func keepSending(conn io.Writer, start, more string) {
 	}
 }
 
-// wantClosed checks that the server closes the connection before its deadline, and that what it has
+// wantClosedWith checks that the server closes the connection before its deadline, and that what it has
 // sent begins with the line answer.
-func wantClosed(t *testing.T, conn io.Reader, answer string) {
+func wantClosedWith(t *testing.T, conn io.Reader, answer string) {
 	t.Helper()
 	got, err := io.ReadAll(conn)
 	if os.IsTimeout(err) {

@@ -31,7 +31,7 @@ func TestLimitByClientAddress(t *testing.T) {
 		},
 	} {
 		c.IP = test.address
-		passed, refusal := exceed(c, limit, "GET /hubs", nil)
+		passed, refusal := exceed(t, c, limit, "GET /hubs", nil)
 		wantEqual(t, test.address+": requests that passed", passed, limit.Requests)
 		wantLimited(t, refusal, limit)
 		c.IP = test.same
@@ -54,7 +54,7 @@ func TestRequestsShareALimit(t *testing.T) {
 		"GET /filesystem", // begins like the path of a file
 	} {
 		c := s.Client(t)
-		passed, refusal := exceed(c, limit, request, nil)
+		passed, refusal := exceed(t, c, limit, request, nil)
 		wantEqual(t, request+": requests that passed", passed, limit.Requests)
 		wantLimited(t, refusal, limit)
 		wantLimited(t, c.Get("/hubs"), limit)
@@ -66,7 +66,7 @@ func TestRequestsShareALimit(t *testing.T) {
 func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c := hubstest.Start(t).Client(t)
-	_, refusal := exceed(c, hubstest.LimitOf(t, "GET /hubs"), "GET /hubs", nil)
+	_, refusal := exceed(t, c, hubstest.LimitOf(t, "GET /hubs"), "GET /hubs", nil)
 	refusal.Want(t, 429)
 	c.Get("/files/a/b").Want(t, 401)
 	c.Send("HEAD /files/a/b", nil).Want(t, 401)
@@ -83,7 +83,7 @@ func TestLimitOfCodes(t *testing.T) {
 	body := map[string]string{"email": email}
 	c := s.Client(t)
 
-	passed, refusal := exceed(c, limit, askRoute, body)
+	passed, refusal := exceed(t, c, limit, askRoute, body)
 
 	wantEqual(t, askRoute+": requests that passed", passed, limit.Requests)
 	wantLimited(t, refusal, limit)

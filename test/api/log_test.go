@@ -183,7 +183,7 @@ func TestEventsInTheLog(t *testing.T) {
 			s.User(t, "signout", email)
 			wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			_, limited := exceed(s.Client(t), limit, "GET /nowhere", nil)
+			_, limited := exceed(t, s.Client(t), limit, "GET /nowhere", nil)
 			waitLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 		})
 	}
@@ -194,7 +194,7 @@ func TestEventsInTheLog(t *testing.T) {
 func TestMailServersWordsAreMasked(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailRepeats)
-	_, email := newGuest(t, s)
+	email := askForNewUser(t, s)
 	line := s.Log.WaitFor(t, `"msg":"code not sent"`, "554", hubstest.MaskedEmail(email))
 	s.Code(t, email) // fails unless the mail, which the mail server repeats, has a code
 	if strings.Contains(line, hubstest.RepeatedPassword) {

@@ -34,7 +34,7 @@ func TestMailIsSent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := hubstest.NewMailServer(t, options)
-			_, email := newGuest(t, hubstest.Start(t, hubstest.StagingEnv(m)))
+			email := askForNewUser(t, hubstest.Start(t, hubstest.StagingEnv(m)))
 			got := m.WaitMail(t, email)
 			wantEqual(t, "TLS", got.TLS, !options.NoStartTLS)
 			wantEqual(t, "user", got.User, options.User)
@@ -67,7 +67,7 @@ func TestMailOnlyThroughTLS(t *testing.T) {
 				s := hubstest.Start(t, hubstest.StagingEnv(m),
 					map[string]string{"DATABASE_URL": database})
 				s.AllowErrorsWithAnyOf("code not sent")
-				_, email := newGuest(t, s)
+				email := askForNewUser(t, s)
 
 				waitNotSent(t, s, email)
 				wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
@@ -104,7 +104,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	s := hubstest.Start(t, staging(t), map[string]string{
 		"MAIL_FROM": `"Hubs, sign-in" <signin@example.com>`,
 	})
-	_, email := newGuest(t, s)
+	email := askForNewUser(t, s)
 	got := s.Mail.WaitMail(t, email)
 
 	wantEqual(t, "sender", got.From, "signin@example.com")
@@ -123,6 +123,8 @@ func TestMailIsWellFormed(t *testing.T) {
 	wantNow(t, "Date", date)
 	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
 		t.Errorf("Message-ID: got %q, want a match of %s", id, messageID)
+	} else if another := s.Mail.WaitMail(t, askForNewUser(t, s)); strings.Contains(another.Data, id) {
+		t.Errorf("Message-ID of another mail: got %s again, want a new one", id)
 	}
 
 	delete(message.Header, "Date")
@@ -207,12 +209,12 @@ func TestFailedMailRemovesTheCode(t *testing.T) {
 func TestUnconfirmedCodeDoesNotWork(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailHangsEnd)
-	_, email, failed := newGuestWithCode(t, s)
+	g := s.NewGuest(t)
 	s.Mail.Fail(hubstest.MailCloses)
-	waitNotSent(t, s, email)
+	waitNotSent(t, s, g.Email)
 	s.Mail.Release()
-	wantNoSession(t, s.Client(t).PresentCode(email, failed), 401, "invalid_code")
-	s.Client(t).SignIn(email)
+	wantNoSession(t, g.Present(g.Code), 401, "invalid_code")
+	g.SignIn(g.Email)
 }
 
 // M1: A mail counts as sent once the mail server has accepted it, whatever the mail server does
@@ -256,7 +258,7 @@ func startMailClock(t *testing.T) (isRunning func() bool) {
 func beginHung(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	t.Cleanup(s.Mail.Release) // otherwise the server, when it stops, would wait for the mail
-	newGuest(t, s)
+	askForNewUser(t, s)
 	waitConnections(t, s, 1)
 }
 
@@ -285,7 +287,7 @@ func TestHungMailServerDelaysNobody(t *testing.T) {
 			s.Mail.Slow(c.delay)
 			var emails []string
 			for range 3 {
-				_, email := newGuest(t, s)
+				email := askForNewUser(t, s)
 				emails = append(emails, email)
 			}
 
@@ -302,8 +304,15 @@ func TestHungMailServerDelaysNobody(t *testing.T) {
 //
 // The test compares it with a conversation that hangs. That one begins two seconds later, and
 // before the connection is accepted. It must end later. The sleeps make both differences: no event
-// marks a part of the mail's ten seconds. TCP tries to connect at once and after 1, 3, 7 and 15
-// seconds. On a machine so slow that 7 becomes 10, the test shows nothing.
+// marks a part of the mail's ten seconds. These are the seconds since the request for a code:
+//
+//	0   TCP tries to connect, and tries again after 1, 3 and 7 seconds, or more often
+//	2   the other conversation begins, which hangs
+//	4   there is room: the next attempt, at 7 seconds or before, connects
+//	10  the conversation must end; if the time to connect did not count, it would end at 17
+//	12  the other conversation ends
+//
+// On a machine so slow that 7 becomes 10, the test shows nothing.
 func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	t.Parallel()
 	addr, makeRoom := hubstest.FullQueue(t)
@@ -313,7 +322,7 @@ func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
 	})
 	s.AllowErrorsWithAnyOf("code not sent")
 	hung := startFailing(t, hubstest.MailHangs)
-	_, email := newGuest(t, s)
+	email := askForNewUser(t, s)
 	time.Sleep(2 * time.Second)
 	beginHung(t, hung)
 	time.Sleep(2 * time.Second)
@@ -338,7 +347,7 @@ func TestEndlessMailAnswerIsCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startFailing(t, mode)
-			_, email := newGuest(t, s)
+			email := askForNewUser(t, s)
 			waitNotSent(t, s, email)
 			waitConnections(t, s, 0)
 			if n := s.Mail.Flooded(); n > maxSent {

@@ -43,12 +43,11 @@ func TestCodeOpensASession(t *testing.T) {
 func TestWrongGuessLeavesTheCode(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	c, email, code := newGuestWithCode(t, s)
-	wrong := hubstest.OtherCode(code, 1)
-	wantNoSession(t, c.PresentCode(email, wrong), 401, "invalid_code")
-	wantNoSession(t, c.PresentCode(hubstest.NewEmail(), code), 401, "invalid_code")
-	c.PresentCode(email, code).Want(t, 200)
-	wantNoSession(t, s.Client(t).PresentCode(email, code), 401, "invalid_code")
+	g := s.NewGuest(t)
+	wantNoSession(t, g.Present(hubstest.OtherCode(g.Code, 1)), 401, "invalid_code")
+	wantNoSession(t, g.PresentCode(hubstest.NewEmail(), g.Code), 401, "invalid_code")
+	g.Present(g.Code).Want(t, 200)
+	wantNoSession(t, g.Present(g.Code), 401, "invalid_code")
 }
 
 // wantNoSession checks that an answer is this error and sets no cookie.
@@ -117,41 +116,31 @@ func constantParts(r *hubstest.Response, period time.Duration) string {
 	return fmt.Sprintf("%d %v %s", r.Status, header, r.Body)
 }
 
-// presentAtOnce tries to sign in with a code from n client addresses at once. It returns the number
-// of answers by their status.
-func presentAtOnce(t *testing.T, s *hubstest.Server, n int, email, code string) map[int]int {
-	t.Helper()
-	return sendAtOnce(n, func() *hubstest.Response {
-		return s.Client(t).PresentCode(email, code)
-	})
-}
-
 // O3, O4, O5: Guesses at an e-mail address are counted before the code is compared, from all
 // clients and for all spellings of the address together. Once the limit is spent, the right code is
 // refused, too.
 func TestLimitOfGuesses(t *testing.T) {
 	t.Parallel()
-	s := hubstest.Start(t)
-	c, email, code := newGuestWithCode(t, s)
+	g := hubstest.Start(t).NewGuest(t)
 	limit := hubstest.LimitOf(t, guessRoute)
-	got := presentAtOnce(t, s, 2*limit.Requests, email, hubstest.OtherCode(code, 1))
-	wantEqual(t, "answers by status", got, map[int]int{
+	answers := g.PresentAtOnce(2*limit.Requests, hubstest.OtherCode(g.Code, 1))
+	hubstest.WantStatuses(t, answers, map[int]int{
 		401: limit.Requests,
 		429: limit.Requests,
 	})
-	wantLimited(t, c.PresentCode(strings.ToUpper(email), code), limit)
-	c.PresentCode("x"+email, code).Want(t, 401)
+	wantLimited(t, g.PresentCode(strings.ToUpper(g.Email), g.Code), limit)
+	g.PresentCode("x"+g.Email, g.Code).Want(t, 401)
 }
 
 // O5: Neither a sign-in nor a new code gives back guesses that were spent.
 func TestNewCodeGivesNoMoreGuesses(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	c, email, code := newGuestWithCode(t, s)
-	c.PresentCode(email, code).Want(t, 200)
-	presentAtOnce(t, s, hubstest.LimitOf(t, guessRoute).Requests-1, email, code)
-	c.AskCode(email)
-	c.PresentCode(email, s.Code(t, email)).WantProblem(t, 429, "rate_limited")
+	g := s.NewGuest(t)
+	g.Present(g.Code).Want(t, 200)
+	hubstest.CountStatuses(g.PresentAtOnce(hubstest.LimitOf(t, guessRoute).Requests-1, g.Code))
+	g.AskCode(g.Email)
+	g.Present(s.Code(t, g.Email)).WantProblem(t, 429, "rate_limited")
 }
 
 // O7: If fifty clients ask for a code for one address at once, the address gets one code. The local
@@ -161,10 +150,10 @@ func TestOneCodeForManyRequests(t *testing.T) {
 	const many = 50
 	s := hubstest.Start(t)
 	email, _ := s.NewUser(t, "member")
-	answers := sendAtOnce(many, func() *hubstest.Response {
+	answers := hubstest.SendAtOnce(t, many, func() *hubstest.Response {
 		return s.Client(t).Send(askRoute, map[string]string{"email": email})
 	})
-	wantEqual(t, "answers by status", answers, map[int]int{200: many})
+	hubstest.WantStatuses(t, answers, map[int]int{200: many})
 	hubstest.WaitFor(t, "log lines about the requests", many, func() int {
 		// One request sends a code. The others are too early for a new one.
 		return s.Log.Count(`"code sent"`) + s.Log.Count("less than a minute old")

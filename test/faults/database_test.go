@@ -105,7 +105,7 @@ func sendAll(c *hubstest.Client, all requests) (answers []*hubstest.Response) {
 // fillService creates a hub and a file, and returns their paths.
 func fillService(t *testing.T, admin *hubstest.Client) (hub, file string) {
 	t.Helper()
-	return location(t, createHub(admin, "North")), upload(t, admin, "a.txt")
+	return location(t, createHub(admin, "North")), admin.Store("a.txt", "content")
 }
 
 // Z2: While the database is unreachable, every request that needs it gets a 503: nobody gets a
@@ -120,7 +120,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			s, admin := startBehindProxy(t)
 			disallowErrors := s.AllowErrorsWithAnyOf(unavailable, "code not sent")
 			hub, file := fillService(t, admin)
-			guest := newGuest(t, s)
+			guest := s.NewGuest(t)
 
 			endOutage := beginOutage(s)
 			// If the outage breaks connections, the first round loses those of the pool, and the
@@ -129,7 +129,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			for range rounds {
 				answers := sendAll(admin, requestsTo(hub, file))
 				answers = append(answers, sendAll(admin, ofUsers)...)
-				answers = append(answers, sendUpload(admin, "b.txt"), guest.present(guest.code))
+				answers = append(answers, sendUpload(admin, "b.txt"), guest.Present(guest.Code))
 				wantOutage(t, answers)
 				wantEachRoute(t, answers, hub, file)
 			}
@@ -139,8 +139,8 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			// These answers need no database.
 			get(admin, "/openapi.json").Want(t, 200)
 			get(s.Client(t), "/hubs").WantProblem(t, 401, "unauthenticated")
-			wrong := hubstest.OtherCode(guest.code, 1)
-			guest.present(wrong).WantProblem(t, 401, "invalid_code")
+			wrong := hubstest.OtherCode(guest.Code, 1)
+			guest.Present(wrong).WantProblem(t, 401, "invalid_code")
 			endOutage()
 
 			hubstest.WaitFor(t, "status of /healthz after the outage", 200, func() int {
@@ -153,7 +153,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 			// address, also one that got a 503: an outage gives nobody more guesses (O4).
 			limit := hubstest.LimitOf(t, "POST /auth/otp/validate").Requests
 			const before = rounds + 1 // attempts in the outage: those with a 503, and the wrong code
-			wantStatuses(t, guest.presentAtOnce(t, 2*limit), map[int]int{
+			hubstest.WantStatuses(t, guest.PresentAtOnce(2*limit, guest.Code), map[int]int{
 				200: 1,
 				401: limit - before - 1,
 				429: limit + before,
@@ -329,29 +329,12 @@ const manyRequests = 4 * pool
 func TestOneOfManyRightCodesOpensASession(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
-	g := newGuest(t, s)
+	g := s.NewGuest(t)
 	tx := s.lock("users") // a request reads the account after it has found the code
-	answers := g.presentAtOnce(t, 4)
+	answers := g.PresentAtOnce(4, g.Code)
 	s.waitForLocks(4)
 	tx.Rollback()
-	wantStatuses(t, answers, map[int]int{200: 1, 401: 3})
-}
-
-// presentAtOnce presents the guest's code n times at the same time.
-func (g guest) presentAtOnce(t *testing.T, n int) (answers chan *hubstest.Response) {
-	t.Helper()
-	body := map[string]string{"email": g.email, "code": g.code}
-	return sendAtOnce(t, n, g.Client, "POST /auth/otp/validate", body)
-}
-
-// wantStatuses compares the number of answers of each status.
-func wantStatuses(t *testing.T, answers chan *hubstest.Response, want map[int]int) {
-	t.Helper()
-	got := map[int]int{}
-	for range cap(answers) {
-		got[(<-answers).Status]++
-	}
-	hubstest.WantEqual(t, "answers by status", got, want)
+	hubstest.WantStatuses(t, answers, map[int]int{200: 1, 401: 3})
 }
 
 // D2: While every connection is in use, a request that needs one waits for a limited time and then
@@ -361,7 +344,7 @@ func TestBusyPoolIsUnavailable(t *testing.T) {
 	s, c := start(t)
 	disallowErrors := s.AllowErrorsWithAnyOf(unavailable)
 	tx := s.lock("hubs")
-	answers := sendAtOnce(t, manyRequests, c, "GET /hubs", nil)
+	answers := getAtOnce(t, manyRequests, c, "/hubs")
 	most := 0
 	for len(answers) < cap(answers) {
 		most = max(most, s.count(lockWaiters))
@@ -393,7 +376,7 @@ func TestExpensiveStatementsLeaveConnections(t *testing.T) {
 			s, c := start(t)
 			disallowErrors := s.AllowErrorsWithAnyOf(unavailable)
 			tx := s.lock("hubs")
-			answers := sendAtOnce(t, manyRequests, c, "GET "+path, nil)
+			answers := getAtOnce(t, manyRequests, c, path)
 			most := 0
 			for len(answers) < cap(answers) {
 				most = max(most, s.count(lockWaiters))

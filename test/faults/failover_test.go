@@ -108,7 +108,7 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 			t.Parallel()
 			pg := hubstest.NewPostgres(t)
 			s, admin := startOn(t, pg.URL)
-			guest := newGuest(t, s)
+			guest := s.NewGuest(t)
 			// loseConnections makes the server open connections, and restarts the database.
 			loseConnections := func() {
 				s.openConns(admin)
@@ -119,7 +119,7 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 			// The first request after each restart is of another kind. A write also succeeds:
 			// its session check, which is a read, finds the dead connections first.
 			loseConnections()
-			guest.present(guest.code).Want(t, 200)
+			guest.Present(guest.Code).Want(t, 200)
 			loseConnections()
 			createHub(admin, "first").Want(t, 201)
 			loseConnections()
@@ -131,8 +131,8 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 			s.wantRows(1, "hubs where name = 'second'")
 
 			loseConnections()
-			hubs := sendAtOnce(t, manyRequests, admin, "GET /hubs", nil)
-			sessions := sendAtOnce(t, manyRequests, admin, "GET /auth/session", nil)
+			hubs := getAtOnce(t, manyRequests, admin, "/hubs")
+			sessions := getAtOnce(t, manyRequests, admin, "/auth/session")
 			for range manyRequests {
 				(<-hubs).Want(t, 200)
 				(<-sessions).Want(t, 200)
@@ -197,9 +197,9 @@ func TestFailoverLosesNothing(t *testing.T) {
 func (s *service) startWriting(admin *hubstest.Client) (*clients, *hubstest.Ledger) {
 	t := s.t
 	t.Helper()
-	var guests []guest
+	var guests []hubstest.Guest
 	for range 30 {
-		guests = append(guests, newGuest(t, s))
+		guests = append(guests, s.NewGuest(t))
 	}
 	version := termsVersion(t, admin)
 	ledger := hubstest.NewLedger(func(kind, detail string) {
@@ -221,10 +221,10 @@ func (s *service) startWriting(admin *hubstest.Client) (*clients, *hubstest.Ledg
 		}
 		guest := guests[0]
 		if guest.Token() == "" {
-			return guest.present(guest.code)
+			return guest.Present(guest.Code)
 		}
 		guests = guests[1:]
-		return ledger.AcceptTerms(guest.Elsewhere(), guest.email, version)
+		return ledger.AcceptTerms(guest.Elsewhere(), guest.Email, version)
 	}
 	return startClients(t, write, write, write, write, upload, upload, signIn), ledger
 }

@@ -176,42 +176,6 @@ func (c *clients) end() {
 	c.work.Wait()
 }
 
-// sendAtOnce sends a request n times at the same time, from new client addresses. It returns a
-// channel that gets the answers.
-func sendAtOnce(
-	t *testing.T, n int, c *hubstest.Client, request string, body any,
-) chan *hubstest.Response {
-	t.Helper()
-	answers := make(chan *hubstest.Response, n)
-	var all sync.WaitGroup
-	for range n {
-		all.Go(func() { answers <- c.Elsewhere().Send(request, body) })
-	}
-	t.Cleanup(all.Wait)
-	return answers
-}
-
-// A guest is a client that has received a code but has not signed in yet.
-type guest struct {
-	*hubstest.Client
-	email, code string
-}
-
-// newGuest adds a user, asks for a code for the address, and reads the code.
-func newGuest(t *testing.T, s *service) guest {
-	t.Helper()
-	email, _ := s.NewUser(t, "member")
-	c := s.Client(t)
-	c.AskCode(email)
-	return guest{c, email, s.Code(t, email)}
-}
-
-// present tries to sign in with a code, from a new client address, so that the limit by client
-// address is not reached.
-func (g guest) present(code string) *hubstest.Response {
-	return g.Elsewhere().PresentCode(g.email, code)
-}
-
 // beginRequest sends the head of a request on a new connection. It ends the test if the status of
 // the answer is not want. It reads no more of the answer than its buffers hold: the rest of a large
 // download stays with the server. The connection has no deadline afterwards.
@@ -240,6 +204,13 @@ func get(c *hubstest.Client, path string) *hubstest.Response {
 	return c.Elsewhere().Get(path)
 }
 
+// getAtOnce sends a GET n times at the same time. The channel gets the answers.
+func getAtOnce(
+	t *testing.T, n int, c *hubstest.Client, path string,
+) (answers chan *hubstest.Response) {
+	return hubstest.SendAtOnce(t, n, func() *hubstest.Response { return get(c, path) })
+}
+
 // createHub sends a request that creates a hub, from a new client address.
 func createHub(admin *hubstest.Client, name string) *hubstest.Response {
 	return admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
@@ -248,12 +219,6 @@ func createHub(admin *hubstest.Client, name string) *hubstest.Response {
 // sendUpload uploads a file with the text "content", from a new client address.
 func sendUpload(c *hubstest.Client, name string) *hubstest.Response {
 	return c.Elsewhere().Upload(name, []byte("content"))
-}
-
-// upload uploads a small file and returns its path. It ends the test if the answer is not a 201.
-func upload(t *testing.T, c *hubstest.Client, name string) (path string) {
-	t.Helper()
-	return location(t, sendUpload(c, name))
 }
 
 // location returns the path of the hub or the file that a request has created. It ends the test if

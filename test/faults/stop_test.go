@@ -141,7 +141,7 @@ func mustStillRun(t *testing.T, s *hubstest.Server) {
 	t.Helper()
 	select {
 	case <-s.Done():
-		t.Fatalf("the server has ended, want it to wait for the upload\n%s", s.Log)
+		t.Fatalf("the server has ended, want it to wait for the upload\n%s", s.Log.End())
 	case <-time.After(1500 * time.Millisecond):
 	}
 }

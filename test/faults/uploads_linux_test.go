@@ -36,7 +36,7 @@ func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
 	// The ballast leaves room for a small file, but not for the large one.
 	ballast := filepath.Join(dir, "ballast")
 	hubstest.Must(t, os.WriteFile(ballast, make([]byte, 600<<10), 0o600))
-	kept := upload(t, c, "kept.txt")
+	kept := c.Store("kept.txt", "content")
 	large := make([]byte, 800<<10)
 	for range 2 {
 		r := c.Elsewhere().Upload("large.bin", large)
@@ -54,7 +54,7 @@ func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
 func TestReadOnlyDiskIsServed(t *testing.T) {
 	t.Parallel()
 	s, c, dir := startOnSmallDisk(t)
-	kept := upload(t, c, "kept.txt")
+	kept := c.Store("kept.txt", "content")
 	s.killMidUpload(c)
 	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
 	hubstest.Must(t, err)
@@ -169,7 +169,7 @@ func TestUploadStepFails(t *testing.T) {
 
 			r.WantProblem(t, step.status, codeOf[step.status])
 			s.WantStored(t, stored)
-			upload(t, c, "next.txt")
+			c.Store("next.txt", "content")
 			stored++
 			s.WantStored(t, stored)
 		})
@@ -188,13 +188,13 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
 			s.AllowErrorsWithAnyOf(`"error":"` + codeOf[status])
-			upload(t, c, "first.txt") // makes the server open its connections to the database
+			c.Store("first.txt", "content") // makes the server open its connections to the database
 			tr := attachFault(t, s, "openat", errno)
 			r := sendUpload(c, "a.txt")
 			tr.wantInjected()
 			r.WantProblem(t, status, codeOf[status])
 			s.WantStored(t, 1)
-			upload(t, c, "next.txt")
+			c.Store("next.txt", "content")
 			s.WantStored(t, 2)
 		})
 	}
@@ -304,14 +304,14 @@ func TestFilesAreClosed(t *testing.T) {
 		"GOGC":             "off",
 		"MAX_UPLOAD_BYTES": "300000",
 	})
-	path := upload(t, c, "a.txt")
+	path := c.Store("a.txt", "content")
 	idle := s.openFiles() // such as FILES_DIR itself
 	waitClosed := func(after string) {
 		t.Helper()
 		hubstest.WaitFor(t, "open files after "+after, idle, s.openFiles)
 	}
 
-	upload(t, c, "b.txt")
+	c.Store("b.txt", "content")
 	waitClosed("an upload")
 	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
 	waitClosed("an upload that is too large")

@@ -102,7 +102,7 @@ func TestClientGoneMidUpload(t *testing.T) {
 			s.waitFiles(0)
 		}
 	}
-	upload(t, c, "b.txt")
+	c.Store("b.txt", "content")
 	s.WantStored(t, 1)
 }
 
@@ -315,8 +315,8 @@ func TestEndedTransfersDoNotCount(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
 	s.AllowErrorsWithAnyOf("no such file or directory")
-	small := upload(t, c, "small.txt")
-	lost := upload(t, c, "lost.txt")
+	small := c.Store("small.txt", "content")
+	lost := c.Store("lost.txt", "content")
 	os.Remove(s.onDisk(lost)) // its download fails with a 500
 	for range maxTransfers + 1 {
 		c.WantFile(small, "content")
@@ -334,7 +334,7 @@ func TestTransfersOfOneUserAreBounded(t *testing.T) {
 	s, greedy := start(t)
 	neighbour, _ := s.Member(t, "member")
 	large := storeLarge(t, greedy)
-	small := upload(t, greedy, "small.txt")
+	small := greedy.Store("small.txt", "content")
 	// The user begins as many transfers as permitted: downloads and two uploads.
 	var downloads []*hubstest.Conn
 	for range maxTransfers - 2 {
@@ -375,7 +375,7 @@ func TestStalledTransfersEnd(t *testing.T) {
 	s, stalled := start(t)
 	slow, _ := s.Member(t, "member")
 	large := storeLarge(t, stalled)
-	small := upload(t, stalled, "small.txt")
+	small := stalled.Store("small.txt", "content")
 	slowDownload := s.beginDownload(slow, large)
 	slowUpload := slow.StartUpload("slow.txt")
 	stalledUpload := stalled.StartUpload("stalled.txt")
