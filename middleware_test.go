@@ -92,9 +92,9 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 }
 
 // statusOf sends a request and returns the status of the answer.
-func statusOf(s *server, path string) int {
+func statusOf(s *server, method, path string) int {
 	answer := httptest.NewRecorder()
-	s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
+	s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest(method, path, nil))
 	return answer.Code
 }
 
@@ -107,7 +107,7 @@ func TestPageIsLocal(t *testing.T) {
 		envProduction: 404,
 	} {
 		s := newServer(config{env: environment}, nil, io.Discard)
-		if got := statusOf(s, "/"); got != want {
+		if got := statusOf(s, "GET", "/"); got != want {
 			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}

@@ -256,18 +256,25 @@ func TestRequestLimits(t *testing.T) {
 	}
 }
 
-// Downloads have a limit of their own. Those within it are refused only later, because they have no
-// session.
+// Downloads count against a limit of their own, also for a client that has spent the limit of other
+// requests. Those within it are refused only later, because they have no session.
 func TestDownloadsAreLimited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := newServer(config{env: envLocal}, &store{}, io.Discard)
+		for range s.requestLimit.burst {
+			statusOf(s, "GET", "/nowhere")
+		}
+		if got := statusOf(s, "GET", "/filesystem"); got != 429 { // begins like the path of a file
+			t.Errorf("one more request: got status %d, want 429", got)
+		}
 		for n := range s.fileLimit.burst {
-			if got := statusOf(s, "/files/id/a.txt"); got != 401 {
-				t.Fatalf("download %d: got status %d, want 401", n+1, got)
+			method := []string{"GET", "HEAD"}[n%2]
+			if got := statusOf(s, method, "/files/id/a.txt"); got != 401 {
+				t.Fatalf("%s, download %d: got status %d, want 401", method, n+1, got)
 			}
 		}
-		if got := statusOf(s, "/files/id/a.txt"); got != 429 {
+		if got := statusOf(s, "GET", "/files/id/a.txt"); got != 429 {
 			t.Errorf("one more download: got status %d, want 429", got)
 		}
 	})

@@ -35,10 +35,17 @@ var routes = []route{
 	{name: "GET /openapi.json", needs: "nothing", status: 200},
 }
 
-// wantRoutesOfContract checks that routes has each route of the contract. HEAD is left out:
-// TestHeadIsLikeGet compares it with GET.
+// wantRoutesOfContract checks that routes has each route of the contract, with the same access rule.
+// HEAD is left out: TestHeadIsLikeGet compares it with GET.
 func wantRoutesOfContract(t *testing.T) {
 	t.Helper()
+	for _, r := range routes {
+		method, path, _ := strings.Cut(r.name, " ")
+		said := hubstest.Contract[string](t, "paths", path, strings.ToLower(method), "description")
+		if !strings.Contains(said, "\n\nNeeds: "+r.needs+".") {
+			t.Errorf("%s: got the description %q, want the needs %q", r.name, said, r.needs)
+		}
+	}
 	for path, item := range hubstest.Contract[map[string]any](t, "paths") {
 		for method := range item.(map[string]any) {
 			name := strings.ToUpper(method) + " " + path

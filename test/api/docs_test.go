@@ -129,34 +129,27 @@ func securityRows(t *testing.T) map[string][]string {
 	return rows
 }
 
-// If a row of SECURITY.md names a function, the comment of that function has the id of the row. If
-// it names only a file, the file exists.
-func TestRowsAreNamedInComments(t *testing.T) {
+// The comment of a function names the rows of SECURITY.md that name the function, as (O3) or
+// (O3; …), and each row that it names exists. If a row names only a file, the file exists.
+func TestRowsAndCommentsAgree(t *testing.T) {
 	t.Parallel()
-	comments := functions(t)
-	for id, places := range securityRows(t) {
-		for _, place := range places {
-			if !strings.Contains(place, ":") {
-				hubstest.ReadFile(t, place) // fails if there is no such file
-				continue
-			}
-			named := regexp.MustCompile(`\(` + id + `[;)]`) // (O3) or (O3; …)
-			if !named.MatchString(comments[place]) {
-				t.Errorf("SECURITY.md: the comment of %s does not name %s", place, id)
+	rows := securityRows(t)
+	id := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)
+	isNamed := map[string]bool{} // "auth.go:checkSession T5"
+	for function, comment := range functions(t) {
+		for _, found := range id.FindAllStringSubmatch(comment, -1) {
+			isNamed[function+" "+found[1]] = true
+			if rows[found[1]] == nil {
+				t.Errorf("comment of %s: got %s, want a row of SECURITY.md", function, found[0])
 			}
 		}
 	}
-}
-
-// Every id in the comment of a function is the id of a row of SECURITY.md.
-func TestCommentsNameRows(t *testing.T) {
-	t.Parallel()
-	rows := securityRows(t)
-	named := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`) // (O3) or (O3; …)
-	for function, comment := range functions(t) {
-		for _, id := range named.FindAllStringSubmatch(comment, -1) {
-			if rows[id[1]] == nil {
-				t.Errorf("comment of %s: got %s, want a row of SECURITY.md", function, id[0])
+	for row, places := range rows {
+		for _, place := range places {
+			if !strings.Contains(place, ":") {
+				hubstest.ReadFile(t, place) // fails if there is no such file
+			} else if !isNamed[place+" "+row] {
+				t.Errorf("SECURITY.md, row %s: no comment of %s has (%s)", row, place, row)
 			}
 		}
 	}

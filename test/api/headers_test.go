@@ -51,29 +51,32 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 }
 
 // The steps of a request run in their order. The limit by client address comes before the check of
-// the origin and before the routes, so it also counts preflights, refused origins and unknown
-// paths. Headers and request id come before the limit, so a page of an allowed origin can read the
-// 429. The log comes before all others, so it has a line for the 429.
+// the origin and before the routes, so it counts preflights, refused origins and unknown paths, too,
+// all together. Headers and request id come before the limit, so a page of an allowed origin can read
+// the 429. The log comes before all others, so it has a line for the 429.
 func TestStepsRunInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const origin = "https://app.example.com"
 	s := hubstest.Start(t, staging(t), map[string]string{"ALLOWED_ORIGINS": origin})
 
 	for request, headers := range map[string][]string{
-		"OPTIONS /hubs":  {"Origin", origin, "Access-Control-Request-Method", "POST"},
-		"POST /hubs":     {"Sec-Fetch-Site", "cross-site"},
-		"GET /nowhere":   {"Origin", origin},
-		"DELETE /hubs/x": nil,
+		"OPTIONS /hubs":      {"Origin", origin, "Access-Control-Request-Method", "POST"},
+		"POST /hubs":         {"Sec-Fetch-Site", "cross-site"},
+		"GET /nowhere":       {"Origin", origin},
+		"GET /filesystem":    nil, // begins like the path of a file
+		"POST /files/upload": nil,
 	} {
 		t.Run(request, func(t *testing.T) {
 			t.Parallel()
 			id := hubstest.NewUUID()
 			limit := hubstest.LimitOf(t, "GET /hubs")
-			passed, answer := exceed(t, s.Client(t), limit, request, nil,
+			c := s.Client(t)
+			passed, answer := exceed(t, c, limit, request, nil,
 				append(headers, "X-Request-Id", id)...)
 
 			wantEqual(t, "requests that passed", passed, limit.Requests)
 			wantLimited(t, answer, limit)
+			wantLimited(t, c.Get("/hubs"), limit)
 			wantEqual(t, "X-Request-Id", answer.Header.Get("X-Request-Id"), id)
 			readable := answer.Header.Get("Access-Control-Allow-Origin") == origin
 			wantEqual(t, "readable by a page", readable, slices.Contains(headers, origin))

@@ -41,37 +41,6 @@ func TestLimitByClientAddress(t *testing.T) {
 	}
 }
 
-// Every request counts against the limit by client address, even if it is refused or matches no
-// route.
-func TestRequestsShareALimit(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	limit := hubstest.LimitOf(t, "GET /hubs")
-	for _, request := range []string{
-		"GET /nowhere",
-		"OPTIONS /hubs",
-		"POST /files/upload",
-		"GET /filesystem", // begins like the path of a file
-	} {
-		c := s.Client(t)
-		passed, refusal := exceed(t, c, limit, request, nil)
-		wantEqual(t, request+": requests that passed", passed, limit.Requests)
-		wantLimited(t, refusal, limit)
-		wantLimited(t, c.Get("/hubs"), limit)
-	}
-}
-
-// Downloads count against a limit of their own, which is larger. So a client that has spent the
-// limit of the other requests can still download files.
-func TestFilesHaveALimitOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	c := hubstest.Start(t).Client(t)
-	_, refusal := exceed(t, c, hubstest.LimitOf(t, "GET /hubs"), "GET /hubs", nil)
-	refusal.Want(t, 429)
-	c.Get("/files/a/b").Want(t, 401)
-	c.Send("HEAD /files/a/b", nil).Want(t, 401)
-}
-
 // O8: Requests for codes are counted by e-mail address and client network together. Another case of
 // the address, or a space around it, makes no difference. So a client can't keep another client
 // from getting a code. A refused request does not make the current code invalid.

@@ -14,6 +14,7 @@ import (
 // A Removal takes one protection out of the server.
 type Removal struct {
 	Name    string
+	File    string   // of the removal
 	Row     string   // a row of SECURITY.md, or a topic
 	Tests   []string // the tests that must fail, each with its folder below test/
 	Changes []Change
@@ -43,6 +44,7 @@ func Read() ([]Removal, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", path, err)
 			}
+			r.File = path
 			all = append(all, r)
 		}
 	}

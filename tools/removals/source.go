@@ -8,6 +8,7 @@ import (
 	"go/types"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -161,11 +162,13 @@ func (s scope) fit(change Change) (at []int, text string, err error) {
 	var found [][]int
 	text = strings.Join(change.New, "\n")
 	if change.InOneLine {
+		// gofmt aligns code, so one blank stands for any number of them.
+		part := regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(change.Old[0]), " ", " +"))
 		for i, number := range numbers {
 			line := s.lines[number]
-			for range strings.Count(line, change.Old[0]) {
+			for _, at := range part.FindAllStringIndex(line, -1) {
 				found = append(found, numbers[i:i+1])
-				text = strings.Replace(line, change.Old[0], change.New[0], 1)
+				text = line[:at[0]] + change.New[0] + line[at[1]:]
 			}
 		}
 	}
