@@ -381,8 +381,7 @@ cmd_prove() {
 cmd_soak() {
 	local minutes=${1:-10}
 	case $minutes in '' | *[!0-9]* | 0) wrong ;; esac
-	need_go
-	need_postgres
+	need_go; need_postgres
 	SOAK_MINUTES=$minutes go test -count=1 -timeout="$((minutes * 2 + 15))m" -v ./test/soak
 }
 
