@@ -11,7 +11,7 @@ usage() {
 	cat <<-'END'
 		usage: ./dev.sh run              a local server with demo data, until Ctrl-C
 		       ./dev.sh user ...         the server's user commands, on that server's database
-		       ./dev.sh test [FLAG...]   what every change needs: units and the API, 50 seconds
+		       ./dev.sh test [FLAG...]   what every change needs: units and the API, a minute
 		       ./dev.sh test all         everything but soak and bench, with the race detector and
 		                                 coverage, 8 minutes; installs browsers and proxies
 		       ./dev.sh tour [URL]       the whole flow with curl, against a server of its own, or the

@@ -6,7 +6,9 @@ package main
 //	go test -run TestOpenAPI -update .
 //
 // The generator takes texts and examples from testdata/contract.json, and everything else from the
-// server's own tables and types: routes, access rules, limits, fields and their rules. To read it,
+// server's own tables and types: routes, access rules, limits, fields and their rules. So it can't
+// show a mistake in them: test/api/access_test.go repeats the access rules, and
+// TestNumbersAreAsDocumented and TestRequestLimits the numbers. To read the generator,
 // begin with generator.document, which goes through the routes. The functions below it follow the
 // order of an operation in the document: parameters and body, the answer to a success, problems,
 // and at last HEAD.
@@ -623,9 +625,11 @@ func headWords(get operationWords) operationWords {
 func headResponses(get object) (head object) {
 	for answer := range slices.Chunk(get, 2) {
 		if status := answer[0].(string); status < "400" {
-			success := slices.Clone(answer[1].(object)[:4]) // its description and headers
-			success[1] = "As GET: " + success[1].(string)
-			head = append(head, status, success)
+			success := answer[1].(object) // begins with its description and its headers
+			head = append(head, status, object{
+				"description", "As GET: " + success[1].(string),
+				"headers", success[3],
+			})
 		}
 	}
 	failed := object{

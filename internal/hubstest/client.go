@@ -94,9 +94,9 @@ type Response struct {
 	Closes       bool // the server announces that it closes the connection
 }
 
-// String describes the request and the whole answer, for messages.
+// String describes the request and the answer, for messages. A long body is cut.
 func (r *Response) String() string {
-	return fmt.Sprintf("%s %s: %d %v\n%s", r.Method, r.Path, r.Status, r.Header, r.Body)
+	return fmt.Sprintf("%s %s: %d %v\n%.2000s", r.Method, r.Path, r.Status, r.Header, r.Body)
 }
 
 // Do sends a request and checks the answer for the rules that every answer must keep (Fault).

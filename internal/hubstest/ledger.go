@@ -13,7 +13,7 @@ import (
 )
 
 // A Ledger records every write that the server acknowledged, and every write that may have been
-// done although no answer said so. When the faults are over, WantRows and WantFiles compare the
+// done although no answer said so. When the faults are over, CheckRows and CheckFiles compare the
 // tables and the files with the ledger. The methods that send one request may be called in
 // parallel.
 //
@@ -218,9 +218,9 @@ func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
 	return r
 }
 
-// WantRows compares the hubs and the accepted terms in the tables with the ledger. No request may be
+// CheckRows compares the hubs and the accepted terms in the tables with the ledger. No request may be
 // under way.
-func (l *Ledger) WantRows(t testing.TB, databaseURL string) {
+func (l *Ledger) CheckRows(t testing.TB, databaseURL string) {
 	t.Helper()
 	stored := readRows[storedHub](t, databaseURL, `select name, to_jsonb(hub) as value
 		from (select name, count(*) as copies, min(description) as change from hubs
@@ -276,9 +276,9 @@ func (l *Ledger) checkHub(name string, row storedHub) {
 	l.checkChange(hub, row.Change)
 }
 
-// WantFiles downloads every acknowledged file and compares the number of rows with the ledger. No
+// CheckFiles downloads every acknowledged file and compares the number of rows with the ledger. No
 // request may be under way, and nothing but the ledger may have uploaded files.
-func (l *Ledger) WantFiles(t testing.TB, c Sender, databaseURL string) {
+func (l *Ledger) CheckFiles(t testing.TB, c Sender, databaseURL string) {
 	t.Helper()
 	for path := range l.files {
 		if r := l.fetch(c, path); r.Status != 200 {

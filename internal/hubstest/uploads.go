@@ -64,6 +64,10 @@ func (u *HalfUpload) Finish() *Response {
 	u.Rest.Write(u.unsent)
 	u.Rest.Close()
 	r := <-u.Answer
+	if r.Status == 0 {
+		u.t.Error("side effect: POST /files/upload: no answer")
+		return r
+	}
 	r.check(u.t)
 	return r
 }

@@ -85,7 +85,7 @@ func TestServersOfAClusterActAsOne(t *testing.T) {
 		user := startTraffic(t, c)
 		testRollingRestart(t, c, user)
 		testKill(t, c, user)
-		user.ledger.WantFiles(t, user, c.servers[0].Database)
+		user.ledger.CheckFiles(t, user, c.servers[0].Database)
 		user.client.Get("/auth/session").Want(t, 200)
 	})
 }

@@ -293,6 +293,7 @@ func (r *recorder) serve(conn net.Conn) {
 	var raw strings.Builder
 	in := bufio.NewReader(io.TeeReader(conn, &raw))
 	for {
+		// What in has buffered is of the next request, so it does not count.
 		start := raw.Len() - in.Buffered()
 		request, err := http.ReadRequest(in)
 		head := raw.String()[start : raw.Len()-in.Buffered()]

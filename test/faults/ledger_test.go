@@ -89,8 +89,8 @@ func TestLedgerNoticesDamage(t *testing.T) {
 			if test.bytes != "" {
 				os.WriteFile(s.onDisk(path), []byte(test.bytes), 0o600)
 			}
-			ledger.WantRows(t, s.Database)
-			ledger.WantFiles(t, c, s.Database)
+			ledger.CheckRows(t, s.Database)
+			ledger.CheckFiles(t, c, s.Database)
 
 			got := strings.Join(slices.Compact(kinds), ", ")
 			if got != test.want {

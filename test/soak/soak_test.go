@@ -183,8 +183,8 @@ func (s *soak) mailedCode(to string, limit time.Duration) string {
 // waits for the sweep, after which every file in FILES_DIR must have a row.
 func (s *soak) wantStored() {
 	reader := s.signedIn(s.servers[1], "member")
-	s.ledger.WantRows(s.t, s.pg.URL)
-	s.ledger.WantFiles(s.t, reader.expecting("200"), s.pg.URL)
+	s.ledger.CheckRows(s.t, s.pg.URL)
+	s.ledger.CheckFiles(s.t, reader.expecting("200"), s.pg.URL)
 	s.waitSwept()
 	stored := hubstest.Query[string](s.t, s.pg.URL,
 		"select coalesce(string_agg(file_id::text, ' '), '') from files")
