@@ -99,7 +99,8 @@ func (r *Response) String() string {
 	return fmt.Sprintf("%s %s: %d %v\n%.2000s", r.Method, r.Path, r.Status, r.Header, r.Body)
 }
 
-// Do sends a request and checks the answer for the rules that every answer must keep (Fault).
+// Do sends a request such as "GET /hubs", and checks the answer for the rules that every answer must
+// keep (Fault).
 //
 // A body that is a string is sent unchanged, as JSON. A body that is an io.Reader is sent
 // unchanged, without a Content-Type. Any other body is encoded as JSON. headers are names and
@@ -107,11 +108,11 @@ func (r *Response) String() string {
 //
 // Do may be called from any goroutine, because a failure marks the test as failed but does not end
 // it. If no answer comes, the status is 0.
-func (c *Client) Do(method, path string, body any, headers ...string) *Response {
+func (c *Client) Do(request string, body any, headers ...string) *Response {
 	c.t.Helper()
-	r, err := c.Try(method, path, body, headers...)
+	r, err := c.Try(request, body, headers...)
 	if err != nil {
-		c.t.Errorf("side effect: %s %s: %v", method, path, err)
+		c.t.Errorf("side effect: %s: %v", request, err)
 		return r
 	}
 	r.check(c.t)
@@ -128,7 +129,8 @@ func (r *Response) check(t testing.TB) {
 
 // Try is like Do, but returns an error instead of failing the test, and does not check the answer.
 // It is for tests in which the server may stop, or in which net/http itself may answer.
-func (c *Client) Try(method, path string, body any, headers ...string) (*Response, error) {
+func (c *Client) Try(request string, body any, headers ...string) (*Response, error) {
+	method, path, _ := strings.Cut(request, " ")
 	answer := &Response{Method: method, Path: path, Header: http.Header{}}
 	reader, isRaw := body.(io.Reader)
 	isJSON := body != nil && !isRaw
@@ -194,7 +196,7 @@ func noteEmail(body []byte) {
 func (c *Client) Upload(name string, content []byte) *Response {
 	c.t.Helper()
 	form, contentType := Form(name, content)
-	return c.Do("POST", "/files/upload", form, "Content-Type", contentType)
+	return c.Do("POST /files/upload", form, "Content-Type", contentType)
 }
 
 // Store uploads a file and returns its path. It ends the test if the answer is not a 201.
@@ -226,7 +228,7 @@ func (c *Client) SignIn(email string) *Response {
 func (c *Client) AcceptTerms() {
 	c.t.Helper()
 	version := c.Get("/auth/session").Must(c.t, 200).Field(c.t, "terms.version")
-	c.Do("POST", "/terms/acceptance", map[string]any{"version": version}).Must(c.t, 200)
+	c.Do("POST /terms/acceptance", map[string]any{"version": version}).Must(c.t, 200)
 }
 
 // SignIn returns a new client that has signed in with this address.
@@ -533,30 +535,23 @@ func (r *Response) WantProblem(t testing.TB, status int, code string, fields ...
 	}
 }
 
-// Send is like Do, but takes method and path as one string, such as "GET /hubs".
-func (c *Client) Send(request string, body any, headers ...string) *Response {
-	c.t.Helper()
-	method, path, _ := strings.Cut(request, " ")
-	return c.Do(method, path, body, headers...)
-}
-
 // Get sends a GET without a body, by Do.
 func (c *Client) Get(path string, headers ...string) *Response {
 	c.t.Helper()
-	return c.Do("GET", path, nil, headers...)
+	return c.Do("GET "+path, nil, headers...)
 }
 
 // AskCode asks for a code for the address. It ends the test unless the answer is a 200.
 func (c *Client) AskCode(email string) *Response {
 	c.t.Helper()
-	r := c.Do("POST", "/auth/otp/request", map[string]string{"email": email})
+	r := c.Do("POST /auth/otp/request", map[string]string{"email": email})
 	return r.Must(c.t, 200)
 }
 
 // PresentCode makes one attempt to sign in with the code.
 func (c *Client) PresentCode(email, code string) *Response {
 	c.t.Helper()
-	return c.Do("POST", "/auth/otp/validate", map[string]string{"email": email, "code": code})
+	return c.Do("POST /auth/otp/validate", map[string]string{"email": email, "code": code})
 }
 
 // OtherCode returns the code that is n greater than the right one. After 999999 comes 000000.

@@ -94,10 +94,10 @@ func (c *Conn) Receive(t testing.TB) *Response {
 	return answer
 }
 
-// Wire sends a request unchanged, on a new connection. http.Client would correct or refuse some
+// Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct or refuse some
 // requests. Wire adds Host and, for a body, Content-Length. headers are names and values in turn.
 func (s *Server) Wire(
-	t testing.TB, method, target string, body []byte, headers ...string,
+	t testing.TB, request string, body []byte, headers ...string,
 ) *Response {
 	t.Helper()
 	headers = append([]string{"Host", s.url().Host}, headers...)
@@ -107,7 +107,7 @@ func (s *Server) Wire(
 	}
 	conn := Dial(t, s.Addr)
 	defer conn.Close()
-	return conn.Send(t, head(method+" "+target, headers)+string(body))
+	return conn.Send(t, head(request, headers)+string(body))
 }
 
 // ListeningSocket listens as net.Listen does, and returns the socket and its address. This process

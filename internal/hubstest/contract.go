@@ -43,6 +43,15 @@ func Contract[T any](t testing.TB, names ...string) T {
 	return found
 }
 
+// ContractOf is like Contract, but the names lead on from the operation of a route such as
+// "GET /hubs".
+func ContractOf[T any](t testing.TB, route string, names ...string) T {
+	t.Helper()
+	method, path, _ := strings.Cut(route, " ")
+	operation := []string{"paths", path, strings.ToLower(method)}
+	return Contract[T](t, append(operation, names...)...)
+}
+
 // A Limit is a rate limit: the most requests of one key that pass within a period.
 type Limit struct {
 	Requests int
@@ -53,8 +62,7 @@ type Limit struct {
 // LimitOf returns the limit of a route such as "GET /hubs": the last one that the contract lists
 // for it. A route that has a limit besides the one by client address lists its own last.
 func LimitOf(t testing.TB, route string) Limit {
-	method, path, _ := strings.Cut(route, " ")
-	limits := Contract[[]any](t, "paths", path, strings.ToLower(method), "x-limits")
+	limits := ContractOf[[]any](t, route, "x-limits")
 	last := limits[len(limits)-1].(map[string]any)
 	return Limit{
 		Requests: int(last["requests"].(float64)),

@@ -42,7 +42,7 @@ type ledgerHub struct {
 
 // A Sender sends one request, as Client.Do does.
 type Sender interface {
-	Do(method, path string, body any, headers ...string) *Response
+	Do(request string, body any, headers ...string) *Response
 }
 
 // NewLedger returns an empty ledger. It calls report for each fault that it finds. kind is a fixed
@@ -94,7 +94,7 @@ func (l *Ledger) createHub(c Sender) *Response {
 	l.mu.Lock()
 	l.hubs[hub.name] = hub
 	l.mu.Unlock()
-	r := c.Do("POST", "/hubs", map[string]string{"name": hub.name})
+	r := c.Do("POST /hubs", map[string]string{"name": hub.name})
 	if r.Status != 201 {
 		return r
 	}
@@ -108,7 +108,7 @@ func (l *Ledger) changeHub(c Sender, hub *ledgerHub) *Response {
 	defer l.giveBack(hub)
 	hub.sent++
 	change := map[string]string{"description": strconv.Itoa(hub.sent)}
-	r := c.Do("PATCH", "/hubs/"+hub.id, change)
+	r := c.Do("PATCH /hubs/"+hub.id, change)
 	if r.Status == 200 {
 		hub.changed = hub.sent
 	}
@@ -117,7 +117,7 @@ func (l *Ledger) changeHub(c Sender, hub *ledgerHub) *Response {
 
 func (l *Ledger) deleteHub(c Sender, hub *ledgerHub) *Response {
 	hub.deleting = true // no other request may use the hub, so it is not given back
-	r := c.Do("DELETE", "/hubs/"+hub.id, nil)
+	r := c.Do("DELETE /hubs/"+hub.id, nil)
 	hub.deleted = r.Status == 204
 	return r
 }
@@ -130,7 +130,7 @@ func (l *Ledger) ReadHub(c Sender) *Response {
 		return nil
 	}
 	defer l.giveBack(hub)
-	r := c.Do("GET", "/hubs/"+hub.id, nil)
+	r := c.Do("GET /hubs/"+hub.id, nil)
 	if r.Status == 404 {
 		l.report("an acknowledged hub is not found", r.String())
 	}
@@ -168,7 +168,7 @@ func (l *Ledger) Upload(c Sender) *Response {
 	content := make([]byte, 100+mathrand.IntN(16<<10))
 	rand.Read(content)
 	form, contentType := Form(fmt.Sprintf("ledger %d.bin", serial.Add(1)), content)
-	r := c.Do("POST", "/files/upload", form, "Content-Type", contentType)
+	r := c.Do("POST /files/upload", form, "Content-Type", contentType)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch r.Status {
@@ -197,7 +197,7 @@ func (l *Ledger) ReadFile(c Sender) *Response {
 // fetch downloads an acknowledged file. It reports a fault if a 200 has other bytes than were
 // uploaded.
 func (l *Ledger) fetch(c Sender, path string) *Response {
-	r := c.Do("GET", path, nil)
+	r := c.Do("GET "+path, nil)
 	l.mu.Lock()
 	isSame := sha256.Sum256(r.Body) == l.files[path]
 	l.mu.Unlock()
@@ -209,7 +209,7 @@ func (l *Ledger) fetch(c Sender, path string) *Response {
 
 // AcceptTerms accepts a version of the terms. email is the address of the signed-in user.
 func (l *Ledger) AcceptTerms(c Sender, email, version string) *Response {
-	r := c.Do("POST", "/terms/acceptance", map[string]string{"version": version})
+	r := c.Do("POST /terms/acceptance", map[string]string{"version": version})
 	if r.Status == 200 {
 		l.mu.Lock()
 		l.accepted[email] = r.text("acceptedAt")

@@ -49,7 +49,7 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 	const first = 32 << 10
 	u.unsent = text[first:]
 	go func() {
-		r, err := c.Elsewhere().Try("POST", "/files/upload", reader, "Content-Type", contentType)
+		r, err := c.Elsewhere().Try("POST /files/upload", reader, "Content-Type", contentType)
 		// After the answer, a write to Rest fails instead of blocking.
 		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe))
 		u.Answer <- r

@@ -40,8 +40,7 @@ var routes = []route{
 func wantRoutesOfContract(t *testing.T) {
 	t.Helper()
 	for _, r := range routes {
-		method, path, _ := strings.Cut(r.name, " ")
-		said := hubstest.Contract[string](t, "paths", path, strings.ToLower(method), "description")
+		said := hubstest.ContractOf[string](t, r.name, "description")
 		if !strings.Contains(said, "\n\nNeeds: "+r.needs+".") {
 			t.Errorf("%s: got the description %q, want the needs %q", r.name, said, r.needs)
 		}
@@ -68,7 +67,7 @@ type call struct {
 
 // send sends the request with these headers besides its own.
 func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
-	return c.Send(q.request, q.body, slices.Concat(q.headers, headers)...)
+	return c.Do(q.request, q.body, slices.Concat(q.headers, headers)...)
 }
 
 // call returns a valid call to a route. If the call needs a hub or a file, admin makes it first.
@@ -83,7 +82,7 @@ func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) ca
 	}
 	method, path, _ := strings.Cut(r.name, " ")
 	if strings.Contains(path, "{hubId}") {
-		made := admin.Send("POST /hubs", `{"name":"North"}`).Must(t, 201)
+		made := admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201)
 		path = strings.Replace(path, "/hubs/{hubId}", made.Header.Get("Location"), 1)
 	}
 	if path == "/files/{fileId}/{name}" {
@@ -99,13 +98,11 @@ func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) ca
 // contract. If it needs a code, a new user asks for it.
 func (r route) body(t *testing.T, s *hubstest.Server) any {
 	t.Helper()
-	method, path, _ := strings.Cut(r.name, " ")
-	operation := []string{"paths", path, strings.ToLower(method)}
-	if hubstest.Contract[map[string]any](t, operation...)["requestBody"] == nil {
+	if hubstest.ContractOf[map[string]any](t, r.name)["requestBody"] == nil {
 		return nil
 	}
-	fields := hubstest.Contract[map[string]any](t, append(operation,
-		"requestBody", "content", "application/json", "schema", "properties")...)
+	fields := hubstest.ContractOf[map[string]any](t, r.name,
+		"requestBody", "content", "application/json", "schema", "properties")
 	body := map[string]any{}
 	for name, field := range fields {
 		examples := field.(map[string]any)["examples"]
@@ -241,7 +238,7 @@ func TestHeadIsLikeGet(t *testing.T) {
 		}
 		path := strings.TrimPrefix(r.call(t, s, admin).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
-		head := admin.Do("HEAD", path, nil)
+		head := admin.Do("HEAD "+path, nil)
 		head.Want(t, 200)
 		for _, headers := range []http.Header{get.Header, head.Header} {
 			headers.Del("X-Request-Id") // a new one for each request

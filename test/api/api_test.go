@@ -86,7 +86,7 @@ func exceed(
 	t *testing.T, c *hubstest.Client, limit hubstest.Limit, request string, body any, headers ...string,
 ) (passed int, refusal *hubstest.Response) {
 	send := func() *hubstest.Response {
-		return c.Send(request, body, headers...)
+		return c.Do(request, body, headers...)
 	}
 	sent := limit.Requests + 30
 	answers := hubstest.SendAtOnce(t, sent, send)

@@ -20,11 +20,11 @@ func TestRouterProblems(t *testing.T) {
 	}](t, "router.json").Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			request := hubstest.FillIn(c.Request, "<file>", file)
-			admin.In(t).Send(request, nil, c.Headers...).WantAnswer(t, c.Expect)
+			admin.In(t).Do(request, nil, c.Headers...).WantAnswer(t, c.Expect)
 		})
 	}
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
-	s.Wire(t, "OPTIONS", "*", nil).WantProblem(t, 404, "not_found")
+	s.Wire(t, "OPTIONS *", nil).WantProblem(t, 404, "not_found")
 }
 
 // A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
@@ -52,7 +52,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 	s.AllowErrorsWithAnyOf("breaks its contract", "file on disk is not the one")
 	db := s.Database
 	file := admin.Store("a.txt", "hello")
-	made := admin.Send("POST /hubs", `{"name":"a"}`).Must(t, 201)
+	made := admin.Do("POST /hubs", `{"name":"a"}`).Must(t, 201)
 	hub := made.Header.Get("Location")
 
 	// Without its constraints, a table takes the broken rows below.

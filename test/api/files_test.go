@@ -76,7 +76,7 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 		t.Run(test.Name, func(t *testing.T) {
 			c := c.In(t)
 			for _, way := range bothWays(test.body()) {
-				r := c.Elsewhere().Send(uploadRoute, way.body, test.headers()...)
+				r := c.Elsewhere().Do(uploadRoute, way.body, test.headers()...)
 				r.WantAnswer(t, test.Expect)
 				if r.Status == 201 {
 					stored++
@@ -107,7 +107,7 @@ func wantStoredFile(
 		"Accept-Ranges":  "bytes",
 	}
 	for _, method := range []string{"GET", "HEAD"} {
-		r := c.Elsewhere().Do(method, path, nil).Must(t, 200)
+		r := c.Elsewhere().Do(method+" "+path, nil).Must(t, 200)
 		for name, value := range want {
 			wantEqual(t, name, r.Header.Get(name), value)
 		}
@@ -165,7 +165,7 @@ func TestUploadLimitsAreExact(t *testing.T) {
 		{"no part at all", strings.Repeat(x(3000)+"\r\n", 3), 413},
 	} {
 		for _, way := range bothWays(test.form) {
-			r := c.Elsewhere().Send(uploadRoute, way.body, "Content-Type", formType)
+			r := c.Elsewhere().Do(uploadRoute, way.body, "Content-Type", formType)
 			wantEqual(t, test.name+", "+way.name+": status", r.Status, test.status)
 			if test.status == 201 {
 				stored++
@@ -215,8 +215,8 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 			for _, header := range test.Headers {
 				headers = append(headers, hubstest.FillIn(header, words...))
 			}
-			s.Wire(t, "HEAD", path, nil, headers...).WantAnswer(t, test.Expect)
-			r := s.Wire(t, "GET", path, nil, headers...)
+			s.Wire(t, "HEAD "+path, nil, headers...).WantAnswer(t, test.Expect)
+			r := s.Wire(t, "GET "+path, nil, headers...)
 			r.WantAnswer(t, test.Expect)
 			if test.Content != nil {
 				wantEqual(t, "content", string(r.Body), *test.Content)
@@ -254,7 +254,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 			shell(t, s.Env["FILES_DIR"], test.damage, stored.Field(t, "fileId"), outside)
 
 			for _, method := range []string{"GET", "HEAD"} {
-				r := c.Do(method, stored.Field(t, "path"), nil)
+				r := c.Do(method+" "+stored.Field(t, "path"), nil)
 				r.WantProblem(t, 500, "internal")
 				r.WantHeaders(t, map[string]*string{
 					"ETag":                nil,
@@ -348,7 +348,7 @@ func TestRefusedUploadIsReadWithinBounds(t *testing.T) {
 	const maxSent = 32 << 20 // bytes; the buffers of the connection hold a few MB of them
 	_, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": "100000"})
 	endless := &endlessReader{}
-	c.Send(uploadRoute, endless, "Content-Type", "text/plain").Want(t, 415)
+	c.Do(uploadRoute, endless, "Content-Type", "text/plain").Want(t, 415)
 	if sent := endless.read.Load(); sent > maxSent {
 		t.Errorf("got %d bytes sent of an endless upload, want at most %d", sent, maxSent)
 	}

@@ -20,7 +20,7 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 		"MAX_UPLOAD_BYTES": "10",
 	})
 	s.AllowErrorsWithAnyOf("unavailable")
-	admin.Send("OPTIONS /hubs", nil,
+	admin.Do("OPTIONS /hubs", nil,
 		"Origin", "http://localhost:3000",
 		"Access-Control-Request-Method", "PATCH").Want(t, 204)
 	admin.Get("/hubs").Want(t, 200)
@@ -34,15 +34,15 @@ func TestHeadersOnEveryKindOfAnswer(t *testing.T) {
 	admin.Upload("a.txt", []byte("more than ten")).Want(t, 413)
 
 	const hub = `{"name":"a"}`
-	admin.Send("POST /hubs", hub).Want(t, 201)
-	admin.Send("POST /hubs", hub, "Sec-Fetch-Site", "cross-site").Want(t, 403)
-	admin.Send("POST /hubs", hub, "If-Match", `"a"`).Want(t, 412)
-	admin.Send("POST /hubs", hub, "Content-Encoding", "gzip").Want(t, 415)
-	admin.Send("POST /hubs", "{}").Want(t, 400)
+	admin.Do("POST /hubs", hub).Want(t, 201)
+	admin.Do("POST /hubs", hub, "Sec-Fetch-Site", "cross-site").Want(t, 403)
+	admin.Do("POST /hubs", hub, "If-Match", `"a"`).Want(t, 412)
+	admin.Do("POST /hubs", hub, "Content-Encoding", "gzip").Want(t, 415)
+	admin.Do("POST /hubs", "{}").Want(t, 400)
 	accept(admin, "a").Want(t, 409)
 	admin.Get("/nowhere").Want(t, 404)
 	s.Client(t).Get("/hubs").Want(t, 401)
-	admin.Send("DELETE /hubs", nil).Want(t, 405)
+	admin.Do("DELETE /hubs", nil).Want(t, 405)
 	_, refusal := exceed(t, s.Client(t), hubstest.LimitOf(t, "GET /hubs"), "GET /nowhere", nil)
 	refusal.Want(t, 429)
 	database.Cut()
@@ -141,7 +141,7 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 	}
 
 	// The second of two headers is never used, even if only the second has the right form.
-	twice := s.Wire(t, "GET", "/nowhere", nil,
+	twice := s.Wire(t, "GET /nowhere", nil,
 		"X-Request-Id", "a b",
 		"X-Request-Id", "c")
 	wantNew("twice", twice.Header.Get("X-Request-Id"))

@@ -230,26 +230,26 @@ func newHubAdmin(t testing.TB) hubAdmin {
 
 func (a hubAdmin) create(body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Send("POST /hubs", body), 201)
+	return decode[hub](a.t, a.Do("POST /hubs", body), 201)
 }
 
 func (a hubAdmin) read(id string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Send("GET /hubs/"+id, nil), 200)
+	return decode[hub](a.t, a.Do("GET /hubs/"+id, nil), 200)
 }
 
 func (a hubAdmin) change(id, body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Send("PATCH /hubs/"+id, body), 200)
+	return decode[hub](a.t, a.Do("PATCH /hubs/"+id, body), 200)
 }
 
 // wantNone checks that GET, DELETE and PATCH of a path are a 404.
 func (a hubAdmin) wantNone(path string) {
 	a.t.Helper()
 	for _, method := range []string{"GET", "DELETE"} {
-		a.Do(method, path, nil).WantProblem(a.t, 404, "not_found")
+		a.Do(method+" "+path, nil).WantProblem(a.t, 404, "not_found")
 	}
-	a.Do("PATCH", path, `{"name":"x"}`).WantProblem(a.t, 404, "not_found")
+	a.Do("PATCH "+path, `{"name":"x"}`).WantProblem(a.t, 404, "not_found")
 }
 
 // A hub is created with defaults, read and deleted. Two hubs may have the same name.
@@ -257,7 +257,7 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
 	begin := hubstest.Query[time.Time](t, admin.srv.Database, "select now()")
-	answer := admin.Send("POST /hubs", `{"name":"North"}`)
+	answer := admin.Do("POST /hubs", `{"name":"North"}`)
 	got := decode[hub](t, answer, 201)
 	path := "/hubs/" + got.HubID
 	wantEqual(t, "Location", answer.Header.Get("Location"), path)
@@ -276,7 +276,7 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 	wantEqual(t, "read", admin.read(got.HubID), want)
 
 	twin := admin.create(`{"name":"North"}`)
-	admin.Do("DELETE", path, nil).Want(t, 204)
+	admin.Do("DELETE "+path, nil).Want(t, 204)
 	admin.wantNone(path)
 	wantEqual(t, "the other hub of the same name", admin.read(twin.HubID), twin)
 }

@@ -24,7 +24,7 @@ func TestHubListParameters(t *testing.T) {
 	}](t, "queries.json")
 	s, admin := start(t, "admin")
 	for _, body := range file.Hubs {
-		admin.Send("POST /hubs", body).Want(t, 201)
+		admin.Do("POST /hubs", body).Want(t, 201)
 	}
 	member, _ := s.Member(t, "member")
 	cookie := s.CookieName() + "=" + member.Token()
@@ -32,7 +32,7 @@ func TestHubListParameters(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			path := cmp.Or(c.Path, "/hubs")
 			target := path + "?" + hubstest.FillIn(c.Query)
-			s.Wire(t, "GET", target, nil,
+			s.Wire(t, "GET "+target, nil,
 				"Cookie", cookie,
 				"X-Forwarded-For", hubstest.NewIP()).WantAnswer(t, c.Expect)
 		})
@@ -60,7 +60,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 		"admin":  admin,
 		"member": member,
 	}
-	made := admin.Send("POST /hubs", `{"name":"Corpus hub"}`).Must(t, 201)
+	made := admin.Do("POST /hubs", `{"name":"Corpus hub"}`).Must(t, 201)
 	words := []string{
 		"<hubId>", made.Field(t, "hubId"),
 		"<terms>", admin.Get("/auth/session").Field(t, "terms.version"),
@@ -107,7 +107,7 @@ func (c bodyCase) send(
 		headers = append(headers, "Cookie", s.CookieName()+"="+session)
 	}
 	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
-	return s.Wire(t, cmp.Or(c.Method, "POST"), path, []byte(body), headers...)
+	return s.Wire(t, cmp.Or(c.Method, "POST")+" "+path, []byte(body), headers...)
 }
 
 // H4: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
@@ -128,7 +128,7 @@ func TestBodyLimits(t *testing.T) {
 		for _, way := range bothWays(padded) {
 			t.Run(fmt.Sprintf("a body of %d bytes, %s", test.size, way.name), func(t *testing.T) {
 				c := c.In(t).Elsewhere()
-				c.Send(askRoute, way.body, "Content-Type", "application/json").Want(t, test.status)
+				c.Do(askRoute, way.body, "Content-Type", "application/json").Want(t, test.status)
 			})
 		}
 	}
@@ -136,7 +136,7 @@ func TestBodyLimits(t *testing.T) {
 	withType := func(size int) *hubstest.Response {
 		const kind = "application/json;"
 		padded := fmt.Sprintf("%s%*s", kind, size-len(kind), "charset=utf-8")
-		return c.Send(askRoute, `{"email":"b@limits.example"}`, "Content-Type", padded)
+		return c.Do(askRoute, `{"email":"b@limits.example"}`, "Content-Type", padded)
 	}
 	withType(maxType).Want(t, 200)
 	withType(maxType+1).Want(t, 415)
@@ -179,7 +179,7 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			answer := admin.In(t).Elsewhere().Send(askRoute, test.body)
+			answer := admin.In(t).Elsewhere().Do(askRoute, test.body)
 			answer.WantProblem(t, 400, "invalid_request")
 
 			fields := answer.Fields()
@@ -213,13 +213,13 @@ func TestMalformedAttemptsAreNotCounted(t *testing.T) {
 	wantCounted := func(route string, valid map[string]string, status int) {
 		limit := hubstest.LimitOf(t, route)
 		for range limit.Requests + 1 {
-			c.Send(route, malformed).WantProblem(t, 400, "invalid_request", "code")
+			c.Do(route, malformed).WantProblem(t, 400, "invalid_request", "code")
 		}
 		for range limit.Requests {
-			c.Send(route, valid).Want(t, status)
+			c.Do(route, valid).Want(t, status)
 		}
-		c.Send(route, valid).WantProblem(t, 429, "rate_limited")
-		c.Send(route, malformed).WantProblem(t, 400, "invalid_request", "code")
+		c.Do(route, valid).WantProblem(t, 429, "rate_limited")
+		c.Do(route, malformed).WantProblem(t, 400, "invalid_request", "code")
 	}
 	wantCounted(askRoute, map[string]string{"email": email}, 200)
 	wantCounted(guessRoute, map[string]string{"email": email, "code": "123456"}, 401)
@@ -230,7 +230,7 @@ func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	get := func(padding int) *hubstest.Response {
-		return s.Wire(t, "GET", "/openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
+		return s.Wire(t, "GET /openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
 	}
 	get(15<<10).Want(t, 200)
 	get(17<<10).Want(t, 431)

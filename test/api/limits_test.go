@@ -57,11 +57,11 @@ func TestLimitOfCodes(t *testing.T) {
 	wantEqual(t, askRoute+": requests that passed", passed, limit.Requests)
 	wantLimited(t, refusal, limit)
 	spelled := map[string]string{"email": " " + strings.ToUpper(email)}
-	wantLimited(t, c.Send(askRoute, spelled), limit)
+	wantLimited(t, c.Do(askRoute, spelled), limit)
 	another := map[string]string{"email": "x" + email}
-	c.Send(askRoute, another).Want(t, 200)
-	c.Elsewhere().Send(askRoute, body).Want(t, 200)
+	c.Do(askRoute, another).Want(t, 200)
+	c.Elsewhere().Do(askRoute, body).Want(t, 200)
 	c.IP = strings.TrimSuffix(c.IP, "1") + "2" // another address of the client's network
-	wantLimited(t, c.Send(askRoute, body), limit)
+	wantLimited(t, c.Do(askRoute, body), limit)
 	c.PresentCode(email, s.Code(t, email)).Want(t, 200)
 }

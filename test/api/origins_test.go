@@ -62,7 +62,7 @@ func wantCORS(
 	t.Helper()
 	send := func(want hubstest.Expected, method, path, body string, more ...string) {
 		t.Helper()
-		r := s.Wire(t, method, path, []byte(body), slices.Concat(headers, more)...)
+		r := s.Wire(t, method+" "+path, []byte(body), slices.Concat(headers, more)...)
 		r.WantAnswer(t, want)
 		r.WantHeaders(t, cors)
 		for name := range r.Header {
@@ -144,7 +144,7 @@ func wantRefusedOrigins(t *testing.T, s *hubstest.Server, allowed, shown string)
 	c := s.Client(t)
 	send := func(id, method, origin string, more ...string) {
 		headers := append(more, "Origin", origin, "X-Request-Id", id)
-		c.Do(method, "/auth/logout", nil, headers...)
+		c.Do(method+" /auth/logout", nil, headers...)
 	}
 	preflight := []string{"Access-Control-Request-Method", "POST"}
 	send("refused-write", "POST", foreignOrigin)

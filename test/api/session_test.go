@@ -42,7 +42,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 			key := hubstest.Named(t, file.Keys, cmp.Or(c.Key, "first"))
 			user := hubstest.Named(t, users, cmp.Or(c.User, "active"))
 			token := c.Sign(key, tokenWords(user, users["other"], life)...)
-			r := s.Wire(t, "GET", "/auth/session", nil,
+			r := s.Wire(t, "GET /auth/session", nil,
 				"X-Forwarded-For", hubstest.NewIP(),
 				"Cookie", s.CookieName()+"="+token)
 
@@ -109,7 +109,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 				headers = append(headers, hubstest.FillIn(text, words...))
 			}
 			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			s.Wire(t, "GET", target, nil, headers...).WantAnswer(t, c.Expect)
+			s.Wire(t, "GET "+target, nil, headers...).WantAnswer(t, c.Expect)
 		})
 	}
 }
@@ -160,7 +160,7 @@ func TestCookiesAreExact(t *testing.T) {
 			token := c.Token()
 			wantCookie(in, token, "5184000") // 60 days
 
-			out := c.Send("POST /auth/logout", nil).Must(t, 204)
+			out := c.Do("POST /auth/logout", nil).Must(t, 204)
 			wantCookie(out, "", "0")
 			wantEqual(t, "token in the jar after sign-out", c.Token(), "")
 			s.With(t, token).Get("/auth/session").Want(t, 200)
@@ -253,7 +253,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 			}
 
 			for _, client := range []*hubstest.Client{one, other} {
-				client.Send("POST /hubs", `{"name":"North"}`).WantAnswer(t, c.Expect)
+				client.Do("POST /hubs", `{"name":"North"}`).WantAnswer(t, c.Expect)
 			}
 			r := s.Client(t).PresentCode(email, code)
 			r.WantAnswer(t, c.Validate)
@@ -402,7 +402,7 @@ func newcomer(t *testing.T, s *hubstest.Server) (c *hubstest.Client, userID, cur
 
 // accept sends an acceptance of a version of the terms.
 func accept(c *hubstest.Client, version string) *hubstest.Response {
-	return c.Send("POST /terms/acceptance", map[string]string{"version": version})
+	return c.Do("POST /terms/acceptance", map[string]string{"version": version})
 }
 
 // Only an acceptance of the current version of the terms counts. No other version can be accepted,
@@ -460,6 +460,6 @@ func wantTerms(t *testing.T, c *hubstest.Client, accepted bool) {
 		return
 	}
 	read.WantProblem(t, 403, "terms_not_accepted")
-	write := c.Send("POST /hubs", `{"name":"North"}`)
+	write := c.Do("POST /hubs", `{"name":"North"}`)
 	write.WantProblem(t, 403, "terms_not_accepted")
 }

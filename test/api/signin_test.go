@@ -22,8 +22,8 @@ func TestCodeOpensASession(t *testing.T) {
 	c := s.Client(t)
 	c.Get("/auth/session").WantProblem(t, 401, "unauthenticated")
 
-	answer := c.Send(askRoute, map[string]string{"email": upper}).Must(t, 200)
-	example := hubstest.Contract[map[string]any](t, "paths", "/auth/otp/request", "post",
+	answer := c.Do(askRoute, map[string]string{"email": upper}).Must(t, 200)
+	example := hubstest.ContractOf[map[string]any](t, askRoute,
 		"responses", "200", "content", "application/json", "example")
 	for name, value := range example { // the contract permits no other members
 		answer.WantField(t, name, value)
@@ -77,7 +77,7 @@ func TestAddressesLookAlike(t *testing.T) {
 			if code != "" {
 				body["code"] = code
 			}
-			answer := c.Send(route, body, "X-Request-Id", "one").Must(t, status)
+			answer := c.Do(route, body, "X-Request-Id", "one").Must(t, status)
 			got := constantParts(answer, period)
 			want = cmp.Or(want, got)
 			wantEqual(t, route+" for "+email, got, want)
@@ -151,7 +151,7 @@ func TestOneCodeForManyRequests(t *testing.T) {
 	s := hubstest.Start(t)
 	email, _ := s.NewUser(t, "member")
 	answers := hubstest.SendAtOnce(t, many, func() *hubstest.Response {
-		return s.Client(t).Send(askRoute, map[string]string{"email": email})
+		return s.Client(t).Do(askRoute, map[string]string{"email": email})
 	})
 	hubstest.WantStatuses(t, answers, map[int]int{200: many})
 	hubstest.WaitFor(t, "log lines about the requests", many, func() int {
@@ -171,7 +171,7 @@ func onTheWire(
 	body, err := json.Marshal(map[string]string{"email": email})
 	hubstest.Must(t, err)
 	headers = append(headers, "Content-Type", "application/json")
-	return s.Wire(t, "POST", "/auth/otp/request", body, headers...)
+	return s.Wire(t, "POST /auth/otp/request", body, headers...)
 }
 
 // An emailCase is an address and the answer to a request with it. testdata/emails.json explains the

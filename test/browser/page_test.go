@@ -90,7 +90,7 @@ func (l *learner) waitRefused(place, message string) {
 
 // codeIsSent returns what the page must say after a request for a code, by the contract's example.
 func (l *learner) codeIsSent() string {
-	answer := hubstest.Contract[map[string]any](l.t, "paths", "/auth/otp/request", "post",
+	answer := hubstest.ContractOf[map[string]any](l.t, "POST /auth/otp/request",
 		"responses", "200", "content", "application/json", "example")
 	minutes := answer["expiresInSeconds"].(float64) / 60
 	return fmt.Sprintf("a code of %v digits, good for %v minutes", answer["codeLength"], minutes)

@@ -158,7 +158,7 @@ type limitedRequests struct {
 func (q limitedRequests) send(n int) (passed, refused int) {
 	method, _, _ := strings.Cut(q.route, " ")
 	for i := range n {
-		r := q.clients[i%len(q.clients)].Do(method, q.paths[i%2], q.body)
+		r := q.clients[i%len(q.clients)].Do(method+" "+q.paths[i%2], q.body)
 		if r.Status == 429 {
 			refused++
 		} else if refused == 0 {
@@ -286,16 +286,16 @@ func startTraffic(t *testing.T, c *cluster) *traffic {
 
 // round reads the session once and uploads one file.
 func (u *traffic) round() {
-	u.Do("GET", "/auth/session", nil)
+	u.Do("GET /auth/session", nil)
 	u.ledger.Upload(u)
 	u.rounds.Add(1)
 }
 
 // Do sends a request. It counts a request that gets no answer, a 502 or a 503, because a server may
 // be down. Any other error fails the test.
-func (u *traffic) Do(method, path string, body any, headers ...string) *hubstest.Response {
+func (u *traffic) Do(request string, body any, headers ...string) *hubstest.Response {
 	u.t.Helper()
-	r, err := u.client.Try(method, path, body, headers...)
+	r, err := u.client.Try(request, body, headers...)
 	switch {
 	case err != nil || r.Status == 502 || r.Status == 503:
 		u.failed.Add(1)

@@ -41,14 +41,14 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		// The server refuses a body before it reaches a limit of the proxy.
 		r := c.Upload("a.bin", make([]byte, uploadLimit+1))
 		r.WantProblem(t, 413, "too_large")
-		r = c.Do("POST", "/auth/otp/request", strings.Repeat("x", 20<<10))
+		r = c.Do("POST /auth/otp/request", strings.Repeat("x", 20<<10))
 		r.WantProblem(t, 413, "too_large")
 		// The server compares Origin with Host, so the proxy must not change Host.
-		c.Do("POST", "/auth/logout", nil, "Origin", s.Base).Want(t, 204)
+		c.Do("POST /auth/logout", nil, "Origin", s.Base).Want(t, 204)
 
 		t.Run("server away", func(t *testing.T) {
 			s.Stop(t)
-			r, err := c.Try("GET", "/hubs", nil)
+			r, err := c.Try("GET /hubs", nil)
 			if err != nil || r.Status != 503 || r.Code() != "unavailable" {
 				t.Errorf("got the error %v and %v, want 503 unavailable", err, r)
 			}
@@ -168,7 +168,7 @@ func sendPrivateRequests(t *testing.T, p *frontProxy) {
 	// With HTTP/2, nginx builds a request line of its own, which could be in a log.
 	address := newAddress()
 	c := p.clientFrom(publicServer, address)
-	r, err := c.Try("POST", "/jane.roe@mailbox.example", "{}", "Cookie", "x=482913")
+	r, err := c.Try("POST /jane.roe@mailbox.example", "{}", "Cookie", "x=482913")
 	if err != nil || r.Status < 500 {
 		t.Errorf("HTTP/2: got the error %v and %v, want a status of 500 or more", err, r)
 	}
@@ -221,10 +221,10 @@ func TestProxySendsOnce(t *testing.T) {
 		} {
 			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = false
 			for range 3 {
-				lives, _ := c.Try("POST", "/lives", "{}")
+				lives, _ := c.Try("POST /lives", "{}")
 				lives.Want(t, 200)
 				path := "/dies/" + hubstest.NewUUID()
-				r, err := c.Try("POST", path, "{}")
+				r, err := c.Try("POST "+path, "{}")
 				if err != nil || r.Status != 502 && r.Status != 503 {
 					t.Errorf("POST /dies: got the error %v and %v, want 502 or 503", err, r)
 				}
@@ -292,7 +292,7 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 				t.Errorf("got %d connections of the flood open, want 200 or more", opened)
 			}
 			for range 10 {
-				r := p.client(s).Send("POST /auth/otp/validate", "{}")
+				r := p.client(s).Do("POST /auth/otp/validate", "{}")
 				if r.Status != 400 || r.Code() != "invalid_request" {
 					t.Errorf("another client, with %.9q… on 5,000 connections: "+
 						"got %v, want 400 invalid_request", sent, r)

@@ -134,13 +134,13 @@ func testServerRoleWorks(t *testing.T, d roleDatabase) {
 	c := s.SignIn(t, email)
 	c.AcceptTerms()
 	c.AcceptTerms() // the second time is an update
-	r := c.Do("POST", "/hubs", `{"name":"North"}`).Must(t, 201)
+	r := c.Do("POST /hubs", `{"name":"North"}`).Must(t, 201)
 	hub := r.Header.Get("Location")
-	c.Do("PATCH", hub, `{"name":"South"}`).Want(t, 200)
+	c.Do("PATCH "+hub, `{"name":"South"}`).Want(t, 200)
 	c.Get("/hubs?filters[name]=south&orderBy=createdAt").Want(t, 200)
 	r = c.Upload("a.txt", []byte("a")).Must(t, 201)
 	c.WantFile(r.Header.Get("Location"), "a")
-	c.Do("DELETE", hub, nil).Want(t, 204)
+	c.Do("DELETE "+hub, nil).Want(t, 204)
 }
 
 // oldRights give hubs_server more rights than it needs.

@@ -94,7 +94,7 @@ func requestsTo(hub, file string) requests {
 func sendAll(c *hubstest.Client, all requests) (answers []*hubstest.Response) {
 	received := make(chan *hubstest.Response)
 	for request, body := range all {
-		go func() { received <- c.Elsewhere().Send(request, body) }()
+		go func() { received <- c.Elsewhere().Do(request, body) }()
 	}
 	for range all {
 		answers = append(answers, <-received)
@@ -134,7 +134,7 @@ func TestDatabaseAwayIsUnavailable(t *testing.T) {
 				wantEachRoute(t, answers, hub, file)
 			}
 			email := map[string]string{"email": hubstest.NewEmail()}
-			guest.Do("POST", "/auth/otp/request", email).Want(t, 200)
+			guest.Do("POST /auth/otp/request", email).Want(t, 200)
 			s.Log.WaitFor(t, "code not sent", "ERROR")
 			// These answers need no database.
 			get(admin, "/openapi.json").Want(t, 200)
@@ -470,7 +470,7 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	s.wantRows(1, "files")
 	// If the server sent the DELETE again, it would find no hub, and the client would get a 404.
 	s.loseAnswerTo(id)
-	wantUnavailable(t, admin.Do("DELETE", first, nil))
+	wantUnavailable(t, admin.Do("DELETE "+first, nil))
 	get(admin, first).WantProblem(t, 404, "not_found")
 }
 
@@ -510,9 +510,9 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 		{request: "PATCH " + hub, body: `{"name":"a"}`, statements: 2},
 		{request: "GET " + file, statements: 2},
 	} {
-		admin.Elsewhere().Send(test.request, test.body) // prepares what is not prepared yet
+		admin.Elsewhere().Do(test.request, test.body) // prepares what is not prepared yet
 		s.proxy.Record()
-		admin.Elsewhere().Send(test.request, test.body)
+		admin.Elsewhere().Do(test.request, test.body)
 		got := messages(s.proxy.Sent())
 		want := strings.Repeat("BES", test.statements) // Bind, Execute, Sync
 		if got != want {

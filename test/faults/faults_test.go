@@ -213,7 +213,7 @@ func getAtOnce(
 
 // createHub sends a request that creates a hub, from a new client address.
 func createHub(admin *hubstest.Client, name string) *hubstest.Response {
-	return admin.Elsewhere().Do("POST", "/hubs", map[string]string{"name": name})
+	return admin.Elsewhere().Do("POST /hubs", map[string]string{"name": name})
 }
 
 // sendUpload uploads a file with the text "content", from a new client address.

@@ -26,7 +26,7 @@ func askUntilRefused(t *testing.T, s *hubstest.Server) (emails []string, accepte
 // reached. Unlike AskCode, it accepts every answer.
 func requestCode(c *hubstest.Client, email string) *hubstest.Response {
 	body := map[string]string{"email": email}
-	return c.Elsewhere().Do("POST", "/auth/otp/request", body)
+	return c.Elsewhere().Do("POST /auth/otp/request", body)
 }
 
 // failedMails returns the number of requests so far whose mail failed. It does not count requests

@@ -330,7 +330,7 @@ func TestFilesAreClosed(t *testing.T) {
 		412: {"If-Match", `"another"`},
 	} {
 		c.Elsewhere().Get(path, headers...).Want(t, status)
-		c.Elsewhere().Do("HEAD", path, nil, headers...).Want(t, status)
+		c.Elsewhere().Do("HEAD "+path, nil, headers...).Want(t, status)
 		waitClosed(fmt.Sprintf("a download %q", headers))
 	}
 }

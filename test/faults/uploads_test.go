@@ -322,7 +322,7 @@ func TestEndedTransfersDoNotCount(t *testing.T) {
 		c.WantFile(small, "content")
 		get(c, lost).Want(t, 500)
 		c.Elsewhere().Get(small, "If-None-Match", "*").Want(t, 304)
-		c.Elsewhere().Do("POST", "/files/upload", nil).Want(t, 415)
+		c.Elsewhere().Do("POST /files/upload", nil).Want(t, 415)
 	}
 }
 

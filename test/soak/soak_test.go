@@ -154,7 +154,7 @@ func (s *soak) waitBack(what string) time.Duration {
 func (s *soak) isBack(server *server, email string) bool {
 	client := server.Client(s.t)
 	isGood := func(method, path string, body any) bool {
-		r, err := client.Try(method, path, body)
+		r, err := client.Try(method+" "+path, body)
 		return err == nil && r.Status == 200
 	}
 	input := map[string]string{"email": email}
