@@ -30,42 +30,23 @@ func TestTokenTimesAreExact(t *testing.T) {
 		issued, expires time.Duration // from now
 		want            string        // reason of the refusal; "" if the token is valid
 	}{
+		{name: "last microsecond", expires: time.Microsecond},
+		{name: "end", issued: -time.Hour, expires: 0, want: "expired"},
 		{
-			name:    "its last microsecond",
-			expires: time.Microsecond,
-		},
-		{
-			name:    "its end",
-			issued:  -time.Hour,
-			expires: 0,
-			want:    "expired",
-		},
-		{
-			name:    "past its end",
+			name:    "past the end",
 			issued:  -time.Hour,
 			expires: -time.Microsecond,
 			want:    "expired",
 		},
-		{
-			name:    "a minute ahead",
-			issued:  time.Minute,
-			expires: time.Hour,
-		},
+		{name: "a minute ahead", issued: time.Minute, expires: time.Hour},
 		{
 			name:    "more than a minute ahead",
 			issued:  time.Minute + time.Microsecond,
 			expires: time.Hour,
 			want:    "clock",
 		},
-		{
-			name:    "the longest life",
-			expires: sessionTTL,
-		},
-		{
-			name:    "a longer life",
-			expires: sessionTTL + time.Microsecond,
-			want:    "clock",
-		},
+		{name: "longest life", expires: sessionTTL},
+		{name: "longer life", expires: sessionTTL + time.Microsecond, want: "clock"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := serverWithoutDatabase(io.Discard)
