@@ -69,7 +69,8 @@ func newBrowser(t testing.TB, engine, server string) *browser {
 	b := &browser{t: t, engine: engine, driver: driver, downloads: downloads}
 	t.Cleanup(func() {
 		if t.Failed() {
-			fmt.Fprintln(t.Output(), "the page at the end of the test:", b.text("body"))
+			page := script[string](b, "return document.body.innerText")
+			fmt.Fprintf(t.Output(), "the page at the end of the test: %.3000s\n", page)
 		}
 		b.command("DELETE", "", nil, nil)
 	})
