@@ -94,8 +94,9 @@ func (c *Conn) Receive(t testing.TB) *Response {
 	return answer
 }
 
-// Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct or refuse some
-// requests. Wire adds Host and, for a body, Content-Length. headers are names and values in turn.
+// Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct
+// or refuse some requests. Wire adds Host and, for a body, Content-Length. headers are names and
+// values in turn.
 func (s *Server) Wire(
 	t testing.TB, request string, body []byte, headers ...string,
 ) *Response {

@@ -2,10 +2,10 @@
 //
 // The harness drives the server from outside. It runs the binary as a process (Start), a
 // PostgreSQL, a mail server (NewMailServer) and a proxy that fails (NewFaultProxy). Its client
-// checks every answer for the rules that all answers must keep (Client, Response.Fault). When a server
-// ends, the harness looks for errors and secrets in its log. The removals answers-member-added,
-// G2-code-logged and others show that both checks notice what they must: their tests compare nothing
-// of it themselves.
+// checks every answer for the rules that all answers must keep (Client, Response.Fault). When a
+// server ends, the harness looks for errors and secrets in its log. The removals
+// answers-member-added, G2-code-logged and others show that both checks work: the tests that notice
+// these removals don't look for them.
 //
 // The words in names:
 //
