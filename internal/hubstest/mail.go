@@ -107,6 +107,7 @@ type MailServer struct {
 	tls  *tls.Config
 
 	logins  atomic.Int64 // passwords received, right or wrong
+	quits   atomic.Int64 // QUITs received
 	flooded atomic.Int64 // bytes of endless answers that were written
 
 	mu      sync.Mutex
@@ -267,6 +268,9 @@ func (m *MailServer) Connections() int {
 	return len(m.open)
 }
 
+// Quits returns how many conversations clients have ended by QUIT.
+func (m *MailServer) Quits() int { return int(m.quits.Load()) }
+
 // Passwords returns how many passwords clients have sent, right or wrong.
 func (m *MailServer) Passwords() int { return int(m.logins.Load()) }
 
@@ -423,6 +427,7 @@ func (c *smtpConversation) answer(verb, args string) string {
 	case "DATA":
 		return c.data()
 	case "QUIT":
+		c.m.quits.Add(1)
 		if c.hang(MailIgnoresQuit) == MailCloses {
 			return c.end("")
 		}

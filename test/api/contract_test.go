@@ -89,7 +89,7 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	p.wantAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
 	p.wantAnswer("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
 		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
-	p.mustServe("GET " + admin.Store("a.txt", "hello"))
+	p.wantFileAnswers("GET " + admin.Store("a.txt", "hello"))
 
 	s.User(t, "role", email, "member")
 	p.wantAnswer("POST /hubs", `{"name":"North"}`, 403)
@@ -103,8 +103,8 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	p.wantAnswer(askRoute, body, 429)
 }
 
-// mustServe sends requests for a file, with conditions and ranges.
-func (p prismClient) mustServe(get string) {
+// wantFileAnswers sends requests for a file, with conditions and ranges.
+func (p prismClient) wantFileAnswers(get string) {
 	p.t.Helper()
 	etag := p.wantAnswer(get, nil, 200).Header.Get("ETag")
 	p.wantAnswer(get, nil, 206, "Range", "bytes=1-2")
@@ -121,8 +121,8 @@ type prismClient struct {
 	*hubstest.Client
 }
 
-// wantAnswer sends a request. It fails the test on a violation of the contract, and ends it on
-// another status.
+// wantAnswer sends a request. It fails the test on a violation of the contract, and on another
+// status.
 func (p prismClient) wantAnswer(
 	request string, body any, status int, headers ...string,
 ) *hubstest.Response {
@@ -133,5 +133,6 @@ func (p prismClient) wantAnswer(
 	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
 		p.t.Errorf("%s: got the violation %q in %v, want none", request, violation, answer)
 	}
-	return answer.Must(p.t, status)
+	answer.Want(p.t, status)
+	return answer
 }

@@ -101,7 +101,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 	}
 
 	var tests strings.Builder
-	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "internal/*/*_test.go") {
+	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "tools/*/*_test.go") {
 		tests.WriteString(hubstest.ReadFile(t, name))
 	}
 	for _, m := range mentions(t, namedTest) {

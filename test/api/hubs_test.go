@@ -31,11 +31,10 @@ type hubPage struct {
 	HasMore       bool
 }
 
-// decode compares the status of an answer and returns its body. A member that T does not have ends
-// the test, so that no test forgets a new one.
-func decode[T any](t testing.TB, answer *hubstest.Response, status int) (value T) {
+// decode returns the body of an answer. A member that T does not have ends the test, so that no test
+// forgets a new one.
+func decode[T any](t testing.TB, answer *hubstest.Response) (value T) {
 	t.Helper()
-	answer.Want(t, status)
 	hubstest.Decode(t, answer.String(), string(answer.Body), &value)
 	return value
 }
@@ -133,7 +132,9 @@ func nameKey(name string) string {
 // address.
 func (r *hubReader) get(t testing.TB, query string) hubPage {
 	t.Helper()
-	return decode[hubPage](t, r.Elsewhere().Get("/hubs?"+query), 200)
+	answer := r.Elsewhere().Get("/hubs?" + query)
+	answer.Want(t, 200)
+	return decode[hubPage](t, answer)
 }
 
 var hubOrders = []string{
@@ -230,17 +231,17 @@ func newHubAdmin(t testing.TB) hubAdmin {
 
 func (a hubAdmin) create(body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Do("POST /hubs", body), 201)
+	return decode[hub](a.t, a.Do("POST /hubs", body).Must(a.t, 201))
 }
 
 func (a hubAdmin) read(id string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Do("GET /hubs/"+id, nil), 200)
+	return decode[hub](a.t, a.Do("GET /hubs/"+id, nil).Must(a.t, 200))
 }
 
 func (a hubAdmin) change(id, body string) hub {
 	a.t.Helper()
-	return decode[hub](a.t, a.Do("PATCH /hubs/"+id, body), 200)
+	return decode[hub](a.t, a.Do("PATCH /hubs/"+id, body).Must(a.t, 200))
 }
 
 // wantNone checks that GET, DELETE and PATCH of a path are a 404.
@@ -258,7 +259,8 @@ func TestHubIsCreatedAndDeleted(t *testing.T) {
 	admin := newHubAdmin(t)
 	begin := hubstest.Query[time.Time](t, admin.srv.Database, "select now()")
 	answer := admin.Do("POST /hubs", `{"name":"North"}`)
-	got := decode[hub](t, answer, 201)
+	answer.Want(t, 201)
+	got := decode[hub](t, answer)
 	path := "/hubs/" + got.HubID
 	wantEqual(t, "Location", answer.Header.Get("Location"), path)
 	if got.CreatedAt.Before(begin) {

@@ -24,7 +24,7 @@ func TestHubListParameters(t *testing.T) {
 	}](t, "queries.json")
 	s, admin := start(t, "admin")
 	for _, body := range file.Hubs {
-		admin.Do("POST /hubs", body).Want(t, 201)
+		admin.Do("POST /hubs", body).Must(t, 201)
 	}
 	member, _ := s.Member(t, "member")
 	cookie := s.CookieName() + "=" + member.Token()

@@ -91,7 +91,7 @@ const (
 func TestLogHasNoFreeTextOfClients(t *testing.T) {
 	t.Parallel()
 	s, member := start(t, "member", staging(t))
-	wantRequestLine := func(answer *hubstest.Response) {
+	waitRequestLine := func(answer *hubstest.Response) {
 		t.Helper()
 		waitLogged(t, s, answer, `"msg":"request"`)
 	}
@@ -100,23 +100,23 @@ func TestLogHasNoFreeTextOfClients(t *testing.T) {
 	// Each word contains "opaque", which must not get into the log.
 	for _, word := range []string{"opaque", "opaque@b.example", "code=opaque", long} {
 		for path := range strings.FieldsSeq(strings.ReplaceAll(writtenPaths, "WORD", word)) {
-			wantRequestLine(member.Elsewhere().Get(path))
+			waitRequestLine(member.Elsewhere().Get(path))
 		}
 		body := map[string]string{"name": word}
 		for name := range strings.FieldsSeq(writtenHeaders) {
 			c := member.Elsewhere()
-			wantRequestLine(c.Get("/healthz", name, word))
-			wantRequestLine(c.Do("OPTIONS /hubs", nil, name, word, "Sec-Fetch-Site", "cross-site"))
-			wantRequestLine(c.Do("POST /hubs", body, name, word, "Sec-Fetch-Site", "cross-site"))
+			waitRequestLine(c.Get("/healthz", name, word))
+			waitRequestLine(c.Do("OPTIONS /hubs", nil, name, word, "Sec-Fetch-Site", "cross-site"))
+			waitRequestLine(c.Do("POST /hubs", body, name, word, "Sec-Fetch-Site", "cross-site"))
 		}
 		c := member.Elsewhere()
-		wantRequestLine(c.Do("OPAQUE /hubs", nil))
-		wantRequestLine(c.Do(askRoute, map[string]string{
+		waitRequestLine(c.Do("OPAQUE /hubs", nil))
+		waitRequestLine(c.Do(askRoute, map[string]string{
 			"email":  word,
 			"opaque": word,
 		}))
-		wantRequestLine(c.PresentCode(word, word))
-		wantRequestLine(c.Upload(word, []byte(word)))
+		waitRequestLine(c.PresentCode(word, word))
+		waitRequestLine(c.Upload(word, []byte(word)))
 	}
 
 	s.Stop(t)

@@ -38,6 +38,7 @@ func TestMailIsSent(t *testing.T) {
 			got := m.WaitMail(t, email)
 			wantEqual(t, "TLS", got.TLS, !options.NoStartTLS)
 			wantEqual(t, "user", got.User, options.User)
+			hubstest.WaitFor(t, "QUITs", 1, m.Quits)
 		})
 	}
 }

@@ -30,7 +30,7 @@ func (s *service) waitSwept() *hubstest.Server {
 	last := hubstest.Unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
 	s.putFiles(time.Hour, last)
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
-	if err != nil {
+	if err != nil { // no setup: that leftovers don't prevent a start is a rule, too
 		s.t.Fatal("starting another server: ", err)
 	}
 	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {

@@ -26,11 +26,11 @@ type scope struct {
 	end   int      // index of the line after the last
 }
 
-// ReadSource returns the declarations of package main and of the tests in test/.
+// ReadSource returns the declarations of package main, and of the tests in test/ and tools/.
 func ReadSource() (Source, error) {
 	source := Source{}
-	paths, _ := filepath.Glob("*.go") // the patterns are well formed
-	tests, _ := filepath.Glob("test/*/*_test.go")
+	paths, _ := filepath.Glob("*.go")           // the patterns are well formed
+	tests, _ := filepath.Glob("t*/*/*_test.go") // in test/ and tools/
 	for _, path := range append(paths, tests...) {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
