@@ -58,7 +58,7 @@ func proveAll(
 	if err != nil {
 		return nil, err
 	}
-	lanes := make([]*lane, 5*runtime.NumCPU()) // so many, because tests mostly wait
+	lanes := make([]*lane, 4*runtime.NumCPU()) // so many, because tests mostly wait
 	for i := range lanes {
 		lanes[i] = &lane{
 			ctx:    ctx,
