@@ -390,13 +390,13 @@ cmd_tour() {
 	local i url=''
 	has curl || apt_install curl ca-certificates
 	if [ $# = 1 ]; then exec ./examples/tour.sh "$1"; fi
-	need_go
-	make_tmp
+	need_go; make_tmp
 	go build -buildvcs=false -o "$tmp/hubs" .
 	start_postgres "$tmp/postgres" fsync=off
 	make_database
 	"$tmp/hubs" migrate
 	seed
+	: >"$tmp/output" # the loop below may read it before the server's shell has opened it
 	APP_ENV=local ADDR=127.0.0.1:0 SESSION_SECRET=$(random) FILES_DIR=$tmp/files \
 		"$tmp/hubs" serve </dev/null >"$tmp/output" 2>&1 &
 	server=$!

@@ -29,25 +29,34 @@ func schemaOf(t testing.TB, databaseURL string) string {
 			union all select extname from pg_extension) as lines`)
 }
 
-// Several migrations of one database can run at once. The role needs no rights beyond owning the
-// schema public, and the result is the same as in a new database. If it differs, schema.sql needs
-// an alter table that runs only if needed.
+// Several migrations of one database can run at once, from no tables and from those of the last
+// release. The role needs no rights beyond owning the schema public, and the result is the same as in
+// a new database. If it differs, schema.sql needs an alter table that runs only if needed.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
-	database := hubstest.NewDatabase(t)
-	role, asRole := hubstest.NewRole(t, database)
-	want := schemaOf(t, database)
-	hubstest.Exec(t, database, "drop schema public cascade; create schema public authorization "+role)
-	var migrations sync.WaitGroup
-	for range 8 {
-		migrations.Go(func() {
-			if err := hubstest.Migrate(asRole); err != nil {
-				t.Error(err)
+	for name, tables := range map[string]string{
+		"no tables":    "",
+		"last release": hubstest.ReadFile(t, "testdata/schema-v1.0.0.sql"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			database := hubstest.NewDatabase(t)
+			role, asRole := hubstest.NewRole(t, database)
+			want := schemaOf(t, database)
+			hubstest.Exec(t, database,
+				"drop schema public cascade; create schema public authorization "+role)
+			hubstest.Exec(t, asRole, tables)
+			var migrations sync.WaitGroup
+			for range 8 {
+				migrations.Go(func() {
+					if err := hubstest.Migrate(asRole); err != nil {
+						t.Error(err)
+					}
+				})
 			}
+			migrations.Wait()
+			wantText(t, "schema, compared with that of a new database", schemaOf(t, database), want)
 		})
 	}
-	migrations.Wait()
-	wantText(t, "schema, compared with that of a new database", schemaOf(t, database), want)
 }
 
 // A migration that has nothing to change takes no lock that conflicts with reads. So it does not

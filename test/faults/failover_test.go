@@ -201,7 +201,7 @@ func (s *service) startWriting(admin *hubstest.Client) (*clients, *hubstest.Ledg
 	for range 30 {
 		guests = append(guests, s.NewGuest(t))
 	}
-	version := termsVersion(t, admin)
+	version := get(admin, "/auth/session").Field(t, "terms.version")
 	ledger := hubstest.NewLedger(func(kind, detail string) {
 		t.Errorf("%s: %s", kind, detail)
 	})

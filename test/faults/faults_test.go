@@ -192,12 +192,6 @@ func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubs
 	return conn
 }
 
-// termsVersion returns the version of the terms that the server tells a signed-in client.
-func termsVersion(t *testing.T, c *hubstest.Client) string {
-	t.Helper()
-	return get(c, "/auth/session").Field(t, "terms.version")
-}
-
 // get sends a GET from a new client address. Like createHub and sendUpload below, it may be called
 // often: no limit by client address is reached.
 func get(c *hubstest.Client, path string) *hubstest.Response {

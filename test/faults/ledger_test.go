@@ -68,7 +68,8 @@ func TestLedgerNoticesDamage(t *testing.T) {
 			ledger := hubstest.NewLedger(func(kind, _ string) {
 				kinds = append(kinds, kind)
 			})
-			ledger.AcceptTerms(c, email, termsVersion(t, c)).Must(t, 200)
+			version := get(c, "/auth/session").Field(t, "terms.version")
+			ledger.AcceptTerms(c, email, version).Must(t, 200)
 			path := location(t, ledger.Upload(c))
 			write := func() int { // returns the status
 				r := ledger.WriteHub(c.Elsewhere())

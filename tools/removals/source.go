@@ -179,10 +179,18 @@ func (s scope) fit(change Change) (at []int, text string, err error) {
 	}
 	if len(found) != 1 {
 		start := s.start
-		if s.end-start > shown { // then show lines from the first that begins with the same word
-			word, _, _ := strings.Cut(old[0], " ")
-			begins := func(line string) bool { return strings.HasPrefix(line, word) }
-			start = numbers[max(0, slices.IndexFunc(code, begins))]
+		if s.end-start > shown { // then show lines from the one that has most of the words
+			most := 0
+			for i, line := range code {
+				same := 0
+				for word := range strings.FieldsSeq(old[0]) {
+					same += min(1, strings.Count(line, word))
+				}
+				if same > most {
+					most = same
+					start = numbers[i]
+				}
+			}
 		}
 		now := s.lines[start:min(s.end, start+shown)]
 		return nil, "", fmt.Errorf("%s (%s) has these lines %d times, want once:\n%s\nIt has:\n%s",
