@@ -212,9 +212,10 @@ func TestStopWithAllConnectionsTaken(t *testing.T) {
 	})
 }
 
-// Each number that the documents state, and that no other test repeats, stands here once. Other
-// tests take it from the code, or from the contract, which is made from the code. TestRequestLimits
-// has the limits of requests.
+// These numbers stand in the documents. Most other tests take them from the code, or from the
+// contract, which is made from the code; TestSlowRequestsEnd and TestTokenTimesAreExact repeat three
+// of them. TestRequestLimits has the limits of requests. A number that only one test is about stands
+// in that test, such as the lifetime of a code in TestCodesExpire.
 func TestNumbersAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	for _, number := range []struct {
