@@ -345,14 +345,15 @@ func unknownNames(source removals.Source, path, text string) (names []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	var imported string
+	isImported := map[string]bool{} // each part of a path: jwt is not the last one of its path
 	for _, spec := range file.Imports {
-		imported += strings.ReplaceAll(spec.Path.Value, `"`, "/")
+		for part := range strings.SplitSeq(strings.Trim(spec.Path.Value, `"`), "/") {
+			isImported[part] = true
+		}
 	}
 	for _, name := range file.Unresolved {
 		_, isDeclared := source[name.Name]
-		isImported := strings.Contains(imported, "/"+name.Name+"/")
-		if !isDeclared && !isImported && types.Universe.Lookup(name.Name) == nil {
+		if !isDeclared && !isImported[name.Name] && types.Universe.Lookup(name.Name) == nil {
 			names = append(names, name.Name)
 		}
 	}

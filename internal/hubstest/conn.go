@@ -44,11 +44,11 @@ func (c *Client) Head(request string, headers ...string) string {
 }
 
 func head(request string, headers []string) string {
-	text := request + " HTTP/1.1\r\n"
+	lines := []string{request + " HTTP/1.1"}
 	for pair := range slices.Chunk(headers, 2) {
-		text += pair[0] + ": " + pair[1] + "\r\n"
+		lines = append(lines, pair[0]+": "+pair[1])
 	}
-	return text + "\r\n"
+	return strings.Join(lines, "\r\n") + "\r\n\r\n"
 }
 
 // Begin sends the beginning of a request: its head, or a part of it, and perhaps a part of its body.

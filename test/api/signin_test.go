@@ -138,7 +138,9 @@ func TestNewCodeGivesNoMoreGuesses(t *testing.T) {
 	s := hubstest.Start(t)
 	g := s.NewGuest(t)
 	g.Present(g.Code).Want(t, 200)
-	hubstest.CountStatuses(g.PresentAtOnce(hubstest.LimitOf(t, guessRoute).Requests-1, g.Code))
+	for range hubstest.LimitOf(t, guessRoute).Requests - 1 {
+		g.Present(g.Code)
+	}
 	g.AskCode(g.Email)
 	g.Present(s.Code(t, g.Email)).WantProblem(t, 429, "rate_limited")
 }
