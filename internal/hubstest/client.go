@@ -449,7 +449,8 @@ func (r *Response) headers() map[string]string {
 
 // Fault returns an error if the answer breaks a rule that every answer must keep: the contract, the
 // format of errors, the headers of its kind, and no token in the body. Client.Do, Conn.Receive and
-// HalfUpload fail the test with this error. A test that only counts such answers calls Fault itself.
+// HalfUpload.Finish fail the test with this error. A test that only counts such answers calls Fault
+// itself.
 func (r *Response) Fault() error {
 	faults := []error{r.contractFault(), r.problemFault()}
 	for name, pattern := range r.headers() {

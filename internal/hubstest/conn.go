@@ -43,6 +43,7 @@ func (c *Client) Head(request string, headers ...string) string {
 	return head(request, headers)
 }
 
+// head returns the head of a request. headers are names and values in turn.
 func head(request string, headers []string) string {
 	lines := []string{request + " HTTP/1.1"}
 	for pair := range slices.Chunk(headers, 2) {

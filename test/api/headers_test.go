@@ -107,7 +107,7 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 	s := hubstest.Start(t, staging(t))
 	send := func(id string) (got string) {
 		answer := s.Client(t).Get("/nowhere", "X-Request-Id", id)
-		// WantProblem also compares the id in the body with that in the header.
+		// Get has compared the id in the body with that in the header.
 		answer.WantProblem(t, 404, "not_found")
 		waitLogged(t, s, answer, `"msg":"request"`)
 		return answer.Header.Get("X-Request-Id")

@@ -191,7 +191,7 @@ func (l *learner) signIn() {
 	// would refuse the code with it.
 	l.enter("#code", code[:3]+" "+code[3:])
 	l.waitText(place, "You are signed in as "+l.email)
-	l.waitText("#steps [aria-current]", "2 Present") // follows the scrolling, a moment later
+	l.waitText("#steps [aria-current]", "2 Present") // a moment after the page has scrolled
 	l.enter("#code", code)
 	l.waitRefused(place, "401 invalid_code")
 }

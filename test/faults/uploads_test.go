@@ -30,7 +30,7 @@ func (s *service) waitSwept() *hubstest.Server {
 	last := hubstest.Unfinished + "/ffffffff-ffff-4fff-bfff-ffffffffffff"
 	s.putFiles(time.Hour, last)
 	second, err := hubstest.TryStart(s.t, hubstest.Serve(), s.Env)
-	if err != nil { // no setup: that leftovers don't prevent a start is a rule, too
+	if err != nil { // not marked as setup: no leftover may prevent a start, which is a rule
 		s.t.Fatal("starting another server: ", err)
 	}
 	hubstest.WaitUntil(s.t, "the end of the sweep", func() bool {
