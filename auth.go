@@ -1,25 +1,17 @@
 package main
 
-// Sign-in, in the order of a user's session: request a code, exchange it for a session, keep
-// the session token in a cookie, authenticate each request, accept the terms, sign out. The
-// commands with which an operator manages accounts come last.
+// Sign-in, in the order of a user's session: request a code, exchange it for a session, keep the
+// token in a cookie, authorize each request, accept the terms, sign out.
 //
-// The token proves who signed in, and when. Because it is signed, a forged cookie costs no query,
-// and whoever reads the database can't make one. Everything else about the account is read from the
-// database by each request. The server keeps no list of tokens, so it can end all sessions of a
-// user at once ("sign out everywhere", by an operator), but not one session alone.
-//
-// If an input has a limitKey method, serveRoute counts the request under that key before it calls
-// the handler (see limitedEndpoint in middleware.go).
+// The token proves who signed in, and when. A forged one costs no query, and whoever reads the
+// database can't make one. Everything else about the account is read from the database by each
+// request. There is no list of tokens: all sessions of a user can be ended at once ("sign out
+// everywhere"), but not one alone.
 
 import (
+	"database/sql"
 	"errors"
-	"flag"
-	"fmt"
-	"io"
-	"math"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -34,7 +26,7 @@ const TERMS_VERSION = "2026-11-01"
 
 const (
 	sessionTTL = 60 * 24 * time.Hour // lifetime of a session token and of its cookie
-	clockSkew  = time.Minute         // maximum difference between our clock and the database's
+	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds to parse
 )
 
 const (
@@ -48,124 +40,160 @@ var allRoles = []string{roleMember, roleAdmin}
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
-	Permission string `json:"permission"` // the role, one of allRoles
+	Permission string `json:"permission"` // the role
 
 	suspended     bool
 	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // "sign out everywhere": tokens issued before this time are refused
+	signedOutAt   time.Time // when an operator last signed the user out everywhere
 	now           time.Time // the database's clock when the row was read
 }
 
-// A userCondition selects the user in loadUser. $1 is the key. It has a type of its own, so that no
-// text of a client can become part of the statement.
+// A userCondition is part of a statement. Because of its type, no text of a client can become one.
 type userCondition string
 
 const (
 	whereID    userCondition = "u.user_id = $1"
-	whereEmail userCondition = "lower(u.email) = $1" // the key must be in lower case
+	whereEmail userCondition = "lower(u.email) = $1" // the address must be in lower case
 )
 
-// loadUser reads the user that matches the condition. It returns nil if there is none. Without an
-// acceptance of the current terms, the columns of terms_acceptances are null.
+// loadUser reads the user that matches the condition. If there is none, it returns nil, and no
+// error.
 func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 	u := &user{}
-	found, err := s.store.row(readOnly(`select u.user_id, u.email, u.permission, u.suspended,
+	err := s.store.read(`select u.user_id, u.email, u.permission, u.suspended,
 		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
-		where `+string(condition), key, TERMS_VERSION),
+		where `+string(condition), []any{key, TERMS_VERSION},
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
-	if err != nil || !found {
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	return u, nil
 }
 
-// The parts of an e-mail address.
+// An e-mail address is a dot-atom (RFC 5322), "@" and a domain, ASCII only. schema.sql has the same
+// pattern.
 const (
-	// One or more of the characters that RFC 5322 permits without quotes.
-	atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-	// A label has 1 to 63 characters (RFC 1035 2.3.4).
+	atom         = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 	label        = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
 	domainLabels = label + `(\.` + label + ")*"
 )
 
-// emailPattern matches the only addresses that are accepted: a dot-atom (RFC 5322), "@" and a
-// domain name, ASCII only. schema.sql has the same pattern.
-var emailPattern = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
+var (
+	emailPattern  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
+	domainPattern = regexp.MustCompile("^" + domainLabels + "$")
+	codePattern   = regexp.MustCompile("^[0-9]{6}$")
+)
 
-var domainPattern = regexp.MustCompile("^" + domainLabels + "$")
+func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-var emailRule = rule{
-	name: "email", trim: true, min: 3, max: 254,
-	pattern: emailPattern, inWords: "an e-mail address", required: true,
+// email returns the address that a request names, in lower case, or "" if it is not valid. ToLower
+// maps U+212A and U+0130 to ASCII letters, so look-alike addresses would match if isEmail did not
+// refuse them (O9).
+func (r *request) email() string {
+	email := strings.Trim(r.fields["email"], " ")
+	if !isEmail(email) {
+		return ""
+	}
+	return strings.ToLower(email)
 }
 
-// parseEmail returns the address in lower case. All comparisons of addresses ignore case.
-//
-// ToLower maps U+0130 and U+212A to ASCII letters, but emailPattern rejects both, so that
-// look-alike addresses never match (O9). It also rejects line breaks (I4); a mail goes to the
-// address as stored in the database, which has the same rule.
-func parseEmail(f *fields) string {
-	return strings.ToLower(f.text(emailRule))
+func (errs *fieldErrors) checkEmail(email string) {
+	errs.check(email != "", "email", "must be an ASCII e-mail address (an international domain as xn--…)")
 }
 
-// A codeRequest is the input of POST /auth/otp/request.
-type codeRequest struct{ email string }
-
-func parseCodeRequest(f *fields) codeRequest {
-	return codeRequest{parseEmail(f)}
+// codeRequestKey counts requests for a code by the pair of address and client.
+func codeRequestKey(r *request) string {
+	if r.email() == "" {
+		return ""
+	}
+	return r.email() + " " + r.clientKey()
 }
 
-// limitKey is the key by which requests are counted: each pair of an e-mail address and a client
-// has its own count.
-func (in codeRequest) limitKey(state *requestState) string {
-	return in.email + " " + clientKey(state.client)
-}
+// guessKey counts guesses by the address alone, so that many client addresses bring no more of them
+// (O4). The price: a stranger can lock an address out of sign-in for as long as they keep guessing,
+// and up to 15 minutes longer (O8).
+func guessKey(r *request) string { return r.email() }
 
-// A codeAnswer is the output of POST /auth/otp/request. It is the same for every address.
+// A codeAnswer is the same for every address.
 type codeAnswer struct {
 	CodeLength       int `json:"codeLength"`
 	ExpiresInSeconds int `json:"expiresInSeconds"`
 }
 
-func (codeAnswer) isValid() bool { return true } // its values are constants
+func (codeAnswer) validate() fieldErrors { return nil }
 
-// requestCode schedules the work (scheduleCode in otp.go) and answers without waiting for it. It
-// does not look up the account, so neither the answer nor its timing reveals whether one exists
-// (O6).
-func (s *server) requestCode(state *requestState, in codeRequest) (codeAnswer, error) {
-	if !s.scheduleCode(in.email, state.log()) {
-		return codeAnswer{}, unavailable(errors.New("too many unfinished requests for a code"))
+// requestCode answers before anything looks up the account. So neither the answer nor its time
+// tells whether there is one (O6).
+func (s *server) requestCode(r *request) (output, error) {
+	email := r.email()
+	var errs fieldErrors
+	errs.checkEmail(email)
+	if err := r.refuseInvalid(errs); err != nil {
+		return nil, err
 	}
-	return codeAnswer{codeLength, int(codeTTL.Seconds())}, nil
+	if !s.scheduleCode(email, r.log()) {
+		return nil, unavailable(errors.New("too many unfinished requests for a code"))
+	}
+	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-// A guess is the input of POST /auth/otp/validate: an address and a code that may be wrong.
+// A guess is the input of POST /auth/otp/validate: an address, and a code that may be wrong.
 type guess struct{ email, code string }
 
-var codeRule = rule{
-	name: "code", max: codeLength,
-	pattern: regexp.MustCompile("^[0-9]{6}$"), inWords: "a code of six digits", required: true,
+func (in guess) validate() (errs fieldErrors) {
+	errs.checkEmail(in.email)
+	errs.check(codePattern.MatchString(in.code), "code", "must be six digits, 0 to 9")
+	return errs
 }
 
-func parseGuess(f *fields) guess {
-	return guess{parseEmail(f), f.text(codeRule)}
+// validateCode exchanges an address and its code for a session. It refuses unknown addresses, and
+// codes that are wrong, used or expired, alike and without a query.
+func (s *server) validateCode(r *request) (output, error) {
+	in := guess{email: r.email(), code: r.fields["code"]}
+	if err := r.refuseInvalid(in.validate()); err != nil {
+		return nil, err
+	}
+	code := s.codes.find(in.email, in.code) // not used up yet: the database may be away
+	if code == nil {
+		return nil, errInvalidCode
+	}
+	u, err := s.loadUser(whereEmail, in.email)
+	if err != nil {
+		return nil, err
+	}
+	if u == nil { // the account was deleted, or its address changed, after the code was sent
+		return nil, errInvalidCode
+	}
+	r.user = u
+	// Of several requests with the same code, only one removes it (O3).
+	if !s.codes.remove(in.email, code) {
+		return nil, errInvalidCode
+	}
+	// Somebody else may have been reading the mailbox when the user was signed out (S1).
+	if code.isFromBefore(u.signedOutAt) {
+		return nil, errInvalidCode
+	}
+	if u.suspended {
+		return nil, errSuspended
+	}
+	// Both times are the database's, in whole seconds. authorize compares iat with signedOutAt.
+	r.session = sessionToken{Email: u.Email, UserID: u.UserID}
+	r.session.IssuedAt = jwt.NewNumericDate(u.now)
+	r.session.ExpiresAt = jwt.NewNumericDate(u.now.Add(sessionTTL))
+	s.setSessionCookie(r, s.signToken(r.session), int(sessionTTL.Seconds()))
+	r.log().Info("signed in")
+	return s.getSession(r)
 }
 
-// limitKey does not include the client's address, so that an attacker with many client addresses
-// gets no more guesses at one mailbox than with one (O4), unless a flood makes the limiter discard
-// the key (L5). The count is in guessLimit, apart from the codes, so a new code brings no new
-// guesses (O5). The price is that a stranger can block sign-in for an e-mail address for as long as
-// they keep guessing, and up to 15 minutes longer (O8).
-func (in guess) limitKey(*requestState) string {
-	return in.email
-}
-
-// A sessionView tells a page about the current session, after sign-in or a reload.
+// A sessionView tells a page about the session, after sign-in or a reload.
 type sessionView struct {
 	User      *user     `json:"user"`
 	Terms     termsView `json:"terms"`
-	ExpiresAt time.Time `json:"expiresAt"`
+	ExpiresAt timestamp `json:"expiresAt"`
 }
 
 type termsView struct {
@@ -173,153 +201,69 @@ type termsView struct {
 	Accepted bool   `json:"accepted"`
 }
 
-func newSessionView(u *user, token sessionToken) sessionView {
+func (v sessionView) validate() (errs fieldErrors) {
+	errs.check(isEmail(v.User.Email), "email", "is not valid")
+	errs.checkOneOf("permission", v.User.Permission, allRoles)
+	return errs
+}
+
+func (s *server) getSession(r *request) (output, error) {
 	return sessionView{
-		User:      u,
-		Terms:     termsView{TERMS_VERSION, u.termsAccepted},
-		ExpiresAt: token.ExpiresAt.time(),
-	}
+		User:      r.user,
+		Terms:     termsView{Version: TERMS_VERSION, Accepted: r.user.termsAccepted},
+		ExpiresAt: timestamp{r.session.ExpiresAt.Time},
+	}, nil
 }
 
-func (v sessionView) isValid() bool {
-	return emailPattern.MatchString(v.User.Email) && slices.Contains(allRoles, v.User.Permission)
-}
-
-// validateCode exchanges an address and its code for a session. It refuses unknown addresses,
-// wrong codes and expired codes alike, without a query to the database.
-//
-// It reads the account before it removes the code: if the database fails, the user can try the same
-// code again. A code is also refused if sendCode read the account before a "sign out everywhere",
-// because somebody else may have been reading the mailbox (S1).
-func (s *server) validateCode(state *requestState, in guess) (sessionView, error) {
-	code := s.codes.find(in.email, in.code)
-	if code == nil {
-		return sessionView{}, errInvalidCode
-	}
-	u, err := s.loadUser(whereEmail, in.email)
-	if err != nil {
-		return sessionView{}, err
-	}
-	if u == nil { // the account was deleted, or its address changed, after the code was sent
-		return sessionView{}, errInvalidCode
-	}
-	state.user = u // for the log
-	if err := compareClocks(u.now); err != nil {
-		return sessionView{}, err
-	}
-	removed := s.codes.remove(in.email, code) // used up, even if the sign-in is refused below
-	signedOutEverywhere := code.userReadAt.Before(u.signedOutAt)
-	if !removed || signedOutEverywhere {
-		return sessionView{}, errInvalidCode
-	}
-	if u.suspended {
-		return sessionView{}, errSuspended
-	}
-	token := sessionToken{
-		Email:     u.Email,
-		UserID:    u.UserID,
-		IssuedAt:  toSeconds(u.now),
-		ExpiresAt: toSeconds(u.now.Add(sessionTTL)),
-	}
-	state.log().Info("signed in")
-	s.setSessionCookie(state, s.signToken(token), int(sessionTTL.Seconds()))
-	return newSessionView(u, token), nil
-}
-
-// compareClocks returns a 503 if the database's clock and this server's differ by more than
-// clockSkew (T9). If the database's clock is ahead, verifyToken would refuse every new token. If
-// it is behind, sessions would end early.
-func compareClocks(databaseNow time.Time) error {
-	ahead := time.Until(databaseNow)
-	if ahead.Abs() <= clockSkew {
-		return nil
-	}
-	return unavailable(fmt.Errorf("the database's clock minus the server's: %v", ahead))
-}
-
-// A sessionToken is the payload of the JWT. It holds no role: each request reads the role from
-// the database. Its times come from the database's clock, because IssuedAt is compared with
-// signedOutAt, which the database sets.
+// A sessionToken is the payload of the JWT: email, userId, iat and exp. It has no role, which each
+// request reads from the database.
 type sessionToken struct {
-	Email     string  `json:"email"`
-	UserID    string  `json:"userId"`
-	IssuedAt  seconds `json:"iat"`
-	ExpiresAt seconds `json:"exp"`
-
-	// Embedded only because the library requires these methods. It stays nil: encoding/json skips
-	// it, and tokenParser does not call its methods.
-	jwt.Claims `json:"-"`
+	Email  string `json:"email"`
+	UserID string `json:"userId"`
+	jwt.RegisteredClaims
 }
 
-// seconds is a time as a JWT has it: a JSON number of seconds since 1970 (RFC 7519, section 2). It
-// has six decimals, the precision of PostgreSQL. Whole seconds could not tell a session that began
-// just before a "sign out everywhere" from one that began just after.
-//
-// A float64 of seconds is off by 0.12 µs at most today, and multiplying it by 1e6 adds about as
-// much. Together that is less than half a microsecond, so rounding restores the original value.
-type seconds float64
-
-func toSeconds(t time.Time) seconds { return seconds(t.UnixMicro()) / 1e6 }
-
-func (s seconds) time() time.Time {
-	return time.UnixMicro(int64(math.Round(float64(s) * 1e6))).UTC()
-}
-
-// signToken signs the token with the first key. The other keys only verify, so that a key can be
-// replaced without ending sessions.
+// signToken signs with the first key. The others only verify, so a key can be replaced without
+// ending sessions.
 func (s *server) signToken(token sessionToken) string {
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
-	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these fields
+	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these claims
 	return signed
 }
 
-// tokenParser checks the form, the algorithm and the signature. verifyToken checks the times,
-// because the library would accept a token without iat, and would apply the leeway that iat needs
-// to exp as well.
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // rejects none, HS384 and HS512
 	jwt.WithStrictDecoding(),                // rejects base64 with nonzero padding bits
-	jwt.WithoutClaimsValidation(),
+	jwt.WithExpirationRequired(),
 )
 
-// verifyToken checks the form (T4), the signature (T1) and the times (T2) of a token, and returns
-// its payload. It does not check the account: checkSession does. The word in each 401 is for the
-// log.
+// verifyToken checks the form, the signature (T1) and the expiry (T2) of a token. The word in a 401
+// is for the log.
 func (s *server) verifyToken(text string) (sessionToken, error) {
+	if len(text) > maxToken {
+		return sessionToken{}, unauthenticated("forged")
+	}
 	var token sessionToken
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil // the library tries each key
 	})
-	if err != nil { // not a JWT in strict base64, or not signed by HS256 and one of our keys
-		return sessionToken{}, unauthenticated("forged")
-	}
-	_, critical := parsed.Header["crit"] // RFC 7515 4.1.11: we support no extension
-	if critical || !isUUID(token.UserID) {
-		return sessionToken{}, unauthenticated("forged")
-	}
-	// A missing time is 0, which is 1970. So a token without iat lives too long, and one without exp
-	// has expired.
-	now := time.Now()
-	issuedAt := token.IssuedAt.time()
-	expiresAt := token.ExpiresAt.time()
-	issuedInFuture := issuedAt.After(now.Add(clockSkew))
-	livesTooLong := expiresAt.Sub(issuedAt) > sessionTTL
-	if issuedInFuture || livesTooLong {
-		// A clock was set back, or another program made the token.
-		return sessionToken{}, unauthenticated("clock")
-	}
-	expired := !now.Before(expiresAt)
-	if expired {
+	if errors.Is(err, jwt.ErrTokenExpired) { // the signature is good: the library checks it first
 		return sessionToken{}, unauthenticated("expired")
+	}
+	if err != nil {
+		return sessionToken{}, unauthenticated("forged")
+	}
+	_, isCritical := parsed.Header["crit"] // RFC 7515 4.1.11: no extension is supported
+	if isCritical || token.IssuedAt == nil || !isUUID(token.UserID) {
+		return sessionToken{}, unauthenticated("forged")
 	}
 	return token, nil
 }
 
-// setSessionCookie sets the session cookie for maxAge seconds, or clears it if maxAge is negative.
-// A browser clears a cookie only if name, path and domain are the same as when it was set. The
-// cookie is always HttpOnly and SameSite=Lax, and Secure except in the local environment (T6).
-func (s *server) setSessionCookie(state *requestState, value string, maxAge int) {
-	http.SetCookie(state, &http.Cookie{
+// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative. A browser
+// clears a cookie only if its name, path and domain are as they were set.
+func (s *server) setSessionCookie(r *request, value string, maxAge int) {
+	http.SetCookie(r.w, &http.Cookie{
 		Name:     s.cfg.cookieName,
 		Value:    value,
 		Path:     "/",
@@ -331,196 +275,86 @@ func (s *server) setSessionCookie(state *requestState, value string, maxAge int)
 	})
 }
 
-// authorize checks a request to an endpoint that needs a session. It checks, in this order, the
-// cookie, the token, the account, the terms and the role, and returns the first failure.
-func (s *server) authorize(state *requestState) error {
-	cookie, err := state.request.Cookie(s.cfg.cookieName)
-	if err != nil {
-		return unauthenticated("missing")
+// readToken returns the first token that verifies. After a change of COOKIE_DOMAIN, a browser sends
+// the old cookie beside the new one.
+func (s *server) readToken(r *request) (sessionToken, error) {
+	refusal := error(unauthenticated("missing"))
+	for _, cookie := range r.CookiesNamed(s.cfg.cookieName) {
+		token, err := s.verifyToken(cookie.Value)
+		if err == nil {
+			return token, nil
+		}
+		refusal = err
 	}
-	token, err := s.verifyToken(cookie.Value)
+	return sessionToken{}, refusal
+}
+
+// authorize checks the token, the account, the terms and the role, in this order. It reads the
+// account anew, so a change takes effect with the user's next request (T5).
+func (s *server) authorize(r *request) error {
+	token, err := s.readToken(r)
 	if err != nil {
 		return err
 	}
-	if err := s.checkSession(state, token); err != nil {
+	u, err := s.loadUser(whereID, token.UserID)
+	if err != nil {
 		return err
 	}
-	need := state.route.access
-	if need.terms && !state.user.termsAccepted {
+	if u == nil { // deleted
+		return unauthenticated("ended")
+	}
+	r.user = u
+	r.session = token
+	// iat has whole seconds, so a token from the very second of the sign-out is refused, too.
+	isSignedOut := !token.IssuedAt.After(u.signedOutAt)
+	needs := r.route.access
+	switch {
+	case u.Email != token.Email || isSignedOut:
+		return unauthenticated("ended")
+	case u.suspended:
+		return errSuspended
+	case needs.terms && !u.termsAccepted:
 		return errTermsMissing
-	}
-	if need.roles != nil && !slices.Contains(need.roles, state.user.Permission) {
+	case needs.roles != nil && !slices.Contains(needs.roles, u.Permission):
 		return errForbidden
 	}
 	return nil
 }
 
-// checkSession returns an error if the session of a token has ended or the user is suspended. It
-// reads the account from the database, so a change takes effect with the user's next request (T5).
-// If the user exists, it sets state.user even if it returns an error, so that the log has the
-// user's id.
-func (s *server) checkSession(state *requestState, token sessionToken) error {
-	u, err := s.loadUser(whereID, token.UserID)
-	if err != nil {
-		return err
-	}
-	if u == nil { // the account was deleted
-		return unauthenticated("ended")
-	}
-	state.user = u
-	state.session = token
-	emailChanged := u.Email != token.Email
-	signedOutEverywhere := token.IssuedAt.time().Before(u.signedOutAt)
-	if emailChanged || signedOutEverywhere {
-		return unauthenticated("ended")
-	}
-	if u.suspended {
-		return errSuspended
-	}
-	return nil
-}
-
-// getSession returns the session of the request.
-func (s *server) getSession(state *requestState) (sessionView, error) {
-	return newSessionView(state.user, state.session), nil
-}
-
-// An acceptance is the input of POST /terms/acceptance.
-type acceptance struct{ version string }
-
-var versionRule = rule{name: "version", min: 1, max: 100, required: true}
-
-func parseAcceptance(f *fields) acceptance {
-	return acceptance{f.text(versionRule)}
-}
-
 type acceptanceView struct {
 	Version    string    `json:"version"`
-	AcceptedAt time.Time `json:"acceptedAt"`
+	AcceptedAt timestamp `json:"acceptedAt"`
 }
 
-func (acceptanceView) isValid() bool { return true } // no column can be null
+func (acceptanceView) validate() fieldErrors { return nil } // no column can be null
 
-// acceptTerms records the acceptance. Accepting again keeps the time of the first acceptance: the
-// update changes no value, but without it the statement would return no row.
-func (s *server) acceptTerms(state *requestState, in acceptance) (acceptanceView, error) {
-	if in.version != TERMS_VERSION {
-		return acceptanceView{}, newProblem(409, "conflict",
-			"The current terms version is "+TERMS_VERSION+".")
+// acceptTerms records the acceptance. If there is one already, its time stays: the update changes
+// nothing, but without it the statement would return no row.
+func (s *server) acceptTerms(r *request) (output, error) {
+	version := r.fields["version"]
+	var errs fieldErrors
+	errs.checkLength("version", version, 1, 100)
+	if err := r.refuseInvalid(errs); err != nil {
+		return nil, err
+	}
+	if version != TERMS_VERSION {
+		return nil, newProblem(409, "conflict", "The current version of the terms is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
-	_, err := s.store.row(readWrite(`
+	err := s.store.write(`
 		insert into terms_acceptances (user_id, version) values ($1, $2)
 		on conflict (user_id, version) do update set version = excluded.version
 		returning version, accepted_at`,
-		state.user.UserID, in.version), &v.Version, &v.AcceptedAt)
+		[]any{r.user.UserID, TERMS_VERSION}, &v.Version, &v.AcceptedAt.Time)
 	if err != nil {
-		return acceptanceView{}, endedIfUserGone(err)
+		return nil, endedIfUserGone(err)
 	}
 	return v, nil
 }
 
-// logout clears the session cookie in the browser (T7). It does not revoke the token: a copy stays
-// valid until it expires or the user is signed out everywhere.
-func (s *server) logout(state *requestState) (nothing, error) {
-	s.setSessionCookie(state, "", -1)
-	state.log().Info("signed out")
-	return nothing{}, nil
-}
-
-// userCommand runs a "user" command. line holds its arguments, such as
-// add -role admin ada@example.com.
-func userCommand(line []string) error {
-	if len(line) == 0 {
-		return usageError("user: name a command\n\n" + usage)
-	}
-	name := line[0]
-	command, isKnown := userCommands[name]
-	if !isKnown {
-		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
-	}
-	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // the usageError below says it
-	role := roleMember
-	if name == "add" { // the only command with a flag
-		flags.StringVar(&role, "role", role, "")
-	}
-	if err := flags.Parse(line[1:]); err != nil {
-		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
-	}
-	if flags.NArg() != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d\n\n%s",
-			name, command.arguments, flags.NArg(), usage))
-	}
-	var args []any // $1 and $2 of the statement
-	for _, arg := range flags.Args() {
-		args = append(args, arg)
-	}
-	if name == "add" {
-		args = append(args, role)
-	}
-	return runUserCommand(readWrite(command.text, args...))
-}
-
-// userLine is the SQL expression for one line about a user.
-const userLine = `format('%s  %s  %s  added %s', email, permission,
-	case when suspended then 'suspended' else 'active' end, created_at)`
-
-// userCommands holds, for each command, the number of its arguments (flags not counted) and its
-// statement. $1 is the address of the user, $2 the role or the new address. The constraints of the
-// table users check what is stored. A statement returns one text, which is printed.
-//
-// Addresses are compared as the index users_email has them: in lower case by collation C, which
-// changes ASCII letters only.
-var userCommands = map[string]struct {
-	arguments int
-	text      string
-}{
-	"add": {1, `insert into users (email, permission) values ($1, $2)
-		returning format('%s: added', email)`},
-	"role": {2, `update users set permission = $2
-		where lower(email) = lower($1 collate "C")
-		returning format('%s: has the new role from the next request on', email)`},
-	"suspend": {1, `update users set suspended = true
-		where lower(email) = lower($1 collate "C")
-		returning format('%s: suspended from the next request on', email)`},
-	"activate": {1, `update users set suspended = false
-		where lower(email) = lower($1 collate "C")
-		returning format('%s: active from the next request on', email)`},
-	"signout": {1, `update users set signed_out_at = clock_timestamp()
-		where lower(email) = lower($1 collate "C")
-		returning format('%s: signed out everywhere', email)`},
-	// Sign the user out as well. Otherwise changing the address back would revive old sessions.
-	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()
-		where lower(email) = lower($1 collate "C")
-		returning format('%s: the new address; signed out everywhere', email)`},
-	"delete": {1, `delete from users
-		where lower(email) = lower($1 collate "C")
-		returning format('%s: deleted; uploaded files stay', email)`},
-	"list": {0, "select coalesce(string_agg(" + userLine + `, E'\n' order by lower(email)),
-		'there are no users') from users`},
-	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
-			'  signed out everywhere ' || signed_out_at,
-			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
-				order by accepted_at)
-				from terms_acceptances t where t.user_id = users.user_id))
-		from users where lower(email) = lower($1 collate "C")`},
-}
-
-func runUserCommand(command statement) error {
-	st, err := openStore(os.Getenv("DATABASE_URL"))
-	if err != nil {
-		return err
-	}
-	defer st.db.Close()
-	var text string
-	found, err := st.row(command, &text)
-	if err != nil {
-		return explainDBError(err)
-	}
-	if !found {
-		return errors.New("there is no user with this address; \"user list\" shows all")
-	}
-	fmt.Println(text)
-	return nil
+// logout clears the cookie. A copy of the token stays valid until it expires.
+func (s *server) logout(r *request) (output, error) {
+	s.setSessionCookie(r, "", -1)
+	r.log().Info("signed out")
+	return nil, nil
 }

@@ -2,8 +2,7 @@ package main
 
 // One-time codes: the map that holds them, what happens after a request for a code, and the mail
 // that carries it. A code leaves this process only by mail. Without a mail server, which only the
-// local environment permits, the code is printed on standard output instead. The command mail-test
-// comes last.
+// local environment permits, it is printed on standard output instead.
 
 import (
 	"cmp"
@@ -14,11 +13,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/big"
 	"net"
 	"net/mail"
 	"net/smtp"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,81 +27,110 @@ import (
 )
 
 const (
-	codeLength = 6 // digits, as told to clients; issue and codeRule must agree with it
+	codeLength = 6 // digits
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // minimum age of a code before a new one replaces it
+	codeResend = time.Minute // minimum time between two mails to one address
+	codeRenew  = codeTTL / 2 // age from which on a new code replaces the old one
+	maxGuesses = 10          // wrong guesses that end a code
 
 	maxCodeRequests  = 1000                   // unfinished requests for a code
-	codeDelay        = 500 * time.Millisecond // maximum random delay before work on a request
-	codeMaxWait      = time.Minute            // maximum wait for a mail slot before giving up
+	codeDelay        = 500 * time.Millisecond // maximum random delay: some times the work of a mail
+	codeMaxWait      = time.Minute            // maximum wait for a mail slot
 	maxConversations = 32                     // simultaneous conversations with the mail server
-	mailTimeout      = 10 * time.Second       // for one whole conversation with the mail server
+	mailTimeout      = 10 * time.Second       // for one whole conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
 )
 
-// A oneTimeCode works once, within codeTTL of issuedAt.
+// A oneTimeCode works once, within codeTTL of issuedAt, until maxGuesses wrong ones were tried.
 type oneTimeCode struct {
-	digits   string
-	issuedAt time.Time // includes monotonic time, so a step of the clock changes no age
-	// userReadAt is when the account was read, by the database's clock. If the user was
-	// signed out everywhere after that, the code is refused.
-	userReadAt time.Time
+	digits     string
+	issuedAt   time.Time // includes monotonic time, so a step of the clock changes no age
+	userReadAt time.Time // when the account was read, by the database's clock
+
+	// Guarded by oneTimeCodes.mu.
+	mailedAt time.Time // when a mail was last begun
+	guesses  int       // wrong ones
 }
 
-// oneTimeCodes maps each e-mail address, in lower case, to its current code. Strangers can't fill
-// it, because sendCode issues codes only to active users. A restart forgets all codes.
+// isFromBefore reports whether the user was signed out everywhere after the code was made.
+func (code *oneTimeCode) isFromBefore(signedOutAt time.Time) bool {
+	return code.userReadAt.Before(signedOutAt)
+}
+
+// oneTimeCodes maps each address, in lower case, to its current code. Strangers can't fill it,
+// because only active users get codes. A restart forgets all.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]*oneTimeCode
 }
 
-// issue makes a code for an address. If the current code is younger than codeResend, issue keeps
-// it and returns nil.
-//
-// All codes from 000000 to 999999 are equally likely (O1). However many clients ask, a mailbox gets
-// at most one mail per codeResend, unless the code was used or its mail failed (O7).
-func (c *oneTimeCodes) issue(email string, userReadAt time.Time) *oneTimeCode {
+// issue returns the code to mail to a user, or nil if there is nothing to mail. isNew is false if it
+// was mailed before.
+func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isNew bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	current := c.byEmail[email]
-	if current != nil && time.Since(current.issuedAt) < codeResend {
-		return nil
+	now := time.Now()
+	code = c.byEmail[email]
+	if code == nil || code.isFromBefore(u.signedOutAt) {
+		return c.makeCode(email, u.now), true
 	}
-	// rand.Reader never returns an error: if the system has no random numbers, the process crashes.
-	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000))
-	issued := &oneTimeCode{
+	// However many clients ask, a mailbox gets one mail per codeResend (O7).
+	if now.Sub(code.mailedAt) < codeResend {
+		return nil, false
+	}
+	if now.Sub(code.issuedAt) >= codeRenew {
+		return c.makeCode(email, u.now), true
+	}
+	// A code that guesses have ended stays until codeRenew. If it were replaced at once, each
+	// request for a code would bring maxGuesses more (L5).
+	if code.guesses >= maxGuesses {
+		return nil, false
+	}
+	// Mail the same code again, so that whichever mail the user opens has the right one, and a
+	// stranger who asks voids nothing.
+	code.mailedAt = now
+	return code, false
+}
+
+// makeCode makes the code of an address. The caller holds the lock. All codes are equally likely (O1).
+func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode {
+	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // never fails (see crypto/rand.Reader)
+	now := time.Now()
+	code := &oneTimeCode{
 		digits:     fmt.Sprintf("%06d", n),
-		issuedAt:   time.Now(),
+		issuedAt:   now,
 		userReadAt: userReadAt,
+		mailedAt:   now,
 	}
-	c.byEmail[email] = issued
+	c.byEmail[email] = code
 	// This only frees memory. find checks the age itself.
-	time.AfterFunc(codeTTL, func() { c.remove(email, issued) })
-	return issued
+	time.AfterFunc(codeTTL, func() { c.remove(email, code) })
+	return code
 }
 
-// find returns the issued code if the given one matches. It returns nil if the code is wrong,
-// expired or was never issued. find compares in constant time, and checks the age itself, so an
-// expired code fails even if its timer has not removed it yet (O2). On Linux, time in which the
-// machine is suspended does not count.
-func (c *oneTimeCodes) find(email, code string) *oneTimeCode {
+// find returns the current code of an address if the digits match. It uses nothing up: remove does.
+// It checks the age itself (O2), and counts a wrong guess. No flood can make it forget that, as it
+// can a limiter, so the guesses at a mailbox are at most maxGuesses per codeRenew.
+func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	issued := c.byEmail[email]
-	if issued == nil {
+	code := c.byEmail[email]
+	if code == nil {
 		return nil
 	}
-	matches := subtle.ConstantTimeCompare([]byte(code), []byte(issued.digits)) == 1
-	expired := time.Since(issued.issuedAt) >= codeTTL
-	if !matches || expired {
+	hasExpired := time.Since(code.issuedAt) >= codeTTL
+	if hasExpired || code.guesses >= maxGuesses {
 		return nil
 	}
-	return issued
+	if subtle.ConstantTimeCompare([]byte(digits), []byte(code.digits)) != 1 {
+		code.guesses++
+		return nil
+	}
+	return code
 }
 
-// remove deletes a code that was used or has expired, or whose mail failed. removed is false if the
-// code was already removed or replaced by a newer one. So if many requests find the same code at
-// once, only one of them removes it and succeeds (O3).
+// remove deletes a code. removed is false if it was removed or replaced before. So of several
+// requests that have found the same code, one succeeds.
 func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,12 +141,9 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	return true
 }
 
-// scheduleCode runs sendCode in a goroutine of its own, after a random delay. ok is false if
-// maxCodeRequests requests are unfinished.
-//
-// Only a known address causes the work of a mail, which slows down other requests meanwhile.
-// Without the delay, a client could measure that in its next request, and learn that the address is
-// known (O10).
+// scheduleCode runs sendCode after a random delay. ok is false if maxCodeRequests are unfinished.
+// Only a known address causes the work of a mail. Without the delay, a client could measure that
+// work in the time of its next request (O10).
 func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
@@ -132,16 +159,9 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCode mails a code if the address belongs to an active user, and logs the result. It mails to
-// the address as stored in the database, never to the text that a client sent.
-//
-// The client's answer does not wait for sendCode, so it does not depend on the mail server, until
-// maxCodeRequests requests are unfinished (D3).
-//
-// sendCode reads the account before it waits for a mail slot, so an unknown address takes none.
-// Each mail has a conversation of its own, at most maxConversations at a time. In one queue, a
-// client could ask for another address and then for its own, and tell from the delay of its own
-// mail whether the other one has an account (M2).
+// sendCode mails a code if the address belongs to an active user. It mails to the address as stored,
+// never to what a client sent. Each mail has a conversation of its own. In one queue, the delay of a
+// client's own mail would tell whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -159,13 +179,17 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Warn("code not sent: waited too long")
 		return
 	}
-	code := s.codes.issue(email, u.now)
+	code, isNew := s.codes.issue(email, u) // only now: a request that is dropped makes no code
 	if code == nil {
-		log.Info("code not sent: the last one is less than a minute old")
+		log.Info("code not sent: the last mail is less than a minute old, or wrong guesses ended the code")
 		return
 	}
-	if err := s.mailCode(u.Email, code.digits); err != nil {
+	err = s.mailCode(u.Email, code)
+	mayHaveArrived := err == nil || errors.Is(err, errUnconfirmed)
+	if isNew && !mayHaveArrived {
 		s.codes.remove(email, code)
+	}
+	if err != nil {
 		log.Error("code not sent", "error", err)
 		return
 	}
@@ -173,16 +197,19 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 }
 
 // mailCode mails a code, or prints it if no mail server is configured.
-func (s *server) mailCode(to, code string) error {
+func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
-		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code)
+		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code.digits)
 		return err
 	}
-	return s.cfg.mail.send(to, "Your sign-in code", fmt.Sprintf(`Your sign-in code is %s.
+	service := s.cfg.mail.domain()
+	left := codeTTL - time.Since(code.issuedAt)
+	text := fmt.Sprintf(`Your sign-in code for %s is %s.
 
 It works once, within %.0f minutes. Do not tell it to anyone.
 If you did not ask for it, ignore this mail.
-`, code, codeTTL.Minutes()))
+`, service, code.digits, math.Ceil(left.Minutes()))
+	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)
 }
 
 // A mailer sends mail through one server.
@@ -191,32 +218,40 @@ type mailer struct {
 	from   *mail.Address
 }
 
-// smtpPorts holds the default port of each scheme. smtp starts in plain text and upgrades with
-// STARTTLS. smtps uses TLS from the first byte.
+// domain is the domain of MAIL_FROM. It names the service to users, and this machine to mail
+// servers.
+func (m mailer) domain() string {
+	_, domain, _ := strings.Cut(m.from.Address, "@")
+	return domain
+}
+
+// smtpPorts are the default ports. smtp begins in plain text, smtps with TLS.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// send delivers a mail. net/smtp bounds neither time nor memory, so send bounds the connection: the
-// whole conversation ends within mailTimeout, and send reads at most maxMailReply bytes from the
-// server, before and after TLS begins (M1).
+// send delivers a mail. net/smtp bounds neither time nor memory, so send bounds the connection, also
+// before TLS begins (M1).
 func (m mailer) send(to, subject, text string) error {
 	host := m.server.Hostname()
 	port := cmp.Or(m.server.Port(), smtpPorts[m.server.Scheme])
 	deadline := time.Now().Add(mailTimeout)
 	dialed, err := net.DialTimeout("tcp", net.JoinHostPort(host, port), mailTimeout)
 	if err != nil {
-		return err
+		return failedStep("connecting", err)
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
 	var conn net.Conn = boundedReply{dialed, io.LimitReader(dialed, maxMailReply)}
-	if m.server.Scheme == "smtps" { // otherwise, TLS begins in encryptAndLogIn
+	if m.server.Scheme == "smtps" {
 		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
+		return failedStep("greeting", err)
+	}
+	if err := m.logIn(client); err != nil {
 		return err
 	}
-	return m.deliver(client, to, subject, text)
+	return m.deliver(client, to, m.message(to, subject, text))
 }
 
 // A boundedReply is a connection whose Read reports io.EOF once the limit of reply is reached.
@@ -227,66 +262,126 @@ type boundedReply struct {
 
 func (c boundedReply) Read(p []byte) (int, error) { return c.reply.Read(p) }
 
-// deliver holds the conversation: our name, TLS and SMTP AUTH, sender, recipient, mail. The mail
-// server has accepted the mail when body.Close returns nil.
-func (m mailer) deliver(client *smtp.Client, to, subject, text string) error {
-	_, domain, _ := strings.Cut(m.from.Address, "@")
-	if err := client.Hello(domain); err != nil {
-		return err
-	}
-	if err := m.encryptAndLogIn(client); err != nil {
-		return err
-	}
-	if err := client.Mail(m.from.Address); err != nil {
-		return err
-	}
-	if err := client.Rcpt(to); err != nil {
-		return err
-	}
-	body, err := client.Data()
-	if err != nil {
-		return err
-	}
-	if _, err := io.WriteString(body, m.message(domain, to, subject, text)); err != nil {
-		return err
-	}
-	if err := body.Close(); err != nil {
-		return err
-	}
-	client.Text.Cmd("QUIT") // the mail is already accepted, so don't wait for the reply
-	return nil
-}
-
 func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// encryptAndLogIn encrypts the conversation with STARTTLS, unless smtps has done so. Then it sends
-// user and password, if SMTP_URL has them.
-//
-// It requires STARTTLS even if the server does not offer it, because an attacker on the network may
-// have removed the offer. If STARTTLS fails, neither mail nor password is sent (D4). Only a server
-// on loopback may lack STARTTLS. If such a server offers STARTTLS, it is used, too.
-func (m mailer) encryptAndLogIn(client *smtp.Client) error {
+// usualCauses has, for each step of a conversation, what an operator should look at first.
+var usualCauses = map[string]string{
+	"connecting": "host or port of SMTP_URL, or a firewall",
+	"greeting": "port 465 takes smtps://, any other smtp://; a private certificate authority " +
+		"is named by SSL_CERT_FILE",
+	"EHLO": "the mail server does not serve this machine",
+	"STARTTLS": "the mail server has no encryption for this port or host name; a private " +
+		"certificate authority is named by SSL_CERT_FILE",
+	"AUTH":      "user or password in SMTP_URL",
+	"sender":    "MAIL_FROM is not an address that this user may send from",
+	"recipient": "without a user in SMTP_URL, the mail server takes mail for its own users only",
+	"data":      "the mail server does not like the text or its sender",
+}
+
+func failedStep(step string, err error) error {
+	return fmt.Errorf("%s (look at: %s): %w", step, usualCauses[step], err)
+}
+
+// logIn says our name, begins TLS, and sends user and password if SMTP_URL has them.
+func (m mailer) logIn(client *smtp.Client) error {
+	// If EHLO is refused, client.Hello tries HELO, and its error has only that answer. So ask before.
+	client.Text.PrintfLine("EHLO %s", m.domain())
+	if _, _, err := client.Text.ReadResponse(250); err != nil {
+		return failedStep("EHLO", err)
+	}
+	if err := client.Hello(m.domain()); err != nil {
+		return failedStep("EHLO", err)
+	}
 	host := m.server.Hostname()
+	// Require STARTTLS even if the server does not offer it: an attacker may have removed the offer
+	// (D4). On loopback nobody stands in between, and the certificate has another name.
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
-	offered, _ := client.Extension("STARTTLS")
-	_, encrypted := client.TLSConnectionState()
-	if !encrypted && (offered || !isLoopback) {
+	if m.server.Scheme == "smtp" && !isLoopback {
 		if err := client.StartTLS(tlsConfig(host)); err != nil {
-			return err
+			return failedStep("STARTTLS", err)
 		}
 	}
 	if m.server.User == nil {
 		return nil
 	}
+	if err := client.Auth(m.auth(client)); err != nil {
+		return failedStep("AUTH", err)
+	}
+	return nil
+}
+
+// auth returns PLAIN, or LOGIN if the server offers only that, as Microsoft 365 does.
+func (m mailer) auth(client *smtp.Client) smtp.Auth {
+	user := m.server.User.Username()
 	password, _ := m.server.User.Password()
-	return client.Auth(smtp.PlainAuth("", m.server.User.Username(), password, host))
+	_, offered := client.Extension("AUTH")
+	mechanisms := strings.Fields(strings.ToUpper(offered))
+	if slices.Contains(mechanisms, "PLAIN") {
+		return smtp.PlainAuth("", user, password, m.server.Hostname())
+	}
+	return &loginAuth{offered: mechanisms, answers: []string{user, password}}
+}
+
+// A loginAuth is AUTH LOGIN, which net/smtp lacks: the server asks for user and password.
+type loginAuth struct {
+	offered []string
+	answers []string
+}
+
+func (a *loginAuth) Start(*smtp.ServerInfo) (mechanism string, first []byte, err error) {
+	if !slices.Contains(a.offered, "LOGIN") {
+		return "", nil, fmt.Errorf("the mail server offers %q, and this server knows PLAIN and LOGIN", a.offered)
+	}
+	return "LOGIN", nil, nil
+}
+
+func (a *loginAuth) Next(_ []byte, more bool) ([]byte, error) {
+	if !more {
+		return nil, nil
+	}
+	if len(a.answers) == 0 {
+		return nil, errors.New("the mail server asks for more than user and password")
+	}
+	answer := a.answers[0]
+	a.answers = a.answers[1:]
+	return []byte(answer), nil
+}
+
+// errUnconfirmed means that the mail server has the whole mail, but has not accepted it in time. The
+// mail may still arrive.
+var errUnconfirmed = errors.New("not confirmed in time")
+
+// deliver sends the mail. The server has accepted it when body.Close returns nil.
+func (m mailer) deliver(client *smtp.Client, to, message string) error {
+	if err := client.Mail(m.from.Address); err != nil {
+		return failedStep("sender", err)
+	}
+	if err := client.Rcpt(to); err != nil {
+		return failedStep("recipient", err)
+	}
+	body, err := client.Data()
+	if err != nil {
+		return failedStep("data", err)
+	}
+	if _, err := io.WriteString(body, message); err != nil {
+		return failedStep("data", err)
+	}
+	err = body.Close()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return failedStep("data", fmt.Errorf("%w: %w", errUnconfirmed, err))
+	}
+	if err != nil {
+		return failedStep("data", err)
+	}
+	client.Text.Cmd("QUIT") // don't wait for the reply
+	return nil
 }
 
 // message returns a mail in the format of RFC 5322. No address can inject a header line: m.from was
-// validated with the settings, and client.Rcpt has already rejected a recipient with a line break.
-func (m mailer) message(domain, to, subject, text string) string {
+// validated with the settings, and client.Rcpt refuses a recipient with a line break.
+func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s
 To: <%s>
@@ -297,24 +392,6 @@ Auto-Submitted: auto-generated
 MIME-Version: 1.0
 Content-Type: text/plain; charset=us-ascii
 
-%s`, m.from, to, subject, date, rand.Text(), domain, text)
+%s`, m.from, to, subject, date, rand.Text(), m.domain(), text)
 	return strings.ReplaceAll(message, "\n", "\r\n")
-}
-
-// mailTest sends a test mail in the same way as the server sends codes.
-func mailTest(args []string) error {
-	if len(args) != 1 {
-		return usageError("mail-test: takes one address\n\n" + usage)
-	}
-	r := &configReader{} // without APP_ENV, which its mailer method does not need
-	m := r.mailer()
-	if r.errors != nil {
-		return errors.Join(r.errors...)
-	}
-	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
-	if err != nil {
-		return fmt.Errorf("the mail was not sent: %w", err)
-	}
-	fmt.Println(m.server.Host, "has accepted the mail")
-	return nil
 }
