@@ -40,7 +40,7 @@ const (
 
 	unfinished    = "unfinished" // folder of the working names, in FILES_DIR
 	sweepInterval = time.Minute
-	sweepReserve  = 10 * time.Minute // for the statements of an upload, and for differing clocks
+	sweepAge      = 10 * time.Minute // of what is swept, since it was last written to
 )
 
 // transferTimeout returns how long a transfer of so many bytes may take.
@@ -332,20 +332,20 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 		return found, nil
 	}
 	for utf8.FullRune(head) { // false at the end, and for a character that is cut off there
-		char, size := utf8.DecodeRune(head)
-		isInvalid := char == utf8.RuneError && size == 1
+		char, width := utf8.DecodeRune(head)
+		isInvalid := char == utf8.RuneError && width == 1
 		if isInvalid || char == '<' {
 			return "application/octet-stream", nil
 		}
-		head = head[size:]
+		head = head[width:]
 	}
 	return found, nil
 }
 
-// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. No
-// upload takes longer than the longest may, whichever server runs it.
+// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. A running
+// upload writes every stallTimeout. The rest of sweepAge is for its statements, and for a file server
+// whose clock differs.
 func (s *server) sweepUploads() {
-	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
 	for !s.stopping.Load() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
 		if err != nil {
@@ -353,7 +353,7 @@ func (s *server) sweepUploads() {
 		}
 		for _, entry := range entries {
 			info, err := entry.Info()
-			isAbandoned := err == nil && time.Since(info.ModTime()) > longest
+			isAbandoned := err == nil && time.Since(info.ModTime()) > sweepAge
 			if !isAbandoned || !isUUID(entry.Name()) {
 				continue
 			}

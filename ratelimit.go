@@ -1,7 +1,7 @@
 package main
 
-// The rate limiter: a token bucket for each key, in bounded memory. newServer makes all limiters.
-// limitClient and serveRoute in middleware.go spend their tokens.
+// The rate limiter: a token bucket for each key, in bounded memory. limitClient and serveRoute in
+// middleware.go spend the tokens.
 
 import (
 	"fmt"
@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// maxKeys is the most keys that one limiter keeps. With the longest addresses, that is 40 MB.
+// maxKeys is the most keys that one limiter keeps. With the longest addresses, that is 45 MB.
 const maxKeys = 65_536
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back one period after it
 // was spent. This equals a sliding-window log: at most burst requests pass in any interval of one
-// period (L1). A bucket that refills continuously would let up to twice as many pass. The price is
-// memory: 24 bytes for each request that passed in the last period.
+// period (L1). A bucket that refills continuously would let twice as many pass. The price is 24 bytes
+// for each request of the last period.
 type limiter struct {
 	burst  int
 	period time.Duration
@@ -42,9 +42,12 @@ func (l *limiter) String() string {
 	return fmt.Sprintf("%d in %s by %s", l.burst, period, l.by)
 }
 
-// spend spends a token of the key. If there is none left, it returns a 429 with the exact time until
-// the next one comes back.
+// spend spends a token, or returns a 429 with the exact time until the next one comes back. An empty
+// key is not counted.
 func (l *limiter) spend(key string) error {
+	if key == "" {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -61,7 +64,7 @@ func (l *limiter) spend(key string) error {
 	return nil
 }
 
-// stillSpent returns when those tokens of a key were spent that have not come back yet.
+// stillSpent returns when the tokens were spent that have not come back yet.
 func (l *limiter) stillSpent(key string, now time.Time) []time.Time {
 	spent := l.spent[key]
 	for len(spent) > 0 && now.Sub(spent[0]) >= l.period {
@@ -83,9 +86,8 @@ func (l *limiter) sweep(now time.Time) {
 	l.sweptAt = now
 }
 
-// dropAnyKey makes room for a new key, so that nobody is refused because of other clients' keys. A
-// flood of keys can thus free a key that is being refused (L3). At one mailbox, that gains little:
-// the code itself counts the wrong guesses at it (find in otp.go).
+// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). A flood can
+// thus free a key that is being refused. At one mailbox that gains little: find in otp.go counts, too.
 func (l *limiter) dropAnyKey() {
 	for key := range l.spent {
 		delete(l.spent, key)
