@@ -3,9 +3,9 @@ package main
 // Sign-in, in the order of a user's session: request a code, exchange it for a session, keep the
 // token in a cookie, authorize each request, accept the terms, sign out.
 //
-// The token proves who signed in, and when. All else is read from the database by each request. There
-// is no list of tokens: an operator can end all sessions of a user ("sign out everywhere"), but not
-// one alone.
+// The token proves who signed in, and when. All else is read from the database by each request.
+// There is no list of tokens: an operator can end all sessions of a user ("sign out everywhere"),
+// but not one alone.
 
 import (
 	"database/sql"
@@ -89,8 +89,8 @@ var (
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-// email returns the address of the input in lower case, or "" if it is not valid. ToLower maps U+212A
-// and U+0130 to ASCII letters, so it must come after isEmail (O9).
+// email returns the address of the input in lower case, or "" if it is not valid. ToLower maps
+// U+212A and U+0130 to ASCII letters, so it must come after isEmail (O9).
 func (r *request) email() string {
 	email := strings.Trim(r.fields["email"], " ")
 	if !isEmail(email) {
@@ -100,7 +100,8 @@ func (r *request) email() string {
 }
 
 func (errs *fieldErrors) checkEmail(email string) {
-	errs.check(email != "", "email", "must be an ASCII e-mail address (an international domain as xn--…)")
+	errs.check(email != "", "email",
+		"must be an ASCII e-mail address (an international domain as xn--…)")
 }
 
 func codeRequestKey(r *request) string {
@@ -122,8 +123,8 @@ type codeAnswer struct {
 
 func (codeAnswer) validate() fieldErrors { return nil }
 
-// requestCode answers before the account is looked up, so that neither the answer nor its time tells
-// whether there is one (O6).
+// requestCode answers before the account is looked up, so that neither the answer nor its time
+// tells whether there is one (O6).
 func (s *server) requestCode(r *request) (output, error) {
 	email := r.email()
 	var errs fieldErrors
@@ -146,8 +147,8 @@ func (in guess) validate() (errs fieldErrors) {
 	return errs
 }
 
-// validateCode exchanges an address and its code for a session. Unknown addresses, and codes that are
-// wrong, used or expired, are refused alike, without a query.
+// validateCode exchanges an address and its code for a session. Unknown addresses, and codes that
+// are wrong, used or expired, are refused alike, without a query.
 func (s *server) validateCode(r *request) (output, error) {
 	in := guess{email: r.email(), code: r.fields["code"]}
 	if err := r.refuseInvalid(in.validate()); err != nil {
@@ -253,8 +254,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative: a browser
-// does that only if name, path and domain are as they were set.
+// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative: a
+// browser does that only if name, path and domain are as they were set.
 func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	http.SetCookie(r.w, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -268,8 +269,8 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the first token that verifies: after a change of COOKIE_DOMAIN, a browser sends the
-// old cookie, too.
+// readToken returns the first token that verifies: after a change of COOKIE_DOMAIN, a browser sends
+// the old cookie, too.
 func (s *server) readToken(r *request) (sessionToken, error) {
 	refusal := error(unauthenticated("missing"))
 	cookies := r.CookiesNamed(s.cfg.cookieName)
@@ -322,8 +323,8 @@ type acceptanceView struct {
 
 func (acceptanceView) validate() fieldErrors { return nil } // no column can be null
 
-// acceptTerms keeps the time of the first acceptance. Without the update, which changes nothing, the
-// statement would then return no row.
+// acceptTerms keeps the time of the first acceptance. Without the update, which changes nothing,
+// the statement would then return no row.
 func (s *server) acceptTerms(r *request) (output, error) {
 	version := r.fields["version"]
 	var errs fieldErrors
@@ -332,7 +333,8 @@ func (s *server) acceptTerms(r *request) (output, error) {
 		return nil, err
 	}
 	if version != TERMS_VERSION {
-		return nil, newProblem(409, "conflict", "The current version of the terms is "+TERMS_VERSION+".")
+		return nil, newProblem(409, "conflict",
+			"The current version of the terms is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
 	err := s.store.write(`

@@ -1,7 +1,7 @@
 package main
 
-// Hubs, the domain resource. Use this file as the model for another one. A handler makes a struct of the
-// fields, lets it validate itself, runs a statement, and returns an output or an error.
+// Hubs, the domain resource. Use this file as the model for another one. A handler makes a struct
+// of the fields, lets it validate itself, runs a statement, and returns an output or an error.
 
 import (
 	"database/sql"
@@ -38,8 +38,8 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts what the table accepts: a row that an operator wrote with a tab in its name must not
-// break its page. A zero time was never scanned.
+// validate accepts what the table accepts: a row that an operator wrote with a tab in its name must
+// not break its page. A zero time was never scanned.
 func (h hub) validate() (errs fieldErrors) {
 	errs.checkLength("name", h.Name, 1, maxHubName)
 	errs.checkLength("description", h.Description, 0, maxHubDescription)
@@ -135,7 +135,9 @@ func (s *server) getHub(r *request) (output, error) {
 
 const nameFilter, statusFilter = "filters[name]", "filters[status]"
 
-var hubQueryFields = []string{"limit", "offset", "orderBy", "orderDirection", nameFilter, statusFilter}
+var hubQueryFields = []string{
+	"limit", "offset", "orderBy", "orderDirection", nameFilter, statusFilter,
+}
 
 // A hubQuery is the input of GET /hubs.
 type hubQuery struct {
@@ -208,8 +210,8 @@ func (s *server) listHubs(r *request) (output, error) {
 	return page, nil
 }
 
-// statement returns the statement for a page. Each order and set of filters has its own text, planned
-// for its own index (schema.sql). No text of a client is part of it (I1).
+// statement returns the statement for a page. Each order and set of filters has its own text,
+// planned for its own index (schema.sql). No text of a client is part of it (I1).
 //
 // A page at a small offset, without a filter by name, reads its rows in the order of the index. Any
 // other may skip many hubs. It first finds its ids in the index alone, then reads their rows:

@@ -12,8 +12,8 @@
 //     returns an output or an error.
 //  4. answer lets the output validate itself, too, and sends it. fail sends an error instead.
 //
-// An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in which to read
-// the files. The end of this one, configuration and commands, can be left for last.
+// An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in which to
+// read the files. The end of this one, configuration and commands, can be left for last.
 package main
 
 import (
@@ -118,7 +118,8 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// Step 4 spends one of the first two; the route table has the others. A new code resets none (O5).
+	// Step 4 spends one of the first two; the route table has the others. A new code resets none
+	// (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -162,7 +163,10 @@ func (s *server) routes() []route {
 		},
 		{pattern: "POST /auth/logout", access: sessionOnly, handle: s.logout},
 		{pattern: "GET /auth/session", access: sessionOnly, handle: s.getSession},
-		{pattern: "POST /terms/acceptance", access: sessionOnly, input: []string{"version"}, handle: s.acceptTerms},
+		{
+			pattern: "POST /terms/acceptance", access: sessionOnly, input: []string{"version"},
+			handle: s.acceptTerms,
+		},
 		{pattern: "GET /hubs", access: sessionAndTerms, input: hubQueryFields, handle: s.listHubs},
 		{pattern: "GET /hubs/{hubId}", access: sessionAndTerms, handle: s.getHub},
 		{pattern: "POST /hubs", access: adminOnly, input: hubFields, handle: s.createHub},
@@ -174,7 +178,7 @@ func (s *server) routes() []route {
 		{pattern: "GET /openapi.json", access: public, handle: s.getOpenAPI},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage}) // only the root
+		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage}) // the root
 	}
 	return table
 }
@@ -229,8 +233,8 @@ const (
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
 	stopTimeout = 12 * time.Second       // time that it gives to requests, then again to mail
 
-	// Linux doubles this: a client that reads nothing holds 192 kB. The price is that a download gets no
-	// more in a round trip, 2 MB/s at 100 ms.
+	// Linux doubles this: a client that reads nothing holds 192 kB. The price is that a download
+	// gets no more in a round trip, 2 MB/s at 100 ms.
 	sendBuffer = 96 << 10
 )
 
@@ -278,8 +282,8 @@ func listen(addr string) (net.Listener, error) {
 	return listener, err
 }
 
-// newHTTPServer returns a server that cuts off slow clients (H1). Connections are bounded by the proxy in
-// front and by the unit's descriptors (deploy/).
+// newHTTPServer returns a server that cuts off slow clients (H1). Connections are bounded by the
+// proxy in front and by the unit's descriptors (deploy/).
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s,
@@ -301,9 +305,9 @@ func limitSendBuffer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// stop ends the server gracefully (H3). Shutdown drops connections on which a request is arriving, so stop
-// closes the listener and gives these some time first. It waits for mail last, because a request may still
-// ask for a code.
+// stop ends the server gracefully (H3). Shutdown drops connections on which a request is arriving,
+// so stop closes the listener and gives these some time first. It waits for mail last, because a
+// request may still ask for a code.
 func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	// A line of the log waits until it is read. End all the same if nobody reads.
 	time.AfterFunc(arrivalTime+2*stopTimeout+time.Second, func() { os.Exit(1) })
@@ -347,8 +351,8 @@ func (s *server) warnOfDatabaseRights() {
 
 // The configuration.
 
-// The values of APP_ENV. Local is for development: the cookie has no Secure and no Domain, codes may be
-// printed, there is a page at /, and no request log.
+// The values of APP_ENV. Local is for development: the cookie has no Secure and no Domain, codes
+// may be printed, there is a page at /, and no request log.
 const (
 	envLocal      = "local"
 	envStaging    = "staging"
@@ -390,7 +394,8 @@ func (errs *settingErrors) setting(name, fallback string) string {
 		bare = strings.TrimLeft(value, " \t\r\n")
 		bare = strings.TrimRight(bare, "\"' \t\r\n")
 	}
-	errs.check(bare == value, name+": must not be in quotes, or begin or end with a space or a line break")
+	errs.check(bare == value,
+		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }
 
@@ -399,8 +404,8 @@ func (errs *settingErrors) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(errs.setting(name, fallback), ",", " "))
 }
 
-// loadConfig reads and validates the settings; ADDR and FILES_DIR are found wrong when they are used. It
-// also refuses what would work but is dangerous (K3).
+// loadConfig reads and validates the settings; ADDR and FILES_DIR are found wrong when they are
+// used. It also refuses what would work but is dangerous (K3).
 func loadConfig() (config, error) {
 	var errs settingErrors
 	cfg := config{
@@ -438,14 +443,14 @@ var (
 	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
 )
 
-// newConnector parses DATABASE_URL. For any other scheme, lib/pq would send the password to localhost.
-// The error has no details, because those of lib/pq may quote the password.
+// newConnector parses DATABASE_URL. For any other scheme, lib/pq would send the password to
+// localhost. The error has no details, because those of lib/pq may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
 	cfg, err := pq.NewConfig(databaseURL)
 	isKnownForm := databaseURLPattern.MatchString(databaseURL)
 	if err != nil || !isKnownForm || portBeforeComma.MatchString(databaseURL) {
-		return nil, usageError("DATABASE_URL: must be postgres://… or key=value …, special characters " +
-			"in the password percent-encoded; several hosts as " +
+		return nil, usageError("DATABASE_URL: must be postgres://… or key=value …, special " +
+			"characters in the password percent-encoded; several hosts as " +
 			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
 	}
 	if cfg.Runtime == nil {
@@ -459,15 +464,16 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 // placeholderKey is the session key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// readSessionKeys requires keys as long as the hash (RFC 7518 3.2). A key typed by hand often has few
-// different bytes (T3). A space after a comma would become part of a key.
+// readSessionKeys requires keys as long as the hash (RFC 7518 3.2). A key typed by hand often has
+// few different bytes (T3). A space after a comma would become part of a key.
 func readSessionKeys(errs *settingErrors) (keys jwt.VerificationKeySet) {
 	for key := range strings.SplitSeq(errs.setting("SESSION_SECRET", ""), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
 		isStrong := len(key) >= 32 && len(different) >= 10
 		errs.check(isStrong && strings.TrimSpace(key) == key,
-			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different, no spaces around it")
-		errs.check(key != placeholderKey, "SESSION_SECRET: is the placeholder; make a key of your own")
+			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different, no spaces around")
+		errs.check(key != placeholderKey,
+			"SESSION_SECRET: is the placeholder; make a key of your own")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
 	return keys
@@ -486,7 +492,8 @@ func (cfg *config) readCookie(errs *settingErrors) {
 	lower := strings.ToLower(prefix)
 	errs.check(cookiePrefixPattern.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	errs.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	errs.check(!strings.HasPrefix(lower, "__host-"),
+		"COOKIE_PREFIX: __Host- does not go with a Domain")
 	errs.check(!isLocal || !strings.HasPrefix(lower, "__secure-"),
 		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
 	errs.check(!isLocal || cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
@@ -598,8 +605,8 @@ const userLine = `format('%s  %s  %s  added %s', email, permission,
 // whereAddress compares addresses as the index users_email has them.
 const whereAddress = ` where lower(email) = lower($1 collate "C") `
 
-// userCommands has the number of arguments of each command, flags not counted, and its statement, which
-// returns the text to print. $1 is the user's address, $2 the role or the new address.
+// userCommands has the number of arguments of each command, flags not counted, and its statement,
+// which returns the text to print. $1 is the user's address, $2 the role or the new address.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
@@ -650,8 +657,8 @@ func userCommand(ctx context.Context, line []string) error {
 	}
 	args := flags.Args()
 	if len(args) != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; -role comes before the address\n\n%s",
-			name, command.arguments, len(args), usage))
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; "+
+			"-role comes before the address\n\n%s", name, command.arguments, len(args), usage))
 	}
 	if name == "add" {
 		args = append(args, role)
@@ -666,7 +673,8 @@ func validateUserArguments(name string, args []string) error {
 	for i, arg := range args {
 		isRole := i == 1 && name != "email"
 		if isRole && !slices.Contains(allRoles, arg) {
-			return usageError("there is no role \"" + arg + "\": it is " + strings.Join(allRoles, " or "))
+			roles := strings.Join(allRoles, " or ")
+			return usageError("there is no role \"" + arg + "\": it is " + roles)
 		}
 		if !isRole && !isEmail(arg) {
 			return usageError("\"" + arg + "\" is not an ASCII e-mail address")
@@ -720,10 +728,12 @@ func mailTest(args []string) error {
 	return nil
 }
 
-// openForCommand sets no time limits: to build an index, or to delete a user with many files, takes long.
+// openForCommand sets no time limits: to build an index, or to delete a user with many files, takes
+// long.
 func openForCommand(ctx context.Context) (*sql.Conn, error) {
 	var errs settingErrors
-	connector, err := newConnector(errs.setting("DATABASE_URL", ""), map[string]string{"timezone": "UTC"})
+	databaseURL := errs.setting("DATABASE_URL", "")
+	connector, err := newConnector(databaseURL, map[string]string{"timezone": "UTC"})
 	if errs != nil {
 		return nil, errors.Join(errs...)
 	}

@@ -34,8 +34,8 @@ import (
 
 // Part 1: the steps.
 
-// A request is an HTTP request and what the steps have found out about it. Header has the headers of
-// the request, w.Header() those of the answer.
+// A request is an HTTP request and what the steps have found out about it. Header has the headers
+// of the request, w.Header() those of the answer.
 type request struct {
 	*http.Request
 	w      *response
@@ -61,7 +61,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
 	}
 	defer r.recoverPanic()
-	s.setSecurityHeaders(r)                  // 2. security headers; CORS headers, so that a 429 has them
+	s.setSecurityHeaders(r)                  // 2. security headers; CORS headers, for a 429, too
 	s.identify(r)                            // 3. request id, client address
 	if err := s.limitClient(r); err != nil { // 4. limit by client address
 		r.fail(err)
@@ -184,8 +184,8 @@ func (r *request) clientKey() string {
 	return network.String()
 }
 
-// limitClient does not count preflights of allowed origins: a browser sends one before each new URL, and
-// a page can't see that one was refused.
+// limitClient does not count preflights of allowed origins: a browser sends one before each new
+// URL, and a page can't see that one was refused.
 func (s *server) limitClient(r *request) error {
 	if r.isPreflight() && r.originAllowed {
 		return nil
@@ -355,8 +355,8 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input. readFields makes a map of the body or the query. A handler makes a struct of
-// the map, and passes what the struct's validate returns to refuseInvalid.
+// Part 3: strict input. readFields makes a map of the body or the query. A handler makes a struct
+// of the map, and passes what the struct's validate returns to refuseInvalid.
 
 // fields are the members of a JSON object, or the parameters of a query. All values are strings.
 type fields map[string]string
@@ -413,13 +413,15 @@ func (errs *fieldErrors) check(ok bool, name, detail string) {
 func (errs *fieldErrors) checkLength(name, text string, least, most int) {
 	length := utf8.RuneCountInString(text)
 	if length < least || length > most {
-		errs.check(false, name, fmt.Sprintf("must have %d to %d characters", least, most))
+		errs.check(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
 	}
 }
 
 func (errs *fieldErrors) checkControls(name, text, allowed string) {
-	isForbidden := func(c rune) bool { return unicode.IsControl(c) && !strings.ContainsRune(allowed, c) }
-	errs.check(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
+	for _, c := range text {
+		isAllowed := !unicode.IsControl(c) || strings.ContainsRune(allowed, c)
+		errs.check(isAllowed, name, "must not have control characters")
+	}
 }
 
 func (errs *fieldErrors) checkOneOf(name, text string, allowed []string) {
@@ -434,9 +436,9 @@ func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
 	}
 }
 
-// refuseInvalid returns a 400 with the errors of readFields and those of the struct.
+// refuseInvalid returns a 400 with the errors of the struct and those of readFields.
 func (r *request) refuseInvalid(errs fieldErrors) error {
-	errs = append(r.fieldErrors, errs...)
+	errs = append(errs, r.fieldErrors...)
 	if errs != nil {
 		return invalid(errs...)
 	}
@@ -505,8 +507,9 @@ func (r *request) readJSON(body []byte) error {
 	return nil
 }
 
-// addField refuses fields that the route does not name, such as role (Z3). encoding/json has replaced
-// invalid UTF-8 and lone surrogates by U+FFFD; in a query, ContainsRune finds invalid UTF-8 itself.
+// addField refuses fields that the route does not name, such as role (Z3). encoding/json has
+// replaced invalid UTF-8 and lone surrogates by U+FFFD; in a query, ContainsRune finds invalid
+// UTF-8 itself.
 func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
@@ -518,8 +521,8 @@ func (r *request) addField(name, value string, isText bool) {
 	r.fields[name] = value
 }
 
-// mediaType returns the type of the body and its parameters, but for the charset. It is "" if there is
-// not one valid header, for another charset than UTF-8, and for an encoded body.
+// mediaType returns the type of the body and its parameters, but for the charset. It is "" if there
+// is not one valid header, for another charset than UTF-8, and for an encoded body.
 func mediaType(header http.Header) (kind string, params map[string]string) {
 	lines := header["Content-Type"]
 	if len(lines) != 1 || len(lines[0]) > maxContentType || header["Content-Encoding"] != nil {
@@ -533,8 +536,8 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// Part 4: the answer. answer writes the output of a handler, and fail its error. Only getFile and the
-// handlers of documents write to the response themselves.
+// Part 4: the answer. answer writes the output of a handler, and fail its error. Only getFile and
+// the handlers of documents write to the response themselves.
 
 // A response counts what is written, for the log.
 type response struct {
@@ -555,11 +558,14 @@ func (w *response) Write(b []byte) (int, error) {
 		w.WriteHeader(200)
 	}
 	n, err := w.ResponseWriter.Write(b)
-	w.bytes += int64(n)
+	if w.request.Method != "HEAD" { // for which net/http discards the body
+		w.bytes += int64(n)
+	}
 	return n, err
 }
 
-// ReadFrom lets the kernel send a file (sendfile). Without it, 1 MB costs a third more processor time.
+// ReadFrom lets the kernel send a file (sendfile). Without it, 1 MB costs a third more processor
+// time.
 func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(w.ResponseWriter, src)
 	w.bytes += n
@@ -646,7 +652,8 @@ func (r *request) answer(out output) error {
 	return nil
 }
 
-// headersOfErrors are what an error keeps besides the securityHeaders. Others were set for a success.
+// headersOfErrors are what an error keeps besides the securityHeaders. Others were set for a
+// success.
 var headersOfErrors = []string{
 	"Connection", "X-Request-Id", "Allow", "Content-Range", "Access-Control-Allow-Origin",
 	"Access-Control-Allow-Credentials", "Access-Control-Expose-Headers",
@@ -733,7 +740,8 @@ var (
 
 // unauthenticated returns the same 401 for every reason: missing, forged, expired or ended.
 func unauthenticated(reason string) problem {
-	p := newProblem(401, "unauthenticated", "Please sign in: the session is missing, expired or ended.")
+	p := newProblem(401, "unauthenticated",
+		"Please sign in: the session is missing, expired or ended.")
 	p.reason = reason
 	return p
 }
@@ -768,8 +776,8 @@ func invalid(errs ...fieldError) problem {
 	p := newProblem(400, "invalid_request", "The input is not valid.")
 	for _, e := range errs {
 		e.Field = cmp.Or(e.Field[:min(len(e.Field), maxFieldName)], "input")
-		isNamed := slices.ContainsFunc(p.Errors, func(named fieldError) bool { return named.Field == e.Field })
-		if !isNamed && len(p.Errors) < maxFieldErrors {
+		isNamed := func(named fieldError) bool { return named.Field == e.Field }
+		if len(p.Errors) < maxFieldErrors && !slices.ContainsFunc(p.Errors, isNamed) {
 			p.Errors = append(p.Errors, e)
 		}
 	}
@@ -806,9 +814,9 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// Part 6: the log. A request's line is made from an allow-list, so it needs no mask. A client can write
-// three texts into it, in a checked form: the request id, an id in the path, and the origin. Events
-// have texts of errors, which are masked.
+// Part 6: the log. A request's line is made from an allow-list, so it needs no mask. A client can
+// write three texts into it, in a checked form: the request id, an id in the path, and the origin.
+// Events have texts of errors, which are masked.
 
 func (r *request) log() *slog.Logger {
 	log := r.events.With("requestId", r.id, "client", r.client)
@@ -850,11 +858,7 @@ func (s *server) logRequest(r *request, started time.Time) {
 			add(strings.ToLower(name), "***")
 		}
 	}
-	sent := r.w.bytes
-	if r.Method == "HEAD" { // net/http discards the body
-		sent = 0
-	}
-	attrs = append(attrs, "status", r.w.status, "bytes", sent, "duration", time.Since(started))
+	attrs = append(attrs, "status", r.w.status, "bytes", r.w.bytes, "duration", time.Since(started))
 	s.requestLog.Info("request", attrs...)
 }
 

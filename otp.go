@@ -1,8 +1,8 @@
 package main
 
-// One-time codes: the map that holds them, what happens after a request for one, and its mail. A code
-// leaves this process only by mail or, in the local environment without a mail server, on standard
-// output.
+// One-time codes: the map that holds them, what happens after a request for one, and its mail. A
+// code leaves this process only by mail or, in the local environment without a mail server, on
+// standard output.
 
 import (
 	"cmp"
@@ -64,8 +64,8 @@ type oneTimeCodes struct {
 	byEmail map[string]*oneTimeCode
 }
 
-// issue returns the code to mail to a user, or nil if there is nothing to mail. isFirst is false if it
-// was mailed before.
+// issue returns the code to mail to a user, or nil if there is nothing to mail. isFirst is false if
+// it was mailed before.
 func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isFirst bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,8 +93,8 @@ func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isFirst 
 	return code, isFirst
 }
 
-// withdraw ends a code whose first mail has failed, until it is mailed again. If it were removed, the
-// count of guesses would go with it, and a stranger can make mail fail: they fill the mailbox.
+// withdraw ends a code whose first mail has failed, until it is mailed again. If it were removed,
+// the count of guesses would go with it, and a stranger can make mail fail: they fill the mailbox.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,9 +117,9 @@ func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode
 	return code
 }
 
-// find returns the code of an address if the digits match and it has not expired (O2). It uses nothing
-// up: remove does. It counts a wrong guess, which no flood can make it forget, as it can a limiter: a
-// mailbox gets at most maxGuesses per codeRenew.
+// find returns the code of an address if the digits match and it has not expired (O2). It uses
+// nothing up: remove does. It counts a wrong guess, which no flood can make it forget, as it can a
+// limiter: a mailbox gets at most maxGuesses per codeRenew.
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -167,9 +167,9 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCode mails a code to an active user: to the address as stored, never to what a client sent. Each
-// mail has a conversation of its own. In one queue, the delay of a client's own mail would tell whether
-// another address has an account (M2).
+// sendCode mails a code to an active user: to the address as stored, never to what a client sent.
+// Each mail has a conversation of its own. In one queue, the delay of a client's own mail would
+// tell whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	}
 	code, isFirst := s.codes.issue(email, u) // only now: a request that is dropped makes no code
 	if code == nil {
-		log.Info("code not sent: the last mail is less than a minute old, or wrong guesses ended the code")
+		log.Info("code not sent: the last mail is too young, or wrong guesses ended the code")
 		return
 	}
 	err = s.mailCode(u.Email, code)
@@ -274,7 +274,7 @@ func tlsConfig(host string) *tls.Config {
 // usualCauses has what an operator should look at first if a step of a conversation fails.
 var usualCauses = map[string]string{
 	"connect":   "host and port of SMTP_URL; a firewall",
-	"greeting":  "port 465 takes smtps://, any other smtp://; SSL_CERT_FILE for a private authority",
+	"greeting":  "smtps:// for port 465, else smtp://; SSL_CERT_FILE for a private authority",
 	"EHLO":      "whether the mail server serves this machine",
 	"STARTTLS":  "the host name of SMTP_URL; SSL_CERT_FILE for a private authority",
 	"AUTH":      "user and password of SMTP_URL",
@@ -335,7 +335,7 @@ type loginAuth struct {
 
 func (a *loginAuth) Start(*smtp.ServerInfo) (mechanism string, first []byte, err error) {
 	if !slices.Contains(a.offered, "LOGIN") {
-		return "", nil, fmt.Errorf("the mail server offers %q, and this server knows PLAIN and LOGIN", a.offered)
+		return "", nil, fmt.Errorf("the mail server offers %q, not PLAIN or LOGIN", a.offered)
 	}
 	return "LOGIN", nil, nil
 }
@@ -352,7 +352,8 @@ func (a *loginAuth) Next(_ []byte, more bool) ([]byte, error) {
 	return []byte(answer), nil
 }
 
-// errUnconfirmed means that the mail server has the whole mail, but has neither accepted nor refused it.
+// errUnconfirmed means that the mail server has the whole mail, but has neither accepted nor
+// refused it.
 var errUnconfirmed = errors.New("neither accepted nor refused")
 
 func (m mailer) deliver(client *smtp.Client, to, message string) error {
@@ -380,8 +381,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	return nil
 }
 
-// message returns a mail in the format of RFC 5322. Neither address can have a line break: the settings
-// and the table users see to that.
+// message returns a mail in the format of RFC 5322. Neither address can have a line break: the
+// settings and the table users see to that.
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

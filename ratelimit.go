@@ -14,8 +14,8 @@ const maxKeys = 65_536 // most keys that one limiter keeps
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back one period after it
 // was spent. This equals a sliding-window log: at most burst requests pass in any interval of one
-// period (L1). A bucket that refills continuously would let twice as many pass. The price is 8 bytes
-// for each request of the last period.
+// period (L1). A bucket that refills continuously would let twice as many pass. The price is 8
+// bytes for each request of the last period.
 //
 // Only the hash of a key is kept, so that long keys cost no more. Two keys share a hash with a
 // probability of 2^-64.
@@ -54,8 +54,8 @@ func (l *limiter) String() string {
 	return fmt.Sprintf("%d in %s by %s", l.burst, period, l.by)
 }
 
-// spend spends a token, or returns a 429 with the exact time until the next one comes back. An empty
-// key is not counted.
+// spend spends a token, or returns a 429 with the exact time until the next one comes back. An
+// empty key is not counted.
 func (l *limiter) spend(key string) error {
 	if key == "" {
 		return nil
@@ -100,7 +100,8 @@ func (l *limiter) sweep(now time.Duration) {
 }
 
 // dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). A flood can
-// thus free a key that is being refused. At one mailbox that gains little: find in otp.go counts, too.
+// thus free a key that is being refused. At one mailbox that gains little: find in otp.go counts,
+// too.
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)

@@ -1,7 +1,7 @@
 package main
 
-// The store: PostgreSQL through database/sql. Each statement stands beside the handler that uses it.
-// When the database fails, a request gets this:
+// The store: PostgreSQL through database/sql. Each statement stands beside the handler that uses
+// it. When the database fails, a request gets this:
 //
 //	no connection is free         503 after slotTimeout
 //	a statement runs too long     503: PostgreSQL cancels it (statement_timeout)
@@ -38,13 +38,14 @@ const (
 // serverSettings are set on each connection of a server.
 var serverSettings = map[string]string{
 	"statement_timeout": "1500", // ms
-	// Plan a list once (54 µs a call instead of 79), and for its index even while the table is small.
+	// Plan a list once (54 µs a call instead of 79), and for its index even while the table is
+	// small.
 	"plan_cache_mode": "force_generic_plan",
 	"enable_seqscan":  "off",
 }
 
-// A store runs the statements of requests. Its methods take no context: database/sql and lib/pq start
-// two goroutines for each read under one, 5 % of a request's processor time.
+// A store runs the statements of requests. Its methods take no context: database/sql and lib/pq
+// start two goroutines for each read under one, 5 % of a request's processor time.
 type store struct {
 	db         *sql.DB
 	slots      chan struct{} // each statement under way has put one element into it
@@ -97,8 +98,8 @@ func (st *store) read(text string, args []any, dest ...any) error {
 	return err
 }
 
-// list runs a statement that changes nothing, and calls scan for each row. database/sql sends it again
-// if its connection turns out to be dead (D5).
+// list runs a statement that changes nothing, and calls scan for each row. database/sql sends it
+// again if its connection turns out to be dead (D5).
 func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -117,8 +118,8 @@ func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error
 	return classify(rows.Err())
 }
 
-// query prepares each text once, which halves the cost of a read. No value is part of a text, so there
-// are few.
+// query prepares each text once, which halves the cost of a read. No value is part of a text, so
+// there are few.
 func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	prepared, isPrepared := st.statements.Load(text)
 	if !isPrepared {
@@ -147,10 +148,10 @@ func (st *store) takeSlot() error {
 
 func (st *store) freeSlot() { <-st.slots }
 
-// write is read for a statement that changes something. It must not be sent twice, because PostgreSQL
-// may have committed it before its connection broke (D1). So it runs on a *sql.Conn, on which
-// database/sql sends nothing again. It has no context with a deadline, at which lib/pq would cancel it:
-// a PostgreSQL that waits for its standby then reports success.
+// write is read for a statement that changes something. It must not be sent twice, because
+// PostgreSQL may have committed it before its connection broke (D1). So it runs on a *sql.Conn, on
+// which database/sql sends nothing again. It has no context with a deadline, at which lib/pq would
+// cancel it: a PostgreSQL that waits for its standby then reports success.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -182,8 +183,8 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return nil
 }
 
-// writableConn returns a connection that has just said that it can write. For at most dbTimeout, it drops
-// those that are dead, or whose server has become a standby.
+// writableConn returns a connection that has just said that it can write. For at most dbTimeout, it
+// drops those that are dead, or whose server has become a standby.
 func (st *store) writableConn() (*sql.Conn, error) {
 	ctx := context.Background()
 	started := time.Now()
@@ -242,8 +243,8 @@ var outageClasses = []string{
 	"58", // system, such as a failed disk
 }
 
-// classify turns every failure of the database into a 503, so that nobody gets or loses a session by
-// it (Z2). Only an error that PostgreSQL reports, and that is ours, stays as it is.
+// classify turns every failure of the database into a 503, so that nobody gets or loses a session
+// by it (Z2). Only an error that PostgreSQL reports, and that is ours, stays as it is.
 func classify(err error) error {
 	if err == nil {
 		return nil
@@ -258,8 +259,8 @@ func classify(err error) error {
 	return err
 }
 
-// deadlineDialer dials connections on which every read and write times out. lib/pq alone would wait for
-// a hung PostgreSQL for ever.
+// deadlineDialer dials connections on which every read and write times out. lib/pq alone would wait
+// for a hung PostgreSQL for ever.
 type deadlineDialer struct{}
 
 // Dial gives each address of a host name its share of dbTimeout.
@@ -294,8 +295,8 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
-// Read closes the connection after any error, or lib/pq could take the late rest of one answer for the
-// next. A reset becomes io.EOF, for which database/sql sends a read again.
+// Read closes the connection after any error, or lib/pq could take the late rest of one answer for
+// the next. A reset becomes io.EOF, for which database/sql sends a read again.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
