@@ -9,28 +9,36 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// exampleSite builds the example front end in a copy of the working tree, with the commands of
-// docs/clients.md. They fetch packages from npm's registry. It serves the example on a port of its
-// own. The page at /?api=URL calls the server at that URL.
-func exampleSite(t testing.TB) (url string) {
+// npmFolder runs shell commands in a new folder and returns the folder. $0 is the folder of the
+// module. The commands may fetch packages from npm's registry.
+func npmFolder(t testing.TB, commands string) (dir string) {
 	t.Helper()
 	npm := hubstest.Need(t, "npm", "npm")
 	ping := exec.Command(npm, "ping", "--fetch-retries=0", "--fetch-timeout=30000")
 	if ping.Run() != nil {
-		hubstest.Skip(t, "npm's registry, which has the example's packages, does not answer")
+		hubstest.Skip(t, "npm's registry, which has the packages of this test, does not answer")
 	}
+	shell := exec.Command("sh", "-ec", commands, hubstest.Root())
+	shell.Dir = t.TempDir()
+	if out, err := shell.CombinedOutput(); err != nil {
+		t.Fatalf("setup: %s: %v\n%s", commands, err, out)
+	}
+	return shell.Dir
+}
+
+// exampleSite builds the example front end in a copy of the working tree, with the commands of
+// docs/clients.md, and serves it on a port of its own. The page at /?api=URL calls the server at
+// that URL.
+func exampleSite(t testing.TB) (url string) {
+	t.Helper()
 	commands := hubstest.Matches(t, "docs/clients.md", "(?s)```sh\n(.*?)```")[0]
-	build := exec.Command("sh", "-ec", `cp -R "$0/examples" "$0/web" .; `+commands, hubstest.Root())
-	build.Dir = t.TempDir()
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("setup: can't build the example: %s: %v\n%s", commands, err, out)
-	}
+	dir := npmFolder(t, `cp -R "$0/examples" "$0/web" .; `+commands)
 	const standard = `content="http://localhost:8080"`
 	index := hubstest.ReadFile(t, "examples/index.html")
 	if !strings.Contains(index, standard) {
 		t.Fatalf("setup: examples/index.html has no %s to replace", standard)
 	}
-	files := http.FileServer(http.Dir(build.Dir + "/examples"))
+	files := http.FileServer(http.Dir(dir + "/examples"))
 	return serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/" {
 			files.ServeHTTP(w, r)
@@ -167,3 +175,62 @@ func (e *exampleUser) askTooOften() {
 	}
 	e.waitText("#message", "rate_limited")
 }
+
+// The settings in docs/clients.md for axios, Uppy, FilePond and Dropzone upload a file from another
+// origin. When the server refuses, they show its reason.
+func TestUploadRecipes(t *testing.T) {
+	t.Parallel()
+	dir := npmFolder(t, "npm install --no-save uppy@6.0.1 filepond@4.32.12 dropzone@6.3.5 axios@1.21.1")
+	files := http.FileServer(http.Dir(dir))
+	recipes := strings.Join(hubstest.Matches(t, "docs/clients.md", "(?s)```js\n(.*?)```"), "")
+	page := withLocalhost(serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/node_modules/") {
+			files.ServeHTTP(w, r)
+			return
+		}
+		writePage(w, strings.Replace(recipesPage, "RECIPES", recipes, 1))
+	}))
+	s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": page})
+	c := s.Client(t)
+	email, _ := s.NewUser(t, "member")
+	c.SignIn(email)
+	c.AcceptTerms()
+	b := newBrowser(t, chromium, "")
+	b.open(page + "/node_modules/")
+	// The cookie of localhost belongs to all its ports.
+	b.post("/cookie", params{"cookie": params{"name": s.CookieName(), "value": c.Token()}})
+
+	b.open(page + "?api=" + withLocalhost(s.Base))
+	hubstest.WaitFor(t, "files", 5, func() int {
+		return hubstest.Query[int](t, s.Database, "select count(*) from files")
+	})
+
+	hubstest.Exec(t, s.Database, "update users set suspended = true")
+	script[any](b, "sendAll()")
+	b.waitFor("reasons.filter(reason => reason.includes('account is suspended')).length === 4")
+}
+
+// recipesPage sends a file with each component when it is loaded, with axios two, and one with each
+// when sendAll is called. reasons has what the components show of refusals.
+const recipesPage = `<!doctype html><link rel="icon" href="data:,"><div id="drop"></div><input type="file">
+<script type="module">
+import { Uppy, XHRUpload } from '/node_modules/uppy/dist/uppy.min.mjs';
+import * as FilePond from '/node_modules/filepond/dist/filepond.esm.js';
+import Dropzone from '/node_modules/dropzone/dist/dropzone.mjs';
+import axios from '/node_modules/axios/dist/esm/axios.js';
+const api = new URLSearchParams(location.search).get('api');
+const input = document.querySelector('input'), file = new File(['notes'], 'notes.txt');
+window.reasons = [];
+RECIPES
+uppy.on('upload-error', (file, error) => reasons.push(error.message));
+pond.on('processfile', error => { if (error) reasons.push(error.body); });
+dropzone.on('error', file => reasons.push(file.previewElement.textContent));
+window.sendAll = () => {
+	client.postForm('/files/upload', { file }).catch(error => reasons.push(error.response.data.detail));
+	uppy.addFile({ name: Date.now() + '.txt', data: file });
+	uppy.upload();
+	pond.addFile(file);
+	dropzone.addFile(new File(['notes'], 'notes.txt'));
+};
+sendAll();
+</script>`
