@@ -94,7 +94,8 @@ async function explain(error: unknown) {
   if (code === 'unauthenticated') show(null);
   if (code === 'terms_not_accepted') show(await call('get', '/auth/session'));
   const fields = (errors ?? []).map(e => `${e.field} ${e.detail}.`).join(' ');
-  const wait = error.retryAfter ? `Try again in ${error.retryAfter} s.` : '';
+  const again = new Date(Date.now() + error.retryAfter * 1000);
+  const wait = error.retryAfter ? `Try again at ${again.toLocaleTimeString()}.` : '';
   say([detail, fields, wait, `(${code}, request ${requestId})`].filter(Boolean).join(' '));
 }
 
