@@ -72,7 +72,6 @@ func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
 	}
-	// Look at the last argument, so that "hubs user --help" prints the usage, too.
 	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) {
 		fmt.Print(usage)
 		return nil
@@ -85,7 +84,7 @@ func run(args []string) error {
 	case "mail-test":
 		return mailTest(args[1:])
 	}
-	// The others have no arguments. The whole line is compared, so "serve x" is an unknown command.
+	// The others have no arguments, so "serve x" is an unknown command.
 	switch line := strings.Join(args, " "); line {
 	case "serve":
 		return serve(ctx)
@@ -102,7 +101,6 @@ func run(args []string) error {
 	return nil
 }
 
-// server is what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -178,7 +176,7 @@ func (s *server) routes() []route {
 		{pattern: "GET /openapi.json", access: public, handle: s.getOpenAPI},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage}) // the root
+		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage})
 	}
 	return table
 }
@@ -471,7 +469,7 @@ func readSessionKeys(errs *settingErrors) (keys jwt.VerificationKeySet) {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
 		isStrong := len(key) >= 32 && len(different) >= 10
 		errs.check(isStrong && strings.TrimSpace(key) == key,
-			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different, no spaces around")
+			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
 		errs.check(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		keys.Keys = append(keys.Keys, []byte(key))
