@@ -227,6 +227,7 @@ const (
 	bodyTimeout   = 15 * time.Second // to read header and body
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
 	idleTimeout   = time.Minute      // between an answer and the next request
+	maxHeader     = 16 << 10         // bytes of a request's header
 
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
 	stopTimeout = 12 * time.Second       // time that it gives to requests, then again to mail
@@ -290,8 +291,8 @@ func (s *server) newHTTPServer() *http.Server {
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               12 << 10, // 16 kB in effect: net/http adds 4 kB
-		DisableGeneralOptionsHandler: true,     // OPTIONS * takes the six steps, too (H2)
+		MaxHeaderBytes:               maxHeader - 4<<10, // net/http adds 4 kB
+		DisableGeneralOptionsHandler: true,              // OPTIONS * takes the six steps, too (H2)
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }

@@ -80,13 +80,13 @@ func (r *request) recoverPanic() {
 		panic(fault)
 	}
 	if fault != nil {
-		r.fail(fmt.Errorf("panic: %v, in %s", fault, panicking()))
+		r.fail(fmt.Errorf("panic in %s: %v", panicking(), fault))
 	}
 }
 
 // panicking names the functions that a panic went through, the innermost first.
 func panicking() (names string) {
-	callers := make([]uintptr, 8)
+	callers := make([]uintptr, 5)
 	n := runtime.Callers(3, callers) // without Callers, panicking and recoverPanic
 	frames := runtime.CallersFrames(callers[:n])
 	for more := true; more; {
