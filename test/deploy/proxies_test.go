@@ -241,14 +241,93 @@ func TestProxySendsOnce(t *testing.T) {
 	})
 }
 
+// A page with 40 pictures shows all of them, also to two users behind one address. Their browsers load
+// the pictures at once, by HTTP/2.
+func TestPageShowsAllPictures(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		s := hubstest.Start(t, productionEnv(t))
+		p := startProxy(t, engine, s.Addr)
+		c := p.member(s, "member")
+		picture := strings.Repeat("picture ", 300_000/8)
+		path := c.Store("a.txt", picture)
+		address := newAddress()
+		var loads sync.WaitGroup
+		for range 2 {
+			browser := p.clientFrom(s, address)
+			browser.SetToken(c.Token())
+			for range 40 {
+				loads.Go(func() {
+					r, err := browser.Try("GET "+path, nil)
+					if err != nil || r.Status != 200 || string(r.Body) != picture {
+						t.Errorf("got the error %v and status %d, want the picture", err, r.Status)
+					}
+				})
+			}
+		}
+		loads.Wait()
+	})
+}
+
+// A browser has at most two connections of HTTP/2 to a server. If each takes 40 requests at a time, a
+// page with more pictures waits in the browser, and never reaches the bound of its address.
+func TestOneConnectionTakesFortyRequests(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		p := startProxy(t, engine, "127.0.0.1:1")
+		config := &tls.Config{ServerName: "api.example.com", NextProtos: []string{"h2"}}
+		conn, err := tls.DialWithDialer(dialer(newAddress()), "tcp", p.addr, config)
+		hubstest.Must(t, err)
+		defer conn.Close()
+		io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+		frame := make([]byte, 9) // the head of the proxy's SETTINGS
+		io.ReadFull(conn, frame)
+		settings := make([]byte, frame[2])
+		io.ReadFull(conn, settings)
+		maxConcurrentStreams := "\x00\x03\x00\x00\x00\x28" // 40
+		if !strings.Contains(string(settings), maxConcurrentStreams) {
+			t.Errorf("got the SETTINGS % x, want 40 streams: % x", settings, maxConcurrentStreams)
+		}
+	})
+}
+
+// H5: a client that neither sends nor takes a byte is cut off after 60 s. The test shortens this time.
+func TestSilentClientsAreCutOff(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		backend := newRecorder(t, func(r *http.Request) string {
+			if r.Method == "POST" {
+				return emptyAnswer // after the whole body
+			}
+			const size = 32 << 20 // more than all buffers on the way hold
+			head := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size)
+			return head + strings.Repeat("x", size)
+		})
+		p := startProxyWith(t, engine, []string{"60s", "2s"}, backend.addr)
+
+		unread := "GET /files/unread HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
+		stalled := "POST /files/upload HTTP/1.1\r\nHost: api.example.com\r\n" +
+			"Content-Length: 9\r\n\r\nhalf"
+		for _, request := range []string{unread, stalled} {
+			conn := p.mustDial(newAddress())
+			defer conn.NetConn().Close()
+			io.WriteString(conn, request)
+		}
+		overHTTP2 := p.clientFrom(publicServer, newAddress())
+		answer, err := overHTTP2.HTTP.Get(publicServer.Base + "/files/unread")
+		hubstest.Must(t, err)
+		defer answer.Body.Close()
+
+		hubstest.WaitFor(t, "requests at the server", 3, func() int { return len(backend.seen("")) })
+		hubstest.WaitFor(t, "connections to the server", 0, backend.open.Load)
+	})
+}
+
 // signIn is the head of a request, without a length and the empty line at its end.
 const signIn = "POST /auth/otp/validate HTTP/1.1\r\nHost: api.example.com\r\n" +
 	"Content-Type: application/json\r\nConnection: close\r\n"
 
-// H8: an address may have 100 requests under way, and each further request gets a 429.
+// H8: an address may have 200 requests under way, and each further request gets a 429.
 func TestRequestsOfOneAddressAreBounded(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
-		const bound, more = 100, 50 // requests that may be under way, and requests over that
+		const bound, more = 200, 50 // requests that may be under way, and requests over that
 		backend := newRecorder(t, func(*http.Request) string {
 			<-t.Context().Done() // keeps the request under way
 			return ""
@@ -288,8 +367,8 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 
 		for _, sent := range []string{"", signIn, almost} {
 			f := p.flood(address, 5000, sent)
-			if opened := f.opened.Load(); opened < 200 { // as many as HAProxy permits an address
-				t.Errorf("got %d connections of the flood open, want 200 or more", opened)
+			if opened := f.opened.Load(); opened < 400 { // as many as HAProxy permits an address
+				t.Errorf("got %d connections of the flood open, want 400 or more", opened)
 			}
 			for range 10 {
 				r := p.client(s).Do("POST /auth/otp/validate", "{}")
@@ -314,13 +393,13 @@ func TestOneAddressKeepsNobodyOut(t *testing.T) {
 }
 
 // wantFewConnections checks that HAProxy never had more open connections than it permits an
-// address, 200. It also counts those of other clients, and those that it was just refusing: at most
+// address, 400. It also counts those of other clients, and those that it was just refusing: at most
 // one for each worker of a flood.
 func wantFewConnections(t *testing.T, p *frontProxy) {
 	t.Helper()
 	most, _ := strconv.Atoi(p.stats(t, "https,FRONTEND", "smax")) // 0 if it is no number
-	if most < 200 || most > 250 {
-		t.Errorf("got %d connections at the same time, want 200 to 250", most)
+	if most < 400 || most > 450 {
+		t.Errorf("got %d connections at the same time, want 400 to 450", most)
 	}
 }
 
