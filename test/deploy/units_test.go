@@ -45,7 +45,7 @@ func TestEnvironmentFiles(t *testing.T) {
 
 // The server accepts the settings of both files, and those of compose.yaml. It ends only because the
 // tests' PostgreSQL has no TLS, and DATABASE_URL has sslmode=verify-full, as the files advise.
-func TestServerTakesShippedSettings(t *testing.T) {
+func TestServerTakesEnvironmentFiles(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
 	compose := map[string]string{}
