@@ -24,7 +24,8 @@ const smuggled = "GET /smuggled HTTP/1.1\r\n" +
 // read by its length.
 const ambiguousBody = "0\r\n\r\n" + smuggled
 
-// framings holds what follows Host and "Connection: close" in a request. The names are also queries.
+// framings holds what follows Host and "Connection: close" in a request. The names are also
+// queries.
 var framings = map[string]struct {
 	headers   string   // <length> stands for the length of the body
 	body      string   // if empty: ambiguousBody

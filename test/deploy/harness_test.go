@@ -224,8 +224,8 @@ func (p *frontProxy) command(t testing.TB, line string) string {
 	return string(answer)
 }
 
-// stats returns the values in a column of HAProxy's statistics, from the lines with this name: one
-// line of each backend has "s1", and one line has "https,FRONTEND".
+// stats returns the values in a column of HAProxy's statistics, from the lines with the name of a
+// server: each backend has one.
 func (p *frontProxy) stats(t testing.TB, name, column string) string {
 	t.Helper()
 	var values []string

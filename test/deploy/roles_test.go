@@ -11,9 +11,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A roleDatabase holds URLs of the database hubs, one for each role. The role stranger has a database
-// beside it. Both are in a PostgreSQL of the test's own, because roles.sql changes rights in all
-// databases.
+// A roleDatabase holds URLs of the database hubs, one for each role. The role stranger has a
+// database beside it. Both are in a PostgreSQL of the test's own, because roles.sql changes rights
+// in all databases.
 type roleDatabase struct{ administrator, owner, server, stranger string }
 
 const rolePassword = "the-password-of-each-role"
@@ -53,7 +53,8 @@ func (d roleDatabase) runRoles(t *testing.T) (warnings []string) {
 		warnings = append(warnings, notice.Message)
 	}))
 	defer db.Close()
-	_, err = db.Exec(shipped(t, "roles.sql") + "alter role hubs_server password '" + rolePassword + "'")
+	const password = "alter role hubs_server password '" + rolePassword + "'"
+	_, err = db.Exec(shipped(t, "roles.sql") + password)
 	hubstest.Must(t, err)
 	return warnings
 }
@@ -72,15 +73,21 @@ func wantPrivilegeRefused(t *testing.T, databaseURL, refused string) {
 	}
 }
 
-// The role hubs_server, with which a server runs, has the rights that the endpoints need, and no
-// others.
+// The role hubs_server, with which a server runs, has the rights that the endpoints need. roles.sql
+// takes all others from it, whether they were granted by mistake or by an earlier version of the
+// file. It also resets the role's settings: somebody who has stolen its password could have changed
+// them.
 func TestLeastPrivilegeRole(t *testing.T) {
 	t.Parallel()
 	d := newRoleDatabase(t, "superuser")
+	hubstest.Exec(t, d.administrator, oldRights)
 	for range 2 { // operators run roles.sql after each migrate, so it must work again
 		warnings := d.runRoles(t)
 		hubstest.WantEqual(t, "warnings", warnings, []string(nil))
 	}
+	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
+	got := hubstest.Query[int](t, d.administrator, settings)
+	hubstest.WantEqual(t, "settings of roles", got, 0)
 	wantServerRoleWorks(t, d)
 	wantPrivilegeRefused(t, d.server, refusedToServer+refusedBySuperuser)
 	for _, name := range []string{"postgres", "template1", "stranger"} {
@@ -95,8 +102,8 @@ func TestLeastPrivilegeRole(t *testing.T) {
 	hubstest.Exec(t, d.owner, "select lo_unlink(lo_create(0))")
 }
 
-// On a managed service, the administrator is no superuser. roles.sql does what they can do, and warns
-// of the protections that are missing.
+// On a managed service, the administrator is no superuser. roles.sql does what they can do, and
+// warns of the protections that are missing.
 func TestRolesWithoutSuperuser(t *testing.T) {
 	t.Parallel()
 	d := newRoleDatabase(t, "createrole createdb")
@@ -193,41 +200,3 @@ grant all on database hubs to hubs_server;
 grant execute on function lo_create(oid), pg_advisory_lock(bigint) to hubs_server;
 alter role hubs_server set search_path = s;
 alter role hubs_server in database hubs set synchronous_commit = off`
-
-// needOldRights holds statements that hubs_server may run only with the oldRights.
-const needOldRights = `create database d
-create role r
-create table public.t ()
-create schema s
-create temporary table tt ()
-update public.users set suspended = false
-update public.users set permission = 'member'
-delete from public.users
-insert into public.users (email) values ('x@y.example')
-delete from public.terms_acceptances
-update public.files set name = 'x'
-truncate public.hubs
-select lo_create(0)
-select pg_advisory_lock(1)
-`
-
-// roles.sql takes all other rights from hubs_server, whether they were granted by mistake or by an
-// earlier version of the file. It also resets the role's settings, because somebody who has stolen
-// the role's password could have changed them.
-func TestRolesTakeOldRightsBack(t *testing.T) {
-	t.Parallel()
-	d := newRoleDatabase(t, "superuser")
-	hubstest.Exec(t, d.administrator, oldRights)
-	for statement := range strings.Lines(needOldRights) {
-		hubstest.Exec(t, d.server, statement)
-	}
-	hubstest.Exec(t, d.administrator, "drop database d")
-	hubstest.Exec(t, d.administrator, "drop table t; drop schema s; drop role r")
-	d.runRoles(t)
-	wantPrivilegeRefused(t, d.server, needOldRights)
-	const settings = "select count(*) from pg_db_role_setting where setrole <> 0"
-	got := hubstest.Query[int](t, d.administrator, settings)
-	if got != 0 {
-		t.Errorf("got %d settings of roles after roles.sql, want 0", got)
-	}
-}

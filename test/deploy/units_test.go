@@ -43,8 +43,8 @@ func TestEnvironmentFiles(t *testing.T) {
 	}
 }
 
-// The server accepts the settings of both files, and those of compose.yaml. It ends only because the
-// tests' PostgreSQL has no TLS, and DATABASE_URL has sslmode=verify-full, as the files advise.
+// The server accepts the settings of both files, and those of compose.yaml. It ends only because
+// the tests' PostgreSQL has no TLS, and DATABASE_URL has sslmode=verify-full, as the files advise.
 func TestServerTakesEnvironmentFiles(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
