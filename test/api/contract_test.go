@@ -81,9 +81,9 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	admin.AcceptTerms()
 	for _, r := range routes {
 		// The routes below /auth would end or replace the session of admin.
-		if !strings.HasPrefix(r.name, "POST /auth/") {
+		if !strings.HasPrefix(r.Route, "POST /auth/") {
 			q := r.call(t, s, admin)
-			p.wantAnswer(q.request, q.body, r.status, q.headers...)
+			p.wantAnswer(q.request, q.body, r.Status, q.headers...)
 		}
 	}
 	p.wantAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
