@@ -264,6 +264,7 @@ func Unseen() (unseen []string) {
 			}
 		}
 	}
+	slices.Sort(unseen)
 	return unseen
 }
 
