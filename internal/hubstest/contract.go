@@ -309,21 +309,9 @@ func schemaFault(schema, value any) error {
 	if got := jsonTypes[fmt.Sprintf("%T", value)]; hasType && got != want {
 		return fmt.Errorf("got %v of type %q, want type %q", value, got, want)
 	}
-	choices, hasChoices := rules["enum"].([]any)
-	if hasChoices && !slices.Contains(choices, value) {
-		return fmt.Errorf("got %v, want one of %v", value, choices)
-	}
-	if constant := rules["const"]; constant != nil && value != constant {
-		return fmt.Errorf("got %v, want %v", value, constant)
-	}
 	switch value := value.(type) {
 	case string:
-		pattern := Pattern(rules)
-		if pattern != nil && !pattern.MatchString(value) {
-			return fmt.Errorf("got %q, want a match of %s", value, pattern)
-		}
-		length := float64(utf8.RuneCountInString(value))
-		return rangeFault(length, rules["minLength"], rules["maxLength"])
+		return textFault(rules, value)
 	case float64:
 		return rangeFault(value, rules["minimum"], rules["maximum"])
 	case []any:
@@ -336,6 +324,24 @@ func schemaFault(schema, value any) error {
 		return membersFault(rules, value)
 	}
 	return nil
+}
+
+// textFault returns an error if a text is not one of the choices of a schema, does not match its
+// pattern, or is too short or too long.
+func textFault(rules map[string]any, text string) error {
+	choices, hasChoices := rules["enum"].([]any)
+	if hasChoices && !slices.Contains(choices, any(text)) {
+		return fmt.Errorf("got %q, want one of %v", text, choices)
+	}
+	if constant := rules["const"]; constant != nil && text != constant {
+		return fmt.Errorf("got %q, want %v", text, constant)
+	}
+	pattern := Pattern(rules)
+	if pattern != nil && !pattern.MatchString(text) {
+		return fmt.Errorf("got %q, want a match of %s", text, pattern)
+	}
+	length := float64(utf8.RuneCountInString(text))
+	return rangeFault(length, rules["minLength"], rules["maxLength"])
 }
 
 // rangeFault returns an error if a number or a length is outside its bounds. Either may be nil.
