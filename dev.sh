@@ -245,7 +245,7 @@ test_all() {
 	local failed=0
 	if has apt-get && is_root; then
 		install_missing gcc:build-essential chromium chromedriver:chromium-driver firefox-esr \
-			Xvfb:xvfb npm haproxy nginx strace systemd-analyze:systemd
+			Xvfb:xvfb WebKitWebDriver:webkit2gtk-driver npm haproxy nginx strace systemd-analyze:systemd
 		export HUBS_TEST_REQUIRE=all
 	else
 		say "!!! NOT ALL IS TESTED: browsers, proxies and failing system calls need Debian and root"
