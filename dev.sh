@@ -21,8 +21,7 @@ usage() {
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
 		./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
 
-		run and user use a private PostgreSQL in .dev/, or that of DATABASE_URL. To start afresh:
-		delete .dev/
+		run and user use a private PostgreSQL in .dev/, unless DATABASE_URL is set.
 	END
 }
 wrong() { usage >&2; exit 2; }
@@ -235,7 +234,7 @@ cmd_test() {
 	all) test_all; return ;;
 	esac
 	go test "$@" . || failed=1
-	go test -timeout=10m -parallel 8 "$@" ./internal/... ./tools/... ./test/api || failed=1 # most wait
+	go test -timeout=10m -parallel 8 "$@" ./internal/... ./tools/... ./test/api || failed=1
 	return "$failed"
 }
 
@@ -243,7 +242,7 @@ cmd_test() {
 # with a program that it fetches.
 test_all() {
 	local failed=0
-	if has apt-get && is_root; then
+	if is_root && has apt-get; then
 		install_missing gcc:build-essential chromium chromedriver:chromium-driver \
 			Xvfb:xvfb WebKitWebDriver:webkit2gtk-driver npm haproxy nginx strace systemd-analyze:systemd
 		export HUBS_TEST_REQUIRE=all
@@ -254,7 +253,8 @@ test_all() {
 	export HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_BINARY=$tmp/hubs
 	go build -buildvcs=false -race -o "$HUBS_BINARY" .
 	go test -race . || failed=1
-	go test -count=1 -timeout=20m -skip=Accessible ./internal/... ./tools/... \
+	# More of them than processors run at the same time, because most wait.
+	go test -count=1 -timeout=20m -p 4 -parallel 4 -skip=Accessible ./internal/... ./tools/... \
 		./test/{api,faults,deploy,browser,clients} || failed=1
 	return "$failed"
 }
