@@ -93,7 +93,7 @@ need_postgres() {
 # It listens only on 127.0.0.1, and asks for the password, because every account of the machine can
 # reach a port. It has no Unix socket: the path of a socket can have only about 100 bytes. With
 # fsync=off, a power failure can lose data. The death of a process can't.
-pg_options='-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off -c max_connections=200'
+pg_options='-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off -c max_connections=400'
 
 # Runs one of PostgreSQL's programs, not as root, because they refuse that.
 as_pg() {
