@@ -82,7 +82,7 @@ func TestUploadDeadlines(t *testing.T) {
 			}
 			form.Read(make([]byte, 1))
 			if got := time.Until(d.read); got != test.want {
-				t.Errorf("%s: got the read deadline in %v, want it in %v", test.name, got, test.want)
+				t.Errorf("%s: got a read deadline in %v, want %v", test.name, got, test.want)
 			}
 		})
 	}

@@ -30,7 +30,7 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 	if got != want {
 		t.Errorf("filtered by %q: got the text\n%s\nwant\n%s", hostile, got, want)
 	}
-	wantArgs := []any{limit + 1, offset, hostile, hostile} // one row more than the page, for HasMore
+	wantArgs := []any{limit + 1, offset, hostile, hostile} // one row more, for HasMore
 	if !slices.Equal(args, wantArgs) {
 		t.Errorf("filtered by %q: got the arguments %v, want %v", hostile, args, wantArgs)
 	}

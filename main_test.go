@@ -147,7 +147,9 @@ func wantNoneIn(t *testing.T, err error, secrets ...string) {
 func TestQuotesAndBlanksAreRefused(t *testing.T) {
 	for _, environment := range []string{envLocal, envStaging, envProduction} {
 		for _, name := range settings(t) {
-			forms := []string{`"_"`, "'_'", `_"`, "_'", " _", "\t_", "\u00a0_", "_ ", "_\n", "_\r\n"}
+			forms := []string{
+				`"_"`, "'_'", `_"`, "_'", " _", "\t_", "\u00a0_", "_ ", "_\n", "_\r\n",
+			}
 			if name != "MAIL_FROM" { // which may begin with a name in quotes
 				forms = append(forms, `"_`, "'_")
 			}
@@ -162,7 +164,7 @@ func TestQuotesAndBlanksAreRefused(t *testing.T) {
 				wantNoneIn(t, err, "session-secret", "-password")
 			}
 			if accepted != nil {
-				t.Errorf("%s: got %s without the sentence about quotes and spaces in these forms: %q",
+				t.Errorf("%s: %s: got no sentence about quotes and spaces for these forms: %q",
 					environment, name, accepted)
 			}
 		}
@@ -190,11 +192,13 @@ func TestExampleKeysAreRefused(t *testing.T) {
 // documentedRow matches a row of a table whose third column names a constant or a limiter.
 var documentedRow = regexp.MustCompile("(?m)^\\| [^|]+ \\| ([^|]+) \\| `(\\w+)` \\|$")
 
-// The numbers of all limits and lifetimes stand in the code and in one table of docs/runbook.md. This
-// test compares the two. The limits of requests are those of the server; the others are constants.
+// The numbers of all limits and lifetimes stand in the code and in one table of docs/runbook.md,
+// which this test compares. The limits of requests are those of the server; the others are
+// constants.
 func TestNumbersAreAsDocumented(t *testing.T) {
 	t.Parallel()
-	_, section, _ := strings.Cut(hubstest.ReadFile(t, "docs/runbook.md"), "\n## Limits and lifetimes\n")
+	runbook := hubstest.ReadFile(t, "docs/runbook.md")
+	_, section, _ := strings.Cut(runbook, "\n## Limits and lifetimes\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	rows := documentedRow.FindAllStringSubmatch(section, -1)
 	if lines := strings.Count(section, "\n|") - 2; len(rows) != lines || lines < 1 {
@@ -262,7 +266,7 @@ func constantsOfProduct(t *testing.T) map[string]int64 {
 	checker := types.Config{
 		Importer:         onlyTime{importer.ForCompiler(positions, "source", nil)},
 		IgnoreFuncBodies: true,
-		Error:            func(error) {}, // all other packages are missing, and no constant needs them
+		Error:            func(error) {}, // no constant needs the packages that are missing
 	}
 	checked, _ := checker.Check("hubs", positions, files, nil)
 	values := map[string]int64{}
@@ -283,8 +287,7 @@ func productFiles() []string {
 	return slices.DeleteFunc(paths, isTest)
 }
 
-// onlyTime imports the package time, which takes a tenth of a second from its source. All packages
-// would take seconds.
+// onlyTime imports no package but time: all would take seconds.
 type onlyTime struct{ types.Importer }
 
 func (source onlyTime) Import(path string) (*types.Package, error) {
@@ -294,8 +297,8 @@ func (source onlyTime) Import(path string) (*types.Package, error) {
 	return source.Importer.Import(path)
 }
 
-// H3: systemd gives a stop as long as the server takes, and a second more.
-// A mail that is under way when the server stops has time to end.
+// H3: systemd gives a stop as long as the server takes, and a second more. A mail that is under way
+// when the server stops has time to end.
 func TestUnitLeavesTheServerRoom(t *testing.T) {
 	t.Parallel()
 	least := int((arrivalTime+2*stopTimeout)/time.Second) + 2

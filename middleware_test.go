@@ -33,25 +33,28 @@ func panicOf(f func()) (fault any) {
 // lacks its key, or whose key lacks its limit.
 func TestIncompleteRouteDoesNotStart(t *testing.T) {
 	t.Parallel()
-	valid := route{pattern: "GET /x", access: public, limit: newLimiter(1, time.Hour, ""), limitKey: guessKey}
-	if fault := panicOf(func() { newServer(config{}, nil, nil).addRoute(valid) }); fault != nil {
+	const pattern = "GET /x"
+	limit := newLimiter(1, time.Hour, "")
+	start := func(rt route) (fault any) {
+		rt.pattern = pattern
+		return panicOf(func() { newServer(config{}, nil, nil).addRoute(rt) })
+	}
+	if fault := start(route{access: public, limit: limit, limitKey: guessKey}); fault != nil {
 		t.Fatalf("a complete route: got the panic %v, want none", fault)
 	}
-	for name, change := range map[string]func(*route){
-		"no access rule":         func(rt *route) { rt.access = access{} },
-		"terms without session":  func(rt *route) { rt.access = access{terms: true} },
-		"role without session":   func(rt *route) { rt.access = access{roles: allRoles} },
-		"public, with terms":     func(rt *route) { rt.access = access{public: true, terms: true} },
-		"public, with a role":    func(rt *route) { rt.access = access{public: true, roles: allRoles} },
-		"public, with a session": func(rt *route) { rt.access = access{public: true, session: true} },
-		"limit without key":      func(rt *route) { rt.limitKey = nil },
-		"key without limit":      func(rt *route) { rt.limit = nil },
+	for name, rt := range map[string]route{
+		"no access rule":        {},
+		"terms without session": {access: access{terms: true}},
+		"role without session":  {access: access{roles: allRoles}},
+		"public with session":   {access: access{public: true, session: true}},
+		"public with terms":     {access: access{public: true, terms: true}},
+		"public with role":      {access: access{public: true, roles: allRoles}},
+		"limit without key":     {access: public, limit: limit},
+		"key without limit":     {access: public, limitKey: guessKey},
 	} {
-		rt := valid
-		change(&rt)
-		text, _ := panicOf(func() { newServer(config{}, nil, nil).addRoute(rt) }).(string)
-		if !strings.HasSuffix(text, rt.pattern) {
-			t.Errorf("%s: got the panic %q, want one that names %s", name, text, rt.pattern)
+		text, _ := start(rt).(string)
+		if !strings.HasSuffix(text, pattern) {
+			t.Errorf("%s: got the panic %q, want one that names %s", name, text, pattern)
 		}
 	}
 }
@@ -262,8 +265,8 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 	}
 }
 
-// A small request must not cause a large answer: a problem names at most maxFieldErrors fields, each
-// once and by at most maxFieldName bytes.
+// A small request must not cause a large answer: a problem names at most maxFieldErrors fields,
+// each once and by at most maxFieldName bytes.
 func TestAnswersNameFewFields(t *testing.T) {
 	t.Parallel()
 	var errs fieldErrors
