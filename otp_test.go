@@ -123,9 +123,12 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
 			code, isNew := codes.issue("a", &user{now: time.Now()})
-			got := map[bool]string{true: same, false: other}[code == last]
-			if code == nil {
+			got := other
+			switch code {
+			case nil:
 				got = nothing
+			case last:
+				got = same
 			}
 			if got != step.want || isNew != (got == other) {
 				t.Fatalf("after %v: got %s, new: %v, want %s", step.at, got, isNew, step.want)
@@ -346,6 +349,26 @@ func TestExpiredCodesAreSwept(t *testing.T) {
 			t.Error("the code that replaced another: got it refused, want it redeemed")
 		}
 	})
+}
+
+// O2, L1: Ages are measured with the monotonic clock. So when somebody sets the system's clock, no
+// code and no limit ends earlier or later. A test can't set one of the two clocks alone, and
+// synctest has only one. So this test checks that the times from which ages are measured include
+// monotonic time, which Round(0) removes.
+func TestAgesUseTheMonotonicClock(t *testing.T) {
+	t.Parallel()
+	code := ask(newCodes(), "a")
+	limit := newLimiter(1, codeTTL, "")
+	limit.spend("a")
+	for name, start := range map[string]time.Time{
+		"a code":  code.issuedAt,
+		"a mail":  code.mailedAt,
+		"a limit": limit.spent["a"][0],
+	} {
+		if start == start.Round(0) {
+			t.Errorf("the age of %s: got the start %v, want one with monotonic time", name, start)
+		}
+	}
 }
 
 // O10: The work on a request for a code begins after a random delay, and no request waits for the
