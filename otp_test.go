@@ -164,7 +164,7 @@ func TestTenGuessesEndACode(t *testing.T) {
 				t.Fatal("before half of its life is over: got a mail, want none")
 			}
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		second := ask(codes, "a")
 		if second == nil || !redeem(codes, "a", second.digits) {
 			t.Errorf("after half of its life: got the code %v, want a new one that works", second)
