@@ -139,7 +139,7 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 			key  string
 			kept int // keys in memory after this request
 		}{
-			{at: 0, key: "a", kept: 1}, // a sweep, which finds no key
+			{at: 0, key: "a", kept: 1},
 			{at: 30 * time.Second, key: "b", kept: 2},
 			{at: time.Minute - 1, key: "c", kept: 3},
 			{at: time.Minute, key: "d", kept: 3}, // a sweep, which discards a
