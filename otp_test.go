@@ -131,7 +131,7 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 				got = same
 			}
 			if got != step.want || isFirst != (got == other) {
-				t.Fatalf("after %v: got %s, first mail: %v, want %s", step.at, got, isFirst, step.want)
+				t.Fatalf("%v: got %s, first mail: %v, want %s", step.at, got, isFirst, step.want)
 			}
 			if code != nil {
 				last = code
