@@ -104,16 +104,6 @@ func TestErrorCodesInDocuments(t *testing.T) {
 	wantEqual(t, "error codes in docs/clients.md", got, want)
 }
 
-// docs/deploy.md explains each setting that the server reads, and no other.
-func TestSettingsInDocuments(t *testing.T) {
-	t.Parallel()
-	want := hubstest.Matches(t, "main.go", `errs\.(?:setting|list)\("(\w+)"`)
-	got := hubstest.Matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
-	slices.Sort(want)
-	slices.Sort(got)
-	wantEqual(t, "settings in docs/deploy.md", fmt.Sprint(got), fmt.Sprint(slices.Compact(want)))
-}
-
 // example returns the code of an example in docs/clients.md. The marks around it, such as
 // <!-- go --> and <!-- /go -->, have the name of its language.
 func example(t *testing.T, language string) string {
