@@ -446,12 +446,11 @@ func (errs *settingErrors) check(ok bool, complaint string) {
 // value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
 func (errs *settingErrors) setting(name, fallback string) string {
 	value := os.Getenv(name)
-	bare := strings.Trim(value, "\"' \t\r\n")
+	isQuoted := strings.Trim(value, `"'`) != value
 	if name == "MAIL_FROM" { // may begin with a quoted name
-		bare = strings.TrimLeft(value, " \t\r\n")
-		bare = strings.TrimRight(bare, "\"' \t\r\n")
+		isQuoted = strings.TrimRight(value, `"'`) != value
 	}
-	errs.check(bare == value,
+	errs.check(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }
