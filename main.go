@@ -100,6 +100,7 @@ func run(args []string) error {
 	return nil
 }
 
+// server holds what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -115,8 +116,8 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// Step 4 spends one of the first two; the route table has the others. A new code resets none
-	// (O5).
+	// Step 4 spends from one of the first two. The route table has the others. A new code resets
+	// none of them (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -204,6 +205,7 @@ func (rt route) mustBeValid() {
 
 const healthPath = "/healthz"
 
+// routes returns the route table.
 func (s *server) routes() []route {
 	table := []route{
 		{
