@@ -2,10 +2,15 @@ package api
 
 import (
 	"bytes"
+	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -40,15 +45,196 @@ func TestContractNamesTheCookie(t *testing.T) {
 	}
 }
 
-// startPrism starts Prism (npm @stoplight/prism-cli), a validating proxy, in front of a server, and
-// returns its address. Prism reads the contract from the server, and compares each request and
-// answer with it.
+// routeRow matches a row of the table that the command routes prints: method, path, needs, limits.
+var routeRow = regexp.MustCompile(`(?m)^\W*([A-Z]+)[\s|]+(/\S*)[\s|]+(.+?)(?:\s*\|\s*|\t|\s{2,})(.+?)\W*$`)
+
+// The server has the routes of the contract and no others, with the same access rules and limits.
+func TestRoutesAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	_, table := run(t, nil, "routes")
+	printed := map[string]string{}
+	for _, row := range routeRow.FindAllStringSubmatch(table, -1) {
+		printed[row[1]+" "+row[2]] = row[3] + " | " + row[4]
+	}
+	delete(printed, "GET /{$}") // the page, in the local environment only
+
+	for _, r := range routes {
+		var limits []string
+		for _, limit := range r.Limits {
+			limits = append(limits, limit.String())
+		}
+		needs := strings.Replace(r.Needs, "nothing", "-", 1)
+		want := needs + " | " + strings.Join(limits, "; ")
+		wantEqual(t, "hubs routes, "+r.Route, printed[r.Route], want)
+		delete(printed, r.Route)
+	}
+	wantEqual(t, "routes that the contract lacks", printed, map[string]string{})
+}
+
+// L1: Each limit of the contract is exact: so many requests pass, and the next is a 429 that names
+// the limit. The limit by client address comes before everything else.
+func TestLimitsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	for _, r := range routes {
+		for i, limit := range r.Limits {
+			t.Run(r.Route+"/"+limit.By, func(t *testing.T) {
+				var body any // none: refused, but counted by client address
+				if i > 0 {
+					body = r.body(t, s)
+				}
+				begin := time.Now()
+				passed, refusal := exceed(t, s.Client(t), limit, r.Route, body)
+				periods := int(time.Since(begin) / limit.Period) // that have gone by
+				if passed < limit.Requests || passed > limit.Requests*(1+periods) {
+					t.Errorf("got %d requests passed in %d periods, want %d in each",
+						passed, 1+periods, limit.Requests)
+				}
+				if periods == 0 {
+					wantLimited(t, refusal, limit)
+				}
+			})
+		}
+	}
+}
+
+// with returns the call with another value of one field. The value nil leaves the field out.
+func (q call) with(name string, value any) call {
+	body, isJSON := q.body.(map[string]any)
+	switch {
+	case !isJSON:
+		q.request += "?" + url.Values{name: {fmt.Sprint(value)}}.Encode()
+	case value == nil:
+		delete(body, name)
+	default:
+		body[name] = value
+	}
+	return q
+}
+
+// textOf returns a text with this many characters, if possible one that matches the pattern of the
+// schema. Its characters have four bytes in UTF-8 and two units in UTF-16, unless it is an address.
+func textOf(schema map[string]any, length int) string {
+	text := strings.Repeat("😀", length)
+	pattern := hubstest.Pattern(schema)
+	if pattern == nil || pattern.MatchString(text) || length < 3 {
+		return text
+	}
+	rest := length - len("a@")
+	return "a@" + strings.Repeat("b", 2-rest%2) + strings.Repeat(".b", (rest-1)/2)
+}
+
+// valuesOf returns values that a schema permits and values that it does not, at its bounds and just
+// beyond them.
+func valuesOf(schema map[string]any) (good, bad []any) {
+	example := fmt.Sprint(hubstest.Example(schema))
+	good = []any{example}
+	tryBound := func(rule string, beyond int, valueOf func(n int) string) {
+		if bound, hasBound := schema[rule].(float64); hasBound {
+			good = append(good, valueOf(int(bound)))
+			bad = append(bad, valueOf(int(bound)+beyond))
+		}
+	}
+	text := func(length int) string { return textOf(schema, max(length, 0)) }
+	tryBound("minimum", -1, strconv.Itoa)
+	tryBound("maximum", +1, strconv.Itoa)
+	tryBound("minLength", -1, text)
+	tryBound("maxLength", +1, text)
+	if choices, hasChoices := schema["enum"].([]any); hasChoices {
+		good = append(good, choices...)
+		bad = append(bad, "", example+"s", strings.ToUpper(example))
+	}
+	if pattern := hubstest.Pattern(schema); pattern != nil {
+		for _, text := range []string{example[1:], example + "1", example + "@", "０１２３４５"} {
+			if !pattern.MatchString(text) {
+				bad = append(bad, text)
+			}
+		}
+	}
+	return good, bad
+}
+
+// I2, I3, Z3: The inputs of each route are those of the contract. A value at a bound or of an enum
+// is accepted. One beyond it, a missing or an unknown field is a 400 that names the field.
+func TestInputsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	for _, r := range routes {
+		if r.Fields == nil {
+			continue
+		}
+		t.Run(r.Route, func(t *testing.T) {
+			send := func(name string, value any) *hubstest.Response {
+				q := r.call(t, s, admin.In(t).Elsewhere()).with(name, value)
+				return q.send(s.With(t, admin.Token()))
+			}
+			wantRefused := func(name string, value any) {
+				t.Helper()
+				send(name, value).WantProblem(t, 400, "invalid_request", name)
+			}
+			for _, field := range r.Fields {
+				good, bad := valuesOf(field.Schema)
+				for _, value := range good {
+					answer := send(field.Name, value)
+					if answer.Status == 400 {
+						t.Errorf("%s = %q: want no 400, got %v", field.Name, value, answer)
+					}
+				}
+				for _, value := range bad {
+					wantRefused(field.Name, value)
+				}
+				if field.IsRequired {
+					wantRefused(field.Name, nil)
+				}
+			}
+			wantRefused("unknown", "x")
+		})
+	}
+}
+
+// A list without parameters is the same as one with the defaults of the contract.
+func TestDefaultsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	defaults := url.Values{}
+	for _, r := range routes {
+		for _, field := range r.Fields {
+			if value, hasDefault := field.Schema["default"]; hasDefault && r.Route == "GET /hubs" {
+				defaults.Set(field.Name, fmt.Sprint(value))
+			}
+		}
+	}
+	hubstest.Exec(t, s.Database, "insert into hubs (name, created_at) select 'Hub ' || (n * 7919) % 997,"+
+		" now() - n * interval '1 hour' from generate_series(1, 300) n")
+	plain := admin.Get("/hubs").Must(t, 200)
+	explicit := admin.Get("/hubs?"+defaults.Encode()).Must(t, 200)
+	wantText(t, "GET /hubs?"+defaults.Encode(), string(explicit.Body), string(plain.Body))
+}
+
+// H4: Each route with a JSON body refuses another content type, and a body of over 16 KiB.
+func TestJSONBodiesNeedTypeAndSize(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	for _, r := range routes {
+		q := r.call(t, s, admin.Elsewhere())
+		if _, isJSON := q.body.(map[string]any); !isJSON {
+			continue
+		}
+		c := s.With(t, admin.Token())
+		q.send(c, "Content-Type", "text/plain").WantProblem(t, 415, "unsupported_media_type")
+		q.body = strings.Repeat(" ", 16<<10) + "{}"
+		q.send(c).WantProblem(t, 413, "too_large")
+	}
+}
+
+// startPrism starts Prism, a validating proxy, in front of a server, and returns its address. Prism
+// reads the contract from the server, and compares each request and answer with it.
 func startPrism(t *testing.T, s *hubstest.Server) (addr string) {
 	t.Helper()
-	prism := os.Getenv("PRISM")
-	if prism == "" {
-		hubstest.Skip(t, "PRISM must be the path of Prism; .ci/run fetches it and runs this test")
+	if os.Getenv("HUBS_TEST_REQUIRE") != "all" {
+		t.Skip("Prism is 100 MB of packages: HUBS_TEST_REQUIRE=all fetches it")
 	}
+	prism := hubstest.Packages(t, "@stoplight/prism-cli@5.16.0") + "/node_modules/.bin/prism"
 	addr = hubstest.FreeAddr(t)
 	_, port, _ := strings.Cut(addr, ":")
 	program := hubstest.StartProgram(t, exec.Command(prism, "proxy",
@@ -81,9 +267,9 @@ func TestValidatingProxyFindsNoViolation(t *testing.T) {
 	admin.AcceptTerms()
 	for _, r := range routes {
 		// The routes below /auth would end or replace the session of admin.
-		if !strings.HasPrefix(r.name, "POST /auth/") {
+		if !strings.HasPrefix(r.Route, "POST /auth/") {
 			q := r.call(t, s, admin)
-			p.wantAnswer(q.request, q.body, r.status, q.headers...)
+			p.wantAnswer(q.request, q.body, r.Status, q.headers...)
 		}
 	}
 	p.wantAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)

@@ -90,8 +90,8 @@ func (l *learner) waitRefused(place, message string) {
 
 // codeIsSent returns what the page must say after a request for a code, by the contract's example.
 func (l *learner) codeIsSent() string {
-	answer := hubstest.ContractOf[map[string]any](l.t, "POST /auth/otp/request",
-		"responses", "200", "content", "application/json", "example")
+	schema := hubstest.Contract[any](l.t, "components", "schemas", "CodeAnswer")
+	answer := hubstest.Example(schema).(map[string]any)
 	minutes := answer["expiresInSeconds"].(float64) / 60
 	return fmt.Sprintf("a code of %v digits, good for %v minutes", answer["codeLength"], minutes)
 }
