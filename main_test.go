@@ -1,8 +1,7 @@
 package main
 
 // Tests of the settings: the values in testdata/settings.json, in each environment, and the table
-// in docs/deploy.md. Tests of the listener. At the end, tests of the project itself, such as
-// whether every removal fits the code.
+// in docs/deploy.md. Tests of the listener. At the end, tests of the project itself.
 
 import (
 	"cmp"
@@ -11,12 +10,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"go/parser"
-	"go/token"
-	"go/types"
 	"net"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,7 +22,6 @@ import (
 	"time"
 
 	"hubs/internal/hubstest"
-	"hubs/tools/removals"
 )
 
 // A settingCase has values of one setting that the server accepts and rejects, each with the
@@ -247,121 +241,6 @@ func TestNumbersAreAsDocumented(t *testing.T) {
 	if mailTimeout >= stopTimeout {
 		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
 	}
-}
-
-// removalTopics are the topics that the line Row of a removal may have, instead of a row of
-// SECURITY.md.
-var removalTopics = strings.Fields(`durability limits order start stop configuration commands
-	session mail log files hubs store answers deploy`)
-
-// unproven are the tests that no removal names, because each of them tests something else.
-var unproven = map[string]string{
-	"TestAllocationsOfARequest":           "the cost",
-	"TestClientExamples":                  "a document",
-	"TestDocumentsNameWhatIsThere":        "a document",
-	"TestErrorCodesInDocuments":           "a document",
-	"TestExampleInBrowser":                "an example",
-	"TestFloodMatchesSecurityMD":          "a document",
-	"TestGuide":                           "a document",
-	"TestLedgerNoticesDamage":             "the harness",
-	"TestMain":                            "nothing: it begins the tests",
-	"TestOnlyAnAssertionProves":           "the proof",
-	"TestPageIsAccessible":                "another program's rules",
-	"TestPostgresVersion":                 "the harness",
-	"TestRemovalsFit":                     "the removals",
-	"TestRouteTableInReadme":              "a document",
-	"TestRowsAndCommentsAgree":            "a document",
-	"TestSettingsAreExplained":            "a document",
-	"TestSoak":                            "everything, for minutes",
-	"TestValidatingProxyFindsNoViolation": "the contract with another program",
-}
-
-// Each removal has a name of its own, belongs to a row of SECURITY.md or to a topic, names tests
-// that exist, and fits the current code. tools/prove shows that these tests fail. Each test is
-// named by a removal or stands in unproven.
-func TestRemovalsFit(t *testing.T) {
-	t.Parallel()
-	all, err := removals.Read()
-	hubstest.Must(t, err)
-	source, err := removals.ReadSource()
-	hubstest.Must(t, err)
-	rows := hubstest.Matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
-	rows = append(rows, removalTopics...)
-	seen := map[string]bool{}  // names of removals
-	named := map[string]bool{} // functions of tests that removals name
-
-	for _, r := range all {
-		if seen[r.Name] {
-			t.Errorf("%s: two removals have this name", r.Name)
-		}
-		seen[r.Name] = true
-		if !slices.Contains(rows, r.Row) {
-			t.Errorf("%s: got the row %s, want one of SECURITY.md or a topic", r.Name, r.Row)
-		}
-		if want := r.Row + "-"; !strings.HasPrefix(r.Name, want) {
-			t.Errorf("got the name %s, want it to begin with %s", r.Name, want)
-		}
-		for _, name := range r.Tests {
-			function := removals.TestFunction(name)
-			if _, exists := source[function]; !exists {
-				t.Errorf("%s: there is no test %s", r.Name, name)
-			}
-			named[function] = true
-		}
-		wantFit(t, source, r)
-	}
-
-	for function := range source {
-		test := path.Base(function)
-		isTest := strings.HasPrefix(test, "Test")
-		hasReason := unproven[test] != ""
-		if isTest && !named[function] && !hasReason {
-			t.Errorf("%s: no removal names it, and unproven has no reason", function)
-		}
-		if named[function] && hasReason {
-			t.Errorf("%s: a removal names it, so it is not unproven", function)
-		}
-	}
-}
-
-// wantFit checks that a removal can be made, and that the changed files know each name in them.
-func wantFit(t *testing.T, source removals.Source, r removals.Removal) {
-	t.Helper()
-	changed, err := source.Apply(r.Changes)
-	if err != nil {
-		t.Errorf("%s: %s no longer fits: %v", r.File, r.Name, err)
-	}
-	for file, text := range changed {
-		for _, name := range unknownNames(source, file, text) {
-			t.Errorf("%s: %s uses %s, which %s does not know", r.File, r.Name, name, file)
-		}
-	}
-}
-
-// unknownNames returns the names in a Go file that are neither declared in package main, nor imported
-// by the file, nor a part of the language. A removal can have such a name after a function was moved
-// or renamed.
-func unknownNames(source removals.Source, path, text string) (names []string) {
-	if !strings.HasSuffix(path, ".go") {
-		return nil
-	}
-	file, err := parser.ParseFile(token.NewFileSet(), path, text, 0)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	isImported := map[string]bool{} // each part of a path: jwt is not the last one of its path
-	for _, spec := range file.Imports {
-		for part := range strings.SplitSeq(strings.Trim(spec.Path.Value, `"`), "/") {
-			isImported[part] = true
-		}
-	}
-	for _, name := range file.Unresolved {
-		_, isDeclared := source[name.Name]
-		if !isDeclared && !isImported[name.Name] && types.Universe.Lookup(name.Name) == nil {
-			names = append(names, name.Name)
-		}
-	}
-	return names
 }
 
 // N1: The unit allows a thread for each connection, because each may wait for the disk. It allows

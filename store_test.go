@@ -305,15 +305,3 @@ func TestSecondDropIdleDoesNothing(t *testing.T) {
 		t.Errorf("got the connections 1 and %v closed, want 2 closed, idle before the drop", closed)
 	}
 }
-
-// Each table has a grant in deploy/roles.sql. Without one, the server can't read the table, but
-// other tests don't notice, because they connect as the owner.
-func TestEachTableIsGranted(t *testing.T) {
-	t.Parallel()
-	granted := hubstest.Matches(t, "deploy/roles.sql", `(?m)^grant select.* on (\w+) +to hubs_server;`)
-	for _, table := range hubstest.Tables(t) {
-		if !slices.Contains(granted, table) {
-			t.Errorf("deploy/roles.sql: want a line grant select, … on %s to hubs_server;", table)
-		}
-	}
-}

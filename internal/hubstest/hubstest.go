@@ -28,6 +28,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,6 +246,9 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 	defer cancel()
 	var out, errOut strings.Builder
 	cmd := exec.CommandContext(ctx, binary, args...)
+	if len(args) == 0 || args[0] == "serve" {
+		env = serveEnv(env)
+	}
 	cmd.Env = processEnv(env)
 	cmd.Stdout = &out
 	cmd.Stderr = &errOut
@@ -252,6 +256,14 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 		panic(err)
 	}
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
+}
+
+// serveEnv returns the settings of the command serve, which connects to the database with the role
+// of deploy/roles.sql, as in production.
+func serveEnv(env map[string]string) map[string]string {
+	env = maps.Clone(env)
+	env["DATABASE_URL"] = asServer(env["DATABASE_URL"])
+	return env
 }
 
 // processEnv returns the environment of a server process: the settings in env, and the variables
