@@ -134,9 +134,8 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	s.User(t, "delete", stored)
 }
 
-// mail-test prints the mail server that has accepted its mail, or the reason why the mail was not
-// sent.
-func TestMailTestSaysWhatBecameOfTheMail(t *testing.T) {
+// mail-test prints the mail server that has accepted its mail. TestFailedStepIsNamed tests failures.
+func TestMailTestSaysWhoTookTheMail(t *testing.T) {
 	t.Parallel()
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	email := hubstest.NewEmail()
@@ -147,12 +146,5 @@ func TestMailTestSaysWhatBecameOfTheMail(t *testing.T) {
 	mail := m.WaitMail(t, email)
 	if !strings.Contains(mail.Data, "\r\nSubject: A test\r\n") {
 		t.Errorf("got the mail %q, want the subject A test", mail.Data)
-	}
-	m.Fail(hubstest.MailRefusesRecipient)
-	status, output := run(t, m.Env(), "mail-test", email)
-	want := regexp.MustCompile("^the mail was not sent: .*no such mailbox.*\n$")
-	if status != 1 || !want.MatchString(output) {
-		t.Errorf("got exit status %d, %q, want 1 and the reason that the mail server gave",
-			status, output)
 	}
 }
