@@ -217,6 +217,50 @@ func TestAttemptsWithAnAddressCount(t *testing.T) {
 	}
 }
 
+// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than any other
+// text of that length. A JSON decoder takes milliseconds for some thousands of them.
+func TestNestingIsCheap(t *testing.T) {
+	t.Parallel()
+	server := hubstest.Start(t) // serves nobody else
+	const depth = 4000
+	nested := strings.Repeat("[", depth) + strings.Repeat("]", depth)
+	text := `"` + strings.Repeat("x", 2*depth-2) + `"`
+	token := func(value string) string {
+		header := `{"alg":"HS256","x":` + value + `}`
+		return hubstest.Token{Header: header}.Sign("another-secret-of-more-than-thirty-two-bytes",
+			"<email>", "a@b.example", "<userId>", hubstest.NewUUID())
+	}
+	// cost returns the processor time of some requests. They are refused.
+	cost := func(request string, body any, headers ...string) time.Duration {
+		before := hubstest.CPU(server.Cmd.Process.Pid)
+		for range 100 {
+			status := server.Client(t).Do(request, body, headers...).Status
+			if status != 400 && status != 401 {
+				t.Fatalf("setup: %s: got status %d, want a refusal", request, status)
+			}
+		}
+		return hubstest.CPU(server.Cmd.Process.Pid) - before
+	}
+	name := server.CookieName()
+	for what, costs := range map[string][2]time.Duration{
+		"an unknown member": {
+			cost(askRoute, `{"x":`+nested+`}`), cost(askRoute, `{"x":`+text+`}`)},
+		"a known member": {
+			cost(askRoute, `{"email":`+nested+`}`), cost(askRoute, `{"email":`+text+`}`)},
+		"a body that is not closed": {
+			cost(askRoute, `{"x":`+nested[:2*depth-1]), cost(askRoute, `{"x":`+text[:2*depth-1])},
+		"a token": {
+			cost("GET /hubs", nil, "Cookie", name+"="+token(nested)),
+			cost("GET /hubs", nil, "Cookie", "x"+name+"="+token(text))},
+	} {
+		fmt.Fprintln(t.Output(), what, costs)
+		if costs[0] > 3*costs[1] {
+			t.Errorf("%s: got %v for nested arrays, %v for a text, want no more than three times that",
+				what, costs[0], costs[1])
+		}
+	}
+}
+
 // H1: The headers of a request may have 16 kB. A request with more is a 431.
 func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()

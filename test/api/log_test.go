@@ -248,7 +248,7 @@ func TestMailServersWordsAreMasked(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailRepeats)
 	email := askForNewUser(t, s)
-	s.Log.WaitFor(t, `"msg":"code not sent"`, "554 no: ", hubstest.MaskedEmail(email))
+	s.Log.WaitFor(t, `"msg":"code not sent"`, "554", "no: ", hubstest.MaskedEmail(email))
 	s.Code(t, email) // fails unless the mail, which the mail server repeats, has a code
 }
 

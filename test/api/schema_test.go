@@ -59,6 +59,31 @@ func TestMigrateAtOnce(t *testing.T) {
 	}
 }
 
+// migrate brings what is stored about the names of hubs to the form of this release, without a change of
+// the hubs themselves. PostgreSQL does not compute a stored column again because its function changed.
+func TestMigrateRenewsStoredNames(t *testing.T) {
+	t.Parallel()
+	database := hubstest.EmptyDatabase(t, "")
+	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/schema-v1.0.0.sql"))
+	hubstest.Exec(t, database, "insert into hubs (name) values (E'Cafe\\u0301'), (E'A\\u030Angstr\u00f6m')")
+	rows := func() string {
+		return hubstest.Query[string](t, database, `select string_agg(
+			concat_ws(' ', hub_id, name, created_at, updated_at), E'\n' order by name) from hubs`)
+	}
+	before := rows()
+	hubstest.Must(t, hubstest.SetUp(database))
+	wantText(t, "hubs after migrate", rows(), before)
+	_, c := start(t, "member", map[string]string{"DATABASE_URL": database})
+	for _, search := range []string{"CAF%C3%89", "cafe%CC%81", "%C3%A5ngstr", "ANGSTRO%CC%88M"} {
+		want := 1
+		if search[0] == 'A' { // has no ring
+			want = 0
+		}
+		page := decode[hubPage](t, c.Get("/hubs?filters[name]="+search).Must(t, 200))
+		wantEqual(t, "hubs found by "+search, len(page.Items), want)
+	}
+}
+
 // A migration that has nothing to change takes no lock that conflicts with reads. So it does not
 // wait for reads, and no read waits for it.
 func TestMigrateLetsReadsGoOn(t *testing.T) {
