@@ -133,7 +133,7 @@ func TestDetailsOfUploadsDiffer(t *testing.T) {
 		{"no boundary", "multipart/form-data", good, "boundary"},
 		{"an empty form", formType, "--edge--\r\n", "missing"},
 		{"no file chosen", formType, form(chosen+`""`, ""), "file"},
-		{"another field", formType, form(otherHeader, "x"), "file"},
+		{"another field", formType, form(otherHeader, "x"), ""},
 		{"a field before the file", formType, field + good, "first"},
 		{"a name of 86 kanji", formType, form(chosen+`"`+strings.Repeat("港", 86)+`"`, "x"), "255"},
 		{"a name that turns text around", formType, form(chosen+"\"a\u202eb\"", "x"), "direction"},

@@ -93,7 +93,7 @@ func TestFailedStepIsNamed(t *testing.T) {
 		return hubstest.MailOptions{Answers: map[string]string{command: answer}}
 	}
 	account := func(mechanism string) hubstest.MailOptions {
-		return hubstest.MailOptions{User: "hubs", Password: "p", Mechanism: mechanism}
+		return hubstest.MailOptions{User: "hubs", Password: "secret-word", Mechanism: mechanism}
 	}
 	wrongPassword := account("PLAIN")
 	wrongPassword.Answers = map[string]string{"AUTH": "535 5.7.3 unsuccessful"}
@@ -140,7 +140,7 @@ func TestFailedStepIsNamed(t *testing.T) {
 			name:    "no STARTTLS",
 			options: hubstest.MailOptions{Host: remote, NoStartTLS: true},
 			step:    "STARTTLS",
-			words:   "502 no such command",
+			words:   "no such command",
 			cause:   "encryption",
 		},
 		{
