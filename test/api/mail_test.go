@@ -532,9 +532,9 @@ func TestWaitingRequestMakesNoCode(t *testing.T) {
 	// If the first request had made a code, the second would be answered by it, at once. No event
 	// marks the beginning of the wait.
 	time.Sleep(2 * time.Second)
-	early := s.Log.Count(masked)
-	areAllTaken := s.Log.Count(`"msg":"code not sent"`) == early
-	if areAllTaken && early > 0 {
+	early := s.Log.Count("code", masked)
+	hasEnded := s.Log.Count(`"msg":"code not sent"`) > 0 // a conversation, on a slow machine
+	if early > 0 && !hasEnded {
 		t.Error("got a log line about a request that waits, want none before its mail can begin")
 	}
 	s.Mail.Release()
