@@ -1,11 +1,13 @@
 package hubstest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -209,12 +211,46 @@ func (r *Response) contractFault() error {
 	operation := within(document(), "paths", path, strings.ToLower(r.Method))
 	if operation != nil {
 		seen.Store(fmt.Sprintf("%s %s: %d", r.Method, path, r.Status), true)
-		return r.operationFault(operation)
+		return errors.Join(r.requestFault(operation), r.operationFault(operation))
 	}
 	if r.Status < 400 || r.Method == "HEAD" {
 		return nil
 	}
 	return r.bodyFault(within(document(), "components", "schemas", "Problem"))
+}
+
+// requestFault returns an error if the server has accepted what the contract does not permit: a
+// parameter of the query or a member of the JSON body that is not listed or does not match its
+// schema. An operation without input ignores both.
+func (r *Response) requestFault(operation any) error {
+	fields := fieldsOf(operation)
+	if fields == nil || r.Status >= 300 {
+		return nil
+	}
+	sent := map[string]any{}
+	json.Unmarshal(bytes.TrimPrefix(r.sent, []byte("\uFEFF")), &sent) // empty, or one JSON object
+	_, query, _ := strings.Cut(r.Path, "?")
+	values, _ := url.ParseQuery(query)
+	for name := range values {
+		sent[name] = values.Get(name)
+	}
+	for name, value := range sent {
+		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == name })
+		if i < 0 {
+			return fmt.Errorf("the contract does not list the field %s that was sent", name)
+		}
+		schema := fields[i].Schema
+		if text, isText := value.(string); isText {
+			value = strings.Trim(text, " ") // the spaces don't count
+			if schema["type"] == "integer" {
+				value, _ = strconv.ParseFloat(text, 64)
+			}
+		}
+		if err := schemaFault(schema, value); err != nil {
+			return fmt.Errorf("%s, which was sent: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // operationFault returns an error if an operation of the contract does not list the answer's status
@@ -267,6 +303,7 @@ func Unseen() (unseen []string) {
 			}
 		}
 	}
+	slices.Sort(unseen)
 	return unseen
 }
 
@@ -311,21 +348,9 @@ func schemaFault(schema, value any) error {
 	if got := jsonTypes[fmt.Sprintf("%T", value)]; hasType && got != want {
 		return fmt.Errorf("got %v of type %q, want type %q", value, got, want)
 	}
-	choices, hasChoices := rules["enum"].([]any)
-	if hasChoices && !slices.Contains(choices, value) {
-		return fmt.Errorf("got %v, want one of %v", value, choices)
-	}
-	if constant := rules["const"]; constant != nil && value != constant {
-		return fmt.Errorf("got %v, want %v", value, constant)
-	}
 	switch value := value.(type) {
 	case string:
-		pattern := Pattern(rules)
-		if pattern != nil && !pattern.MatchString(value) {
-			return fmt.Errorf("got %q, want a match of %s", value, pattern)
-		}
-		length := float64(utf8.RuneCountInString(value))
-		return rangeFault(length, rules["minLength"], rules["maxLength"])
+		return textFault(rules, value)
 	case float64:
 		return rangeFault(value, rules["minimum"], rules["maximum"])
 	case []any:
@@ -338,6 +363,24 @@ func schemaFault(schema, value any) error {
 		return membersFault(rules, value)
 	}
 	return nil
+}
+
+// textFault returns an error if a text is not one of the choices of a schema, does not match its
+// pattern, or is too short or too long.
+func textFault(rules map[string]any, text string) error {
+	choices, hasChoices := rules["enum"].([]any)
+	if hasChoices && !slices.Contains(choices, any(text)) {
+		return fmt.Errorf("got %q, want one of %v", text, choices)
+	}
+	if constant := rules["const"]; constant != nil && text != constant {
+		return fmt.Errorf("got %q, want %v", text, constant)
+	}
+	pattern := Pattern(rules)
+	if pattern != nil && !pattern.MatchString(text) {
+		return fmt.Errorf("got %q, want a match of %s", text, pattern)
+	}
+	length := float64(utf8.RuneCountInString(text))
+	return rangeFault(length, rules["minLength"], rules["maxLength"])
 }
 
 // rangeFault returns an error if a number or a length is outside its bounds. Either may be nil.

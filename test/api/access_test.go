@@ -41,7 +41,7 @@ func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) ca
 	if r.Route == uploadRoute {
 		return call{
 			request: r.Route,
-			body:    form(partHeader+"\r\nContent-Type: text/plain", "hello"), // Prism needs a type
+			body:    form(partHeader, "hello"),
 			headers: []string{"Content-Type", formType},
 		}
 	}

@@ -114,7 +114,8 @@ func typesIn(t *testing.T, path, pattern string) (names []string) {
 	return names
 }
 
-// The clients that two generators of Go make pass go vet, and go through the flow.
+// The clients that two generators of Go make pass go vet. That of ogen, which compares each answer
+// with the contract, goes through the flow.
 func TestGoClients(t *testing.T) {
 	const (
 		oapi    = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
@@ -137,10 +138,6 @@ func TestGoClients(t *testing.T) {
 	tool(t, dir, "go", "mod", "init", "clients")
 	tool(t, dir, "go", "get", runtime, ogen+version)
 	tool(t, dir, "go", "vet", "./...")
-	tool(t, dir, "go", "build", "-o", "bin/", "./...")
-	for _, program := range []string{"oapi", "ogen"} {
-		t.Run(program, func(t *testing.T) {
-			wantFlow(t, dir+"/bin/"+program)
-		})
-	}
+	tool(t, dir, "go", "build", "-o", "use-ogen", ".")
+	wantFlow(t, dir+"/use-ogen")
 }

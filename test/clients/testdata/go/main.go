@@ -1,5 +1,5 @@
-// Command ogen is the flow of flow.ts with a client that ogen has made. The client checks each
-// answer against the contract: lengths, patterns and enums.
+// The flow of flow.ts with a client that ogen has made. The client compares each answer with the
+// contract: types, required members, lengths, patterns and enums.
 package main
 
 import (
