@@ -3,9 +3,11 @@
 // The harness drives the server from outside. It runs the binary as a process (Start), a
 // PostgreSQL, a mail server (NewMailServer) and a proxy that fails (NewFaultProxy). Its client
 // checks every answer for the rules that all answers must keep (Client, Response.Fault). When a
-// server ends, the harness looks for errors and secrets in its log. The removals
-// answers-member-added, G2-code-logged and others show that both checks work: the tests that notice
-// these removals don't look for them.
+// server ends, the harness looks for errors and secrets in its log. The removal G2-code-logged shows
+// that this check works: the test that notices it does not look for it.
+//
+// As in production, servers connect with the role of deploy/roles.sql. A test's own statements,
+// migrate and the user commands connect as the owner of the database.
 //
 // The words in names:
 //

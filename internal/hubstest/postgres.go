@@ -314,10 +314,16 @@ func (pg *Postgres) stop() error {
 // database in its URL has the schema and the server's role.
 func NewPostgres(t testing.TB) *Postgres {
 	t.Helper()
-	needShared(t) // skips the test if PostgreSQL is not installed
-	pg := ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
+	pg := NewCluster(t)
 	Must(t, SetUp(pg.URL))
 	return pg
+}
+
+// NewCluster is like NewPostgres, but has no tables and no role besides the operator.
+func NewCluster(t testing.TB) *Postgres {
+	t.Helper()
+	needShared(t) // skips the test if PostgreSQL is not installed
+	return ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
 }
 
 // ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or

@@ -19,7 +19,7 @@ const rolePassword = "the-password-of-each-role"
 
 func newRoleDatabase(t *testing.T) roleDatabase {
 	t.Helper()
-	pg := hubstest.NewPostgres(t)
+	pg := hubstest.NewCluster(t)
 	for _, role := range []string{"hubs_owner", "stranger"} {
 		hubstest.Exec(t, pg.URL, "create role "+role+" login password '"+rolePassword+"'")
 		hubstest.Exec(t, pg.URL, "create database "+role+" owner "+role)

@@ -120,12 +120,14 @@ func (s *soak) startClients() {
 // signedIn returns a client that is signed in as a new user with this role and has accepted the
 // terms. It fails the test if a request fails, so it must not run during a failure.
 func (s *soak) signedIn(server *server, role string) *client {
-	c, _ := server.Member(s.t, role)
-	return &client{
-		Client: c,
+	member, _ := server.Member(s.t, role)
+	c := &client{
+		Client: member,
 		soak:   s,
 		server: server,
 	}
+	s.signed = append(s.signed, c)
+	return c
 }
 
 // repeat calls round in a new goroutine, again and again until quit is closed. Before each call it

@@ -60,7 +60,7 @@ func (s *soak) failures() []failure {
 			s.pg.Stop()
 			s.pg.Start()
 		}},
-		s.mailFailure("mail server greets for ever", hubstest.MailFloods, 4*hold),
+		s.mailFailure("mail server greets for ever", hubstest.MailFloods, hold),
 		{name: "server killed", shows: noServer, run: func() {
 			first.end(s.t, syscall.SIGKILL)
 			first.start(s.t)
@@ -136,7 +136,7 @@ func (s *soak) slowUploads() {
 	}
 	var uploads sync.WaitGroup
 	for _, member := range members {
-		for range 10 { // uploads of one user at once; the limit is 16
+		for range 10 {
 			uploads.Go(func() {
 				s.ledger.Upload(member.expecting("201"))
 			})

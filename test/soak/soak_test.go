@@ -44,6 +44,7 @@ type soak struct {
 	operator *sql.DB       // adds the users
 	quit     chan struct{} // closed when the clients must end
 	clients  sync.WaitGroup
+	signed   []*client // all that signedIn has returned
 	begun    time.Time
 
 	mu       sync.Mutex
@@ -153,6 +154,7 @@ func (s *soak) waitBack(what string) time.Duration {
 // isBack reports whether a server is healthy and signs the user in.
 func (s *soak) isBack(server *server, email string) bool {
 	client := server.Client(s.t)
+	defer client.HTTP.CloseIdleConnections()
 	isGood := func(method, path string, body any) bool {
 		r, err := client.Try(method+" "+path, body)
 		return err == nil && r.Status == 200
