@@ -245,13 +245,19 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
-	var conn net.Conn = boundedReply{dialed, io.LimitReader(dialed, maxMailReply)}
+	var heard strings.Builder // until TLS begins, in plain text
+	reply := io.TeeReader(io.LimitReader(dialed, maxMailReply), &heard)
+	var conn net.Conn = boundedReply{dialed, reply}
 	if m.server.Scheme == "smtps" {
 		conn = tls.Client(conn, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
 		return failedStep("greeting", err)
+	}
+	if err := client.Hello(m.domain()); err != nil {
+		// If EHLO is refused, err has only the answer to HELO.
+		return failedStep("EHLO", fmt.Errorf("%w; all that it has said: %.200q", err, heard.String()))
 	}
 	if err := m.logIn(client); err != nil {
 		return err
@@ -287,16 +293,8 @@ func failedStep(step string, err error) error {
 	return fmt.Errorf("%s (check %s): %w", step, usualCauses[step], err)
 }
 
-// logIn says our name, begins TLS, and sends user and password.
+// logIn begins TLS, and sends user and password.
 func (m mailer) logIn(client *smtp.Client) error {
-	// If EHLO is refused, the error of client.Hello has only the answer to HELO. So ask before.
-	client.Text.PrintfLine("EHLO %s", m.domain())
-	if _, _, err := client.Text.ReadResponse(250); err != nil {
-		return failedStep("EHLO", err)
-	}
-	if err := client.Hello(m.domain()); err != nil {
-		return failedStep("EHLO", err)
-	}
 	host := m.server.Hostname()
 	// Require STARTTLS even if it is not offered: an attacker may have removed the offer (D4). On
 	// loopback nobody stands in between, and the certificate has another name.
