@@ -45,11 +45,8 @@ func newLimiter(burst int, period time.Duration, by string) *limiter {
 // String describes the limit: "5 in 15 minutes by e-mail and client address".
 func (l *limiter) String() string {
 	period := fmt.Sprintf("%.0f minutes", l.period.Minutes())
-	switch {
-	case l.period == time.Second:
-		period = "a second"
-	case l.period < time.Minute:
-		period = fmt.Sprintf("%.0f seconds", l.period.Seconds())
+	if l.period < time.Minute {
+		period = fmt.Sprintf("%.0f s", l.period.Seconds())
 	}
 	return fmt.Sprintf("%d in %s by %s", l.burst, period, l.by)
 }
