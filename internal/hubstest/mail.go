@@ -128,19 +128,17 @@ type MailServer struct {
 type MailMode int
 
 const (
-	MailWorks         MailMode = iota
-	MailCloses                 // closes a new connection at once, an open one at DATA or QUIT
-	MailRefuses                // greets with 554
-	MailHangs                  // never greets
-	MailHangsData              // never answers DATA
-	MailHangsEnd               // receives the mail, but never confirms it
-	MailDefers                 // answers each recipient with 451; would receive the mail
-	MailRefusesSender          // answers each sender with 550; would receive the mail
-	MailRepeats                // receives the mail; its refusal repeats addresses and codes
-	MailLeaves                 // confirms the mail, then closes the connection before QUIT
-	MailIgnoresQuit            // confirms the mail, but never answers QUIT
-	MailFloods                 // greets with a line that never ends
-	MailFloodsLines            // answers EHLO with lines that never end
+	MailWorks       MailMode = iota
+	MailCloses               // closes a new connection at once, an open one at DATA or QUIT
+	MailRefuses              // greets with 554
+	MailHangs                // never greets
+	MailHangsData            // never answers DATA
+	MailHangsEnd             // receives the mail, but never confirms it
+	MailRepeats              // receives the mail; its refusal repeats addresses and codes
+	MailLeaves               // confirms the mail, then closes the connection before QUIT
+	MailIgnoresQuit          // confirms the mail, but never answers QUIT
+	MailFloods               // greets with a line that never ends
+	MailFloodsLines          // answers EHLO with lines that never end
 )
 
 // A Mail is a mail that has arrived.
@@ -441,7 +439,8 @@ func (c *smtpConversation) answer(verb, args string) string {
 	case "MAIL":
 		return c.sender(address)
 	case "RCPT":
-		return c.recipient(address)
+		c.envelope.To = append(c.envelope.To, address)
+		return "250 ok"
 	case "DATA":
 		return c.data()
 	case "QUIT":
@@ -475,24 +474,12 @@ func (c *smtpConversation) sender(address string) string {
 	if c.m.opts.User != "" && c.user == "" {
 		return "530 sign in first"
 	}
-	if c.mode() == MailRefusesSender {
-		return "550 not from you"
-	}
 	c.envelope = Mail{
 		From: address,
 		TLS:  c.secure,
 		User: c.user,
 		Helo: c.helo,
 	}
-	return "250 ok"
-}
-
-// recipient returns the answer to RCPT TO.
-func (c *smtpConversation) recipient(address string) string {
-	if c.mode() == MailDefers {
-		return "451 try again later"
-	}
-	c.envelope.To = append(c.envelope.To, address)
 	return "250 ok"
 }
 
@@ -507,15 +494,15 @@ func (c *smtpConversation) data() string {
 	if err != nil {
 		return c.end("")
 	}
+	if c.sayInstead("mail") {
+		return ""
+	}
 	mail := c.envelope
 	c.envelope = Mail{}
 	mail.Data = text
 	c.m.mu.Lock()
 	c.m.mails = append(c.m.mails, &mail)
 	c.m.mu.Unlock()
-	if c.sayInstead("mail") {
-		return ""
-	}
 	switch c.hang(MailHangsEnd) {
 	case MailCloses:
 		return c.end("")

@@ -49,10 +49,6 @@ var (
 	namedFunction = regexp.MustCompile(`\b([a-z]+\.go:\w+(?:\.\w+)?)`)
 	// ](docs/yours.md#a-field)
 	namedLink = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
-	// ./dev.sh prove
-	namedScript = regexp.MustCompile(`\./dev\.sh ([a-z]+)`)
-	// TestCodeWorksOnce
-	namedTest = regexp.MustCompile(`\b((?:Test|Fuzz|Benchmark)[A-Z]\w+)`)
 )
 
 // A mention is a name that a document contains.
@@ -73,7 +69,7 @@ func mentions(t *testing.T, pattern *regexp.Regexp) (all []mention) {
 	return all
 }
 
-// Every function, linked file, command of dev.sh and test that a document names exists.
+// Every function and linked file that a document names exists.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	t.Parallel()
 	declared := functions(t)
@@ -89,24 +85,6 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 		_, err := os.Stat(filepath.Join(folder, m.name))
 		if err != nil {
 			t.Errorf("%s links to %s: %v", m.document, m.name, err)
-		}
-	}
-
-	script := hubstest.ReadFile(t, "dev.sh")
-	for _, m := range mentions(t, namedScript) {
-		command := regexp.MustCompile(`(?m)^[a-z |-]*\b` + m.name + `\b[a-z |-]*\)`)
-		if !command.MatchString(script) {
-			t.Errorf("%s names ./dev.sh %s, which does not exist", m.document, m.name)
-		}
-	}
-
-	var tests strings.Builder
-	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "tools/*/*_test.go") {
-		tests.WriteString(hubstest.ReadFile(t, name))
-	}
-	for _, m := range mentions(t, namedTest) {
-		if !strings.Contains(tests.String(), "\nfunc "+m.name+"(") {
-			t.Errorf("%s names %s, which does not exist", m.document, m.name)
 		}
 	}
 }

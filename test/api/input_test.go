@@ -110,89 +110,39 @@ func (c bodyCase) send(
 	return s.Wire(t, cmp.Or(c.Method, "POST")+" "+path, []byte(body), headers...)
 }
 
-// H4: A JSON body may have 16,384 bytes, and a Content-Type header 256 bytes. One byte more is a
-// 413 or a 415. The limit of the body also holds for a body that is sent in chunks, without a
-// Content-Length.
+// H4: The limit of a body also holds for one that is sent in chunks, without a Content-Length.
 func TestBodyLimits(t *testing.T) {
 	t.Parallel()
-	const maxBody = 16 << 10
-	const maxType = 256
 	c := hubstest.Start(t).Client(t)
-
-	for _, test := range []struct{ size, status int }{
-		{size: maxBody, status: 200},
-		{size: maxBody + 1, status: 413},
-		{size: 5 * maxBody, status: 413},
-	} {
-		padded := fmt.Sprintf("%-*s", test.size, `{"email":"a@limits.example"}`)
-		for _, way := range bothWays(padded) {
-			t.Run(fmt.Sprintf("a body of %d bytes, %s", test.size, way.name), func(t *testing.T) {
-				c := c.In(t).Elsewhere()
-				c.Do(askRoute, way.body, "Content-Type", "application/json").Want(t, test.status)
-			})
+	for size, status := range map[int]int{16 << 10: 200, 16<<10 + 1: 413, 1 << 20: 413} {
+		for _, way := range bothWays(fmt.Sprintf("%-*s", size, `{"email":"a@limits.example"}`)) {
+			answer := c.Elsewhere().Do(askRoute, way.body, "Content-Type", "application/json")
+			wantEqual(t, fmt.Sprint(size, " bytes ", way.name), answer.Status, status)
 		}
 	}
-
-	withType := func(size int) *hubstest.Response {
-		const kind = "application/json;"
-		padded := fmt.Sprintf("%s%*s", kind, size-len(kind), "charset=utf-8")
-		return c.Do(askRoute, `{"email":"b@limits.example"}`, "Content-Type", padded)
-	}
-	withType(maxType).Want(t, 200)
-	withType(maxType+1).Want(t, 415)
 }
 
 // I3: The answer to an invalid input is short, however many errors the input has. It names at most
 // 20 fields, and at most the first 64 bytes of each name.
 func TestAnswersToBadInputAreShort(t *testing.T) {
 	t.Parallel()
-	const (
-		maxErrors = 20
-		maxName   = 64   // bytes
-		maxAnswer = 2000 // bytes
-	)
-	_, admin := start(t, "admin")
-	var many strings.Builder // members
+	c := hubstest.Start(t).Client(t)
+	var many strings.Builder
 	for i := range 1000 {
 		fmt.Fprintf(&many, `,"x%03d":""`, i)
 	}
-	const email = `{"email":"a@b.example"`
-	for _, test := range []struct {
-		name  string
-		body  string
-		first string // the first field that the answer names
-	}{
-		{
-			name:  "many members",
-			body:  email + many.String() + `}`,
-			first: "x000",
-		},
-		{
-			name:  "no names",
-			body:  email + strings.Repeat(`,"":1`, 3000) + `}`,
-			first: "input",
-		},
-		{
-			name:  "a long name",
-			body:  email + `,"` + strings.Repeat("<", 5000) + `":1}`,
-			first: strings.Repeat("<", maxName),
-		},
+	for first, members := range map[string]string{ // by the first field that the answer names
+		"x000":                  many.String(),
+		"input":                 strings.Repeat(`,"":1`, 3000),
+		strings.Repeat("<", 64): `,"` + strings.Repeat("<", 5000) + `":1`,
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			answer := admin.In(t).Elsewhere().Do(askRoute, test.body)
-			answer.WantProblem(t, 400, "invalid_request")
-
-			fields := answer.Fields()
-			if len(fields) == 0 || fields[0] != test.first {
-				t.Errorf("got the fields %q, want %q as the first", fields, test.first)
-			}
-			if len(fields) > maxErrors {
-				t.Errorf("got %d errors, want at most %d", len(fields), maxErrors)
-			}
-			if len(answer.Body) > maxAnswer {
-				t.Errorf("got an answer of %d bytes, want at most %d", len(answer.Body), maxAnswer)
-			}
-		})
+		answer := c.Elsewhere().Do(askRoute, `{"email":"a@b.example"`+members+`}`)
+		answer.WantProblem(t, 400, "invalid_request")
+		fields := answer.Fields()
+		wantEqual(t, "first field", fields[0], first)
+		if len(fields) > 20 || len(answer.Body) > 2000 {
+			t.Errorf("got %d errors in %d bytes, want at most 20 in 2000", len(fields), len(answer.Body))
+		}
 	}
 }
 
@@ -217,46 +167,44 @@ func TestAttemptsWithAnAddressCount(t *testing.T) {
 	}
 }
 
-// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than any other
+// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than another
 // text of that length. A JSON decoder takes milliseconds for some thousands of them.
 func TestNestingIsCheap(t *testing.T) {
 	t.Parallel()
-	server := hubstest.Start(t) // serves nobody else
+	s := hubstest.Start(t) // serves nobody else
 	const depth = 4000
 	nested := strings.Repeat("[", depth) + strings.Repeat("]", depth)
-	text := `"` + strings.Repeat("x", 2*depth-2) + `"`
-	token := func(value string) string {
-		header := `{"alg":"HS256","x":` + value + `}`
-		return hubstest.Token{Header: header}.Sign("another-secret-of-more-than-thirty-two-bytes",
-			"<email>", "a@b.example", "<userId>", hubstest.NewUUID())
-	}
-	// cost returns the processor time of some requests. They are refused.
+	flat := `"` + strings.Repeat("x", 2*depth-2) + `"`
+	// cost returns the processor time of some requests that are refused.
 	cost := func(request string, body any, headers ...string) time.Duration {
-		before := hubstest.CPU(server.Cmd.Process.Pid)
+		before := hubstest.CPU(s.Cmd.Process.Pid)
 		for range 100 {
-			status := server.Client(t).Do(request, body, headers...).Status
-			if status != 400 && status != 401 {
+			if status := s.Client(t).Do(request, body, headers...).Status; status < 400 {
 				t.Fatalf("setup: %s: got status %d, want a refusal", request, status)
 			}
 		}
-		return hubstest.CPU(server.Cmd.Process.Pid) - before
+		return hubstest.CPU(s.Cmd.Process.Pid) - before
 	}
-	name := server.CookieName()
-	for what, costs := range map[string][2]time.Duration{
-		"an unknown member": {
-			cost(askRoute, `{"x":`+nested+`}`), cost(askRoute, `{"x":`+text+`}`)},
-		"a known member": {
-			cost(askRoute, `{"email":`+nested+`}`), cost(askRoute, `{"email":`+text+`}`)},
-		"a body that is not closed": {
-			cost(askRoute, `{"x":`+nested[:2*depth-1]), cost(askRoute, `{"x":`+text[:2*depth-1])},
-		"a token": {
-			cost("GET /hubs", nil, "Cookie", name+"="+token(nested)),
-			cost("GET /hubs", nil, "Cookie", "x"+name+"="+token(text))},
+	withBody := func(form string) func(string) time.Duration {
+		return func(value string) time.Duration {
+			return cost(askRoute, strings.Replace(form, "VALUE", value, 1))
+		}
+	}
+	withToken := func(value string) time.Duration {
+		token := hubstest.Token{Header: `{"alg":"HS256","x":` + value + `}`}.Sign(
+			"another-secret-of-more-than-thirty-two-bytes", "<email>", "", "<userId>", "")
+		return cost("GET /hubs", nil, "Cookie", s.CookieName()+"="+token)
+	}
+	for name, costOf := range map[string]func(value string) time.Duration{
+		"unknown member": withBody(`{"x":VALUE}`),
+		"known member":   withBody(`{"email":VALUE}`),
+		"cut off":        withBody(`{"x":VALUE`),
+		"token":          withToken,
 	} {
-		fmt.Fprintln(t.Output(), what, costs)
-		if costs[0] > 3*costs[1] {
-			t.Errorf("%s: got %v for nested arrays, %v for a text, want no more than three times that",
-				what, costs[0], costs[1])
+		got, usual := costOf(nested), costOf(flat)
+		if got > 3*usual {
+			t.Errorf("%s: nested arrays took %v, another text %v, want at most three times that",
+				name, got, usual)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/mail"
@@ -12,182 +13,52 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// remote is a host that stands for another machine: see hubstest.MailOptions.
-const remote = "0.0.0.0"
-
-// Codes are mailed through these mail servers: over TLS to another machine, and in plain text to this
-// one, where nobody stands in between. If SMTP_URL has a user, the server signs in, by LOGIN if the
-// mail server does not offer PLAIN.
-func TestMailIsSent(t *testing.T) {
-	t.Parallel()
-	const user, password = "hubs", "p:@/%20 w"
-	database := hubstest.NewDatabase(t)
-	for name, test := range map[string]struct {
-		options hubstest.MailOptions
-		tls     bool
-	}{
-		"remote, STARTTLS": {hubstest.MailOptions{Host: remote, User: user, Password: password}, true},
-		"remote, implicit TLS": {
-			hubstest.MailOptions{Host: remote, ImplicitTLS: true, User: user, Password: password}, true},
-		"remote, LOGIN among others": {
-			hubstest.MailOptions{Host: remote, User: user, Password: password, Mechanism: "LOGIN XOAUTH2"},
-			true},
-		"implicit TLS, LOGIN alone": {
-			hubstest.MailOptions{ImplicitTLS: true, User: user, Password: password, Mechanism: "LOGIN"}, true},
-		"this machine, LOGIN": {
-			hubstest.MailOptions{User: user, Password: password, Mechanism: "NTLM LOGIN"}, false},
-		"this machine, LOGIN and PLAIN": {
-			hubstest.MailOptions{User: user, Password: password, Mechanism: "LOGIN PLAIN"}, false},
-		// A mail server that was just installed has a certificate that nobody knows.
-		"this machine, by name, with a certificate of its own": {
-			hubstest.MailOptions{Host: "localhost", Untrusted: true, OtherName: true}, false},
-		"this machine, by IPv6":     {hubstest.MailOptions{Host: "::1", Untrusted: true}, false},
-		"this machine, no STARTTLS": {hubstest.MailOptions{NoStartTLS: true}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := hubstest.NewMailServer(t, test.options)
-			s := hubstest.Start(t, hubstest.StagingEnv(m), map[string]string{"DATABASE_URL": database})
-			got := m.WaitMail(t, askForNewUser(t, s))
-			wantEqual(t, "TLS", got.TLS, test.tls)
-			wantEqual(t, "user", got.User, test.options.User)
-			hubstest.WaitFor(t, "QUITs", 1, m.Quits)
-		})
-	}
-}
-
-// D4: If a mail server on another machine does not offer STARTTLS, or if TLS fails at any mail
-// server, neither a mail nor a password is sent.
-func TestMailOnlyThroughTLS(t *testing.T) {
+// D4: Codes are mailed over TLS to another machine, and in plain text to this one, where nobody stands in
+// between. A mail that is not sent is reported with the step that has failed, the mail server's own words
+// and the usual cause: by the command mail-test, and in the log.
+func TestMailServers(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
-	for name, options := range map[string]hubstest.MailOptions{
-		"no STARTTLS":                     {Host: remote, NoStartTLS: true},
-		"unknown authority":               {Host: remote, Untrusted: true},
-		"unknown authority, implicit TLS": {Untrusted: true, ImplicitTLS: true},
-		"TLS 1.1":                         {Host: remote, OldTLS: true},
-		"TLS 1.1, implicit TLS":           {OldTLS: true, ImplicitTLS: true},
-		"name of another server":          {OtherName: true, Host: remote},
-		"name of another, implicit TLS":   {OtherName: true, Host: remote, ImplicitTLS: true},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, c := range hubstest.ReadCases[struct {
+		Name, URL, Step string
+		Options         hubstest.MailOptions
+		TLS             bool
+		Says            []string
+	}](t, "testdata/mail.json") {
+		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
-			options.User = "hubs"
-			options.Password = "secret-word"
-			m := hubstest.NewMailServer(t, options)
-			s := hubstest.Start(t, hubstest.StagingEnv(m), map[string]string{"DATABASE_URL": database})
-			s.AllowErrorsWithAnyOf("code not sent")
-
-			waitNotSent(t, s, askForNewUser(t, s))
-			wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
-			wantEqual(t, "mails at the mail server", len(m.Received()), 0)
-		})
-	}
-}
-
-// A mail that is not sent is reported with the step of the conversation that has failed, the mail
-// server's own words, and the usual cause: by the command mail-test, and in the log.
-func TestFailedStepIsNamed(t *testing.T) {
-	t.Parallel()
-	answers := func(command, answer string) hubstest.MailOptions {
-		return hubstest.MailOptions{Answers: map[string]string{command: answer}}
-	}
-	account := func(mechanism string) hubstest.MailOptions {
-		return hubstest.MailOptions{User: "hubs", Password: "secret-word", Mechanism: mechanism}
-	}
-	wrongPassword := account("PLAIN")
-	wrongPassword.Answers = map[string]string{"AUTH": "535 5.7.3 unsuccessful"}
-	database := hubstest.NewDatabase(t)
-	free := hubstest.FreeAddr(t)
-
-	for _, test := range []struct {
-		name    string
-		options hubstest.MailOptions
-		url     func(string) string // changes SMTP_URL; nil changes nothing
-		step    string
-		words   string // of the mail server or, if it has said nothing, of the system
-		cause   string
-	}{
-		{
-			name:  "nobody listens",
-			url:   func(string) string { return "smtp://" + free },
-			step:  "connect",
-			words: "refused",
-			cause: "SMTP_URL",
-		},
-		{
-			name:    "TLS at a port without it",
-			options: hubstest.MailOptions{},
-			url:     func(url string) string { return strings.Replace(url, "smtp:", "smtps:", 1) },
-			step:    "greeting",
-			words:   "tls",
-			cause:   "smtps://",
-		},
-		{
-			name:    "unknown authority",
-			options: hubstest.MailOptions{ImplicitTLS: true, Untrusted: true},
-			step:    "greeting",
-			words:   "unknown authority",
-			cause:   "SSL_CERT_FILE",
-		},
-		{name: "refused", options: answers("greeting", "554 5.3.2 no service"), step: "greeting",
-			words: "no service", cause: "smtps://"},
-		{name: "busy", options: answers("EHLO", "421 4.3.2 come later"), step: "EHLO",
-			words: "come later", cause: "this machine"},
-		{name: "unknown client", options: answers("EHLO", "550-5.7.1 not\r\n550 5.7.1 you"), step: "EHLO",
-			words: "you", cause: "this machine"},
-		{
-			name:    "no STARTTLS",
-			options: hubstest.MailOptions{Host: remote, NoStartTLS: true},
-			step:    "STARTTLS",
-			words:   "no such command",
-			cause:   "SMTP_URL",
-		},
-		{
-			name:    "unknown authority behind STARTTLS",
-			options: hubstest.MailOptions{Host: remote, Untrusted: true},
-			step:    "STARTTLS",
-			words:   "unknown authority",
-			cause:   "SSL_CERT_FILE",
-		},
-		{name: "wrong password", options: wrongPassword, step: "AUTH", words: "5.7.3 unsuccessful",
-			cause: "password"},
-		{name: "XOAUTH2 alone", options: account("XOAUTH2"), step: "AUTH", words: "XOAUTH2",
-			cause: "PLAIN or LOGIN"},
-		{name: "two strange ones", options: account("GSSAPI CRAM-MD5"), step: "AUTH",
-			words: "CRAM-MD5", cause: "PLAIN or LOGIN"},
-		{name: "sender", options: answers("MAIL", "553 5.7.1 not yours"), step: "sender",
-			words: "not yours", cause: "MAIL_FROM"},
-		{name: "recipient", options: answers("RCPT", "554 5.7.1 relay access denied"),
-			step: "recipient", words: "relay access denied", cause: "SMTP_URL"},
-		{name: "data", options: answers("DATA", "452 4.2.2 disk is full"), step: "data",
-			words: "disk is full", cause: "MAIL_FROM"},
-		{name: "text", options: answers("mail", "550 5.7.509 looks like spam"), step: "data",
-			words: "looks like spam", cause: "MAIL_FROM"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			m := hubstest.NewMailServer(t, test.options)
+			m := hubstest.NewMailServer(t, c.Options)
 			env := hubstest.StagingEnv(m)
-			if test.url != nil {
-				env["SMTP_URL"] = test.url(m.URL)
-			}
+			_, address, _ := strings.Cut(m.URL, "://")
+			env["SMTP_URL"] = cmp.Or(strings.Replace(c.URL, "HOST", address, 1), m.URL)
 			s := hubstest.Start(t, env, map[string]string{"DATABASE_URL": database})
-			s.AllowErrorsWithAnyOf("code not sent")
+			if c.Step != "" {
+				s.AllowErrorsWithAnyOf("code not sent")
+			}
 			email := askForNewUser(t, s)
+			logged := s.Log.WaitFor(t, `"msg":"code `, hubstest.MaskedEmail(email))
 			status, said := run(t, env, "mail-test", email)
-			logged := s.Log.WaitFor(t, `"msg":"code not sent"`, hubstest.MaskedEmail(email))
 
+			if c.Step == "" {
+				wantEqual(t, "exit status", status, 0)
+				hubstest.WaitFor(t, "QUITs", 2, m.Quits)
+				for _, got := range m.Received() {
+					wantEqual(t, "TLS", got.TLS, c.TLS)
+					wantEqual(t, "user", got.User, c.Options.User)
+				}
+				return
+			}
 			wantEqual(t, "exit status", status, 1)
 			for _, text := range []string{said, logged} {
 				_, text, _ = strings.Cut(text, "sent") // the mail was not sent; code not sent
-				for _, part := range []string{test.step, test.words, test.cause} {
+				for _, part := range append(c.Says, c.Step) {
 					if !strings.Contains(text, part) {
 						t.Errorf("got %q, want %q in it", text, part)
 					}
 				}
 			}
-			wantEqual(t, "passwords for strange mechanisms", m.Passwords(), 0)
+			wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
+			wantEqual(t, "mails at the mail server", len(m.Received()), 0)
 		})
 	}
 }
@@ -290,33 +161,20 @@ func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	}
 }
 
-// D3: If the mail server fails, the client gets the same answer as always, the log has the failure,
-// and the code does not count as mailed. So the next request mails a code, although it comes a moment later.
+// D3: If the mail server fails, the client gets the same answer as always, the log has the failure, and
+// the code does not count as mailed. So the next request mails a code, although it comes a moment later.
 // The database has the address in capitals, which must make no difference.
 func TestFailedMailRemovesTheCode(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailWorks)
-
-	for _, test := range []struct {
-		name string
-		mode hubstest.MailMode
-	}{
-		{"closes", hubstest.MailCloses},
-		{"refuses", hubstest.MailRefuses},
-		{"defers", hubstest.MailDefers},
-		{"refuses the sender", hubstest.MailRefusesSender},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			email := hubstest.NewEmail()
-			s.User(t, "add", strings.ToUpper(email))
-			before := len(s.Mail.Received())
-			s.Mail.Fail(test.mode)
-			s.Client(t).AskCode(email)
-			waitNotSent(t, s, email)
-			wantEqual(t, "mails, as before the failure", len(s.Mail.Received()), before)
-			s.Mail.Release()
-			s.Client(t).SignIn(email)
-		})
+	for _, mode := range []hubstest.MailMode{hubstest.MailCloses, hubstest.MailRefuses} {
+		email := hubstest.NewEmail()
+		s.User(t, "add", strings.ToUpper(email))
+		s.Mail.Fail(mode)
+		s.Client(t).AskCode(email)
+		waitNotSent(t, s, email)
+		s.Mail.Release()
+		s.Client(t).SignIn(email)
 	}
 }
 
@@ -427,41 +285,6 @@ func TestHungMailServerDelaysNobody(t *testing.T) {
 	}
 }
 
-// D3: The time to connect counts as a part of the time that a conversation may last. So a mail
-// server that is slow to accept the connection can't make the conversation last twice as long.
-//
-// The test compares it with a conversation that hangs. That one begins two seconds later, and
-// before the connection is accepted. It must end later. The sleeps make both differences: no event
-// marks a part of the mail's ten seconds. These are the seconds since the request for a code:
-//
-//	0   TCP tries to connect, and tries again after 1, 3 and 7 seconds, or more often
-//	2   the other conversation begins, which hangs
-//	4   there is room: the next attempt, at 7 seconds or before, connects
-//	10  the conversation must end; if the time to connect did not count, it would end at 17
-//	12  the other conversation ends
-//
-// On a machine so slow that 7 becomes 10, the test shows nothing.
-func TestConnectingIsPartOfTheMailsTime(t *testing.T) {
-	t.Parallel()
-	addr, makeRoom := hubstest.FullQueue(t)
-	s := hubstest.Start(t, map[string]string{
-		"SMTP_URL":  "smtp://" + addr,
-		"MAIL_FROM": "signin@example.com",
-	})
-	s.AllowErrorsWithAnyOf("code not sent")
-	hung := startFailing(t, hubstest.MailHangs)
-	email := askForNewUser(t, s)
-	time.Sleep(2 * time.Second)
-	beginHung(t, hung)
-	time.Sleep(2 * time.Second)
-	makeRoom() // so TCP's next attempt connects
-	waitNotSent(t, s, email)
-	if hung.Mail.Connections() == 0 {
-		t.Error("the hung conversation, which began later, has ended first: " +
-			"the time to connect did not count")
-	}
-}
-
 // M1: If a mail server, or an attacker on the way to it, sends an endless answer, the server soon
 // closes the connection, before and within TLS.
 func TestEndlessMailAnswerIsCutOff(t *testing.T) {
@@ -549,16 +372,20 @@ func TestWaitingRequestMakesNoCode(t *testing.T) {
 	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
 }
 
-// O7: A code that is asked for again is the same, with the minutes that it has left. A failure of the
-// second mail does not end it, and a "sign out everywhere" does.
+// O7, L5: A code that is asked for again is the same, with the minutes that it has left. A failure of the
+// second mail does not end it. A "sign out everywhere" does, and so do ten wrong guesses, from wherever
+// they come; after these, there is no new code for some minutes.
 func TestCodeIsMailedAgain(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailWorks)
 	var guests []hubstest.Guest
-	for range 3 {
+	for range 4 {
 		guests = append(guests, s.NewGuest(t))
 	}
-	patient, unlucky, signedOut := guests[0], guests[1], guests[2]
+	patient, unlucky, signedOut, attacked := guests[0], guests[1], guests[2], guests[3]
+	for n := range hubstest.LimitOf(t, guessRoute).Requests {
+		attacked.Present(hubstest.OtherCode(attacked.Code, n+1)).Want(t, 401)
+	}
 	// No event marks the end of the minute in which an address gets no second mail.
 	time.Sleep(61 * time.Second)
 
@@ -574,6 +401,9 @@ func TestCodeIsMailedAgain(t *testing.T) {
 	s.User(t, "signout", signedOut.Email)
 	wantNoSession(t, signedOut.Present(signedOut.Code), 401, "invalid_code")
 	signedOut.SignIn(signedOut.Email) // with a new code, at once
+
+	attacked.AskCode(attacked.Email)
+	s.Log.WaitFor(t, "wrong guesses ended the code", hubstest.MaskedEmail(attacked.Email))
 
 	s.Mail.Fail(hubstest.MailRefuses)
 	unlucky.AskCode(unlucky.Email)

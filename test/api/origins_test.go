@@ -1,7 +1,6 @@
 package api
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -127,42 +126,6 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// R1: Preflights of allowed origins are not counted. A browser sends one before each new URL, and a page
-// can't see that one was refused. Those of other origins count, and so does an OPTIONS that is none.
-func TestPreflightsAreNotCounted(t *testing.T) {
-	t.Parallel()
-	const origin = "https://app.example.com"
-	s := hubstest.Start(t, production(t))
-	limit := hubstest.LimitOf(t, "GET /hubs")
-	fromPage := []string{"Origin", origin}
-	asPreflight := []string{"Access-Control-Request-Method", "GET",
-		"Access-Control-Request-Headers", "x-request-id"}
-
-	c := s.Client(t)
-	for i := range limit.Requests + 20 { // each before a request to another URL, as a page causes them
-		path := fmt.Sprint("/hubs?offset=", i)
-		c.Do("OPTIONS "+path, nil, slices.Concat(fromPage, asPreflight)...).Want(t, 204)
-		answer := c.Get(path, fromPage...)
-		if i < limit.Requests {
-			answer.Want(t, 401)
-		} else {
-			wantLimited(t, answer, limit)
-			wantEqual(t, "readable by the page", answer.Header.Get("Access-Control-Allow-Origin"), origin)
-		}
-	}
-
-	for name, headers := range map[string][]string{
-		"another origin":      append(asPreflight, "Origin", "https://example.com"),
-		"no origin":           asPreflight,
-		"no method asked for": fromPage,
-		"another environment": append(asPreflight, "Origin", "http://localhost:3000"),
-	} {
-		passed, refusal := exceed(t, s.Client(t), limit, "OPTIONS /hubs", nil, headers...)
-		wantEqual(t, name+": requests that passed", passed, limit.Requests)
-		wantLimited(t, refusal, limit)
 	}
 }
 
