@@ -60,11 +60,11 @@ func TestRemovalsFit(t *testing.T) {
 				t.Errorf("%s: there is no test %s", r.name, name)
 			}
 		}
-		quoted := r.gains
+		quoted := []string{r.gains}
 		for _, c := range r.changes {
-			quoted += "\n" + strings.Join(c.old, "\n")
+			quoted = append(quoted, c.old...)
 		}
-		if found := number.FindString(quoted); found != "" {
+		if found := number.FindString(strings.Join(quoted, "\n")); found != "" {
 			t.Errorf("%s: got the number %s in what it quotes, want none", r.name, found)
 		}
 		if _, err := src.apply(r); err != nil {
