@@ -66,11 +66,8 @@ type Limit struct {
 // String returns the limit as the server writes it, such as "5 in 15 minutes by e-mail".
 func (l Limit) String() string {
 	period := fmt.Sprintf("%.0f minutes", l.Period.Minutes())
-	switch {
-	case l.Period == time.Second:
-		period = "a second"
-	case l.Period < time.Minute:
-		period = fmt.Sprintf("%.0f seconds", l.Period.Seconds())
+	if l.Period < time.Minute {
+		period = fmt.Sprintf("%.0f s", l.Period.Seconds())
 	}
 	return fmt.Sprintf("%d in %s by %s", l.Requests, period, l.By)
 }

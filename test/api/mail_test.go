@@ -403,7 +403,7 @@ func TestCodeIsMailedAgain(t *testing.T) {
 	signedOut.SignIn(signedOut.Email) // with a new code, at once
 
 	attacked.AskCode(attacked.Email)
-	s.Log.WaitFor(t, "wrong guesses ended the code", hubstest.MaskedEmail(attacked.Email))
+	s.Log.WaitFor(t, "wrong guesses have ended the code", hubstest.MaskedEmail(attacked.Email))
 
 	s.Mail.Fail(hubstest.MailRefuses)
 	unlucky.AskCode(unlucky.Email)
