@@ -101,8 +101,8 @@ func (r *Response) String() string {
 	return fmt.Sprintf("%s %s: %d %v\n%.2000s", r.Method, r.Path, r.Status, r.Header, r.Body)
 }
 
-// Do sends a request such as "GET /hubs", and checks the answer for the rules that every answer must
-// keep (Fault).
+// Do sends a request such as "GET /hubs", and checks the answer for the rules that every answer
+// must keep (Fault).
 //
 // A body that is a string is sent unchanged, as JSON. A body that is an io.Reader is sent
 // unchanged, without a Content-Type. Any other body is encoded as JSON. headers are names and
@@ -376,8 +376,8 @@ func (r *Response) Must(t testing.TB, status int) *Response {
 	return r
 }
 
-// member returns a member of the body by its path, such as "user.userId". It returns nil if there is
-// no such member.
+// member returns a member of the body by its path, such as "user.userId". It returns nil if there
+// is no such member.
 func (r *Response) member(path string) any {
 	var object any
 	json.Unmarshal(r.Body, &object) // not every body is JSON
@@ -502,8 +502,8 @@ func (r *Response) Details() (details []string) {
 	return details
 }
 
-// A page may show the detail of an error to its user. So it is a sentence, without a path, the name of a
-// header, or a duration as Go writes it.
+// A page may show the detail of an error to its user. So it is a sentence, without a path, the name
+// of a header, or a duration as Go writes it.
 var (
 	sentence    = regexp.MustCompile(`^[A-Z].*\.$`)
 	notForUsers = regexp.MustCompile(`(^| )/[a-z]|[A-Z][a-z]+-[A-Z]|[0-9](ms|[smh])\b|[0-9][mh][0-9]`)

@@ -87,7 +87,8 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 func TestLockedRowsAreUnavailable(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
-	s, admin := start(t, "admin", map[string]string{"DATABASE_URL": database + "&lock_timeout=50ms"})
+	impatient := database + "&lock_timeout=50ms"
+	s, admin := start(t, "admin", map[string]string{"DATABASE_URL": impatient})
 	s.AllowErrorsWithAnyOf("unavailable")
 	hub := admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201).Header.Get("Location")
 	other, err := hubstest.OpenDB(t, database).Begin()
@@ -99,8 +100,8 @@ func TestLockedRowsAreUnavailable(t *testing.T) {
 	admin.Do("PATCH "+hub, `{"name":"South"}`).Want(t, 200)
 }
 
-// I5, F3: An insert after which there is no row, because of a trigger, is a 500. An upload leaves no
-// bytes.
+// I5, F3: An insert after which there is no row, because of a trigger, is a 500. An upload leaves
+// no bytes.
 func TestInsertsWithoutARowAreErrors(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")

@@ -31,8 +31,8 @@ type hubPage struct {
 	HasMore       bool
 }
 
-// decode returns the body of an answer. A member that T does not have ends the test, so that no test
-// forgets a new one.
+// decode returns the body of an answer. A member that T does not have ends the test, so that no
+// test forgets a new one.
 func decode[T any](t testing.TB, answer *hubstest.Response) (value T) {
 	t.Helper()
 	hubstest.Decode(t, answer.String(), string(answer.Body), &value)
@@ -180,7 +180,7 @@ func TestHubListOrderAndPages(t *testing.T) {
 
 const (
 	searchPieces = `North sOUth Ä ä É é Я я ẞ ß 日本 😀 ` +
-		"ö O\u0308 Ǟ a\u0308\u0304 " + // composed, and as some keyboards and file systems write them
+		"ö O\u0308 Ǟ a\u0308\u0304 " + // composed, and as some keyboards write them
 		`% _ \ \% ` + // have a meaning in a pattern of LIKE
 		`' " -- $1 {order} := ` + // have a meaning in a statement
 		`ΟΔΟΣ οδος` // end in a sigma, which has another lower case there
@@ -192,8 +192,8 @@ const (
 )
 
 // I1: A search finds the names that contain the text. It ignores case, in every script, and how a
-// letter and its marks are composed. Spaces around the text count as little as those around a name. No
-// character of the text has a special meaning, such as % in a LIKE pattern.
+// letter and its marks are composed. Spaces around the text count as little as those around a name.
+// No character of the text has a special meaning, such as % in a LIKE pattern.
 func TestHubListSearch(t *testing.T) {
 	t.Parallel()
 	r := newHubReader(t, searchPieces)
@@ -261,7 +261,8 @@ func (a hubAdmin) wantNone(path string) {
 func TestHubIsCreatedAndDeleted(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
-	begin := hubstest.Query[time.Time](t, admin.srv.Database, "select date_trunc('milliseconds', now())")
+	begin := hubstest.Query[time.Time](t, admin.srv.Database,
+		"select date_trunc('milliseconds', now())")
 	answer := admin.Do("POST /hubs", `{"name":"North"}`)
 	answer.Want(t, 201)
 	got := decode[hub](t, answer)
@@ -300,7 +301,8 @@ func TestChangeSetsOnlyItsFields(t *testing.T) {
 		`{"description":""}`,
 		`{"name":"East","description":"e","status":"active"}`,
 	} {
-		hubstest.Exec(t, admin.srv.Database, "update hubs set updated_at = updated_at - interval '1 hour'")
+		hubstest.Exec(t, admin.srv.Database,
+			"update hubs set updated_at = updated_at - interval '1 hour'")
 		got := admin.change(want.HubID, change)
 		wantNow(t, change+": updatedAt", got.UpdatedAt)
 		want.UpdatedAt = got.UpdatedAt
@@ -310,8 +312,8 @@ func TestChangeSetsOnlyItsFields(t *testing.T) {
 	}
 }
 
-// A time in an answer always has three decimals, which are cut, not rounded. Some parsers read any other
-// number of decimals wrongly, or not at all.
+// A time in an answer always has three decimals, which are cut, not rounded. Some parsers read any
+// other number of decimals wrongly, or not at all.
 func TestTimesHaveThreeDecimals(t *testing.T) {
 	t.Parallel()
 	admin := newHubAdmin(t)
@@ -323,7 +325,8 @@ func TestTimesHaveThreeDecimals(t *testing.T) {
 		"2026-11-26 12:28:45.9999+01":   "2026-11-26T11:28:45.999Z",
 		"0999-12-31 23:59:59.5+00":      "0999-12-31T23:59:59.500Z",
 	} {
-		hubstest.Exec(t, admin.srv.Database, "update hubs set created_at = $1::text::timestamptz", stored)
+		hubstest.Exec(t, admin.srv.Database,
+			"update hubs set created_at = $1::text::timestamptz", stored)
 		admin.Get("/hubs/"+id).WantField(t, "createdAt", want)
 	}
 }

@@ -141,7 +141,8 @@ func TestAnswersToBadInputAreShort(t *testing.T) {
 		fields := answer.Fields()
 		wantEqual(t, "first field", fields[0], first)
 		if len(fields) > 20 || len(answer.Body) > 2000 {
-			t.Errorf("got %d errors in %d bytes, want at most 20 in 2000", len(fields), len(answer.Body))
+			t.Errorf("got %d errors in %d bytes, want at most 20 in 2000",
+				len(fields), len(answer.Body))
 		}
 	}
 }
@@ -167,8 +168,8 @@ func TestAttemptsWithAnAddressCount(t *testing.T) {
 	}
 }
 
-// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than another
-// text of that length. A JSON decoder takes milliseconds for some thousands of them.
+// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than
+// another text of that length. A JSON decoder takes milliseconds for some thousands of them.
 func TestNestingIsCheap(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t) // serves nobody else
@@ -276,8 +277,8 @@ func keepSending(conn io.Writer, start, more string) {
 	}
 }
 
-// wantClosedWith checks that the server closes the connection before its deadline, and that what it has
-// sent begins with the line answer.
+// wantClosedWith checks that the server closes the connection before its deadline, and that what it
+// has sent begins with the line answer.
 func wantClosedWith(t *testing.T, conn io.Reader, answer string) {
 	t.Helper()
 	got, err := io.ReadAll(conn)

@@ -60,8 +60,8 @@ func TestRequestLog(t *testing.T) {
 	}
 }
 
-// G2: The log line of a request has each UUID of the path, under the name that the contract gives it.
-// Without the path, nobody could tell from the log which hub or file a request was about.
+// G2: The log line of a request has each UUID of the path, under the name that the contract gives
+// it. Without the path, nobody could tell from the log which hub or file a request was about.
 func TestEachIDOfAPathIsLogged(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin", staging(t))

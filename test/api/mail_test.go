@@ -13,9 +13,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// D4: Codes are mailed over TLS to another machine, and in plain text to this one, where nobody stands in
-// between. A mail that is not sent is reported with the step that has failed, the mail server's own words
-// and the usual cause: by the command mail-test, and in the log.
+// D4: Codes are mailed over TLS to another machine, and in plain text to this one, where nobody
+// stands in between. A mail that is not sent is reported with the step that has failed, the mail
+// server's own words and the usual cause: by the command mail-test, and in the log.
 func TestMailServers(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
@@ -84,8 +84,8 @@ var (
 	messageLine = regexp.MustCompile(`^[ -~]{0,78}$`)
 )
 
-// A mail names MAIL_FROM as its sender, and its domain as the service. Its lines, headers and text are as RFC 5322 wants them. The
-// headers ask other programs not to answer it.
+// A mail names MAIL_FROM as its sender, and its domain as the service. Its lines, headers and text
+// are as RFC 5322 wants them. The headers ask other programs not to answer it.
 func TestMailIsWellFormed(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, staging(t), map[string]string{
@@ -131,8 +131,8 @@ func TestMailIsWellFormed(t *testing.T) {
 	wantMessageText(t, string(body), int(lifetimes[0].(float64))/60)
 }
 
-// wantMessageText checks that the text of a mail names the service, and the minutes that the code has
-// left.
+// wantMessageText checks that the text of a mail names the service, and the minutes that the code
+// has left.
 func wantMessageText(t *testing.T, text string, minutes int) {
 	t.Helper()
 	said := messageText.FindStringSubmatch(text)
@@ -161,9 +161,9 @@ func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	}
 }
 
-// D3: If the mail server fails, the client gets the same answer as always, the log has the failure, and
-// the code does not count as mailed. So the next request mails a code, although it comes a moment later.
-// The database has the address in capitals, which must make no difference.
+// D3: If the mail server fails, the client gets the same answer as always, the log has the failure,
+// and the code does not count as mailed. So the next request mails a code, although it comes a
+// moment later. The database has the address in capitals, which must make no difference.
 func TestFailedMailRemovesTheCode(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailWorks)
@@ -178,8 +178,8 @@ func TestFailedMailRemovesTheCode(t *testing.T) {
 	}
 }
 
-// If the mail server has the whole mail, but closes the connection instead of confirming it, the mail may
-// still arrive. So its code works. If the mail server refuses the mail, its code does not.
+// If the mail server has the whole mail, but closes the connection instead of confirming it, the
+// mail may still arrive. So its code works. If the mail server refuses the mail, its code does not.
 func TestUnconfirmedCodeWorks(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailHangsEnd)
@@ -344,8 +344,8 @@ func TestMailsDoNotWaitForEachOther(t *testing.T) {
 }
 
 // O7: A code is made when its mail can begin. While all conversations are taken, a request makes no
-// code. Otherwise a request that is dropped after a long wait would replace the code that the user has
-// by one that is never mailed.
+// code. Otherwise a request that is dropped after a long wait would replace the code that the user
+// has by one that is never mailed.
 func TestWaitingRequestMakesNoCode(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailHangs)
@@ -372,9 +372,9 @@ func TestWaitingRequestMakesNoCode(t *testing.T) {
 	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
 }
 
-// O7, L5: A code that is asked for again is the same, with the minutes that it has left. A failure of the
-// second mail does not end it. A "sign out everywhere" does, and so do ten wrong guesses, from wherever
-// they come; after these, there is no new code for some minutes.
+// O7, L5: A code that is asked for again is the same, with the minutes that it has left. A failure
+// of the second mail does not end it. A "sign out everywhere" does, and so do ten wrong guesses,
+// from wherever they come; after these, there is no new code for some minutes.
 func TestCodeIsMailedAgain(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailWorks)

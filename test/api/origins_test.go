@@ -84,8 +84,8 @@ func wantCORS(
 		Status: 405,
 		Code:   "method_not_allowed",
 	}
-	// The origin is trusted, so its pages may send whatever headers they ask for. A monitoring service
-	// adds some to each request.
+	// The origin is trusted, so its pages may send whatever headers they ask for. A monitoring
+	// service adds some to each request.
 	const wanted = "baggage,cache-control,content-type,sentry-trace,traceparent,x-requested-with"
 	preflight := func(allowed string) hubstest.Expected {
 		if cors == nil {

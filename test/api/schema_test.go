@@ -30,8 +30,8 @@ func schemaOf(t testing.TB, databaseURL string) string {
 }
 
 // Several migrations of one database can run at once, from no tables and from those of the last
-// release. The role needs no rights beyond owning the schema public, and the result is the same as in
-// a new database. If it differs, schema.sql needs an alter table that runs only if needed.
+// release. The role needs no rights beyond owning the schema public, and the result is the same as
+// in a new database. If it differs, schema.sql needs an alter table that runs only if needed.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, tables := range map[string]string{
@@ -59,13 +59,15 @@ func TestMigrateAtOnce(t *testing.T) {
 	}
 }
 
-// migrate brings what is stored about the names of hubs to the form of this release, without a change of
-// the hubs themselves. PostgreSQL does not compute a stored column again because its function changed.
+// migrate brings what is stored about the names of hubs to the form of this release, without a
+// change of the hubs themselves. PostgreSQL does not compute a stored column again because its
+// function changed.
 func TestMigrateRenewsStoredNames(t *testing.T) {
 	t.Parallel()
 	database := hubstest.EmptyDatabase(t, "")
 	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/schema-v1.0.0.sql"))
-	hubstest.Exec(t, database, "insert into hubs (name) values (E'Cafe\\u0301'), (E'A\\u030Angstr\u00f6m')")
+	hubstest.Exec(t, database,
+		"insert into hubs (name) values (E'Cafe\\u0301'), (E'A\\u030Angstr\u00f6m')")
 	rows := func() string {
 		return hubstest.Query[string](t, database, `select string_agg(
 			concat_ws(' ', hub_id, name, created_at, updated_at), E'\n' order by name) from hubs`)

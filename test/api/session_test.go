@@ -73,9 +73,9 @@ func tokenWords(user, other account) []string {
 	}
 }
 
-// T7, T8: The server takes the token only from the cookie of its own environment. A token in another
-// cookie or in another place of the request, or a token of another environment, opens no session. Of
-// several cookies of the name, the first with a good token counts.
+// T7, T8: The server takes the token only from the cookie of its own environment. A token in
+// another cookie or in another place of the request, or a token of another environment, opens no
+// session. Of several cookies of the name, the first with a good token counts.
 func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
@@ -305,7 +305,8 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 			t.Parallel()
 			// PostgreSQL takes clock_timestamp from the first schema in search_path that has it.
 			database := hubstest.NewDatabase(t)
-			hubstest.Exec(t, database, "create schema shifted; grant usage on schema shifted to public")
+			hubstest.Exec(t, database,
+				"create schema shifted; grant usage on schema shifted to public")
 			hubstest.Exec(t, database, fmt.Sprintf(`create function shifted.clock_timestamp()
 				returns timestamptz language sql
 				return pg_catalog.clock_timestamp() + interval '%f seconds'`, shift.Seconds()))
