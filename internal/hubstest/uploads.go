@@ -58,6 +58,14 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 	return u
 }
 
+// Send sends the next n bytes of the form.
+func (u *HalfUpload) Send(n int) {
+	u.t.Helper()
+	_, err := u.Rest.Write(u.unsent[:n])
+	Must(u.t, err)
+	u.unsent = u.unsent[n:]
+}
+
 // Finish sends the rest of the form, and receives the answer as Client.Do does.
 func (u *HalfUpload) Finish() *Response {
 	u.t.Helper()
@@ -101,8 +109,8 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 	return paths
 }
 
-// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
-// sweep does not take them for young ones.
+// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour. No upload takes that
+// long, so the next sweep takes them for abandoned.
 func (s *Server) AgeUnfinished(t testing.TB) {
 	t.Helper()
 	old := time.Now().Add(-time.Hour)
