@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -455,6 +456,27 @@ func TestCommandIsNotDoneTwice(t *testing.T) {
 			code, out, errOut)
 	}
 	s.wantRows(1, "users where email = $1", email)
+}
+
+// A command has no time limit: deleting a user with many files takes long. Here, it waits for a lock
+// for longer than the two seconds that the server gives a statement.
+func TestCommandsHaveNoTimeLimit(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t)
+	_, email := s.Member(t, "member")
+	tx := s.lock("users")
+	var code int
+	var errOut string
+	var command sync.WaitGroup
+	command.Go(func() { code, _, errOut = hubstest.Run(s.Env, "user", "delete", email) })
+	s.waitForLocks(1)
+	time.Sleep(3 * time.Second)
+	tx.Rollback()
+	command.Wait()
+	if code != 0 {
+		t.Errorf("got exit status %d, error %q, want 0", code, errOut)
+	}
+	s.wantRows(0, "users where email = $1", email)
 }
 
 // A read that was prepared before takes one exchange of messages with PostgreSQL, without its text.

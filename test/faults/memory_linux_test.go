@@ -20,7 +20,6 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	const bound = 400 << 20
 	resident := hubstest.Memory(s.Cmd.Process.Pid, "VmHWM")
-	t.Log("MEM", resident>>20)
 	if resident == 0 || resident > bound {
 		t.Errorf("memory of the process: got %d MB (0: unknown), want at most %d MB",
 			resident>>20, bound>>20)
