@@ -104,10 +104,10 @@ func (s *soak) startClients() {
 			})
 			s.repeat(60*time.Millisecond, admin.readPage)
 			s.repeat(250*time.Millisecond, func() {
-				s.ledger.Upload(admin.expecting("201", "429 rate_limited"))
+				s.ledger.Upload(admin.expecting("201"))
 			})
 			s.repeat(60*time.Millisecond, func() {
-				s.ledger.ReadFile(admin.expecting("200", "429 rate_limited"))
+				s.ledger.ReadFile(admin.expecting("200"))
 			})
 		}
 		s.repeat(time.Second, admin.breakOffUpload)

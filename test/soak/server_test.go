@@ -83,13 +83,12 @@ func (s *soak) wantSize(v *server, before size) {
 		mostGoroutines  = 100 // at the end
 	)
 	after := v.size()
-	// Wait for the clients' idle connections to end, which takes about a minute.
-	for range 20 {
+	// Connections of clients that have ended take some time to close.
+	for end := time.Now().Add(hubstest.Patience); time.Now().Before(end); after = v.size() {
 		if after.descriptors <= before.descriptors+moreDescriptors {
 			break
 		}
-		time.Sleep(10 * time.Second)
-		after = v.size()
+		time.Sleep(100 * time.Millisecond)
 	}
 	v.end(s.t, syscall.SIGQUIT) // the Go runtime prints all goroutines on standard error
 	goroutines := v.Stderr.Count("goroutine ", "]:")
