@@ -3,10 +3,9 @@ package main
 // Sign-in, in the order of a user's session: request a code, exchange it for a session, keep the
 // token in a cookie, authorize each request, accept the terms, sign out.
 //
-// The token proves who signed in, and when. A forged one costs no query, and whoever reads the
-// database can't make one. Everything else about the account is read from the database by each
-// request. There is no list of tokens: all sessions of a user can be ended at once ("sign out
-// everywhere"), but not one alone.
+// The token proves who signed in, and when. All else is read from the database by each request.
+// There is no list of tokens: an operator can end all sessions of a user ("sign out everywhere"),
+// but not one alone.
 
 import (
 	"database/sql"
@@ -20,13 +19,14 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// TERMS_VERSION is the version of the terms of use and the privacy policy that a user must
-// have accepted. Changing it makes every user accept again. The specification prescribes the name.
+// TERMS_VERSION is the version of the terms of use and the privacy policy that a user must have
+// accepted. The specification prescribes the name.
 const TERMS_VERSION = "2026-11-01"
 
 const (
-	sessionTTL = 60 * 24 * time.Hour // lifetime of a session token and of its cookie
+	sessionTTL = 60 * 24 * time.Hour // of a session token and of its cookie
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds to parse
+	maxCookies = 4                   // of our name; each may cost a signature for each key
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 
 var allRoles = []string{roleMember, roleAdmin}
 
-// A user is an account as just read from the database.
+// A user is an account as just read.
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
@@ -44,11 +44,11 @@ type user struct {
 
 	suspended     bool
 	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // when an operator last signed the user out everywhere
-	now           time.Time // the database's clock when the row was read
+	signedOutAt   time.Time // everywhere, by an operator
+	now           time.Time // the database's clock
 }
 
-// A userCondition is part of a statement. Because of its type, no text of a client can become one.
+// A userCondition is part of a statement. Its type keeps texts of clients out.
 type userCondition string
 
 const (
@@ -56,8 +56,7 @@ const (
 	whereEmail userCondition = "lower(u.email) = $1" // the address must be in lower case
 )
 
-// loadUser reads the user that matches the condition. If there is none, it returns nil, and no
-// error.
+// loadUser returns nil, and no error, if there is no such user.
 func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 	u := &user{}
 	err := s.store.read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -90,9 +89,8 @@ var (
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-// email returns the address that a request names, in lower case, or "" if it is not valid. ToLower
-// maps U+212A and U+0130 to ASCII letters, so look-alike addresses would match if isEmail did not
-// refuse them (O9).
+// email returns the address of the input in lower case, or "" if it is not valid. ToLower maps
+// U+212A and U+0130 to ASCII letters, so it must come after isEmail (O9).
 func (r *request) email() string {
 	email := strings.Trim(r.fields["email"], " ")
 	if !isEmail(email) {
@@ -102,10 +100,10 @@ func (r *request) email() string {
 }
 
 func (errs *fieldErrors) checkEmail(email string) {
-	errs.check(email != "", "email", "must be an ASCII e-mail address (an international domain as xn--…)")
+	errs.check(email != "", "email",
+		"must be an ASCII e-mail address (an international domain as xn--…)")
 }
 
-// codeRequestKey counts requests for a code by the pair of address and client.
 func codeRequestKey(r *request) string {
 	if r.email() == "" {
 		return ""
@@ -113,9 +111,8 @@ func codeRequestKey(r *request) string {
 	return r.email() + " " + r.clientKey()
 }
 
-// guessKey counts guesses by the address alone, so that many client addresses bring no more of them
-// (O4). The price: a stranger can lock an address out of sign-in for as long as they keep guessing,
-// and up to 15 minutes longer (O8).
+// guessKey does not have the client, so that many client addresses bring no more guesses (O4). The
+// price: a stranger who keeps guessing locks an address out of sign-in (O8).
 func guessKey(r *request) string { return r.email() }
 
 // A codeAnswer is the same for every address.
@@ -126,7 +123,7 @@ type codeAnswer struct {
 
 func (codeAnswer) validate() fieldErrors { return nil }
 
-// requestCode answers before anything looks up the account. So neither the answer nor its time
+// requestCode answers before the account is looked up, so that neither the answer nor its time
 // tells whether there is one (O6).
 func (s *server) requestCode(r *request) (output, error) {
 	email := r.email()
@@ -141,7 +138,7 @@ func (s *server) requestCode(r *request) (output, error) {
 	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-// A guess is the input of POST /auth/otp/validate: an address, and a code that may be wrong.
+// A guess is an address and a code that may be wrong.
 type guess struct{ email, code string }
 
 func (in guess) validate() (errs fieldErrors) {
@@ -150,8 +147,8 @@ func (in guess) validate() (errs fieldErrors) {
 	return errs
 }
 
-// validateCode exchanges an address and its code for a session. It refuses unknown addresses, and
-// codes that are wrong, used or expired, alike and without a query.
+// validateCode exchanges an address and its code for a session. Unknown addresses, and codes that
+// are wrong, used or expired, are refused alike, without a query.
 func (s *server) validateCode(r *request) (output, error) {
 	in := guess{email: r.email(), code: r.fields["code"]}
 	if err := r.refuseInvalid(in.validate()); err != nil {
@@ -189,7 +186,7 @@ func (s *server) validateCode(r *request) (output, error) {
 	return s.getSession(r)
 }
 
-// A sessionView tells a page about the session, after sign-in or a reload.
+// A sessionView is what a page needs after sign-in or a reload.
 type sessionView struct {
 	User      *user     `json:"user"`
 	Terms     termsView `json:"terms"`
@@ -215,16 +212,14 @@ func (s *server) getSession(r *request) (output, error) {
 	}, nil
 }
 
-// A sessionToken is the payload of the JWT: email, userId, iat and exp. It has no role, which each
-// request reads from the database.
+// A sessionToken is the payload of the JWT: email, userId, iat and exp.
 type sessionToken struct {
 	Email  string `json:"email"`
 	UserID string `json:"userId"`
 	jwt.RegisteredClaims
 }
 
-// signToken signs with the first key. The others only verify, so a key can be replaced without
-// ending sessions.
+// signToken signs with the first key. The others only verify, until the sessions of an old key end.
 func (s *server) signToken(token sessionToken) string {
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
 	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these claims
@@ -237,8 +232,7 @@ var tokenParser = jwt.NewParser(
 	jwt.WithExpirationRequired(),
 )
 
-// verifyToken checks the form, the signature (T1) and the expiry (T2) of a token. The word in a 401
-// is for the log.
+// verifyToken checks the form, the signature (T1) and the expiry (T2) of a token.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	if len(text) > maxToken {
 		return sessionToken{}, unauthenticated("forged")
@@ -260,8 +254,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative. A browser
-// clears a cookie only if its name, path and domain are as they were set.
+// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative: a
+// browser does that only if name, path and domain are as they were set.
 func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	http.SetCookie(r.w, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -275,11 +269,12 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the first token that verifies. After a change of COOKIE_DOMAIN, a browser sends
-// the old cookie beside the new one.
+// readToken returns the first token that verifies: after a change of COOKIE_DOMAIN, a browser sends
+// the old cookie, too.
 func (s *server) readToken(r *request) (sessionToken, error) {
 	refusal := error(unauthenticated("missing"))
-	for _, cookie := range r.CookiesNamed(s.cfg.cookieName) {
+	cookies := r.CookiesNamed(s.cfg.cookieName)
+	for _, cookie := range cookies[:min(len(cookies), maxCookies)] {
 		token, err := s.verifyToken(cookie.Value)
 		if err == nil {
 			return token, nil
@@ -289,8 +284,8 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 	return sessionToken{}, refusal
 }
 
-// authorize checks the token, the account, the terms and the role, in this order. It reads the
-// account anew, so a change takes effect with the user's next request (T5).
+// authorize checks the token, the account, the terms and the role, in this order. A change of the
+// account takes effect with the user's next request (T5).
 func (s *server) authorize(r *request) error {
 	token, err := s.readToken(r)
 	if err != nil {
@@ -328,8 +323,8 @@ type acceptanceView struct {
 
 func (acceptanceView) validate() fieldErrors { return nil } // no column can be null
 
-// acceptTerms records the acceptance. If there is one already, its time stays: the update changes
-// nothing, but without it the statement would return no row.
+// acceptTerms keeps the time of the first acceptance. Without the update, which changes nothing,
+// the statement would then return no row.
 func (s *server) acceptTerms(r *request) (output, error) {
 	version := r.fields["version"]
 	var errs fieldErrors
@@ -338,7 +333,8 @@ func (s *server) acceptTerms(r *request) (output, error) {
 		return nil, err
 	}
 	if version != TERMS_VERSION {
-		return nil, newProblem(409, "conflict", "The current version of the terms is "+TERMS_VERSION+".")
+		return nil, newProblem(409, "conflict",
+			"The current version of the terms is "+TERMS_VERSION+".")
 	}
 	var v acceptanceView
 	err := s.store.write(`

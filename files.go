@@ -40,7 +40,7 @@ const (
 
 	unfinished    = "unfinished" // folder of the working names, in FILES_DIR
 	sweepInterval = time.Minute
-	sweepReserve  = 10 * time.Minute // for the statements of an upload, and for differing clocks
+	sweepAge      = 10 * time.Minute // of what is swept, since it was last written to
 )
 
 // transferTimeout returns how long a transfer of so many bytes may take.
@@ -92,16 +92,16 @@ func (s *server) openFiles() error {
 		err = files.MkdirAll(unfinished, 0o700)
 	}
 	if err != nil {
-		return usageError("FILES_DIR: must be a folder that the server may write to (only the local " +
-			"environment makes it): " + err.Error())
+		return usageError("FILES_DIR: must be a folder that the server may write to (only the " +
+			"local environment makes it): " + err.Error())
 	}
 	s.files = files
 	return nil
 }
 
-// probeFiles returns an error if FILES_DIR is gone. It looks by path, because s.files would still see
-// a lost mount. FILES_DIR must lie inside its mount (docs/deploy.md): a start without the mount would
-// make the folder of working names at the mount point.
+// probeFiles returns an error if FILES_DIR is gone. It looks by path, because s.files would still
+// see a lost mount. FILES_DIR must lie inside its mount (docs/deploy.md): a start without the mount
+// would make the folder of working names at the mount point.
 func (s *server) probeFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -126,8 +126,8 @@ func (s *server) upload(r *request) (output, error) {
 	return f, nil
 }
 
-// storeUpload receives a file and stores it. If it fails, it leaves nothing, unless the row may have
-// been written: then the sweep decides.
+// storeUpload receives a file and stores it. If it fails, it leaves nothing, unless the row may
+// have been written: then the sweep decides.
 func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	name, err := form.readHead()
 	if err != nil {
@@ -209,8 +209,8 @@ func (s *server) removeUpload(id string) error {
 	return s.files.RemoveAll(path.Join(unfinished, id))
 }
 
-// An uploadForm reads a multipart form with one file. Package multipart reads the body through Read,
-// which counts and times it. The bounds:
+// An uploadForm reads a multipart form with one file. Package multipart reads the body through
+// Read, which counts and times it. The bounds:
 //
 //	maxPartHeaders    bytes before the file begins              413
 //	maxFile           bytes of the file                         413
@@ -245,8 +245,6 @@ func (form *uploadForm) setReadTimeout(timeout time.Duration) {
 	http.NewResponseController(form.request.w).SetReadDeadline(time.Now().Add(timeout))
 }
 
-const onlyPart = "must be the first and only part of the form"
-
 // readHead reads the form up to the bytes of the file, and returns the file's name.
 func (form *uploadForm) readHead() (name string, err error) {
 	kind, params := mediaType(form.request.Header)
@@ -254,15 +252,16 @@ func (form *uploadForm) readHead() (name string, err error) {
 		return "", wrongMediaType("multipart/form-data")
 	}
 	if params["boundary"] == "" {
-		return "", invalid(fieldError{"body", "has no boundary in its Content-Type: leave that header " +
-			"to the browser"})
+		return "", invalid(fieldError{"body", "has no boundary between its parts: a script must " +
+			"leave that to the browser"})
 	}
 	if form.request.ContentLength > form.maxFile+maxFormBytes { // -1 if unknown
 		return "", errTooLarge
 	}
 	form.parts = multipart.NewReader(form, params["boundary"])
 	form.part, err = form.parts.NextRawPart() // NextPart would decode quoted-printable
-	if form.isCut {                           // multipart reports some headers that are cut as malformed
+	// Package multipart reports some headers that are cut as malformed.
+	if form.isCut {
 		return "", errTooLarge
 	}
 	if err == io.EOF {
@@ -271,10 +270,14 @@ func (form *uploadForm) readHead() (name string, err error) {
 	if err != nil {
 		return "", bodyProblem(err)
 	}
-	if form.part.FormName() != "file" {
-		return "", invalid(fieldError{"file", onlyPart})
-	}
 	name = form.part.FileName()
+	isField := form.part.FormName() == "file"
+	if !isField && name == "" {
+		return "", invalid(fieldError{"file", "must come before all other parts of the form"})
+	}
+	if !isField {
+		return "", invalid(fieldError{"file", "must be the name of the part with the file"})
+	}
 	if name != "" {
 		name = path.Base(strings.ReplaceAll(name, `\`, "/")) // without folders
 	}
@@ -299,7 +302,7 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	form.limit = size + maxFormBytes
 	_, err = form.parts.NextRawPart()
 	if err == nil {
-		return 0, invalid(fieldError{"file", onlyPart})
+		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
 	// A whole form ends in io.EOF itself. For one that is cut off, package multipart wraps io.EOF.
 	if err != io.EOF {
@@ -309,9 +312,9 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	return size, err
 }
 
-// drain reads the rest of a refused upload for a while. If the connection were closed while a browser
-// is still sending, the browser would show a network error instead of the answer. A client that sent
-// "Expect: 100-continue" sends nothing until something is read.
+// drain reads the rest of a refused upload for a while. If the connection were closed while a
+// browser is still sending, the browser would show a network error instead of the answer. A client
+// that sent "Expect: 100-continue" sends nothing until something is read.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.request.Header.Get("Expect") != "" {
 		return
@@ -320,8 +323,8 @@ func (form *uploadForm) drain() {
 	io.CopyN(io.Discard, form.request.Body, form.maxFile)
 }
 
-// contentType finds the type of a file by its first bytes, whatever the client says. Text with a "<"
-// could be SVG or HTML, so it does not count as text. Neither do bytes that are not UTF-8.
+// contentType finds the type of a file by its first bytes, whatever the client says. Text with a
+// "<" could be SVG or HTML, so it does not count as text. Neither do bytes that are not UTF-8.
 func contentType(content io.ReaderAt, size int64) (string, error) {
 	head := make([]byte, min(size, sniffedBytes))
 	if _, err := content.ReadAt(head, 0); err != nil {
@@ -332,20 +335,20 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 		return found, nil
 	}
 	for utf8.FullRune(head) { // false at the end, and for a character that is cut off there
-		char, size := utf8.DecodeRune(head)
-		isInvalid := char == utf8.RuneError && size == 1
+		char, width := utf8.DecodeRune(head)
+		isInvalid := char == utf8.RuneError && width == 1
 		if isInvalid || char == '<' {
 			return "application/octet-stream", nil
 		}
-		head = head[size:]
+		head = head[width:]
 	}
 	return found, nil
 }
 
-// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. No
-// upload takes longer than the longest may, whichever server runs it.
+// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. A
+// running upload writes every stallTimeout. The rest of sweepAge is for its statements, and for a
+// file server whose clock differs.
 func (s *server) sweepUploads() {
-	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
 	for !s.stopping.Load() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
 		if err != nil {
@@ -353,12 +356,13 @@ func (s *server) sweepUploads() {
 		}
 		for _, entry := range entries {
 			info, err := entry.Info()
-			isAbandoned := err == nil && time.Since(info.ModTime()) > longest
+			isAbandoned := err == nil && time.Since(info.ModTime()) > sweepAge
 			if !isAbandoned || !isUUID(entry.Name()) {
 				continue
 			}
 			if err := s.sweepUpload(entry.Name()); err != nil {
-				s.log.Error("the sweep of unfinished uploads failed", "fileId", entry.Name(), "error", err)
+				s.log.Error("the sweep of an unfinished upload failed",
+					"fileId", entry.Name(), "error", err)
 			}
 		}
 		time.Sleep(sweepInterval)
@@ -412,7 +416,7 @@ func (s *server) getFile(r *request) (output, error) {
 	}
 	isWhole := info.Mode().IsRegular() && info.Size() == f.Size
 	if !isWhole || f.ContentType == "" { // (I5)
-		return nil, errors.New("the file on disk is not the one that was uploaded, or its row is invalid")
+		return nil, errors.New("the file on disk is not what was uploaded, or its row is invalid")
 	}
 	return nil, sendFile(r, f, content)
 }

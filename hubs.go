@@ -1,22 +1,21 @@
 package main
 
-// Hubs, the domain resource. Use this file as the model for another one: the row, the inputs, then
-// the handlers. A handler makes a struct of the fields, lets it validate itself, runs a statement,
-// and returns an output or an error.
+// Hubs, the domain resource. Use this file as the model for another one. A handler makes a struct
+// of the fields, lets it validate itself, runs a statement, and returns an output or an error.
 
 import (
 	"database/sql"
 	"fmt"
 )
 
-// The limits of a hub and of the list. schema.sql also enforces those of the columns.
+// schema.sql enforces the limits of the columns, too.
 const (
 	maxHubName        = 100  // characters, of a name and of the filter by name
 	maxHubDescription = 2000 // characters
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 
-	// Up to this offset, reading the skipped rows is faster than finding the ids of the page first.
+	// Up to this offset, it is faster to read the skipped rows than to find the ids first.
 	plainOffset = 100
 )
 
@@ -39,8 +38,8 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts what the table accepts, which is more than what clients may send: a row that an
-// operator wrote with a tab in its name must not break its page. A zero time was never scanned.
+// validate accepts what the table accepts: a row that an operator wrote with a tab in its name must
+// not break its page. A zero time was never scanned.
 func (h hub) validate() (errs fieldErrors) {
 	errs.checkLength("name", h.Name, 1, maxHubName)
 	errs.checkLength("description", h.Description, 0, maxHubDescription)
@@ -136,7 +135,9 @@ func (s *server) getHub(r *request) (output, error) {
 
 const nameFilter, statusFilter = "filters[name]", "filters[status]"
 
-var hubQueryFields = []string{"limit", "offset", "orderBy", "orderDirection", nameFilter, statusFilter}
+var hubQueryFields = []string{
+	"limit", "offset", "orderBy", "orderDirection", nameFilter, statusFilter,
+}
 
 // A hubQuery is the input of GET /hubs.
 type hubQuery struct {
@@ -165,8 +166,7 @@ func (q hubQuery) validate() (errs fieldErrors) {
 	return errs
 }
 
-// A hubPage is one page of the list. It has no total, because counting costs more as the table
-// grows. HasMore costs one row.
+// A hubPage has no total, because counting costs more as the table grows. HasMore costs one row.
 type hubPage struct {
 	Items   []hub `json:"items"`
 	Limit   int   `json:"limit"`
@@ -210,13 +210,11 @@ func (s *server) listHubs(r *request) (output, error) {
 	return page, nil
 }
 
-// statement returns the statement for a page. Each order and set of filters has its own text, which
-// PostgreSQL plans for its own index (see schema.sql). No text of a client is part of it: column and
-// direction come from validated lists, and all values are parameters (I1).
+// statement returns the statement for a page. Each order and set of filters has its own text,
+// planned for its own index (schema.sql). No text of a client is part of it (I1).
 //
 // A page at a small offset, without a filter by name, reads its rows in the order of the index. Any
-// other page may skip many hubs. It first finds its ids in the index alone, then reads their rows,
-// which come in any order:
+// other may skip many hubs. It first finds its ids in the index alone, then reads their rows:
 //
 //	select … from hubs where hub_id = any (array(select hub_id
 //		from hubs where true and strpos(name_lower, (select hub_name_key($3))) > 0

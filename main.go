@@ -6,15 +6,14 @@
 //
 //  1. ServeHTTP (middleware.go) takes it through the six steps of the specification. The last one
 //     finds its route in the table below, and calls serveRoute.
-//  2. serveRoute reads the body, checks session, terms and role, spends the route's own limit if
-//     there is one, and calls the handler, changeHub.
+//  2. serveRoute reads the body, checks session, terms and role, spends the route's own limit, and
+//     calls the handler, changeHub.
 //  3. The handler makes a struct of the fields, which validates itself, and runs a statement. It
 //     returns an output or an error.
 //  4. answer lets the output validate itself, too, and sends it. fail sends an error instead.
 //
 // An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in which to
-// read the files. This one has main and run, the server and its routes, start and stop, the
-// configuration, and the commands of an operator, which can be left for the end.
+// read the files. The end of this one, configuration and commands, can be left for last.
 package main
 
 import (
@@ -27,6 +26,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/mail"
@@ -45,6 +45,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/lib/pq"
 )
 
 func main() {
@@ -61,17 +62,16 @@ func main() {
 }
 
 // A usageError reports a mistake in a setting or on the command line. It is printed unmasked, so it
-// never quotes a setting that may hold a secret.
+// quotes no setting.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// run executes a command line. The commands are in the usage, at the end of this file.
+// run executes a command line (see usage, below).
 func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
 	}
-	// Look at the last argument, so that "hubs user --help" prints the usage, too.
 	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[len(args)-1]) {
 		fmt.Print(usage)
 		return nil
@@ -84,7 +84,7 @@ func run(args []string) error {
 	case "mail-test":
 		return mailTest(args[1:])
 	}
-	// The others have no arguments. The whole line is compared, so "serve x" is an unknown command.
+	// The others have no arguments, so "serve x" is an unknown command.
 	switch line := strings.Join(args, " "); line {
 	case "serve":
 		return serve(ctx)
@@ -101,7 +101,6 @@ func run(args []string) error {
 	return nil
 }
 
-// server is what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -117,8 +116,8 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// Step 4 spends one of the first two; the route table has the others. A restart resets all
-	// counts; a new code does not (O5).
+	// Step 4 spends one of the first two; the route table has the others. A new code resets none
+	// (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -150,7 +149,6 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 
 const healthPath = "/healthz"
 
-// routes returns the route table. A route without limit has only that of step 4.
 func (s *server) routes() []route {
 	table := []route{
 		{
@@ -163,7 +161,10 @@ func (s *server) routes() []route {
 		},
 		{pattern: "POST /auth/logout", access: sessionOnly, handle: s.logout},
 		{pattern: "GET /auth/session", access: sessionOnly, handle: s.getSession},
-		{pattern: "POST /terms/acceptance", access: sessionOnly, input: []string{"version"}, handle: s.acceptTerms},
+		{
+			pattern: "POST /terms/acceptance", access: sessionOnly, input: []string{"version"},
+			handle: s.acceptTerms,
+		},
 		{pattern: "GET /hubs", access: sessionAndTerms, input: hubQueryFields, handle: s.listHubs},
 		{pattern: "GET /hubs/{hubId}", access: sessionAndTerms, handle: s.getHub},
 		{pattern: "POST /hubs", access: adminOnly, input: hubFields, handle: s.createHub},
@@ -175,7 +176,7 @@ func (s *server) routes() []route {
 		{pattern: "GET /openapi.json", access: public, handle: s.getOpenAPI},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage}) // only the root
+		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage})
 	}
 	return table
 }
@@ -226,12 +227,13 @@ const (
 	bodyTimeout   = 15 * time.Second // to read header and body
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
 	idleTimeout   = time.Minute      // between an answer and the next request
+	maxHeader     = 16 << 10         // bytes of a request's header
 
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
 	stopTimeout = 12 * time.Second       // time that it gives to requests, then again to mail
 
-	// The kernel doubles this: a client that reads nothing holds 192 kB of its memory. The price is
-	// that a download gets no more in a round trip, 2 MB/s at 100 ms.
+	// Linux doubles this: a client that reads nothing holds 192 kB. The price is that a download
+	// gets no more in a round trip, 2 MB/s at 100 ms.
 	sendBuffer = 96 << 10
 )
 
@@ -267,8 +269,7 @@ func serve(ctx context.Context) error {
 	}
 }
 
-// listen listens on ADDR, or takes the socket that systemd keeps open over a restart (see
-// sd_listen_fds(3)).
+// listen listens on ADDR, or takes the socket that systemd holds over a restart (sd_listen_fds(3)).
 func listen(addr string) (net.Listener, error) {
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return net.Listen("tcp", addr)
@@ -280,8 +281,8 @@ func listen(addr string) (net.Listener, error) {
 	return listener, err
 }
 
-// newHTTPServer returns the HTTP server. Its time limits cut off slow clients (H1). The proxy in front
-// and the unit's descriptors bound the connections (deploy/).
+// newHTTPServer returns a server that cuts off slow clients (H1). Connections are bounded by the
+// proxy in front and by the unit's descriptors (deploy/).
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s,
@@ -290,8 +291,8 @@ func (s *server) newHTTPServer() *http.Server {
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               12 << 10, // 16 kB in effect: net/http adds 4 kB
-		DisableGeneralOptionsHandler: true,     // OPTIONS * takes the six steps, too (H2)
+		MaxHeaderBytes:               maxHeader - 4<<10, // net/http adds 4 kB
+		DisableGeneralOptionsHandler: true,              // OPTIONS * takes the six steps, too (H2)
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
@@ -303,11 +304,11 @@ func limitSendBuffer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// stop ends the server gracefully (H3). Shutdown drops connections on which a request is arriving, so
-// stop closes the listener and gives these some time first. Then it waits for all requests, and after
-// them for mail, because a request may still ask for a code.
+// stop ends the server gracefully (H3). Shutdown drops connections on which a request is arriving,
+// so stop closes the listener and gives these some time first. It waits for mail last, because a
+// request may still ask for a code.
 func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
-	// Each line of the log waits until it is read. End all the same if nobody reads.
+	// A line of the log waits until it is read. End all the same if nobody reads.
 	time.AfterFunc(arrivalTime+2*stopTimeout+time.Second, func() { os.Exit(1) })
 	s.stopping.Store(true)
 	listener.Close()
@@ -349,16 +350,15 @@ func (s *server) warnOfDatabaseRights() {
 
 // The configuration.
 
-// The values of APP_ENV. Local is for development: no HTTPS, so no Secure and no Domain for the
-// cookie; codes are printed if there is no mail server; a page at /; no request log. Staging has a
-// list of origins, production the subdomains of one domain.
+// The values of APP_ENV. Local is for development: the cookie has no Secure and no Domain, codes
+// may be printed, there is a page at /, and no request log.
 const (
 	envLocal      = "local"
 	envStaging    = "staging"
 	envProduction = "production"
 )
 
-// config has the validated settings. Lifetimes and limits are constants, not settings.
+// config has the validated settings. Lifetimes and limits of requests are constants.
 type config struct {
 	env            string
 	addr           string
@@ -384,13 +384,16 @@ func (errs *settingErrors) check(ok bool, complaint string) {
 	}
 }
 
-// setting returns the value of a variable, or a default. It refuses white space and quotes around any
-// value: a secret from a file ends in a line break, and docker --env-file keeps quotes. (Only a pair
-// is refused: MAIL_FROM may begin with a quoted name.)
+// setting returns the value of a variable, or a default. It refuses quotes and white space around a
+// value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
 func (errs *settingErrors) setting(name, fallback string) string {
 	value := os.Getenv(name)
-	isQuoted := len(value) > 1 && strings.ContainsAny(value[:1], "\"'") && value[0] == value[len(value)-1]
-	errs.check(!isQuoted && strings.TrimSpace(value) == value,
+	bare := strings.Trim(value, "\"' \t\r\n")
+	if name == "MAIL_FROM" { // may begin with a quoted name
+		bare = strings.TrimLeft(value, " \t\r\n")
+		bare = strings.TrimRight(bare, "\"' \t\r\n")
+	}
+	errs.check(bare == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }
@@ -400,8 +403,8 @@ func (errs *settingErrors) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(errs.setting(name, fallback), ",", " "))
 }
 
-// loadConfig reads and validates the settings, except ADDR and FILES_DIR, which are found wrong when
-// they are used. It also refuses settings that would work but are dangerous (K3).
+// loadConfig reads and validates the settings; ADDR and FILES_DIR are found wrong when they are
+// used. It also refuses what would work but is dangerous (K3).
 func loadConfig() (config, error) {
 	var errs settingErrors
 	cfg := config{
@@ -433,19 +436,43 @@ func loadConfig() (config, error) {
 	return cfg, errors.Join(errs...)
 }
 
+var (
+	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
+	// portBeforeComma finds libpq's form for several hosts, which lib/pq does not know.
+	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
+)
+
+// newConnector parses DATABASE_URL. For any other scheme, lib/pq would send the password to
+// localhost. The error has no details, because those of lib/pq may quote the password.
+func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
+	cfg, err := pq.NewConfig(databaseURL)
+	isKnownForm := databaseURLPattern.MatchString(databaseURL)
+	if err != nil || !isKnownForm || portBeforeComma.MatchString(databaseURL) {
+		return nil, usageError("DATABASE_URL: must be postgres://… or key=value …, special " +
+			"characters in the password percent-encoded; several hosts as " +
+			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+	}
+	if cfg.Runtime == nil {
+		cfg.Runtime = map[string]string{}
+	}
+	maps.Copy(cfg.Runtime, settings)
+	cfg.BinaryParameters = true // a write takes one round trip instead of two
+	return pq.NewConnectorConfig(cfg)
+}
+
 // placeholderKey is the session key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// readSessionKeys requires keys as long as the hash, 32 bytes (RFC 7518 3.2), with at least 10
-// different bytes, because a key typed by hand often has fewer (T3). A space after a comma would
-// become part of a key.
+// readSessionKeys requires keys as long as the hash (RFC 7518 3.2). A key typed by hand often has
+// few different bytes (T3). A space after a comma would become part of a key.
 func readSessionKeys(errs *settingErrors) (keys jwt.VerificationKeySet) {
 	for key := range strings.SplitSeq(errs.setting("SESSION_SECRET", ""), ",") {
 		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
 		isStrong := len(key) >= 32 && len(different) >= 10
 		errs.check(isStrong && strings.TrimSpace(key) == key,
-			"SESSION_SECRET: each key needs at least 32 bytes, 10 of them different, no spaces around it")
-		errs.check(key != placeholderKey, "SESSION_SECRET: is the placeholder; make a key of your own")
+			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
+		errs.check(key != placeholderKey,
+			"SESSION_SECRET: is the placeholder; make a key of your own")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
 	return keys
@@ -453,8 +480,7 @@ func readSessionKeys(errs *settingErrors) (keys jwt.VerificationKeySet) {
 
 var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// readCookie sets name and domain of the cookie (T8). Browsers take a cookie with __Host- only
-// without a Domain, and one with __Secure- only over HTTPS. They ignore the case of both.
+// readCookie sets name and domain of the cookie (T8). Browsers ignore the case of both prefixes.
 func (cfg *config) readCookie(errs *settingErrors) {
 	prefix := errs.setting("COOKIE_PREFIX", "__Secure-hubs")
 	cfg.cookieDomain = strings.ToLower(errs.setting("COOKIE_DOMAIN", ""))
@@ -465,7 +491,8 @@ func (cfg *config) readCookie(errs *settingErrors) {
 	lower := strings.ToLower(prefix)
 	errs.check(cookiePrefixPattern.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	errs.check(!strings.HasPrefix(lower, "__host-"), "COOKIE_PREFIX: __Host- does not go with a Domain")
+	errs.check(!strings.HasPrefix(lower, "__host-"),
+		"COOKIE_PREFIX: __Host- does not go with a Domain")
 	errs.check(!isLocal || !strings.HasPrefix(lower, "__secure-"),
 		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
 	errs.check(!isLocal || cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
@@ -505,9 +532,15 @@ func (cfg *config) readOrigins(errs *settingErrors) {
 	}
 	errs.check(cfg.originDomain == "", "ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 	for _, origin := range cfg.allowedOrigins {
-		errs.check(originPattern.MatchString(origin),
+		u, err := url.Parse(origin)
+		errs.check(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a path")
 	}
+}
+
+func isPortOrEmpty(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16) // at most 65535
+	return text == "" || err == nil && port > 0
 }
 
 // smtpPattern matches scheme://[user:password@]host[:port][/].
@@ -520,10 +553,7 @@ func readMailer(errs *settingErrors) mailer {
 	isValid := err == nil && smtpPattern.MatchString(text)
 	errs.check(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, special "+
 		"characters in the password percent-encoded; it may be unset locally only")
-	if isValid && smtpURL.Port() != "" {
-		port, err := strconv.ParseUint(smtpURL.Port(), 10, 16)
-		errs.check(err == nil && port > 0, "SMTP_URL: the port must be 1 to 65535")
-	}
+	errs.check(!isValid || isPortOrEmpty(smtpURL.Port()), "SMTP_URL: the port must be 1 to 65535")
 	from, err := mail.ParseAddress(errs.setting("MAIL_FROM", ""))
 	errs.check(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
 	return mailer{server: smtpURL, from: from}
@@ -553,7 +583,6 @@ Settings are environment variables; docs/deploy.md lists them. The commands migr
 user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 `
 
-// printRoutes prints the route table. A test compares it with the README.
 func printRoutes() {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
@@ -569,15 +598,14 @@ func printRoutes() {
 	table.Flush()
 }
 
-// userLine is the SQL expression for one line about a user.
 const userLine = `format('%s  %s  %s  added %s', email, permission,
 	case when suspended then 'suspended' else 'active' end, created_at)`
 
 // whereAddress compares addresses as the index users_email has them.
 const whereAddress = ` where lower(email) = lower($1 collate "C") `
 
-// userCommands has the number of arguments of each command (flags not counted) and its statement. $1
-// is the user's address, $2 the role or the new address. The text that it returns is printed.
+// userCommands has the number of arguments of each command, flags not counted, and its statement,
+// which returns the text to print. $1 is the user's address, $2 the role or the new address.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
@@ -592,7 +620,7 @@ var userCommands = map[string]struct {
 		`returning format('%s: active from the next request on', email)`},
 	"signout": {1, `update users set signed_out_at = clock_timestamp()` + whereAddress +
 		`returning format('%s: signed out everywhere', email)`},
-	// Sign the user out as well. Otherwise changing the address back would revive old sessions.
+	// Without the sign-out, changing the address back would revive old sessions.
 	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
 		`returning format('%s: the new address; signed out everywhere', email)`},
 	"delete": {1, `delete from users` + whereAddress +
@@ -607,7 +635,7 @@ var userCommands = map[string]struct {
 		from users` + whereAddress},
 }
 
-// userCommand runs a line such as: add -role admin ada@example.com.
+// userCommand runs a line such as "add -role admin ada@example.com".
 func userCommand(ctx context.Context, line []string) error {
 	if len(line) == 0 {
 		return usageError("user: name a command\n\n" + usage)
@@ -628,8 +656,8 @@ func userCommand(ctx context.Context, line []string) error {
 	}
 	args := flags.Args()
 	if len(args) != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d (a flag comes first)\n\n%s",
-			name, command.arguments, len(args), usage))
+		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; "+
+			"-role comes before the address\n\n%s", name, command.arguments, len(args), usage))
 	}
 	if name == "add" {
 		args = append(args, role)
@@ -640,12 +668,12 @@ func userCommand(ctx context.Context, line []string) error {
 	return runUserCommand(ctx, command.text, args)
 }
 
-// validateUserArguments says in our words what a constraint of the table would say in PostgreSQL's.
 func validateUserArguments(name string, args []string) error {
 	for i, arg := range args {
 		isRole := i == 1 && name != "email"
 		if isRole && !slices.Contains(allRoles, arg) {
-			return usageError("there is no role \"" + arg + "\": it is " + strings.Join(allRoles, " or "))
+			roles := strings.Join(allRoles, " or ")
+			return usageError("there is no role \"" + arg + "\": it is " + roles)
 		}
 		if !isRole && !isEmail(arg) {
 			return usageError("\"" + arg + "\" is not an ASCII e-mail address")
@@ -679,7 +707,6 @@ func runUserCommand(ctx context.Context, text string, args []string) error {
 	return nil
 }
 
-// mailTest sends a test mail in the same way as the server sends codes.
 func mailTest(args []string) error {
 	if len(args) != 1 {
 		return usageError("mail-test: takes one address\n\n" + usage)
@@ -689,6 +716,9 @@ func mailTest(args []string) error {
 	if errs != nil {
 		return errors.Join(errs...)
 	}
+	if !isEmail(args[0]) {
+		return usageError("mail-test: \"" + args[0] + "\" is not an ASCII e-mail address")
+	}
 	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
 	if err != nil {
 		return fmt.Errorf("the mail was not sent: %w", err)
@@ -697,11 +727,12 @@ func mailTest(args []string) error {
 	return nil
 }
 
-// openForCommand opens a connection without time limits: building an index, or deleting a user with
-// many files, can take long.
+// openForCommand sets no time limits: to build an index, or to delete a user with many files, takes
+// long.
 func openForCommand(ctx context.Context) (*sql.Conn, error) {
 	var errs settingErrors
-	connector, err := newConnector(errs.setting("DATABASE_URL", ""), map[string]string{"timezone": "UTC"})
+	databaseURL := errs.setting("DATABASE_URL", "")
+	connector, err := newConnector(databaseURL, map[string]string{"timezone": "UTC"})
 	if errs != nil {
 		return nil, errors.Join(errs...)
 	}
@@ -713,6 +744,22 @@ func openForCommand(ctx context.Context) (*sql.Conn, error) {
 		return nil, explainDBError(err)
 	}
 	return conn, nil
+}
+
+// explainDBError says what an operator can do about the usual mistakes.
+func explainDBError(err error) error {
+	const refusedSetting = "DATABASE_URL: the database, or a pooler before it, refuses a setting"
+	advice := map[string]string{
+		"08P01": refusedSetting,
+		"42704": refusedSetting,
+		"28000": "DATABASE_URL: the database refuses this user",
+		"28P01": "DATABASE_URL: the database refuses this user or password",
+		"42P01": "the database lacks the tables (run: hubs migrate)",
+		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
+		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
+	}
+	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
+	return fmt.Errorf("%s: %s", sentence, strings.TrimPrefix(err.Error(), "unavailable: "))
 }
 
 // migrate applies schema.sql.

@@ -1,13 +1,7 @@
 package main
 
-// Everything between net/http and the handlers:
-//
-//  1. The steps that every request takes, in the order of the specification.
-//  2. The contract: what a route declares, and serveRoute, which makes its checks.
-//  3. Strict input: JSON bodies and query strings.
-//  4. The answer: answer writes a success, fail writes every error.
-//  5. Problems: the errors that clients get.
-//  6. The log.
+// Everything between net/http and the handlers: the steps that every request takes, the contract of
+// a route, strict input, and the answer. A first reading can stop at part 5, problems and the log.
 
 import (
 	"bytes"
@@ -40,22 +34,22 @@ import (
 
 // Part 1: the steps.
 
-// A request is an HTTP request and what the steps have found out about it. Its Header has the
-// headers of the request; w.Header() has those of the answer.
+// A request is an HTTP request and what the steps have found out about it. Header has the headers
+// of the request, w.Header() those of the answer.
 type request struct {
 	*http.Request
 	w      *response
 	events *slog.Logger // log adds the request's id to it
 
 	originAllowed bool       // step 2: the Origin header names an allowed origin
-	id            string     // step 3: sent with every answer
+	id            string     // step 3
 	client        netip.Addr // step 3
 
 	// Step 6.
-	route       route       // the zero route if none matches
-	fields      fields      // the input
-	fieldErrors fieldErrors // what readFields has found wrong with it
-	user        *user       // the account; nil without a session
+	route       route // the zero route if none matches
+	fields      fields
+	fieldErrors fieldErrors // what readFields has found wrong
+	user        *user       // nil without a session
 	session     sessionToken
 }
 
@@ -67,7 +61,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
 	}
 	defer r.recoverPanic()
-	s.setSecurityHeaders(r)                  // 2. security headers; CORS headers, so that a 429 has them
+	s.setSecurityHeaders(r)                  // 2. security headers; CORS headers, for a 429, too
 	s.identify(r)                            // 3. request id, client address
 	if err := s.limitClient(r); err != nil { // 4. limit by client address
 		r.fail(err)
@@ -86,23 +80,21 @@ func (r *request) recoverPanic() {
 		panic(fault)
 	}
 	if fault != nil {
-		r.fail(fmt.Errorf("panic: %v, in %s", fault, panicking()))
+		r.fail(fmt.Errorf("panic in %s: %v", panicking(), fault))
 	}
 }
 
 // panicking names the functions that a panic went through, the innermost first.
-func panicking() string {
-	callers := make([]uintptr, 8)
+func panicking() (names string) {
+	callers := make([]uintptr, 5)
 	n := runtime.Callers(3, callers) // without Callers, panicking and recoverPanic
 	frames := runtime.CallersFrames(callers[:n])
-	var names []string
-	for {
-		frame, more := frames.Next()
-		names = append(names, fmt.Sprintf("%s:%d", frame.Function, frame.Line))
-		if !more {
-			return strings.Join(names, " < ")
-		}
+	for more := true; more; {
+		var frame runtime.Frame
+		frame, more = frames.Next()
+		names += fmt.Sprintf("%s:%d ", frame.Function, frame.Line)
 	}
+	return names
 }
 
 // contentPolicy keeps a browser from loading, running or framing anything.
@@ -137,8 +129,8 @@ func (s *server) setSecurityHeaders(r *request) {
 	}
 }
 
-// allowsOrigin reports whether an origin is in the list or, in production, an https subdomain of
-// the one domain. domainPattern matches no port and no path (C1).
+// allowsOrigin looks into the list or, in production, for an https subdomain of the one domain.
+// domainPattern matches no port and no path (C1).
 func (c *config) allowsOrigin(origin string) bool {
 	if c.env != envProduction {
 		return slices.Contains(c.allowedOrigins, origin)
@@ -150,8 +142,7 @@ func (c *config) allowsOrigin(origin string) bool {
 
 var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// identify sets the request id and the client's address. An id of another form could put a line
-// of its own into a log (G1).
+// identify replaces a request id of another form, which could add a line to some log (G1).
 func (s *server) identify(r *request) {
 	r.id = r.Header.Get("X-Request-Id")
 	if !requestIDPattern.MatchString(r.id) {
@@ -161,9 +152,8 @@ func (s *server) identify(r *request) {
 	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
 }
 
-// clientAddress reads X-Forwarded-For from the right, because each proxy appends the address of its
-// own client. A client can forge everything to the left of what the last trusted proxy appended
-// (L2).
+// clientAddress reads X-Forwarded-For from the right: each proxy appends the address of its own
+// client. What stands left of the last trusted proxy's client can be forged (L2).
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(proxy netip.Prefix) bool { return proxy.Contains(client) }
@@ -178,7 +168,7 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	return client
 }
 
-// parseAddress parses an address with or without a port. Any other text is the zero Addr.
+// parseAddress takes an address with or without a port. Any other text is the zero Addr.
 func parseAddress(text string) netip.Addr {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
@@ -188,15 +178,14 @@ func parseAddress(text string) netip.Addr {
 	return addr.Unmap().WithZone("")
 }
 
-// clientKey is what a client is limited by: an IPv4 address, or the /64 of an IPv6 address, because
-// one customer usually has all addresses of a /64.
+// clientKey is an IPv4 address, or the /64 of an IPv6 address, which usually is one customer's.
 func (r *request) clientKey() string {
 	network, _ := r.client.Prefix(min(r.client.BitLen(), 64)) // an IPv4 address has 32 bits
 	return network.String()
 }
 
-// limitClient counts every request but the preflights of allowed origins. These do no work, a
-// browser sends one before each new URL, and a page can't see that one was refused.
+// limitClient does not count preflights of allowed origins: a browser sends one before each new
+// URL, and a page can't see that one was refused.
 func (s *server) limitClient(r *request) error {
 	if r.isPreflight() && r.originAllowed {
 		return nil
@@ -219,21 +208,23 @@ func (r *request) isPreflight() bool {
 
 var crossOrigin = http.NewCrossOriginProtection()
 
-// checkOrigin answers a preflight of an allowed origin, and refuses a write from any other origin
-// than our own. SameSite=Lax alone would let those of sibling subdomains pass (C2). Check lets a
-// write with neither Sec-Fetch-Site nor Origin pass, since no browser sends one. Without
-// Sec-Fetch-Site it compares only the hosts, so a page of http:// on our host passes.
+// checkOrigin answers preflights of allowed origins, and refuses writes from foreign ones.
+// SameSite=Lax alone would let those of sibling subdomains pass (C2). Check passes what has neither
+// Sec-Fetch-Site nor Origin, since no browser sends that. Without Sec-Fetch-Site it compares only
+// hosts, so a page of http:// on our host passes.
 func (r *request) checkOrigin() (isAnswered bool) {
-	isForeignWrite := crossOrigin.Check(r.Request) != nil
+	isForeignWrite := crossOrigin.Check(r.Request) != nil && !r.originAllowed
 	switch {
-	case r.originAllowed && r.isPreflight():
-		r.answerPreflight()
+	case r.isPreflight() && r.originAllowed:
+		header := r.w.Header()
+		wanted := r.Header.Get("Access-Control-Request-Headers") // any: the origin is trusted
+		header.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
+		header.Set("Access-Control-Allow-Headers", cmp.Or(wanted, "Content-Type, X-Request-Id"))
+		header.Set("Access-Control-Max-Age", "7200")
+		r.w.WriteHeader(204)
 		return true
-	case r.originAllowed:
-		return false
 	case r.isPreflight(): // the router refuses it, without CORS headers
 		r.logRefusedOrigin()
-		return false
 	case isForeignWrite:
 		r.logRefusedOrigin()
 		r.fail(errCrossOrigin)
@@ -242,19 +233,7 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	return false
 }
 
-// answerPreflight allows whatever headers the page wants to send, such as those of tracing: its
-// origin is trusted.
-func (r *request) answerPreflight() {
-	header := r.w.Header()
-	wanted := r.Header.Get("Access-Control-Request-Headers")
-	header.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PATCH, DELETE")
-	header.Set("Access-Control-Allow-Headers", cmp.Or(wanted, "Content-Type, X-Request-Id"))
-	header.Set("Access-Control-Max-Age", "7200")
-	r.w.WriteHeader(204)
-}
-
-// findRoute lets net/http's router call serveRoute for the route that matches. If none does, the
-// router writes an error itself, which becomes ours.
+// findRoute lets net/http's router call the route, or makes a problem of the router's own error.
 func (s *server) findRoute(r *request) {
 	catcher := &errorCatcher{response: r.w}
 	s.mux.ServeHTTP(catcher, r.Request)
@@ -263,8 +242,7 @@ func (s *server) findRoute(r *request) {
 	}
 }
 
-// addRoute tells the router of a route. The router passes on the ResponseWriter that it got from
-// findRoute, and so the request.
+// addRoute tells the router of a route. The router hands on the ResponseWriter of findRoute.
 func (s *server) addRoute(rt route) {
 	rt.mustBeValid()
 	s.mux.HandleFunc(rt.pattern, func(w http.ResponseWriter, _ *http.Request) {
@@ -280,11 +258,11 @@ func (s *server) addRoute(rt route) {
 
 // A route is one endpoint: a row of the route table in main.go.
 type route struct {
-	pattern  string // method and path, as http.ServeMux takes them
+	pattern  string // method and path
 	access   access
-	input    []string              // names of the fields; if nil, body and query are ignored
-	limit    *limiter              // the endpoint's own limit, besides step 4; nil if there is none
-	limitKey func(*request) string // what limit counts by; "" if a request is not counted
+	input    []string              // names of the fields; nil: body and query are ignored
+	limit    *limiter              // besides that of step 4
+	limitKey func(*request) string // what limit counts by; "": not counted
 	handle   func(*request) (output, error)
 }
 
@@ -293,12 +271,12 @@ func (rt route) path() string {
 	return path
 }
 
-// An access says who may call an endpoint: everyone, or the users who meet all conditions.
+// An access says who may call an endpoint: everyone, or users who meet all conditions.
 type access struct {
 	public  bool
-	session bool     // the user must be signed in and not suspended
-	terms   bool     // the user must have accepted the current terms
-	roles   []string // the user must have one of these roles; nil means any
+	session bool     // signed in and not suspended
+	terms   bool     // has accepted the current terms
+	roles   []string // has one of these roles; nil means any
 }
 
 var (
@@ -308,7 +286,7 @@ var (
 	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
 )
 
-// String returns the rule as the route table shows it, such as "session, terms, admin".
+// String returns text such as "session, terms, admin".
 func (a access) String() string {
 	if a.public {
 		return "-"
@@ -323,27 +301,23 @@ func (a access) String() string {
 	return text
 }
 
-// mustBeValid panics, so that the server does not start, if a route has no access rule, or a limit
-// without its key (Z1).
+// mustBeValid prevents the start if a route has no access rule, or a limit without its key (Z1).
 func (rt route) mustBeValid() {
-	hasConditions := rt.access.terms || rt.access.roles != nil
-	isAccessValid := rt.access.session || rt.access.public && !hasConditions
-	isAmbiguous := rt.access.session && rt.access.public
+	a := rt.access
+	hasConditions := a.terms || a.roles != nil
+	isAccessValid := a.public != a.session && !(a.public && hasConditions)
 	isLimitValid := (rt.limit == nil) == (rt.limitKey == nil)
-	if !isAccessValid || isAmbiguous || !isLimitValid {
+	if !isAccessValid || !isLimitValid {
 		panic("this route lacks an access rule, or the key of its limit: " + rt.pattern)
 	}
 }
 
-// An output is what a handler returns for a success. It is nil if the answer has no body, or if the
-// handler has sent it.
+// An output is the answer of a handler. It is nil if there is no body, or the handler has sent it.
 type output interface{ validate() fieldErrors }
 
-// serveRoute makes the checks of a route, then calls its handler.
-//
-// The body is read before the account: a client could otherwise withhold the end of a body until it
-// has lost its rights, and still write (W1). What is wrong with the fields is reported by the
-// handler.
+// serveRoute makes the checks of a route, then calls its handler, which reports what is wrong with
+// the fields. The body is read before the account: a client could otherwise withhold the end of a
+// body until it has lost its rights, and still write (W1).
 func (s *server) serveRoute(r *request) error {
 	bodyErr := r.readFields()
 	if !r.route.access.public {
@@ -352,7 +326,7 @@ func (s *server) serveRoute(r *request) error {
 		}
 	}
 	if r.route.limit != nil {
-		if err := r.spendOwnLimit(); err != nil {
+		if err := r.route.limit.spend(r.route.limitKey(r)); err != nil {
 			return err
 		}
 	}
@@ -371,15 +345,7 @@ func (s *server) serveRoute(r *request) error {
 	return r.answer(out)
 }
 
-func (r *request) spendOwnLimit() error {
-	key := r.route.limitKey(r)
-	if key == "" {
-		return nil
-	}
-	return r.route.limit.spend(key)
-}
-
-// pathID returns an id from the path. If it is not a UUID, it is NULL, which matches no row.
+// pathID returns an id from the path. One that is not a UUID is NULL, which matches no row.
 func (r *request) pathID(name string) sql.Null[string] {
 	id := r.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
@@ -389,15 +355,12 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input.
-//
-// readFields makes a map of the body or the query. A handler makes a struct of the map, and passes
-// what the struct's validate returns to refuseInvalid.
+// Part 3: strict input. readFields makes a map of the body or the query. A handler makes a struct
+// of the map, and passes what the struct's validate returns to refuseInvalid.
 
 // fields are the members of a JSON object, or the parameters of a query. All values are strings.
 type fields map[string]string
 
-// text returns the value of a field, or the fallback if the field was not sent.
 func (f fields) text(name, fallback string) string {
 	value, isSent := f[name]
 	if !isSent {
@@ -406,7 +369,7 @@ func (f fields) text(name, fallback string) string {
 	return value
 }
 
-// optional returns the value of a field, or nil if the field was not sent.
+// optional returns nil if the field was not sent.
 func (f fields) optional(name string) *string {
 	value, isSent := f[name]
 	if !isSent {
@@ -415,7 +378,7 @@ func (f fields) optional(name string) *string {
 	return &value
 }
 
-// trimmed is optional without the spaces around the value.
+// trimmed is optional without spaces around the value.
 func (f fields) trimmed(name string) *string {
 	value := f.optional(name)
 	if value != nil {
@@ -424,8 +387,7 @@ func (f fields) trimmed(name string) *string {
 	return value
 }
 
-// number returns the value of a field as a whole number, or -1 if it is not one in plain digits.
-// No field allows -1.
+// number returns -1, which no field allows, for what is not a number in plain digits.
 func (f fields) number(name, fallback string) int {
 	text := f.text(name, fallback)
 	n, err := strconv.Atoi(text)
@@ -442,24 +404,24 @@ type fieldError struct {
 
 type fieldErrors []fieldError
 
-// check records an error unless ok.
 func (errs *fieldErrors) check(ok bool, name, detail string) {
 	if !ok {
 		*errs = append(*errs, fieldError{name, detail})
 	}
 }
 
-// checkLength counts characters.
 func (errs *fieldErrors) checkLength(name, text string, least, most int) {
 	length := utf8.RuneCountInString(text)
 	if length < least || length > most {
-		errs.check(false, name, fmt.Sprintf("must have %d to %d characters", least, most))
+		errs.check(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
 	}
 }
 
 func (errs *fieldErrors) checkControls(name, text, allowed string) {
-	isForbidden := func(c rune) bool { return unicode.IsControl(c) && !strings.ContainsRune(allowed, c) }
-	errs.check(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
+	for _, c := range text {
+		isAllowed := !unicode.IsControl(c) || strings.ContainsRune(allowed, c)
+		errs.check(isAllowed, name, "must not have control characters")
+	}
 }
 
 func (errs *fieldErrors) checkOneOf(name, text string, allowed []string) {
@@ -474,10 +436,9 @@ func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
 	}
 }
 
-// refuseInvalid returns a 400 with all errors of the input: those of readFields and errs, those of
-// the struct.
+// refuseInvalid returns a 400 with the errors of the struct and those of readFields.
 func (r *request) refuseInvalid(errs fieldErrors) error {
-	errs = append(r.fieldErrors, errs...)
+	errs = append(errs, r.fieldErrors...)
 	if errs != nil {
 		return invalid(errs...)
 	}
@@ -486,11 +447,10 @@ func (r *request) refuseInvalid(errs fieldErrors) error {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
-	maxContentType = 256      // bytes of the header: parsing one of 16 kB would take 2 ms
+	maxContentType = 256      // bytes; parsing 16 kB would take 2 ms
 )
 
-// readFields reads the fields that the route takes: from the query of a GET or HEAD, or else from
-// a JSON body.
+// readFields reads the query of a GET or HEAD, or else a JSON body.
 func (r *request) readFields() error {
 	if r.route.input == nil {
 		return nil
@@ -524,8 +484,8 @@ func (r *request) readQuery() error {
 }
 
 // readJSON reads one flat JSON object of strings. encoding/json alone would accept names in another
-// letter case, duplicates, null, and data after the object (I3). A value that is not a string is
-// not decoded, because nested arrays would cost milliseconds.
+// letter case, duplicates, null, and data after the object (I3). Only strings are decoded: nested
+// arrays would cost milliseconds.
 func (r *request) readJSON(body []byte) error {
 	body = bytes.TrimPrefix(body, []byte("\uFEFF")) // a byte order mark (RFC 8259 8.1)
 	decoder := json.NewDecoder(bytes.NewReader(body))
@@ -547,8 +507,9 @@ func (r *request) readJSON(body []byte) error {
 	return nil
 }
 
-// addField adds a field that was sent. A client can't set a field that the route does not name, such
-// as role (Z3). encoding/json has replaced invalid UTF-8 and lone surrogates by U+FFFD.
+// addField refuses fields that the route does not name, such as role (Z3). encoding/json has
+// replaced invalid UTF-8 and lone surrogates by U+FFFD; in a query, ContainsRune finds invalid
+// UTF-8 itself.
 func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
@@ -560,9 +521,8 @@ func (r *request) addField(name, value string, isText bool) {
 	r.fields[name] = value
 }
 
-// mediaType returns the type of the body, and its parameters without the charset. It returns "" for
-// a header that is missing, repeated, malformed or too long, for another charset than UTF-8, and
-// for an encoded body.
+// mediaType returns the type of the body and its parameters, but for the charset. It is "" if there
+// is not one valid header, for another charset than UTF-8, and for an encoded body.
 func mediaType(header http.Header) (kind string, params map[string]string) {
 	lines := header["Content-Type"]
 	if len(lines) != 1 || len(lines[0]) > maxContentType || header["Content-Encoding"] != nil {
@@ -576,12 +536,10 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// Part 4: the answer.
-//
-// answer writes the output of a handler, and fail writes its error. Only getFile and the handlers of
-// documents write to the response themselves.
+// Part 4: the answer. answer writes the output of a handler, and fail its error. Only getFile and
+// the handlers of documents write to the response themselves.
 
-// A response passes on what is written, and counts it for the log.
+// A response counts what is written, for the log.
 type response struct {
 	http.ResponseWriter
 	request *request
@@ -600,12 +558,14 @@ func (w *response) Write(b []byte) (int, error) {
 		w.WriteHeader(200)
 	}
 	n, err := w.ResponseWriter.Write(b)
-	w.bytes += int64(n)
+	if w.request.Method != "HEAD" { // for which net/http discards the body
+		w.bytes += int64(n)
+	}
 	return n, err
 }
 
-// ReadFrom lets the kernel send a file (sendfile). Without it, a download of 1 MB costs a third more
-// processor time.
+// ReadFrom lets the kernel send a file (sendfile). Without it, 1 MB costs a third more processor
+// time.
 func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(w.ResponseWriter, src)
 	w.bytes += n
@@ -617,8 +577,7 @@ func (w *response) ReadFrom(src io.Reader) (int64, error) {
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // An errorCatcher stands before the response for the two parts of net/http that write errors
-// themselves: its router and http.ServeContent. It catches an error, whose text it drops, and lets a
-// success pass.
+// themselves: its router and http.ServeContent. It drops an error, and passes a success.
 type errorCatcher struct {
 	*response
 	caught int // status of the error; 0 if there is none
@@ -639,7 +598,7 @@ func (w *errorCatcher) Write(b []byte) (int, error) {
 	return w.response.Write(b)
 }
 
-// err returns the problem for the error that was caught, or nil.
+// err returns our error in place of the one that was dropped, or nil.
 func (w *errorCatcher) err() error {
 	switch w.caught {
 	case 0:
@@ -656,8 +615,8 @@ func (w *errorCatcher) err() error {
 	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
 }
 
-// A timestamp is a time in an answer: RFC 3339 in UTC, always with three decimals, as JavaScript
-// writes it. Parsers in use read other numbers of decimals wrongly, or not at all.
+// A timestamp has three decimals in answers, as in JavaScript. Parsers in use read other numbers of
+// decimals wrongly, or not at all.
 type timestamp struct{ time.Time }
 
 func (t timestamp) MarshalJSON() ([]byte, error) {
@@ -665,8 +624,7 @@ func (t timestamp) MarshalJSON() ([]byte, error) {
 	return t.UTC().AppendFormat(text, `"2006-01-02T15:04:05.000Z"`), nil
 }
 
-// answer sends the output of a handler. One that breaks its contract becomes a 500, and nothing of
-// it is sent (I5).
+// answer sends nothing of an output that breaks its contract, but a 500 (I5).
 func (r *request) answer(out output) error {
 	if r.w.status != 0 { // the handler has sent it
 		return nil
@@ -680,29 +638,29 @@ func (r *request) answer(out output) error {
 	}
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false) // an answer is never HTML (nosniff), and "<" would take six bytes
+	encoder.SetEscapeHTML(false) // "<" would take six bytes, and an answer is never HTML (nosniff)
 	if err := encoder.Encode(out); err != nil {
 		return err
 	}
 	header := r.w.Header()
 	header.Set("Content-Type", "application/json")
 	header.Set("Content-Length", strconv.Itoa(body.Len()))
-	if header.Get("Location") != "" {
+	if header.Get("Location") != "" { // the handler has created something
 		r.w.WriteHeader(201)
 	}
 	r.w.Write(body.Bytes()) // an error means that the client has gone
 	return nil
 }
 
-// headersOfErrors are what an error keeps, besides the securityHeaders. Any other header, such as a
-// cookie, was set for a success.
+// headersOfErrors are what an error keeps besides the securityHeaders. Others were set for a
+// success.
 var headersOfErrors = []string{
 	"Connection", "X-Request-Id", "Allow", "Content-Range", "Access-Control-Allow-Origin",
 	"Access-Control-Allow-Credentials", "Access-Control-Expose-Headers",
 }
 
-// fail answers with an error. It is the only function that does, so all errors have one format and
-// the request id. If an answer has begun, it closes the connection.
+// fail is the only function that answers with an error, so all have one format. If an answer has
+// begun, it closes the connection.
 func (r *request) fail(err error) {
 	p := toProblem(err)
 	r.logProblem(p)
@@ -727,7 +685,7 @@ func (r *request) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = r.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	// Before an answer, net/http reads a short rest of the body. A client may withhold it.
+	// net/http first reads a short rest of the body, which a client may withhold.
 	http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(time.Second))
 	r.w.WriteHeader(p.Status)
 	r.w.Write(body)
@@ -735,8 +693,7 @@ func (r *request) fail(err error) {
 
 // Part 5: problems.
 
-// A problem is an error for a client, in the format of RFC 9457. It is passed by value: fail fills
-// in a copy.
+// A problem is an error for a client (RFC 9457). It is passed by value: fail fills in a copy.
 type problem struct {
 	Title     string      `json:"title"`
 	Status    int         `json:"status"`
@@ -781,15 +738,15 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns the 401 for a session. The reason is missing, forged, expired or ended;
-// the client gets the same answer for all of them.
+// unauthenticated returns the same 401 for every reason: missing, forged, expired or ended.
 func unauthenticated(reason string) problem {
-	p := newProblem(401, "unauthenticated", "Please sign in: the session is missing, expired or ended.")
+	p := newProblem(401, "unauthenticated",
+		"Please sign in: the session is missing, expired or ended.")
 	p.reason = reason
 	return p
 }
 
-// unavailable returns the 503 for a failure that may soon pass.
+// unavailable returns a 503, for a failure that may soon pass.
 func unavailable(cause error) problem {
 	p := newProblem(503, "unavailable",
 		"The service can't answer now. Please try again in a moment.")
@@ -819,16 +776,16 @@ func invalid(errs ...fieldError) problem {
 	p := newProblem(400, "invalid_request", "The input is not valid.")
 	for _, e := range errs {
 		e.Field = cmp.Or(e.Field[:min(len(e.Field), maxFieldName)], "input")
-		isNamed := slices.ContainsFunc(p.Errors, func(named fieldError) bool { return named.Field == e.Field })
-		if !isNamed && len(p.Errors) < maxFieldErrors {
+		isNamed := func(named fieldError) bool { return named.Field == e.Field }
+		if len(p.Errors) < maxFieldErrors && !slices.ContainsFunc(p.Errors, isNamed) {
 			p.Errors = append(p.Errors, e)
 		}
 	}
 	return p
 }
 
-// toProblem returns the problem to send for an error. Any unexpected one, such as a bug or a broken
-// disk, becomes a 500, so that no text of PostgreSQL, the file system or Go reaches a client.
+// toProblem makes a 500 of any unexpected error, such as a bug or a broken disk. No text of
+// PostgreSQL, the file system or Go reaches a client.
 func toProblem(err error) problem {
 	if p, ok := errors.AsType[problem](err); ok {
 		return p
@@ -844,8 +801,7 @@ func toProblem(err error) problem {
 	return p
 }
 
-// bodyProblem returns the problem for a body that could not be read or stored. It is the client's
-// fault, unless the error is a problem already, such as a 413, or the disk has failed.
+// bodyProblem is toProblem for a body. Unless the disk has failed, an error is the client's fault.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
 	_, isDiskError := errors.AsType[*fs.PathError](err)
@@ -858,13 +814,10 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// Part 6: the log.
-//
-// Each request is one line. It is made from an allow-list, so no secret gets in, and needs no mask.
-// A client can write three texts into it, in a checked form: the request id, an id in the path, and
-// the origin. Events can hold texts of errors, which are masked.
+// Part 6: the log. A request's line is made from an allow-list, so it needs no mask. A client can
+// write three texts into it, in a checked form: the request id, an id in the path, and the origin.
+// Events have texts of errors, which are masked.
 
-// log returns a logger for events of this request.
 func (r *request) log() *slog.Logger {
 	log := r.events.With("requestId", r.id, "client", r.client)
 	if r.user != nil {
@@ -875,8 +828,7 @@ func (r *request) log() *slog.Logger {
 
 var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
 
-// logRequest writes the line of one request, but none for a healthy /healthz, which proxies ask for
-// every second.
+// logRequest writes no line for a healthy /healthz, which proxies ask for every second.
 func (s *server) logRequest(r *request, started time.Time) {
 	if r.route.path() == healthPath && r.w.status == 200 {
 		return
@@ -906,11 +858,7 @@ func (s *server) logRequest(r *request, started time.Time) {
 			add(strings.ToLower(name), "***")
 		}
 	}
-	bytes := r.w.bytes
-	if r.Method == "HEAD" { // net/http discards the body
-		bytes = 0
-	}
-	attrs = append(attrs, "status", r.w.status, "bytes", bytes, "duration", time.Since(started))
+	attrs = append(attrs, "status", r.w.status, "bytes", r.w.bytes, "duration", time.Since(started))
 	s.requestLog.Info("request", attrs...)
 }
 
@@ -924,7 +872,7 @@ func (r *request) originForLog() string {
 	return origin
 }
 
-// logRefusedOrigin tells the developer of a page why its request fails. The browser hides the reason.
+// logRefusedOrigin tells the developer of a page what the browser hides.
 func (r *request) logRefusedOrigin() {
 	r.log().Info("origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 		"origin", r.originForLog())
@@ -940,10 +888,10 @@ func (r *request) logProblem(p problem) {
 	}
 }
 
-// unmasked are the attributes of events that hold ids or have a checked form.
+// unmasked are the attributes of events that have a checked form.
 var unmasked = []string{"requestId", "userId", "fileId", "client", "origin"}
 
-// maskAttr masks every other text of an event (G2).
+// maskAttr masks all other texts of events (G2).
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	kind := a.Value.Kind()
 	isText := kind == slog.KindString || kind == slog.KindAny
@@ -953,14 +901,14 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// masks are applied in this order. What a pattern matches becomes its replacement.
+// masks are applied in this order.
 var masks = []struct {
 	pattern     *regexp.Regexp
 	replacement string
 }{
-	// An e-mail address: jane.roe@example.com → j***@example.com
+	// jane.roe@example.com → j***@example.com
 	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*@`), "$1***@"},
-	// User and password in a URL: smtps://user:password@mail.example.com → smtps://***@mail.…
+	// smtps://user:password@mail.example.com → smtps://***@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
 	// A key, or a part of a token. An id has only 36 characters.
 	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
@@ -971,8 +919,7 @@ var masks = []struct {
 // maxLoggedText is in bytes. JSON can double a text, so a line has less than 2 kB (H4).
 const maxLoggedText = 460
 
-// maskText masks a text, then cuts it. If it were cut first, a secret could be split so that no
-// mask matches its first half. Characters that can't be seen become spaces.
+// maskText masks a text before it cuts it: no mask may match the first half of a secret.
 func maskText(text string) string {
 	text = strings.Map(visible, text)
 	for _, mask := range masks {
@@ -981,6 +928,7 @@ func maskText(text string) string {
 	return text[:min(len(text), maxLoggedText)]
 }
 
+// visible replaces what can't be seen, and could hide a secret from the masks.
 func visible(c rune) rune {
 	if unicode.IsPrint(c) {
 		return c

@@ -1,8 +1,8 @@
 package main
 
-// One-time codes: the map that holds them, what happens after a request for a code, and the mail
-// that carries it. A code leaves this process only by mail. Without a mail server, which only the
-// local environment permits, it is printed on standard output instead.
+// One-time codes: the map that holds them, what happens after a request for one, and its mail. A
+// code leaves this process only by mail or, in the local environment without a mail server, on
+// standard output.
 
 import (
 	"cmp"
@@ -18,8 +18,8 @@ import (
 	"net"
 	"net/mail"
 	"net/smtp"
+	"net/textproto"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,44 +29,44 @@ import (
 const (
 	codeLength = 6 // digits
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // minimum time between two mails to one address
-	codeRenew  = codeTTL / 2 // age from which on a new code replaces the old one
-	maxGuesses = 10          // wrong guesses that end a code
+	codeResend = time.Minute // between two mails to one address, at least
+	codeRenew  = codeTTL / 2 // age from which on a new code replaces it
+	maxGuesses = 10          // wrong ones end a code
 
-	maxCodeRequests  = 1000                   // unfinished requests for a code
-	codeDelay        = 500 * time.Millisecond // maximum random delay: some times the work of a mail
-	codeMaxWait      = time.Minute            // maximum wait for a mail slot
-	maxConversations = 32                     // simultaneous conversations with the mail server
+	maxCodeRequests  = 1000                   // unfinished at a time
+	codeDelay        = 500 * time.Millisecond // at most, random; a mail's work takes some ms
+	codeMaxWait      = time.Minute            // for a mail slot
+	maxConversations = 32                     // with the mail server at a time
 	mailTimeout      = 10 * time.Second       // for one whole conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
 )
 
-// A oneTimeCode works once, within codeTTL of issuedAt, until maxGuesses wrong ones were tried.
+// A oneTimeCode works once, until it is codeTTL old or maxGuesses wrong ones were tried.
 type oneTimeCode struct {
 	digits     string
-	issuedAt   time.Time // includes monotonic time, so a step of the clock changes no age
-	userReadAt time.Time // when the account was read, by the database's clock
+	issuedAt   time.Time // monotonic, as mailedAt: a step of the clock changes no age
+	userReadAt time.Time // by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mailedAt time.Time // when a mail was last begun
+	mailedAt time.Time // when its last mail was begun; zero after withdraw
 	guesses  int       // wrong ones
 }
 
-// isFromBefore reports whether the user was signed out everywhere after the code was made.
+// isFromBefore reports whether a sign-out everywhere came after the code.
 func (code *oneTimeCode) isFromBefore(signedOutAt time.Time) bool {
 	return code.userReadAt.Before(signedOutAt)
 }
 
-// oneTimeCodes maps each address, in lower case, to its current code. Strangers can't fill it,
-// because only active users get codes. A restart forgets all.
+// oneTimeCodes maps addresses, in lower case, to their current codes. Only active users get one, so
+// strangers can't fill it. A restart forgets all.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]*oneTimeCode
 }
 
-// issue returns the code to mail to a user, or nil if there is nothing to mail. isNew is false if it
-// was mailed before.
-func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isNew bool) {
+// issue returns the code to mail to a user, or nil if there is nothing to mail. isFirst is false if
+// it was mailed before.
+func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isFirst bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
@@ -81,18 +81,27 @@ func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isNew bo
 	if now.Sub(code.issuedAt) >= codeRenew {
 		return c.makeCode(email, u.now), true
 	}
-	// A code that guesses have ended stays until codeRenew. If it were replaced at once, each
-	// request for a code would bring maxGuesses more (L5).
+	// If a code that guesses have ended were replaced at once, each request for a code would bring
+	// maxGuesses more (L5).
 	if code.guesses >= maxGuesses {
 		return nil, false
 	}
-	// Mail the same code again, so that whichever mail the user opens has the right one, and a
-	// stranger who asks voids nothing.
+	// The same code again: whichever mail the user opens has the right one, and a stranger who asks
+	// voids nothing.
+	isFirst = code.mailedAt.IsZero()
 	code.mailedAt = now
-	return code, false
+	return code, isFirst
 }
 
-// makeCode makes the code of an address. The caller holds the lock. All codes are equally likely (O1).
+// withdraw ends a code whose first mail has failed, until it is mailed again. If it were removed,
+// the count of guesses would go with it, and a stranger can make mail fail: they fill the mailbox.
+func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	code.mailedAt = time.Time{}
+}
+
+// makeCode makes one of a million codes, all equally likely (O1). The caller holds the lock.
 func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode {
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // never fails (see crypto/rand.Reader)
 	now := time.Now()
@@ -108,9 +117,9 @@ func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode
 	return code
 }
 
-// find returns the current code of an address if the digits match. It uses nothing up: remove does.
-// It checks the age itself (O2), and counts a wrong guess. No flood can make it forget that, as it
-// can a limiter, so the guesses at a mailbox are at most maxGuesses per codeRenew.
+// find returns the code of an address if the digits match and it has not expired (O2). It uses
+// nothing up: remove does. It counts a wrong guess, which no flood can make it forget, as it can a
+// limiter: a mailbox gets at most maxGuesses per codeRenew.
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +128,7 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 		return nil
 	}
 	hasExpired := time.Since(code.issuedAt) >= codeTTL
-	if hasExpired || code.guesses >= maxGuesses {
+	if hasExpired || code.guesses >= maxGuesses || code.mailedAt.IsZero() {
 		return nil
 	}
 	if subtle.ConstantTimeCompare([]byte(digits), []byte(code.digits)) != 1 {
@@ -129,8 +138,7 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	return code
 }
 
-// remove deletes a code. removed is false if it was removed or replaced before. So of several
-// requests that have found the same code, one succeeds.
+// remove deletes a code. removed is false if it was removed or replaced before.
 func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,8 +150,8 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 }
 
 // scheduleCode runs sendCode after a random delay. ok is false if maxCodeRequests are unfinished.
-// Only a known address causes the work of a mail. Without the delay, a client could measure that
-// work in the time of its next request (O10).
+// Without the delay, the time of a client's next request would tell whether the address causes the
+// work of a mail (O10).
 func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
@@ -159,9 +167,9 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCode mails a code if the address belongs to an active user. It mails to the address as stored,
-// never to what a client sent. Each mail has a conversation of its own. In one queue, the delay of a
-// client's own mail would tell whether another address has an account (M2).
+// sendCode mails a code to an active user: to the address as stored, never to what a client sent.
+// Each mail has a conversation of its own. In one queue, the delay of a client's own mail would
+// tell whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -179,15 +187,15 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Warn("code not sent: waited too long")
 		return
 	}
-	code, isNew := s.codes.issue(email, u) // only now: a request that is dropped makes no code
+	code, isFirst := s.codes.issue(email, u) // only now: a request that is dropped makes no code
 	if code == nil {
-		log.Info("code not sent: the last mail is less than a minute old, or wrong guesses ended the code")
+		log.Info("code not sent: the last mail is too young, or wrong guesses ended the code")
 		return
 	}
 	err = s.mailCode(u.Email, code)
 	mayHaveArrived := err == nil || errors.Is(err, errUnconfirmed)
-	if isNew && !mayHaveArrived {
-		s.codes.remove(email, code)
+	if isFirst && !mayHaveArrived {
+		s.codes.withdraw(code)
 	}
 	if err != nil {
 		log.Error("code not sent", "error", err)
@@ -196,7 +204,6 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	log.Info("code sent")
 }
 
-// mailCode mails a code, or prints it if no mail server is configured.
 func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
 		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code.digits)
@@ -218,8 +225,7 @@ type mailer struct {
 	from   *mail.Address
 }
 
-// domain is the domain of MAIL_FROM. It names the service to users, and this machine to mail
-// servers.
+// domain names the service to users, and this machine to mail servers.
 func (m mailer) domain() string {
 	_, domain, _ := strings.Cut(m.from.Address, "@")
 	return domain
@@ -228,19 +234,20 @@ func (m mailer) domain() string {
 // smtpPorts are the default ports. smtp begins in plain text, smtps with TLS.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// send delivers a mail. net/smtp bounds neither time nor memory, so send bounds the connection, also
-// before TLS begins (M1).
+// send bounds time and bytes of the conversation, before TLS begins, too: net/smtp does not (M1).
 func (m mailer) send(to, subject, text string) error {
 	host := m.server.Hostname()
 	port := cmp.Or(m.server.Port(), smtpPorts[m.server.Scheme])
 	deadline := time.Now().Add(mailTimeout)
 	dialed, err := net.DialTimeout("tcp", net.JoinHostPort(host, port), mailTimeout)
 	if err != nil {
-		return failedStep("connecting", err)
+		return failedStep("connect", err)
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
-	var conn net.Conn = boundedReply{dialed, io.LimitReader(dialed, maxMailReply)}
+	var heard strings.Builder // until TLS begins, in plain text
+	reply := io.TeeReader(io.LimitReader(dialed, maxMailReply), &heard)
+	var conn net.Conn = boundedReply{dialed, reply}
 	if m.server.Scheme == "smtps" {
 		conn = tls.Client(conn, tlsConfig(host))
 	}
@@ -248,13 +255,17 @@ func (m mailer) send(to, subject, text string) error {
 	if err != nil {
 		return failedStep("greeting", err)
 	}
+	if err := client.Hello(m.domain()); err != nil {
+		// If EHLO is refused, err has only the answer to HELO.
+		return failedStep("EHLO", fmt.Errorf("%w; all that it has said: %.200q", err, heard.String()))
+	}
 	if err := m.logIn(client); err != nil {
 		return err
 	}
 	return m.deliver(client, to, m.message(to, subject, text))
 }
 
-// A boundedReply is a connection whose Read reports io.EOF once the limit of reply is reached.
+// A boundedReply reads no more than the limit of reply.
 type boundedReply struct {
 	net.Conn
 	reply io.Reader
@@ -266,37 +277,27 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// usualCauses has, for each step of a conversation, what an operator should look at first.
+// usualCauses has what an operator should look at first if a step of a conversation fails.
 var usualCauses = map[string]string{
-	"connecting": "host or port of SMTP_URL, or a firewall",
-	"greeting": "port 465 takes smtps://, any other smtp://; a private certificate authority " +
-		"is named by SSL_CERT_FILE",
-	"EHLO": "the mail server does not serve this machine",
-	"STARTTLS": "the mail server has no encryption for this port or host name; a private " +
-		"certificate authority is named by SSL_CERT_FILE",
-	"AUTH":      "user or password in SMTP_URL",
-	"sender":    "MAIL_FROM is not an address that this user may send from",
-	"recipient": "without a user in SMTP_URL, the mail server takes mail for its own users only",
-	"data":      "the mail server does not like the text or its sender",
+	"connect":   "host and port of SMTP_URL; a firewall",
+	"greeting":  "smtps:// for port 465, else smtp://; SSL_CERT_FILE for a private authority",
+	"EHLO":      "whether the mail server serves this machine",
+	"STARTTLS":  "the host name of SMTP_URL; SSL_CERT_FILE for a private authority",
+	"AUTH":      "user and password of SMTP_URL",
+	"sender":    "whether this user may send from MAIL_FROM",
+	"recipient": "whether the mail server wants a user and a password in SMTP_URL",
+	"data":      "whether the mail server trusts the domain of MAIL_FROM",
 }
 
 func failedStep(step string, err error) error {
-	return fmt.Errorf("%s (look at: %s): %w", step, usualCauses[step], err)
+	return fmt.Errorf("%s (check %s): %w", step, usualCauses[step], err)
 }
 
-// logIn says our name, begins TLS, and sends user and password if SMTP_URL has them.
+// logIn begins TLS, and sends user and password.
 func (m mailer) logIn(client *smtp.Client) error {
-	// If EHLO is refused, client.Hello tries HELO, and its error has only that answer. So ask before.
-	client.Text.PrintfLine("EHLO %s", m.domain())
-	if _, _, err := client.Text.ReadResponse(250); err != nil {
-		return failedStep("EHLO", err)
-	}
-	if err := client.Hello(m.domain()); err != nil {
-		return failedStep("EHLO", err)
-	}
 	host := m.server.Hostname()
-	// Require STARTTLS even if the server does not offer it: an attacker may have removed the offer
-	// (D4). On loopback nobody stands in between, and the certificate has another name.
+	// Require STARTTLS even if it is not offered: an attacker may have removed the offer (D4). On
+	// loopback nobody stands in between, and the certificate has another name.
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	if m.server.Scheme == "smtp" && !isLoopback {
 		if err := client.StartTLS(tlsConfig(host)); err != nil {
@@ -312,7 +313,7 @@ func (m mailer) logIn(client *smtp.Client) error {
 	return nil
 }
 
-// auth returns PLAIN, or LOGIN if the server offers only that, as Microsoft 365 does.
+// auth returns PLAIN, or else LOGIN, which is all that Microsoft 365 offers.
 func (m mailer) auth(client *smtp.Client) smtp.Auth {
 	user := m.server.User.Username()
 	password, _ := m.server.User.Password()
@@ -324,7 +325,7 @@ func (m mailer) auth(client *smtp.Client) smtp.Auth {
 	return &loginAuth{offered: mechanisms, answers: []string{user, password}}
 }
 
-// A loginAuth is AUTH LOGIN, which net/smtp lacks: the server asks for user and password.
+// A loginAuth is AUTH LOGIN, which net/smtp lacks: the server asks for each answer.
 type loginAuth struct {
 	offered []string
 	answers []string
@@ -332,7 +333,7 @@ type loginAuth struct {
 
 func (a *loginAuth) Start(*smtp.ServerInfo) (mechanism string, first []byte, err error) {
 	if !slices.Contains(a.offered, "LOGIN") {
-		return "", nil, fmt.Errorf("the mail server offers %q, and this server knows PLAIN and LOGIN", a.offered)
+		return "", nil, fmt.Errorf("the mail server offers %q, not PLAIN or LOGIN", a.offered)
 	}
 	return "LOGIN", nil, nil
 }
@@ -349,11 +350,10 @@ func (a *loginAuth) Next(_ []byte, more bool) ([]byte, error) {
 	return []byte(answer), nil
 }
 
-// errUnconfirmed means that the mail server has the whole mail, but has not accepted it in time. The
-// mail may still arrive.
-var errUnconfirmed = errors.New("not confirmed in time")
+// errUnconfirmed means that the mail server has the whole mail, but has neither accepted nor
+// refused it.
+var errUnconfirmed = errors.New("neither accepted nor refused")
 
-// deliver sends the mail. The server has accepted it when body.Close returns nil.
 func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	if err := client.Mail(m.from.Address); err != nil {
 		return failedStep("sender", err)
@@ -369,18 +369,18 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 		return failedStep("data", err)
 	}
 	err = body.Close()
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return failedStep("data", fmt.Errorf("%w: %w", errUnconfirmed, err))
+	if _, isRefused := errors.AsType[*textproto.Error](err); isRefused {
+		return failedStep("data", err)
 	}
 	if err != nil {
-		return failedStep("data", err)
+		return failedStep("data", fmt.Errorf("%w: %w", errUnconfirmed, err))
 	}
 	client.Text.Cmd("QUIT") // don't wait for the reply
 	return nil
 }
 
-// message returns a mail in the format of RFC 5322. No address can inject a header line: m.from was
-// validated with the settings, and client.Rcpt refuses a recipient with a line break.
+// message returns a mail in the format of RFC 5322. Neither address can have a line break: the
+// settings and the table users see to that.
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

@@ -1,94 +1,107 @@
 package main
 
-// The rate limiter: a token bucket for each key, in bounded memory. newServer makes all limiters.
-// limitClient and serveRoute in middleware.go spend their tokens.
+// The rate limiter: a token bucket for each key, in bounded memory. limitClient and serveRoute in
+// middleware.go spend the tokens.
 
 import (
 	"fmt"
+	"hash/maphash"
 	"sync"
 	"time"
 )
 
-// maxKeys is the most keys that one limiter keeps. With the longest addresses, that is 40 MB.
-const maxKeys = 65_536
+const maxKeys = 65_536 // most keys that one limiter keeps
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back one period after it
 // was spent. This equals a sliding-window log: at most burst requests pass in any interval of one
-// period (L1). A bucket that refills continuously would let up to twice as many pass. The price is
-// memory: 24 bytes for each request that passed in the last period.
+// period (L1). A bucket that refills continuously would let twice as many pass. The price is 8
+// bytes for each request of the last period.
+//
+// Only the hash of a key is kept, so that long keys cost no more. Two keys share a hash with a
+// probability of 2^-64.
 type limiter struct {
 	burst  int
 	period time.Duration
 	by     string // description of the key
+	seed   maphash.Seed
+	start  time.Time // origin of all times below
 
 	mu      sync.Mutex
-	spent   map[string][]time.Time // for each key: when its tokens were spent, oldest first
-	sweptAt time.Time
+	spent   map[uint64][]time.Duration // by key: when its tokens were spent, oldest first
+	sweptAt time.Duration
 }
 
 func newLimiter(burst int, period time.Duration, by string) *limiter {
-	return &limiter{burst: burst, period: period, by: by, spent: map[string][]time.Time{}}
+	return &limiter{
+		burst:  burst,
+		period: period,
+		by:     by,
+		seed:   maphash.MakeSeed(),
+		start:  time.Now(),
+		spent:  map[uint64][]time.Duration{},
+	}
 }
 
 // String describes the limit: "5 in 15 minutes by e-mail and client address".
 func (l *limiter) String() string {
 	period := fmt.Sprintf("%.0f minutes", l.period.Minutes())
-	switch {
-	case l.period == time.Second:
-		period = "a second"
-	case l.period < time.Minute:
-		period = fmt.Sprintf("%.0f seconds", l.period.Seconds())
+	if l.period < time.Minute {
+		period = fmt.Sprintf("%.0f s", l.period.Seconds())
 	}
 	return fmt.Sprintf("%d in %s by %s", l.burst, period, l.by)
 }
 
-// spend spends a token of the key. If there is none left, it returns a 429 with the exact time until
-// the next one comes back.
+// spend spends a token, or returns a 429 with the exact time until the next one comes back. An
+// empty key is not counted.
 func (l *limiter) spend(key string) error {
+	if key == "" {
+		return nil
+	}
+	hash := maphash.String(l.seed, key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := time.Now()
+	now := time.Since(l.start) // monotonic
 	l.sweep(now)
-	spent := l.stillSpent(key, now)
+	spent := l.stillSpent(hash, now)
 	if len(spent) == l.burst {
-		tokenBack := spent[0].Add(l.period)
-		return rateLimited(l.String(), tokenBack.Sub(now))
+		tokenBack := spent[0] + l.period
+		return rateLimited(l.String(), tokenBack-now)
 	}
-	if l.spent[key] == nil && len(l.spent) >= maxKeys {
+	if l.spent[hash] == nil && len(l.spent) >= maxKeys {
 		l.dropAnyKey()
 	}
-	l.spent[key] = append(spent, now)
+	l.spent[hash] = append(spent, now)
 	return nil
 }
 
-// stillSpent returns when those tokens of a key were spent that have not come back yet.
-func (l *limiter) stillSpent(key string, now time.Time) []time.Time {
-	spent := l.spent[key]
-	for len(spent) > 0 && now.Sub(spent[0]) >= l.period {
+// stillSpent returns when the tokens were spent that have not come back yet.
+func (l *limiter) stillSpent(hash uint64, now time.Duration) []time.Duration {
+	spent := l.spent[hash]
+	for len(spent) > 0 && now-spent[0] >= l.period {
 		spent = spent[1:]
 	}
 	return spent
 }
 
 // sweep removes the keys whose tokens have all come back, once a period.
-func (l *limiter) sweep(now time.Time) {
-	if now.Sub(l.sweptAt) < l.period {
+func (l *limiter) sweep(now time.Duration) {
+	if now-l.sweptAt < l.period {
 		return
 	}
-	for key := range l.spent {
-		if len(l.stillSpent(key, now)) == 0 {
-			delete(l.spent, key)
+	for hash := range l.spent {
+		if len(l.stillSpent(hash, now)) == 0 {
+			delete(l.spent, hash)
 		}
 	}
 	l.sweptAt = now
 }
 
-// dropAnyKey makes room for a new key, so that nobody is refused because of other clients' keys. A
-// flood of keys can thus free a key that is being refused (L3). At one mailbox, that gains little:
-// the code itself counts the wrong guesses at it (find in otp.go).
+// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). A flood can
+// thus free a key that is being refused. At one mailbox that gains little: find in otp.go counts,
+// too.
 func (l *limiter) dropAnyKey() {
-	for key := range l.spent {
-		delete(l.spent, key)
+	for hash := range l.spent {
+		delete(l.spent, hash)
 		return
 	}
 }

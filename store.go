@@ -1,14 +1,13 @@
 package main
 
-// The store: PostgreSQL through database/sql. Each statement stands beside the handler that uses it;
-// this file has what they share. When the database fails, a request gets this:
+// The store: PostgreSQL through database/sql. Each statement stands beside the handler that uses
+// it. When the database fails, a request gets this:
 //
-//	no connection is free                503 after slotTimeout
-//	a statement runs too long            503: PostgreSQL cancels it (statement_timeout)
-//	PostgreSQL does not answer           503: the socket times out (deadlineConn)
-//	a connection is dead                 a read is sent again by database/sql; a write takes a
-//	                                     connection that has just answered
-//	PostgreSQL reports an error          503 or 500 (classify)
+//	no connection is free         503 after slotTimeout
+//	a statement runs too long     503: PostgreSQL cancels it (statement_timeout)
+//	PostgreSQL does not answer    503: the socket times out (deadlineConn)
+//	a connection is dead          database/sql sends a read again; a write takes another one
+//	PostgreSQL reports an error   503 or 500 (classify)
 
 import (
 	"cmp"
@@ -17,14 +16,10 @@ import (
 	"database/sql/driver"
 	_ "embed"
 	"errors"
-	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
-	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,24 +30,22 @@ import (
 var schema string
 
 const (
-	// poolSize is the number of connections, and so of statements at a time. With 16, two cores
-	// serve no more requests.
-	poolSize    = 8
-	slotTimeout = 500 * time.Millisecond // longest wait for a connection; a statement has the rest
+	poolSize    = 8                      // connections; with 16, two cores serve no more requests
+	slotTimeout = 500 * time.Millisecond // longest wait for a connection
 	dbTimeout   = 2 * time.Second        // for each dial, socket read and socket write
 )
 
-// serverSettings are set on each connection of a server: what its statements need, and no more.
+// serverSettings are set on each connection of a server.
 var serverSettings = map[string]string{
 	"statement_timeout": "1500", // ms
-	// Plan a statement once, and for its index even while a table is small. A list would otherwise
-	// be planned at each call (79 µs instead of 54).
+	// Plan a list once (54 µs a call instead of 79), and for its index even while the table is
+	// small.
 	"plan_cache_mode": "force_generic_plan",
 	"enable_seqscan":  "off",
 }
 
-// A store runs the statements of requests. Its methods take no context: for each read under one,
-// database/sql and lib/pq start two goroutines, which takes 5 % of a request's processor time.
+// A store runs the statements of requests. Its methods take no context: database/sql and lib/pq
+// start two goroutines for each read under one, 5 % of a request's processor time.
 type store struct {
 	db         *sql.DB
 	slots      chan struct{} // each statement under way has put one element into it
@@ -69,36 +62,12 @@ func openStore(databaseURL string) (*store, error) {
 	st := &store{db: sql.OpenDB(connector), slots: make(chan struct{}, poolSize)}
 	st.db.SetMaxOpenConns(poolSize)
 	st.db.SetMaxIdleConns(poolSize) // with the default of 2, connections would come and go
-	// After a switch to another primary, no read goes to the old one for longer than this.
+	// After a switch to another primary, reads may go to the old one for so long.
 	st.db.SetConnMaxLifetime(time.Minute)
 	if err := st.probeTables(); err != nil {
 		return nil, explainDBError(err)
 	}
 	return st, nil
-}
-
-var (
-	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
-	// portBeforeComma finds libpq's form for several hosts, which lib/pq does not know.
-	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
-)
-
-// newConnector parses the connection string. It refuses any other scheme, because lib/pq would then
-// send the password to localhost. The error has no details: those of lib/pq may quote the password.
-func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
-	cfg, err := pq.NewConfig(databaseURL)
-	isKnownForm := databaseURLPattern.MatchString(databaseURL)
-	if err != nil || !isKnownForm || portBeforeComma.MatchString(databaseURL) {
-		return nil, usageError("DATABASE_URL: must be postgres://… or key=value …, special characters " +
-			"in the password percent-encoded; several hosts as " +
-			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
-	}
-	if cfg.Runtime == nil {
-		cfg.Runtime = map[string]string{}
-	}
-	maps.Copy(cfg.Runtime, settings)
-	cfg.BinaryParameters = true // a write takes one round trip instead of two
-	return pq.NewConnectorConfig(cfg)
 }
 
 // probeTables returns an error if a table or a column can't be read. It reads no row.
@@ -129,8 +98,8 @@ func (st *store) read(text string, args []any, dest ...any) error {
 	return err
 }
 
-// list runs a statement that changes nothing, and calls scan for each row. If its connection turns
-// out to be dead, database/sql sends the statement again on another one (D5).
+// list runs a statement that changes nothing, and calls scan for each row. database/sql sends it
+// again if its connection turns out to be dead (D5).
 func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -149,8 +118,8 @@ func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error
 	return classify(rows.Err())
 }
 
-// query prepares each text at its first use, which halves the cost of a read. There are few texts,
-// because no value is part of one.
+// query prepares each text once, which halves the cost of a read. No value is part of a text, so
+// there are few.
 func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	prepared, isPrepared := st.statements.Load(text)
 	if !isPrepared {
@@ -167,7 +136,7 @@ func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	return rows, err
 }
 
-// takeSlot waits for a turn. Without a context, database/sql would wait for a connection for ever.
+// takeSlot waits for a turn. Without a context, database/sql would wait for ever.
 func (st *store) takeSlot() error {
 	select {
 	case st.slots <- struct{}{}:
@@ -179,13 +148,10 @@ func (st *store) takeSlot() error {
 
 func (st *store) freeSlot() { <-st.slots }
 
-// write runs a statement that changes something, and scans its only row. Without a row, it returns
-// sql.ErrNoRows.
-//
-// A write must not be sent twice, because PostgreSQL may have committed it before its connection
-// broke (D1). So it runs on a *sql.Conn, on which database/sql sends nothing again. It must have no
-// context with a deadline, at which lib/pq cancels it: a PostgreSQL that waits for its standby then
-// reports success.
+// write is read for a statement that changes something. It must not be sent twice, because
+// PostgreSQL may have committed it before its connection broke (D1). So it runs on a *sql.Conn, on
+// which database/sql sends nothing again. It has no context with a deadline, at which lib/pq would
+// cancel it: a PostgreSQL that waits for its standby then reports success.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -217,35 +183,30 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return nil
 }
 
-// writableConn returns a connection that has just answered that it can write. It drops connections
-// that are dead, or whose server has become a standby, and goes on until a new one fails, too.
+// writableConn returns a connection that has just said that it can write. For at most dbTimeout, it
+// drops those that are dead, or whose server has become a standby.
 func (st *store) writableConn() (*sql.Conn, error) {
-	err := errors.New("no attempt was made")
+	ctx := context.Background()
 	started := time.Now()
-	for range poolSize + 1 {
-		var conn *sql.Conn
-		conn, err = st.db.Conn(context.Background())
+	var lastErr error
+	for tries := 0; tries <= poolSize && time.Since(started) < dbTimeout; tries++ {
+		conn, err := st.db.Conn(ctx)
 		if err != nil {
 			return nil, err
 		}
 		var isReadOnly string
-		err = conn.QueryRowContext(context.Background(), "show transaction_read_only").Scan(&isReadOnly)
+		err = conn.QueryRowContext(ctx, "show transaction_read_only").Scan(&isReadOnly)
 		if err == nil && isReadOnly == "off" {
 			return conn, nil
 		}
-		if err == nil {
-			err = errors.New("the database is read-only")
-		}
-		conn.Raw(func(any) error { return driver.ErrBadConn }) // database/sql then closes it
+		lastErr = cmp.Or(err, errors.New("the database is read-only"))
+		conn.Raw(func(any) error { return driver.ErrBadConn }) // database/sql closes the connection
 		conn.Close()
-		if time.Since(started) >= dbTimeout {
-			break
-		}
 	}
-	return nil, err
+	return nil, lastErr
 }
 
-// orNotFound turns a missing row into a 404. Elsewhere it is a 500: an insert always returns one.
+// orNotFound turns a missing row into a 404. From an insert, it is a 500.
 func orNotFound(err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return errNotFound
@@ -261,8 +222,7 @@ func endedIfUserGone(err error) error {
 	return err
 }
 
-// sqlState returns the SQLSTATE of err (PostgreSQL manual, appendix A), or "" if err does not come
-// from PostgreSQL.
+// sqlState returns PostgreSQL's code of an error (manual, appendix A), or "".
 func sqlState(err error) string {
 	dbErr, ok := errors.AsType[*pq.Error](err)
 	if !ok {
@@ -271,7 +231,7 @@ func sqlState(err error) string {
 	return string(dbErr.Code)
 }
 
-// outageClasses are the classes of SQLSTATEs that may soon pass. Any other is a bug, or a wrong setup.
+// outageClasses begin the SQLSTATEs of what may soon pass. All others are bugs, or a wrong setup.
 var outageClasses = []string{
 	"08", // connection
 	"0A", // a column has another type than when the statement was prepared
@@ -283,8 +243,8 @@ var outageClasses = []string{
 	"58", // system, such as a failed disk
 }
 
-// classify turns every failure of the database into a 503, so that nobody gets a session and nobody
-// loses one meanwhile (Z2). Only an error that PostgreSQL reports, and that is ours, stays as it is.
+// classify turns every failure of the database into a 503, so that nobody gets or loses a session
+// by it (Z2). Only an error that PostgreSQL reports, and that is ours, stays as it is.
 func classify(err error) error {
 	if err == nil {
 		return nil
@@ -299,25 +259,8 @@ func classify(err error) error {
 	return err
 }
 
-// explainDBError says what an operator can do about the usual mistakes.
-func explainDBError(err error) error {
-	const refusedSetting = "DATABASE_URL: the database, or a pooler before it, refuses a setting"
-	advice := map[string]string{
-		"08P01": refusedSetting,
-		"42704": refusedSetting,
-		"28000": "DATABASE_URL: the database refuses this user",
-		"28P01": "DATABASE_URL: the database refuses this user or password",
-		"3D000": "DATABASE_URL: there is no such database",
-		"42P01": "the database lacks the tables (run: hubs migrate)",
-		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
-		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
-	}
-	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
-	return fmt.Errorf("%s: %s", sentence, strings.TrimPrefix(err.Error(), "unavailable: "))
-}
-
-// deadlineDialer dials connections on which every read and write times out. lib/pq alone waits for a
-// hung PostgreSQL for ever, even with a context.
+// deadlineDialer dials connections on which every read and write times out. lib/pq alone would wait
+// for a hung PostgreSQL for ever.
 type deadlineDialer struct{}
 
 // Dial gives each address of a host name its share of dbTimeout.
@@ -352,8 +295,8 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
-// Read closes the connection after any error: lib/pq could otherwise take the late rest of one answer
-// for the next. A reset becomes io.EOF, for which database/sql sends a read again.
+// Read closes the connection after any error, or lib/pq could take the late rest of one answer for
+// the next. A reset becomes io.EOF, for which database/sql sends a read again.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)

@@ -71,11 +71,16 @@ const find = <T extends HTMLElement>(id: string) => document.getElementById(id) 
 const input = (id: string) => find<HTMLInputElement>(id);
 const say = (text: string) => { find('message').textContent = text; };
 
+// People leave the page for their mail, and some browsers then load it anew. So the step
+// outlives a reload: sessionStorage has the address that a code was asked for.
+const asked = () => sessionStorage.getItem('asked');
+
 // show shows what this session may do. The server decides; the page only follows.
 function show(session: Session | null) {
   const accepted = session?.terms.accepted ?? false;
+  if (session) sessionStorage.removeItem('asked');
   find('ask').hidden = session !== null;
-  find('present').hidden = true;
+  find('present').hidden = session !== null || asked() === null;
   find('accept').hidden = session === null || accepted;
   find('hubs').hidden = !accepted;
   find('leave').hidden = session === null;
@@ -89,7 +94,8 @@ async function explain(error: unknown) {
   if (code === 'unauthenticated') show(null);
   if (code === 'terms_not_accepted') show(await call('get', '/auth/session'));
   const fields = (errors ?? []).map(e => `${e.field} ${e.detail}.`).join(' ');
-  const wait = error.retryAfter ? `Try again in ${error.retryAfter} s.` : '';
+  const again = new Date(Date.now() + error.retryAfter * 1000);
+  const wait = error.retryAfter ? `Try again at ${again.toLocaleTimeString()}.` : '';
   say([detail, fields, wait, `(${code}, request ${requestId})`].filter(Boolean).join(' '));
 }
 
@@ -114,13 +120,35 @@ function on(form: string, action: () => Promise<void>) {
 
 on('ask', async () => {
   await call('post', '/auth/otp/request', { body: { email: input('email').value } });
-  find('present').hidden = false;
-  input('code').focus();
+  present();
   say('If this address has an account, a code is on its way.');
 });
 
+find('have').addEventListener('click', () => {
+  if (find<HTMLFormElement>('ask').reportValidity()) present();
+});
+
+// present shows the form for a code.
+function present() {
+  sessionStorage.setItem('asked', input('email').value);
+  show(null);
+  input('code').focus();
+}
+
+// digitsIn makes a code of what people paste, such as "204-969", full-width or Arabic digits.
+// Unicode has the ten digits of each script in a row, 0 first.
+function digitsIn(text: string): string {
+  const isDigit = (codePoint: number) => /\p{Nd}/u.test(String.fromCodePoint(codePoint));
+  return text.normalize('NFKC').replace(/\P{Nd}/gu, '').replace(/[^0-9]/gu, digit => {
+    const codePoint = digit.codePointAt(0)!;
+    let zero = codePoint;
+    while (isDigit(zero - 1)) zero--;
+    return String((codePoint - zero) % 10);
+  });
+}
+
 on('present', async () => {
-  const code = input('code').value.replace(/\s/g, '');
+  const code = digitsIn(input('code').value);
   show(await call('post', '/auth/otp/validate', { body: { email: input('email').value, code } }));
   await listHubs();
 });
@@ -161,6 +189,12 @@ on('upload', async () => {
   link.href = api + file.path;
   link.textContent = file.name;
   find('uploaded').replaceChildren(link);
+  // Whatever its name says, the server goes by the content. To it, HEIC, the format of many
+  // phones' photos, is application/octet-stream.
+  if (!/^(image\/(png|jpeg|gif|webp)|text\/plain)/.test(file.contentType)) {
+    find('uploaded').append(` is a download: the server found ${file.contentType}. Only PNG, JPEG, ` +
+      'GIF, WebP and plain text are shown. A photo in HEIC must be exported as JPEG first.');
+  }
   if (!file.contentType.startsWith('image/')) return;
   // With crossorigin, the browser asks by CORS and sends the cookie. Without it, Chromium
   // shows no picture from another port of 127.0.0.1.
@@ -177,6 +211,7 @@ on('leave', async () => {
 });
 
 // After a reload the cookie may still be there. Only the server can tell.
+input('email').value = asked() ?? '';
 try {
   show(await call('get', '/auth/session'));
   await listHubs();

@@ -50,7 +50,13 @@ step() {
 			grep -iE '^(HTTP/|Content-Type|Content-Disposition|Location|Retry-After|Set-Cookie|X-Request-Id)'
 		if [ -s body ]; then echo; cat body; echo; fi
 	} | fold_lines
-	[ "$status" = "$want" ] || die "the answer is $status, it should be $want"
+	case $status:${!#} in
+	"$want":*) ;;
+	429:*/auth/otp/*)
+		die "$email has tried too often. Go on with another address (EMAIL=admin@hubs.example)," \
+			"or restart the server: a new one has counted nothing" ;;
+	*) die "the answer is $status, it should be $want" ;;
+	esac
 }
 member_of() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" body; } # of the last answer's JSON
 expect() { grep -q "$1" body || die "no $1 in the answer"; }
@@ -70,22 +76,24 @@ wait_for() {
 # Sets code: from the server's output, or from the person at the terminal.
 read_code() {
 	if [ -n "$output" ]; then
-		code=$(wait_for 's/^Sign-in code for .*: \([0-9]\{6\}\)$/\1/p')
+		code=$(wait_for 's/^Sign-in code for .*: \([0-9]*\)$/\1/p')
 		printf '\n--- The server has no mail server here and prints the code:\n'
 		grep '^Sign-in code' "$output"
 	else
 		printf '\n--- Type the code that was sent to %s (locally, the server prints it): ' "$email"
 		read -r code || die "no code was typed"
 		code=$(printf '%s' "$code" | tr -cd 0-9)
-		[ "${#code}" = 6 ] || die "a code has six digits; it is printed in the terminal of ./dev.sh run"
+		[ "${#code}" = "$digits" ] ||
+			die "a code has $digits digits; it is printed in the terminal of ./dev.sh run"
 	fi
 }
 
 step 'Ask for a sign-in code. The answer is the same for every address.' 200 \
 	-H "$json" -d "{\"email\":\"$email\"}" "$url/auth/otp/request"
+digits=$(sed -n 's/.*"codeLength":\([0-9]*\).*/\1/p' body)
 read_code
-wrong=$(printf '%06d' $(((10#$code + 1) % 1000000)))
-step 'A wrong code. It counts: ten attempts in 15 minutes for an address.' 401 \
+wrong=${code%?}$(((${code: -1} + 1) % 10))
+step 'A wrong code. The server counts such attempts.' 401 \
 	-H "$json" -d "{\"email\":\"$email\",\"code\":\"$wrong\"}" "$url/auth/otp/validate"
 expect invalid_code
 step 'Present the code. The session token comes in a cookie.' 200 \
@@ -111,11 +119,12 @@ if [ "$role" = member ]; then
 	expect '"forbidden"'
 fi
 stranger="stranger-$RANDOM@hubs.example"
-for _ in 1 2 3 4 5; do
-	curl -sS --max-time 10 -o body -H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request" ||
-		die "curl failed"
+passed=0
+while [ "$(curl -sS --max-time 10 -o body -w '%{http_code}' \
+	-H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request")" = 200 ]; do
+	passed=$((passed + 1))
 done
-step 'Five more requests have passed, for an address that nobody has. The sixth is too many.' 429 \
+step "For an address that nobody has, $passed requests have passed. More are too many." 429 \
 	-H "$json" -d "{\"email\":\"$stranger\"}" "$url/auth/otp/request"
 expect rate_limited
 id=$(member_of requestId)

@@ -92,6 +92,8 @@ type Response struct {
 	Header       http.Header
 	Body         []byte
 	Closes       bool // the server announces that it closes the connection
+
+	sent []byte // JSON body of the request
 }
 
 // String describes the request and the answer, for messages. A long body is cut.
@@ -140,6 +142,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 			return answer, err
 		}
 		noteEmail(text)
+		answer.sent = text
 		reader = bytes.NewReader(text)
 	}
 	req, err := http.NewRequest(method, c.srv.Base+path, reader)

@@ -1,10 +1,13 @@
 package hubstest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -15,6 +18,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // document returns the decoded web/openapi.json, the contract. Client.Do compares every answer
@@ -43,13 +47,13 @@ func Contract[T any](t testing.TB, names ...string) T {
 	return found
 }
 
-// ContractOf is like Contract, but the names lead on from the operation of a route such as
-// "GET /hubs".
-func ContractOf[T any](t testing.TB, route string, names ...string) T {
-	t.Helper()
-	method, path, _ := strings.Cut(route, " ")
-	operation := []string{"paths", path, strings.ToLower(method)}
-	return Contract[T](t, append(operation, names...)...)
+// An Operation is an operation of the contract, but for HEAD, which answers as GET does.
+type Operation struct {
+	Route  string // "GET /hubs"
+	Needs  string // "session, terms", or "nothing"
+	Status int    // of a success
+	Limits []Limit
+	Fields []Field // of the query or of the JSON body
 }
 
 // A Limit is a rate limit: the most requests of one key that pass within a period.
@@ -59,16 +63,117 @@ type Limit struct {
 	By       string // description of the key, such as "client address"
 }
 
+// String returns the limit as the server writes it, such as "5 in 15 minutes by e-mail".
+func (l Limit) String() string {
+	period := fmt.Sprintf("%.0f minutes", l.Period.Minutes())
+	if l.Period < time.Minute {
+		period = fmt.Sprintf("%.0f s", l.Period.Seconds())
+	}
+	return fmt.Sprintf("%d in %s by %s", l.Requests, period, l.By)
+}
+
+// A Field is a parameter of a query, or a member of a JSON body.
+type Field struct {
+	Name       string
+	IsRequired bool
+	Schema     map[string]any
+}
+
+// Operations returns the operations of the contract, ordered by route. It panics if one of them
+// does not say what it needs.
+func Operations() (all []Operation) {
+	for path, item := range within(document(), "paths").(map[string]any) {
+		for method, operation := range item.(map[string]any) {
+			if method == "parameters" || method == "head" {
+				continue
+			}
+			_, needs, isSaid := strings.Cut(within(operation, "description").(string), "Needs: ")
+			if !isSaid {
+				panic("the contract does not say what this needs: " + method + " " + path)
+			}
+			statuses := within(operation, "responses").(map[string]any)
+			success, _ := strconv.Atoi(slices.Min(slices.Collect(maps.Keys(statuses))))
+			all = append(all, Operation{
+				Route:  strings.ToUpper(method) + " " + path,
+				Needs:  strings.TrimSuffix(needs, "."),
+				Status: success,
+				Limits: limitsOf(operation),
+				Fields: fieldsOf(operation),
+			})
+		}
+	}
+	slices.SortFunc(all, func(a, b Operation) int { return strings.Compare(a.Route, b.Route) })
+	return all
+}
+
+// limitsOf returns the limits of an operation, that by client address first.
+func limitsOf(operation any) (limits []Limit) {
+	for _, reference := range within(operation, "x-limits").([]any) {
+		limit := resolve(reference).(map[string]any)
+		limits = append(limits, Limit{
+			Requests: int(limit["requests"].(float64)),
+			Period:   time.Duration(limit["seconds"].(float64)) * time.Second,
+			By:       limit["by"].(string),
+		})
+	}
+	return limits
+}
+
+// fieldsOf returns the parameters of an operation's query, or the members of its JSON body.
+func fieldsOf(operation any) (fields []Field) {
+	parameters, _ := within(operation, "parameters").([]any)
+	for _, parameter := range parameters {
+		name := within(resolve(parameter), "name").(string)
+		schema := within(resolve(parameter), "schema").(map[string]any)
+		fields = append(fields, Field{Name: name, Schema: schema})
+	}
+	body := within(operation, "requestBody", "content", "application/json", "schema")
+	required, _ := within(body, "required").([]any)
+	members, _ := within(body, "properties").(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		fields = append(fields, Field{
+			Name:       name,
+			IsRequired: slices.Contains(required, any(name)),
+			Schema:     within(members, name).(map[string]any),
+		})
+	}
+	return fields
+}
+
 // LimitOf returns the limit of a route such as "GET /hubs": the last one that the contract lists
 // for it. A route that has a limit besides the one by client address lists its own last.
 func LimitOf(t testing.TB, route string) Limit {
-	limits := ContractOf[[]any](t, route, "x-limits")
-	last := limits[len(limits)-1].(map[string]any)
-	return Limit{
-		Requests: int(last["requests"].(float64)),
-		Period:   time.Duration(last["seconds"].(float64)) * time.Second,
-		By:       last["by"].(string),
+	for _, operation := range Operations() {
+		if operation.Route == route {
+			return operation.Limits[len(operation.Limits)-1]
+		}
 	}
+	t.Fatalf("setup: the contract has no operation %s", route)
+	return Limit{}
+}
+
+// Example returns an example of a schema: its own, or an object with the examples of its members.
+func Example(schema any) any {
+	schema = resolve(schema)
+	examples, _ := within(schema, "examples").([]any)
+	if len(examples) > 0 {
+		return examples[0]
+	}
+	object := map[string]any{}
+	members, _ := within(schema, "properties").(map[string]any)
+	for name, member := range members {
+		object[name] = Example(member)
+	}
+	return object
+}
+
+// Pattern returns the pattern of a schema, or nil.
+func Pattern(schema map[string]any) *regexp.Regexp {
+	pattern, hasPattern := schema["pattern"].(string)
+	if !hasPattern {
+		return nil
+	}
+	return regexp.MustCompile(pattern)
 }
 
 // within returns the member of value to which the names lead. It follows references ($ref) on the
@@ -99,9 +204,11 @@ func resolve(value any) any {
 // contractFault returns an error if the answer does not match the contract. If the contract lists
 // no such path or method, only an error is checked: its body must match the schema Problem.
 func (r *Response) contractFault() error {
-	operation := within(document(), "paths", contractPath(r.Path), strings.ToLower(r.Method))
+	path := contractPath(r.Path)
+	operation := within(document(), "paths", path, strings.ToLower(r.Method))
 	if operation != nil {
-		return r.operationFault(operation)
+		seen.Store(fmt.Sprintf("%s %s: %d", r.Method, path, r.Status), true)
+		return errors.Join(r.requestFault(operation), r.operationFault(operation))
 	}
 	if r.Status < 400 || r.Method == "HEAD" {
 		return nil
@@ -109,10 +216,44 @@ func (r *Response) contractFault() error {
 	return r.bodyFault(within(document(), "components", "schemas", "Problem"))
 }
 
+// requestFault returns an error if the server has accepted what the contract does not permit: a
+// parameter of the query or a member of the JSON body that is not listed or does not match its
+// schema. An operation without input ignores both.
+func (r *Response) requestFault(operation any) error {
+	fields := fieldsOf(operation)
+	if fields == nil || r.Status >= 300 {
+		return nil
+	}
+	sent := map[string]any{}
+	json.Unmarshal(bytes.TrimPrefix(r.sent, []byte("\uFEFF")), &sent) // empty, or one JSON object
+	_, query, _ := strings.Cut(r.Path, "?")
+	values, _ := url.ParseQuery(query)
+	for name := range values {
+		sent[name] = values.Get(name)
+	}
+	for name, value := range sent {
+		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == name })
+		if i < 0 {
+			return fmt.Errorf("the contract does not list the field %s that was sent", name)
+		}
+		schema := fields[i].Schema
+		if text, isText := value.(string); isText {
+			value = strings.Trim(text, " ") // the spaces don't count
+			if schema["type"] == "integer" {
+				value, _ = strconv.ParseFloat(text, 64)
+			}
+		}
+		if err := schemaFault(schema, value); err != nil {
+			return fmt.Errorf("%s, which was sent: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // operationFault returns an error if an operation of the contract does not list the answer's status
 // or content type, or if the body does not match the schema.
 func (r *Response) operationFault(operation any) error {
-	response := r.response(operation)
+	response := within(operation, "responses", strconv.Itoa(r.Status))
 	if response == nil {
 		return errors.New("the contract does not list this status for this route")
 	}
@@ -127,6 +268,10 @@ func (r *Response) operationFault(operation any) error {
 	if schema == nil {
 		return fmt.Errorf("the contract does not list the content type %q for this route", kind)
 	}
+	examples, _ := within(contents, kind, "examples").(map[string]any) // of a problem, by its code
+	if examples != nil && examples[r.Code()] == nil {
+		return fmt.Errorf("the contract does not list the code %q for this answer", r.Code())
+	}
 	return r.bodyFault(schema)
 }
 
@@ -139,15 +284,24 @@ func (r *Response) bodyFault(schema any) error {
 	return schemaFault(schema, body)
 }
 
-// response returns the operation's response for the answer's status, or nil. For a HEAD, the
-// contract describes all errors together, as 4XX and 5XX.
-func (r *Response) response(operation any) any {
-	status := strconv.Itoa(r.Status)
-	response := within(operation, "responses", status)
-	if response == nil {
-		response = within(operation, "responses", status[:1]+"XX")
+// seen has the answers that the tests of this package have got, such as "GET /hubs: 200".
+var seen sync.Map
+
+// Unseen returns the answers of the contract that no test of this package has got. It leaves out
+// HEAD, which answers as GET does, and failures of the server, which test/faults causes.
+func Unseen() (unseen []string) {
+	for _, o := range Operations() {
+		method, path, _ := strings.Cut(o.Route, " ")
+		statuses := within(document(), "paths", path, strings.ToLower(method), "responses")
+		for status := range statuses.(map[string]any) {
+			answer := o.Route + ": " + status
+			if _, isSeen := seen.Load(answer); !isSeen && status < "500" {
+				unseen = append(unseen, answer)
+			}
+		}
 	}
-	return response
+	slices.Sort(unseen)
+	return unseen
 }
 
 // contractPath returns the contract's path for a request's path, such as /hubs/{hubId} for /hubs/1.
@@ -179,17 +333,10 @@ var jsonTypes = map[string]string{
 	"map[string]interface {}": "object",
 }
 
-// schemaFault returns an error if a JSON value does not have the type, the members or one of the
-// choices (enum) of a schema. It does not compare lengths, ranges, patterns and formats, because
-// the tests of each member check its value.
+// schemaFault returns an error if a JSON value does not match a schema: its type, members, choices
+// (enum), bounds and pattern. It does not compare formats.
 func schemaFault(schema, value any) error {
 	rules, _ := resolve(schema).(map[string]any)
-	parts, _ := rules["allOf"].([]any)
-	for _, part := range parts {
-		if err := schemaFault(part, value); err != nil {
-			return err
-		}
-	}
 	want, hasType := rules["type"]
 	number, _ := value.(float64)
 	if want == "integer" && number == math.Trunc(number) {
@@ -198,25 +345,54 @@ func schemaFault(schema, value any) error {
 	if got := jsonTypes[fmt.Sprintf("%T", value)]; hasType && got != want {
 		return fmt.Errorf("got %v of type %q, want type %q", value, got, want)
 	}
-	choices, hasChoices := rules["enum"].([]any)
-	if hasChoices && !slices.Contains(choices, value) {
-		return fmt.Errorf("got %v, want one of %v", value, choices)
-	}
-	items, _ := value.([]any)
-	for _, item := range items {
-		if err := schemaFault(rules["items"], item); err != nil {
-			return err
+	switch value := value.(type) {
+	case string:
+		return textFault(rules, value)
+	case float64:
+		return rangeFault(value, rules["minimum"], rules["maximum"])
+	case []any:
+		for _, item := range value {
+			if err := schemaFault(rules["items"], item); err != nil {
+				return err
+			}
 		}
+	case map[string]any:
+		return membersFault(rules, value)
 	}
-	if object, ok := value.(map[string]any); ok {
-		return membersFault(rules, object)
+	return nil
+}
+
+// textFault returns an error if a text is not one of the choices of a schema, does not match its
+// pattern, or is too short or too long.
+func textFault(rules map[string]any, text string) error {
+	choices, hasChoices := rules["enum"].([]any)
+	if hasChoices && !slices.Contains(choices, any(text)) {
+		return fmt.Errorf("got %q, want one of %v", text, choices)
+	}
+	if constant := rules["const"]; constant != nil && text != constant {
+		return fmt.Errorf("got %q, want %v", text, constant)
+	}
+	pattern := Pattern(rules)
+	if pattern != nil && !pattern.MatchString(text) {
+		return fmt.Errorf("got %q, want a match of %s", text, pattern)
+	}
+	length := float64(utf8.RuneCountInString(text))
+	return rangeFault(length, rules["minLength"], rules["maxLength"])
+}
+
+// rangeFault returns an error if a number or a length is outside its bounds. Either may be nil.
+func rangeFault(got float64, least, most any) error {
+	if bound, ok := least.(float64); ok && got < bound {
+		return fmt.Errorf("got %v, want at least %v", got, bound)
+	}
+	if bound, ok := most.(float64); ok && got > bound {
+		return fmt.Errorf("got %v, want at most %v", got, bound)
 	}
 	return nil
 }
 
 // membersFault returns an error if an object lacks a required member, has a member that the schema
-// does not list, or has one whose value does not match. A schema without a type may leave members
-// out, because it only adds rules to another schema (allOf).
+// does not list, or has one whose value does not match.
 func membersFault(rules, object map[string]any) error {
 	required, _ := rules["required"].([]any)
 	for _, name := range required {
@@ -227,7 +403,7 @@ func membersFault(rules, object map[string]any) error {
 	properties, hasProperties := rules["properties"].(map[string]any)
 	for name, value := range object {
 		schema, known := properties[name]
-		if !known && hasProperties && rules["type"] != nil {
+		if !known && hasProperties {
 			return fmt.Errorf("the contract does not list the member %s", name)
 		}
 		if err := schemaFault(schema, value); err != nil {

@@ -26,6 +26,7 @@ package hubstest
 import (
 	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -102,8 +103,9 @@ func WantText(t testing.TB, what, got, want string) {
 // and the binary. Main creates and removes it.
 var Dir string
 
-// Main runs the tests of a package and exits with their status. It is the body of TestMain.
-func Main(m *testing.M) {
+// Main runs the tests of a package and exits with their status. It is the body of TestMain. After
+// all tests of the package have passed, it also runs the checks. A run of some tests has none.
+func Main(m *testing.M, checks ...func() error) {
 	dir, err := os.MkdirTemp("", "hubs-test-")
 	if err != nil {
 		panic(err)
@@ -113,12 +115,28 @@ func Main(m *testing.M) {
 		panic(err)
 	}
 	code := m.Run()
-	if err := stopShared(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
+	ends := []func() error{stopShared}
+	if code == 0 && isWholePackage() {
+		ends = append(ends, checks...)
+	}
+	for _, end := range ends {
+		if err := end(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
 	}
 	os.RemoveAll(Dir)
 	os.Exit(code)
+}
+
+// isWholePackage reports whether go test was asked for all tests of the package.
+func isWholePackage() bool {
+	for _, name := range []string{"test.run", "test.skip", "test.list"} {
+		if flag.Lookup(name).Value.String() != "" {
+			return false
+		}
+	}
+	return true
 }
 
 // prepareDir makes this process and its children trust no certificate authority but authority. It

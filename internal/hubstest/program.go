@@ -55,6 +55,24 @@ func startProgram(cmd *exec.Cmd) (*Program, error) {
 	return p, nil
 }
 
+// Packages installs packages from npm's registry, such as "typescript@5.9.3", in a temporary folder,
+// and returns the folder. It skips the test if npm is missing, or if the registry does not answer.
+func Packages(t testing.TB, names ...string) (dir string) {
+	t.Helper()
+	npm := Need(t, "npm", "npm")
+	ping := exec.Command(npm, "ping", "--fetch-retries=0", "--fetch-timeout=30000")
+	if ping.Run() != nil {
+		Skip(t, "npm's registry does not answer")
+	}
+	dir = t.TempDir()
+	options := []string{"install", "--no-audit", "--no-fund", "--silent", "--prefix", dir}
+	out, err := exec.Command(npm, append(options, names...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("setup: npm install %q: %v\n%s", names, err, out)
+	}
+	return dir
+}
+
 // WaitMatch waits for a line that matches the pattern, and returns the text that the first group of
 // the pattern matches. If no such line comes, WaitMatch ends the test.
 func (p *Program) WaitMatch(t testing.TB, pattern string) string {

@@ -13,7 +13,15 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	hubstest.Main(m)
+	hubstest.Main(m, everyAnswerIsSeen)
+}
+
+// everyAnswerIsSeen returns an error if the contract lists an answer that no test has got.
+func everyAnswerIsSeen() error {
+	if unseen := hubstest.Unseen(); unseen != nil {
+		return fmt.Errorf("the contract lists answers that no test has got: %q", unseen)
+	}
+	return nil
 }
 
 // start starts a server, by default in the local environment. It returns the server, and a client
@@ -99,9 +107,7 @@ func exceed(
 func wantLimited(t *testing.T, r *hubstest.Response, l hubstest.Limit) {
 	t.Helper()
 	r.WantProblem(t, 429, "rate_limited")
-	period := strings.Replace(l.Period.String(), "m0s", "m", 1)
-	want := fmt.Sprintf("The limit is %d per %s by %s.", l.Requests, period, l.By)
-	r.WantField(t, "detail", want)
+	r.WantField(t, "detail", "Too many requests: the limit is "+l.String()+".")
 	wait, err := time.ParseDuration(r.Header.Get("Retry-After") + "s")
 	if err != nil || wait < time.Second || wait > l.Period {
 		t.Errorf("Retry-After: got %q, want 1 s to %v", r.Header.Get("Retry-After"), l.Period)

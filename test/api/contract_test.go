@@ -1,11 +1,13 @@
 package api
 
 import (
-	"bytes"
-	"os"
-	"os/exec"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -40,99 +42,188 @@ func TestContractNamesTheCookie(t *testing.T) {
 	}
 }
 
-// startPrism starts Prism (npm @stoplight/prism-cli), a validating proxy, in front of a server, and
-// returns its address. Prism reads the contract from the server, and compares each request and
-// answer with it.
-func startPrism(t *testing.T, s *hubstest.Server) (addr string) {
-	t.Helper()
-	prism := os.Getenv("PRISM")
-	if prism == "" {
-		hubstest.Skip(t, "PRISM must be the path of Prism; .ci/run fetches it and runs this test")
+// routeRow matches a row of the table that the command routes prints: method, path, needs, limits.
+var routeRow = regexp.MustCompile(`(?m)^\W*([A-Z]+)[\s|]+(/\S*)[\s|]+(.+?)(?:\s*\|\s*|\t|\s{2,})(.+?)\W*$`)
+
+// The server has the routes of the contract and no others, with the same access rules and limits.
+func TestRoutesAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	_, table := run(t, nil, "routes")
+	printed := map[string]string{}
+	for _, row := range routeRow.FindAllStringSubmatch(table, -1) {
+		printed[row[1]+" "+row[2]] = row[3] + " | " + row[4]
 	}
-	addr = hubstest.FreeAddr(t)
-	_, port, _ := strings.Cut(addr, ":")
-	program := hubstest.StartProgram(t, exec.Command(prism, "proxy",
-		s.Base+"/openapi.json", s.Base,
-		"--errors",
-		"--port", port))
-	program.WaitFor(t, "Prism is listening")
-	return addr
+	delete(printed, "GET /{$}") // the page, in the local environment only
+
+	for _, r := range routes {
+		var limits []string
+		for _, limit := range r.Limits {
+			limits = append(limits, limit.String())
+		}
+		needs := strings.Replace(r.Needs, "nothing", "-", 1)
+		want := needs + " | " + strings.Join(limits, "; ")
+		wantEqual(t, "hubs routes, "+r.Route, printed[r.Route], want)
+		delete(printed, r.Route)
+	}
+	wantEqual(t, "routes that the contract lacks", printed, map[string]string{})
 }
 
-// Prism finds no violation of the contract in any flow: the contract permits the requests, and
-// describes the headers and the body of each answer. The test sends no HEAD where a GET returns
-// JSON, because Prism would try to parse the body, which a HEAD does not have.
-//
-// The test is not parallel, because another one could take the port on which Prism is to listen.
-func TestValidatingProxyFindsNoViolation(t *testing.T) {
+// L1: Each limit of the contract is exact: so many requests pass, and the next is a 429 that names
+// the limit. The limit by client address comes before everything else.
+func TestLimitsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
 	s := hubstest.Start(t)
-	s.Addr = startPrism(t, s)
-	s.Base = "http://" + s.Addr // the clients below talk to Prism
-	email, _ := s.NewUser(t, "admin")
-	admin := s.SignIn(t, email)
-	// Prism must report a violation: the contract has no member role here.
-	refused, err := admin.Try("POST /auth/otp/request", `{"email":"a@b.example","role":"admin"}`)
-	if err != nil || !bytes.Contains(refused.Body, []byte("stoplight")) {
-		t.Fatalf("an unknown member: got %v, %v, want a violation", refused, err)
-	}
-	p := prismClient{t, admin}
-	p.wantAnswer("GET /hubs", nil, 403)
-	p.wantAnswer("POST /terms/acceptance", `{"version":"2020-01-01"}`, 409)
-	admin.AcceptTerms()
 	for _, r := range routes {
-		// The routes below /auth would end or replace the session of admin.
-		if !strings.HasPrefix(r.name, "POST /auth/") {
-			q := r.call(t, s, admin)
-			p.wantAnswer(q.request, q.body, r.status, q.headers...)
+		for i, limit := range r.Limits {
+			t.Run(r.Route+"/"+limit.By, func(t *testing.T) {
+				var body any // none: refused, but counted by client address
+				if i > 0 {
+					body = r.body(t, s)
+				}
+				begin := time.Now()
+				passed, refusal := exceed(t, s.Client(t), limit, r.Route, body)
+				periods := int(time.Since(begin) / limit.Period) // that have gone by
+				if passed < limit.Requests || passed > limit.Requests*(1+periods) {
+					t.Errorf("got %d requests passed in %d periods, want %d in each",
+						passed, 1+periods, limit.Requests)
+				}
+				if periods == 0 {
+					wantLimited(t, refusal, limit)
+				}
+			})
 		}
 	}
-	p.wantAnswer("GET /hubs/"+hubstest.NewUUID(), nil, 404)
-	p.wantAnswer("GET /hubs?limit=1&offset=1&orderBy=createdAt&orderDirection=desc"+
-		"&filters%5Bname%5D=o&filters%5Bstatus%5D=active", nil, 200)
-	p.wantFileAnswers("GET " + admin.Store("a.txt", "hello"))
+}
 
-	s.User(t, "role", email, "member")
-	p.wantAnswer("POST /hubs", `{"name":"North"}`, 403)
-	p.wantAnswer("POST /auth/logout", nil, 204)
-	admin.SetToken("forged")
-	p.wantAnswer("GET /hubs", nil, 401)
-	body := map[string]string{"email": email}
-	for range hubstest.LimitOf(t, askRoute).Requests - 1 { // the sign-in above has asked once
-		p.wantAnswer(askRoute, body, 200)
+// with returns the call with another value of one field. The value nil leaves the field out.
+func (q call) with(name string, value any) call {
+	body, isJSON := q.body.(map[string]any)
+	switch {
+	case value == nil:
+		delete(body, name) // the query has no fields to begin with
+	case isJSON:
+		body[name] = value
+	default:
+		q.request += "?" + url.Values{name: {fmt.Sprint(value)}}.Encode()
 	}
-	p.wantAnswer(askRoute, body, 429)
+	return q
 }
 
-// wantFileAnswers sends requests for a file, with conditions and ranges.
-func (p prismClient) wantFileAnswers(get string) {
-	p.t.Helper()
-	etag := p.wantAnswer(get, nil, 200).Header.Get("ETag")
-	p.wantAnswer(get, nil, 206, "Range", "bytes=1-2")
-	p.wantAnswer(get, nil, 416, "Range", "bytes=99-")
-	p.wantAnswer(get, nil, 304, "If-None-Match", etag)
-	p.wantAnswer(get, nil, 412, "If-Match", `"another"`)
-	p.wantAnswer(strings.Replace(get, "GET", "HEAD", 1), nil, 200)
-}
-
-// A prismClient sends requests through Prism. Prism reports a violation in the header
-// sl-violations, or answers with an error of its own, which contains "stoplight".
-type prismClient struct {
-	t *testing.T
-	*hubstest.Client
-}
-
-// wantAnswer sends a request. It fails the test on a violation of the contract, and on another
-// status.
-func (p prismClient) wantAnswer(
-	request string, body any, status int, headers ...string,
-) *hubstest.Response {
-	p.t.Helper()
-	answer, err := p.Try(request, body, headers...)
-	hubstest.Must(p.t, err)
-	violation := answer.Header.Get("sl-violations")
-	if violation != "" || bytes.Contains(answer.Body, []byte("stoplight")) {
-		p.t.Errorf("%s: got the violation %q in %v, want none", request, violation, answer)
+// textOf returns a text with this many characters, if possible one that matches the pattern of the
+// schema. Its characters have four bytes in UTF-8 and two units in UTF-16, unless it is an address.
+func textOf(schema map[string]any, length int) string {
+	text := strings.Repeat("😀", length)
+	pattern := hubstest.Pattern(schema)
+	if pattern == nil || pattern.MatchString(text) || length < 3 {
+		return text
 	}
-	answer.Want(p.t, status)
-	return answer
+	rest := length - len("a@")
+	return "a@" + strings.Repeat("b", 2-rest%2) + strings.Repeat(".b", (rest-1)/2)
+}
+
+// valuesOf returns values that a schema permits and values that it does not, at its bounds and just
+// beyond them.
+func valuesOf(schema map[string]any) (good, bad []any) {
+	example := fmt.Sprint(hubstest.Example(schema))
+	good = []any{example}
+	tryBound := func(rule string, beyond int, valueOf func(n int) string) {
+		if bound, hasBound := schema[rule].(float64); hasBound {
+			good = append(good, valueOf(int(bound)))
+			bad = append(bad, valueOf(int(bound)+beyond))
+		}
+	}
+	text := func(length int) string { return textOf(schema, max(length, 0)) }
+	tryBound("minimum", -1, strconv.Itoa)
+	tryBound("maximum", +1, strconv.Itoa)
+	tryBound("minLength", -1, text)
+	tryBound("maxLength", +1, text)
+	if choices, hasChoices := schema["enum"].([]any); hasChoices {
+		good = append(good, choices...)
+		bad = append(bad, "", example+"s", strings.ToUpper(example))
+	}
+	if pattern := hubstest.Pattern(schema); pattern != nil {
+		for _, text := range []string{example[1:], example + "1", example + "@", "０１２３４５"} {
+			if pattern.MatchString(text) {
+				good = append(good, text)
+			} else {
+				bad = append(bad, text)
+			}
+		}
+	}
+	return good, bad
+}
+
+// I2, I3, Z3: The inputs of each route are those of the contract. A value at a bound or of an enum
+// is accepted. One beyond it, a missing or an unknown field is a 400 that names the field.
+func TestInputsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	for _, r := range routes {
+		if r.Fields == nil {
+			continue
+		}
+		t.Run(r.Route, func(t *testing.T) {
+			send := func(name string, value any) *hubstest.Response {
+				q := r.call(t, s, admin.In(t).Elsewhere()).with(name, value)
+				return q.send(s.With(t, admin.Token()))
+			}
+			wantRefused := func(name string, value any) {
+				t.Helper()
+				send(name, value).WantProblem(t, 400, "invalid_request", name)
+			}
+			for _, field := range r.Fields {
+				good, bad := valuesOf(field.Schema)
+				if field.IsRequired {
+					bad = append(bad, nil)
+				} else {
+					good = append(good, nil)
+				}
+				for _, value := range good {
+					answer := send(field.Name, value)
+					if answer.Status == 400 {
+						t.Errorf("%s = %#v: want no 400, got %v", field.Name, value, answer)
+					}
+				}
+				for _, value := range bad {
+					wantRefused(field.Name, value)
+				}
+			}
+			wantRefused("unknown", "x")
+		})
+	}
+}
+
+// A list without parameters is the same as one with the defaults of the contract.
+func TestDefaultsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	defaults := url.Values{}
+	for _, r := range routes {
+		for _, field := range r.Fields {
+			if value, hasDefault := field.Schema["default"]; hasDefault && r.Route == "GET /hubs" {
+				defaults.Set(field.Name, fmt.Sprint(value))
+			}
+		}
+	}
+	hubstest.Exec(t, s.Database, "insert into hubs (name, created_at) select 'Hub ' || (n * 7919) % 997,"+
+		" now() - n * interval '1 hour' from generate_series(1, 300) n")
+	plain := admin.Get("/hubs").Must(t, 200)
+	explicit := admin.Get("/hubs?"+defaults.Encode()).Must(t, 200)
+	wantText(t, "GET /hubs?"+defaults.Encode(), string(explicit.Body), string(plain.Body))
+}
+
+// H4: Each route with a JSON body refuses another content type, and a body of over 16 KiB.
+func TestJSONBodiesNeedTypeAndSize(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	for _, r := range routes {
+		q := r.call(t, s, admin.Elsewhere())
+		if _, isJSON := q.body.(map[string]any); !isJSON {
+			continue
+		}
+		c := s.With(t, admin.Token())
+		q.send(c, "Content-Type", "text/plain").WantProblem(t, 415, "unsupported_media_type")
+		q.body = strings.Repeat(" ", 16<<10) + "{}"
+		q.send(c).WantProblem(t, 413, "too_large")
+	}
 }

@@ -33,14 +33,14 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
 	for _, r := range routes {
-		if strings.HasPrefix(r.name, "GET ") {
+		if strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
 		q := r.call(t, s, admin)
 		token := admin.Token()
 		refused := q.send(s.With(t, token), "If-Match", `"1"`)
 		refused.WantProblem(t, 412, "precondition_failed")
-		q.send(s.With(t, token), "If-Match", "*").Want(t, r.status)
+		q.send(s.With(t, token), "If-Match", "*").Want(t, r.Status)
 	}
 }
 

@@ -113,9 +113,9 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 			for _, r := range routes {
 				q := r.call(t, s, admin.In(t).Elsewhere())
 				answer := q.send(s.With(t, admin.Token()), test.Headers...)
-				isRead := strings.HasPrefix(r.name, "GET ")
+				isRead := strings.HasPrefix(r.Route, "GET ")
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer
-					answer.Want(t, r.status)
+					answer.Want(t, r.Status)
 				} else {
 					answer.WantProblem(t, 403, "cross_origin")
 				}

@@ -9,28 +9,36 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// exampleSite builds the example front end in a copy of the working tree, with the commands of
-// docs/clients.md. They fetch packages from npm's registry. It serves the example on a port of its
-// own. The page at /?api=URL calls the server at that URL.
-func exampleSite(t testing.TB) (url string) {
+// npmFolder runs shell commands in a new folder and returns the folder. $0 is the folder of the
+// module. The commands may fetch packages from npm's registry.
+func npmFolder(t testing.TB, commands string) (dir string) {
 	t.Helper()
 	npm := hubstest.Need(t, "npm", "npm")
 	ping := exec.Command(npm, "ping", "--fetch-retries=0", "--fetch-timeout=30000")
 	if ping.Run() != nil {
-		hubstest.Skip(t, "npm's registry, which has the example's packages, does not answer")
+		hubstest.Skip(t, "npm's registry, which has the packages of this test, does not answer")
 	}
+	shell := exec.Command("sh", "-ec", commands, hubstest.Root())
+	shell.Dir = t.TempDir()
+	if out, err := shell.CombinedOutput(); err != nil {
+		t.Fatalf("setup: %s: %v\n%s", commands, err, out)
+	}
+	return shell.Dir
+}
+
+// exampleSite builds the example front end in a copy of the working tree, with the commands of
+// docs/clients.md, and serves it on a port of its own. The page at /?api=URL calls the server at
+// that URL.
+func exampleSite(t testing.TB) (url string) {
+	t.Helper()
 	commands := hubstest.Matches(t, "docs/clients.md", "(?s)```sh\n(.*?)```")[0]
-	build := exec.Command("sh", "-ec", `cp -R "$0/examples" "$0/web" .; `+commands, hubstest.Root())
-	build.Dir = t.TempDir()
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("setup: can't build the example: %s: %v\n%s", commands, err, out)
-	}
+	dir := npmFolder(t, `cp -R "$0/examples" "$0/web" .; `+commands)
 	const standard = `content="http://localhost:8080"`
 	index := hubstest.ReadFile(t, "examples/index.html")
 	if !strings.Contains(index, standard) {
 		t.Fatalf("setup: examples/index.html has no %s to replace", standard)
 	}
-	files := http.FileServer(http.Dir(build.Dir + "/examples"))
+	files := http.FileServer(http.Dir(dir + "/examples"))
 	return serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/" {
 			files.ServeHTTP(w, r)
@@ -47,9 +55,9 @@ type exampleUser struct {
 	srv *hubstest.Server
 }
 
-// The example works on another port of the server's host, in all engines: a user signs in, accepts
-// the terms, lists hubs, uploads a picture and meets a limit. On a host name other than the
-// server's, the browser does not keep the session.
+// The example works on another port of the server's host, in each engine: a user signs in, accepts
+// the terms, lists hubs, uploads files and meets a limit. On a host name other than the server's, the
+// browser does not keep the session.
 func TestExampleInBrowser(t *testing.T) {
 	t.Parallel()
 	byNumber := exampleSite(t)
@@ -66,12 +74,14 @@ func TestExampleInBrowser(t *testing.T) {
 		e.turnPages()
 		b.keys("#name", "ub 07"+enterKey)
 		b.waitFor("document.querySelector('#list').textContent === 'Hub 07 (active)'")
+		e.uploadPhoto()
 		e.uploadPicture()
 		const plain = "a picture without crossorigin from another port is shown"
 		b.wantEqual(plain+", localhost", e.showsWithoutCrossorigin(), true)
 		b.open(page)
 		b.waitText("#list", "Hub 01 (active)")
 		b.click("#leave button")
+		e.useOldCode()
 		e.askTooOften()
 		b.wantEqual("after a 429, the button is enabled", script[bool](b, "return "+mayAsk), false)
 
@@ -95,12 +105,15 @@ func (e *exampleUser) begin(page string) {
 	e.waitFor(isVisible, "#ask")
 }
 
-// signIn signs a new user in, accepts the terms, and waits until the page has the text.
+// signIn signs a new user in, accepts the terms, and waits until the page has the text. While the
+// user looks for the code, the browser loads the page anew.
 func (e *exampleUser) signIn(text string) {
 	email, _ := e.srv.NewUser(e.t, "member")
 	e.keys("#email", email+enterKey)
 	e.waitText("#message", "a code is on its way")
-	e.keys("#code", e.srv.Code(e.t, email)+enterKey)
+	e.post("/refresh", params{})
+	e.waitFor(isVisible, "#present")
+	e.keys("#code", asPasted(e.srv.Code(e.t, email))+enterKey)
 	e.waitFor(isVisible, "#accept")
 	e.click("#accept button")
 	e.waitText("body", text)
@@ -113,6 +126,15 @@ func (e *exampleUser) turnPages() {
 	e.wantEqual("on the last page, the button for a next page", e.visible("#next"), false)
 	e.click("#previous button")
 	e.waitText("#list", "Hub 01")
+}
+
+// uploadPhoto uploads a photo as many phones make them, in a format that few browsers show. The page
+// shows a link and the reason.
+func (e *exampleUser) uploadPhoto() {
+	e.chooseFile("photo.heic", "\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic")
+	e.click("#upload button")
+	e.waitText("#uploaded a", "photo.heic")
+	e.waitText("#uploaded", "A photo in HEIC must be exported as JPEG first.")
 }
 
 // uploadPicture uploads a picture and waits until the page shows it.
@@ -133,12 +155,19 @@ func (e *exampleUser) showsWithoutCrossorigin() bool {
 	})`)
 }
 
+// useOldCode opens the form for a code without asking for one.
+func (e *exampleUser) useOldCode() {
+	e.waitFor(isVisible, "#ask")
+	e.keys("#email", "nobody@example.com")
+	e.wantEqual("the form for a code is visible", e.visible("#present"), false)
+	e.click("#have")
+	e.waitFor(isVisible, "#present")
+}
+
 const mayAsk = "!document.querySelector('#ask button').disabled"
 
 // askTooOften asks for one code more than the limit permits, and waits until the page says so.
 func (e *exampleUser) askTooOften() {
-	e.waitFor(isVisible, "#ask")
-	e.keys("#email", "nobody@example.com")
 	limit := hubstest.LimitOf(e.t, "POST /auth/otp/request").Requests
 	for range limit + 1 {
 		e.waitFor(mayAsk)
@@ -146,3 +175,62 @@ func (e *exampleUser) askTooOften() {
 	}
 	e.waitText("#message", "rate_limited")
 }
+
+// The settings in docs/clients.md for axios, Uppy, FilePond and Dropzone upload a file from another
+// origin. When the server refuses, they show its reason.
+func TestUploadRecipes(t *testing.T) {
+	t.Parallel()
+	dir := npmFolder(t, "npm install --no-save uppy@6.0.1 filepond@4.32.12 dropzone@6.3.5 axios@1.21.1")
+	files := http.FileServer(http.Dir(dir))
+	recipes := strings.Join(hubstest.Matches(t, "docs/clients.md", "(?s)```js\n(.*?)```"), "")
+	page := withLocalhost(serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/node_modules/") {
+			files.ServeHTTP(w, r)
+			return
+		}
+		writePage(w, strings.Replace(recipesPage, "RECIPES", recipes, 1))
+	}))
+	s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": page})
+	c := s.Client(t)
+	email, _ := s.NewUser(t, "member")
+	c.SignIn(email)
+	c.AcceptTerms()
+	b := newBrowser(t, chromium, "")
+	b.open(page + "/node_modules/")
+	// The cookie of localhost belongs to all its ports.
+	b.post("/cookie", params{"cookie": params{"name": s.CookieName(), "value": c.Token()}})
+
+	b.open(page + "?api=" + withLocalhost(s.Base))
+	hubstest.WaitFor(t, "files", 5, func() int {
+		return hubstest.Query[int](t, s.Database, "select count(*) from files")
+	})
+
+	hubstest.Exec(t, s.Database, "update users set suspended = true")
+	script[any](b, "sendAll()")
+	b.waitFor("reasons.filter(reason => reason.includes('account is suspended')).length === 4")
+}
+
+// recipesPage sends a file with each component when it is loaded, with axios two, and one with each
+// when sendAll is called. reasons has what the components show of refusals.
+const recipesPage = `<!doctype html><link rel="icon" href="data:,"><div id="drop"></div><input type="file">
+<script type="module">
+import { Uppy, XHRUpload } from '/node_modules/uppy/dist/uppy.min.mjs';
+import * as FilePond from '/node_modules/filepond/dist/filepond.esm.js';
+import Dropzone from '/node_modules/dropzone/dist/dropzone.mjs';
+import axios from '/node_modules/axios/dist/esm/axios.js';
+const api = new URLSearchParams(location.search).get('api');
+const input = document.querySelector('input'), file = new File(['notes'], 'notes.txt');
+window.reasons = [];
+RECIPES
+uppy.on('upload-error', (file, error) => reasons.push(error.message));
+pond.on('processfile', error => { if (error) reasons.push(error.body); });
+dropzone.on('error', file => reasons.push(file.previewElement.textContent));
+window.sendAll = () => {
+	client.postForm('/files/upload', { file }).catch(error => reasons.push(error.response.data.detail));
+	uppy.addFile({ name: Date.now() + '.txt', data: file });
+	uppy.upload();
+	pond.addFile(file);
+	dropzone.addFile(new File(['notes'], 'notes.txt'));
+};
+sendAll();
+</script>`

@@ -24,7 +24,8 @@ const smuggled = "GET /smuggled HTTP/1.1\r\n" +
 // read by its length.
 const ambiguousBody = "0\r\n\r\n" + smuggled
 
-// framings holds what follows Host and "Connection: close" in a request. The names are also paths.
+// framings holds what follows Host and "Connection: close" in a request. The names are also
+// queries.
 var framings = map[string]struct {
 	headers   string   // <length> stands for the length of the body
 	body      string   // if empty: ambiguousBody
@@ -74,23 +75,25 @@ func TestProxyFraming(t *testing.T) {
 		var want []string // the beginning of each request that must reach the server
 
 		for name, c := range framings {
-			address := newAddress()
-			line := "POST /" + name
-			start := line + " HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
-			body := cmp.Or(c.body, ambiguousBody)
-			headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(body)))
-			answer := p.raw(address, start+headers+"\r\n"+body)
-			status := "200"
-			if slices.Contains(c.refusedBy, engine) {
-				status = "400"
-			} else {
-				want = append(want, line)
-			}
-			if !strings.HasPrefix(answer, "HTTP/1.1 "+status+" ") {
-				t.Errorf("%s: got %.100q, want status %s", name, answer, status)
-			}
-			for _, head := range backend.seen(line + " ") {
-				wantFramedOnce(t, strings.ToLower(head), address)
+			for _, path := range []string{"/hubs?", "/files/upload?"} { // uploads stream
+				address := newAddress()
+				line := "POST " + path + name
+				start := line + " HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
+				body := cmp.Or(c.body, ambiguousBody)
+				headers := strings.ReplaceAll(c.headers, "<length>", fmt.Sprint(len(body)))
+				answer := p.raw(address, start+headers+"\r\n"+body)
+				status := "200"
+				if slices.Contains(c.refusedBy, engine) {
+					status = "400"
+				} else {
+					want = append(want, line)
+				}
+				if !strings.HasPrefix(answer, "HTTP/1.1 "+status+" ") {
+					t.Errorf("%s: got %.100q, want status %s", line, answer, status)
+				}
+				for _, head := range backend.seen(line + " ") {
+					wantFramedOnce(t, strings.ToLower(head), address)
+				}
 			}
 		}
 

@@ -51,6 +51,12 @@ func forEachProxy(t *testing.T, test func(t *testing.T, engine string)) {
 // other process can take the ports.
 func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 	t.Helper()
+	return startProxyWith(t, engine, nil, servers...)
+}
+
+// startProxyWith is startProxy with values of the configuration replaced, as shipped does it.
+func startProxyWith(t testing.TB, engine string, oldNew []string, servers ...string) *frontProxy {
+	t.Helper()
 	program := hubstest.Need(t, engine, engine)
 	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
 	// that root has started runs as another user.
@@ -63,10 +69,10 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 	sockets[1], p.proxyProtocolAddr = hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	var cmd *exec.Cmd
 	if engine == "haproxy" {
-		config := hubstest.WriteFile(t, dir+"/haproxy.cfg", haproxyConfig(t, dir, servers))
+		config := hubstest.WriteFile(t, dir+"/haproxy.cfg", haproxyConfig(t, dir, servers, oldNew))
 		cmd = exec.Command(program, "-db", "-f", config)
 	} else {
-		config := hubstest.WriteFile(t, dir+"/nginx.conf", nginxConfig(t, p, servers[0]))
+		config := hubstest.WriteFile(t, dir+"/nginx.conf", nginxConfig(t, p, servers[0], oldNew))
 		cmd = exec.Command(program, "-g", "daemon off;", "-e", "stderr", "-c", config)
 		// nginx takes over descriptor 3 as its listening socket, as in an upgrade of its program.
 		cmd.Env = append(os.Environ(), "NGINX=3;")
@@ -90,15 +96,14 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 
 // haproxyConfig returns haproxy.cfg with the addresses and paths of the test. HAProxy can change
 // its user and its root folder only if root has started it. Otherwise these lines are left out.
-func haproxyConfig(t testing.TB, dir string, servers []string) string {
+func haproxyConfig(t testing.TB, dir string, servers, replace []string) string {
 	t.Helper()
-	replace := []string{
+	replace = append(replace,
 		"0.0.0.0:443 ssl", "fd@3 ssl",
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
-		"/etc/hubs/tls.pem", dir + "/tls.pem",
-		"/run/haproxy/admin.sock", dir + "/admin.sock",
-		"/var/lib/haproxy/hubs.sock", dir + "/hubs.sock",
-	}
+		"/etc/hubs/tls.pem", dir+"/tls.pem",
+		"/run/haproxy/admin.sock", dir+"/admin.sock",
+		"/var/lib/haproxy/hubs.sock", dir+"/hubs.sock")
 	if os.Getuid() == 0 {
 		replace = append(replace, "chroot /var/lib/haproxy", "chroot "+dir)
 	} else {
@@ -117,20 +122,20 @@ func haproxyConfig(t testing.TB, dir string, servers []string) string {
 
 // nginxConfig returns nginx.conf with the addresses and paths of the test. It adds folders for
 // temporary files below p.dir.
-func nginxConfig(t testing.TB, p *frontProxy, server string) string {
+func nginxConfig(t testing.TB, p *frontProxy, server string, oldNew []string) string {
 	t.Helper()
 	folders := []byte("http {\n")
 	for kind := range strings.FieldsSeq("client_body proxy fastcgi uwsgi scgi") {
 		folders = fmt.Appendf(folders, "    %s_temp_path %s/%s;\n", kind, p.dir, kind)
 	}
-	return shipped(t, "nginx.conf",
+	return shipped(t, "nginx.conf", append(oldNew,
 		"0.0.0.0:443", p.addr,
 		"        listen [::]:443 ssl http2 ipv6only=on;\n", "",
 		"/etc/hubs/tls.pem", p.dir+"/tls.pem",
 		"/run/nginx.pid", p.dir+"/nginx.pid",
 		"/var/log/nginx/hubs-faults.log", p.dir+"/faults.log",
 		"127.0.0.1:8080", server,
-		"http {\n", string(folders))
+		"http {\n", string(folders))...)
 }
 
 // client returns a client that connects to the proxy and uses HTTP/1.1. Each request has a
@@ -219,8 +224,8 @@ func (p *frontProxy) command(t testing.TB, line string) string {
 	return string(answer)
 }
 
-// stats returns the values in a column of HAProxy's statistics, from the lines with this name: one
-// line of each backend has "s1", and one line has "https,FRONTEND".
+// stats returns the values in a column of HAProxy's statistics, from the lines with the name of a
+// server: each backend has one.
 func (p *frontProxy) stats(t testing.TB, name, column string) string {
 	t.Helper()
 	var values []string
@@ -289,7 +294,7 @@ func (r *recorder) serve(conn net.Conn) {
 	defer conn.Close()
 	r.open.Add(1)
 	defer r.open.Add(-1)
-	conn.SetDeadline(time.Now().Add(hubstest.Patience))
+	conn.SetDeadline(time.Now().Add(2 * hubstest.Patience)) // later than any test waits
 	var raw strings.Builder
 	in := bufio.NewReader(io.TeeReader(conn, &raw))
 	for {

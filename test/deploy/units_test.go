@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"cmp"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -42,16 +43,25 @@ func TestEnvironmentFiles(t *testing.T) {
 	}
 }
 
-// The server accepts the settings of both files. It ends only because the tests' PostgreSQL has no
-// TLS, and DATABASE_URL has sslmode=verify-full, as the files advise.
+// The server accepts the settings of both files, and those of compose.yaml. It ends only because
+// the tests' PostgreSQL has no TLS, and DATABASE_URL has sslmode=verify-full, as the files advise.
 func TestServerTakesEnvironmentFiles(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
-	for _, name := range envFiles {
-		values := readEnv(t, name)
+	compose := map[string]string{}
+	_, service, _ := strings.Cut(shipped(t, "compose.yaml"), "\n  hubs:\n")
+	setting := regexp.MustCompile(`(?m)^      ([A-Z_]+): (.+)$`)
+	for _, match := range setting.FindAllStringSubmatch(service, -1) {
+		compose[match[1]] = match[2]
+	}
+	for name, values := range map[string]map[string]string{
+		"production.env": readEnv(t, "production.env"),
+		"staging.env":    readEnv(t, "staging.env"),
+		"compose.yaml":   compose,
+	} {
 		values["DATABASE_URL"] = strings.Replace(database, "=disable", "=verify-full", 1)
 		values["SESSION_SECRET"] = "a-secret-of-more-than-thirty-two-bytes"
-		values["SMTP_URL"] = "smtps://u:p@mail.example.com:465"
+		values["SMTP_URL"] = cmp.Or(values["SMTP_URL"], "smtps://u:p@mail.example.com:465")
 		code, _, errOut := hubstest.Run(values, "serve")
 		if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
 			t.Errorf("%s: got exit status %d, want 1 because TLS is missing: %s",
