@@ -107,8 +107,8 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 	return paths
 }
 
-// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour. No upload takes that
-// long, so the next sweep takes them for abandoned.
+// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
+// sweep takes them for abandoned.
 func (s *Server) AgeUnfinished(t testing.TB) {
 	t.Helper()
 	old := time.Now().Add(-time.Hour)

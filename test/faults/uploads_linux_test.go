@@ -62,7 +62,7 @@ func TestReadOnlyDiskIsServed(t *testing.T) {
 	hubstest.Must(t, err)
 	second := hubstest.Start(t, s.Env)
 	second.AllowErrorsWithAnyOf("read-only file system")
-	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
+	second.Log.WaitFor(t, "the sweep of an unfinished upload failed", "read-only file system")
 	client := second.With(t, c.Token())
 	client.WantFile(kept, "content")
 	sendUpload(client, "a.txt").WantProblem(t, 500, "internal")
