@@ -345,7 +345,7 @@ func TestStalledUploadEnds(t *testing.T) {
 	s, c := start(t)
 	slow := c.StartUpload("slow.txt")
 	stalled := c.StartUpload("stalled.txt")
-	for range 50 { // longer than the server waits for progress
+	for range 40 { // longer than the server waits for progress
 		time.Sleep(time.Second)
 		slow.Send(1 << 10)
 	}
