@@ -44,11 +44,11 @@ type user struct {
 
 	suspended     bool
 	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // everywhere, by an operator
-	now           time.Time // the database's clock
+	signedOutAt   time.Time // sessions that began before are ended ("sign out everywhere")
+	now           time.Time // the database's clock when the row was read
 }
 
-// A userCondition is part of a statement. Its type keeps texts of clients out.
+// A userCondition is part of a statement. No text of a client can become one, because of its type.
 type userCondition string
 
 const (
@@ -89,7 +89,7 @@ var (
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-// email returns the address of the input in lower case, or "" if it is not valid. ToLower maps
+// email returns the address in the input, in lower case, or "" if it is not valid. ToLower maps
 // U+212A and U+0130 to ASCII letters, so it must come after isEmail (O9).
 func (r *request) email() string {
 	email := strings.Trim(r.fields["email"], " ")
@@ -111,8 +111,8 @@ func codeRequestKey(r *request) string {
 	return r.email() + " " + r.clientKey()
 }
 
-// guessKey does not have the client, so that many client addresses bring no more guesses (O4). The
-// price: a stranger who keeps guessing locks an address out of sign-in (O8).
+// guessKey leaves out the client, so that many client addresses bring no more guesses (O4). The
+// price is that a stranger who keeps guessing locks an address out of sign-in (O8).
 func guessKey(r *request) string { return r.email() }
 
 // A codeAnswer is the same for every address.
@@ -171,7 +171,7 @@ func (s *server) validateCode(r *request) (output, error) {
 		return nil, errInvalidCode
 	}
 	// Somebody else may have been reading the mailbox when the user was signed out (S1).
-	if code.isFromBefore(u.signedOutAt) {
+	if code.isOlderThan(u.signedOutAt) {
 		return nil, errInvalidCode
 	}
 	if u.suspended {
@@ -186,7 +186,7 @@ func (s *server) validateCode(r *request) (output, error) {
 	return s.getSession(r)
 }
 
-// A sessionView is what a page needs after sign-in or a reload.
+// A sessionView tells a page what it needs after sign-in or a reload.
 type sessionView struct {
 	User      *user     `json:"user"`
 	Terms     termsView `json:"terms"`
@@ -219,7 +219,8 @@ type sessionToken struct {
 	jwt.RegisteredClaims
 }
 
-// signToken signs with the first key. The others only verify, until the sessions of an old key end.
+// signToken signs with the first key. The others only verify, so that a key can be replaced without
+// ending sessions.
 func (s *server) signToken(token sessionToken) string {
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
 	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these claims
@@ -254,8 +255,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative: a
-// browser does that only if name, path and domain are as they were set.
+// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative. A
+// browser clears a cookie only if name, path and domain are as they were set.
 func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	http.SetCookie(r.w, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -269,10 +270,10 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the first token that verifies: after a change of COOKIE_DOMAIN, a browser sends
-// the old cookie, too.
+// readToken returns the first token that verifies. After a change of COOKIE_DOMAIN, a browser sends
+// the old cookie beside the new one.
 func (s *server) readToken(r *request) (sessionToken, error) {
-	refusal := error(unauthenticated("missing"))
+	var refusal error = unauthenticated("missing")
 	cookies := r.CookiesNamed(s.cfg.cookieName)
 	for _, cookie := range cookies[:min(len(cookies), maxCookies)] {
 		token, err := s.verifyToken(cookie.Value)
@@ -284,8 +285,8 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 	return sessionToken{}, refusal
 }
 
-// authorize checks the token, the account, the terms and the role, in this order. A change of the
-// account takes effect with the user's next request (T5).
+// authorize checks the token, the account, the terms and the role, in this order. It reads the
+// account again, so a change takes effect with the user's next request (T5).
 func (s *server) authorize(r *request) error {
 	token, err := s.readToken(r)
 	if err != nil {
@@ -323,8 +324,8 @@ type acceptanceView struct {
 
 func (acceptanceView) validate() fieldErrors { return nil } // no column can be null
 
-// acceptTerms keeps the time of the first acceptance. Without the update, which changes nothing,
-// the statement would then return no row.
+// acceptTerms records the acceptance. If the user has accepted before, the update changes nothing,
+// but makes the statement return the row.
 func (s *server) acceptTerms(r *request) (output, error) {
 	version := r.fields["version"]
 	var errs fieldErrors

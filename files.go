@@ -40,7 +40,7 @@ const (
 
 	unfinished    = "unfinished" // folder of the working names, in FILES_DIR
 	sweepInterval = time.Minute
-	sweepAge      = 10 * time.Minute // of what is swept, since it was last written to
+	sweepReserve  = 10 * time.Minute // for the statements of an upload, and for differing clocks
 )
 
 // transferTimeout returns how long a transfer of so many bytes may take.
@@ -126,8 +126,8 @@ func (s *server) upload(r *request) (output, error) {
 	return f, nil
 }
 
-// storeUpload receives a file and stores it. If it fails, it leaves nothing, unless the row may
-// have been written: then the sweep decides.
+// storeUpload receives a file and stores it. If it fails, it removes both names. If the row may
+// have been written, it leaves them to the sweep.
 func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	name, err := form.readHead()
 	if err != nil {
@@ -165,7 +165,7 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
 	if err != nil {
-		// PostgreSQL may have committed the row if its answer did not arrive, and only then.
+		// If the database has become unavailable, it may have committed the row before.
 		rowMayExist = toProblem(err).Code == "unavailable"
 		return file{}, endedIfUserGone(err)
 	}
@@ -230,14 +230,15 @@ type uploadForm struct {
 }
 
 func (form *uploadForm) Read(p []byte) (int, error) {
-	if form.received >= form.limit {
+	timeLeft := transferTimeout(form.received) - time.Since(form.started)
+	form.setReadTimeout(min(stallTimeout, timeLeft))
+	rest := form.limit - form.received + 1 // one byte more detects an excess
+	n, err := form.request.Body.Read(p[:min(int64(len(p)), rest)])
+	form.received += int64(n)
+	if form.received > form.limit {
 		form.isCut = true
 		return 0, errTooLarge
 	}
-	timeLeft := transferTimeout(form.received) - time.Since(form.started)
-	form.setReadTimeout(min(stallTimeout, timeLeft))
-	n, err := form.request.Body.Read(p[:min(int64(len(p)), form.limit-form.received)])
-	form.received += int64(n)
 	return n, err
 }
 
@@ -270,18 +271,19 @@ func (form *uploadForm) readHead() (name string, err error) {
 	if err != nil {
 		return "", bodyProblem(err)
 	}
-	name = form.part.FileName()
-	isField := form.part.FormName() == "file"
-	if !isField && name == "" {
-		return "", invalid(fieldError{"file", "must come before all other parts of the form"})
-	}
-	if !isField {
-		return "", invalid(fieldError{"file", "must be the name of the part with the file"})
-	}
-	if name != "" {
-		name = path.Base(strings.ReplaceAll(name, `\`, "/")) // without folders
-	}
+	return fileName(form.part)
+}
+
+// fileName returns the name of the file in a part, without folders.
+func fileName(part *multipart.Part) (string, error) {
+	name := part.FileName()
+	isFile := part.FormName() == "file"
 	var errs fieldErrors
+	errs.check(isFile || name != "", "file", "must come before all other parts of the form")
+	errs.check(isFile, "file", "must be the name of the part with the file")
+	if name != "" {
+		name = path.Base(strings.ReplaceAll(name, `\`, "/"))
+	}
 	errs.checkFileName(name)
 	if errs != nil {
 		return "", invalid(errs...)
@@ -345,10 +347,10 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 	return found, nil
 }
 
-// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. A
-// running upload writes every stallTimeout. The rest of sweepAge is for its statements, and for a
-// file server whose clock differs.
+// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. They
+// are older than the longest upload, so none belongs to a running one, whichever server runs it.
 func (s *server) sweepUploads() {
+	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
 	for !s.stopping.Load() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
 		if err != nil {
@@ -356,7 +358,7 @@ func (s *server) sweepUploads() {
 		}
 		for _, entry := range entries {
 			info, err := entry.Info()
-			isAbandoned := err == nil && time.Since(info.ModTime()) > sweepAge
+			isAbandoned := err == nil && time.Since(info.ModTime()) > longest
 			if !isAbandoned || !isUUID(entry.Name()) {
 				continue
 			}
@@ -443,9 +445,9 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	http.NewResponseController(r.w).SetWriteDeadline(deadline)
 	catcher := &errorCatcher{response: r.w}
 	http.ServeContent(catcher, r.Request, "", f.CreatedAt.Time, content)
-	if r.w.err != nil { // of the client's connection, or of the disk
-		r.log().Info("download cut off", "error", r.w.err)
+	if r.w.copyErr != nil { // of the client's connection, or of the disk
+		r.log().Info("download cut off", "error", r.w.copyErr)
 		panic(http.ErrAbortHandler)
 	}
-	return catcher.err()
+	return catcher.toError()
 }

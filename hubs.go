@@ -38,8 +38,8 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts what the table accepts: a row that an operator wrote with a tab in its name must
-// not break its page. A zero time was never scanned.
+// validate accepts all that the table accepts, because a row that an operator wrote with a tab in
+// its name must not break its page. A zero time means that the scan has missed a column.
 func (h hub) validate() (errs fieldErrors) {
 	errs.checkLength("name", h.Name, 1, maxHubName)
 	errs.checkLength("description", h.Description, 0, maxHubDescription)

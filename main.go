@@ -8,9 +8,8 @@
 //     finds its route in the table below, and calls serveRoute.
 //  2. serveRoute reads the body, checks session, terms and role, spends the route's own limit, and
 //     calls the handler, changeHub.
-//  3. The handler makes a struct of the fields, which validates itself, and runs a statement. It
-//     returns an output or an error.
-//  4. answer lets the output validate itself, too, and sends it. fail sends an error instead.
+//  3. The handler checks the fields and runs a statement. It returns an output or an error.
+//  4. answer lets the output validate itself, and sends it. fail sends an error instead.
 //
 // An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in which to
 // read the files. The end of this one, configuration and commands, can be left for last.
@@ -62,7 +61,7 @@ func main() {
 }
 
 // A usageError reports a mistake in a setting or on the command line. It is printed unmasked, so it
-// quotes no setting.
+// must never quote a setting that can hold a secret.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
@@ -76,13 +75,13 @@ func run(args []string) error {
 		fmt.Print(usage)
 		return nil
 	}
+	if args[0] == "mail-test" {
+		return mailTest(args[1:])
+	}
 	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, release) // so that a second signal ends the process
-	switch args[0] {
-	case "user":
+	if args[0] == "user" {
 		return userCommand(ctx, args[1:])
-	case "mail-test":
-		return mailTest(args[1:])
 	}
 	// The others have no arguments, so "serve x" is an unknown command.
 	switch line := strings.Join(args, " "); line {
@@ -101,6 +100,7 @@ func run(args []string) error {
 	return nil
 }
 
+// server holds what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -116,8 +116,8 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// Step 4 spends one of the first two; the route table has the others. A new code resets none
-	// (O5).
+	// Step 4 spends from one of the first two. The route table has the others. A new code resets
+	// none of them (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -147,8 +147,65 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	return s
 }
 
+// A route is one endpoint: a row of the route table.
+type route struct {
+	pattern  string // method and path
+	access   access
+	input    []string              // names of the fields; if nil, body and query are ignored
+	limit    *limiter              // the endpoint's own limit, besides the one of step 4
+	limitKey func(*request) string // what limit counts by; "" if a request is not counted
+	handle   func(*request) (output, error)
+}
+
+func (rt route) path() string {
+	_, path, _ := strings.Cut(rt.pattern, " ")
+	return path
+}
+
+// An access says who may call an endpoint: everyone, or the users who meet all conditions.
+type access struct {
+	public  bool
+	session bool     // is signed in and not suspended
+	terms   bool     // has accepted the current terms
+	roles   []string // has one of these roles; nil means any
+}
+
+var (
+	public          = access{public: true}
+	sessionOnly     = access{session: true}
+	sessionAndTerms = access{session: true, terms: true}
+	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
+)
+
+// String returns the conditions, such as "session, terms, admin".
+func (a access) String() string {
+	if a.public {
+		return "-"
+	}
+	text := "session"
+	if a.terms {
+		text += ", terms"
+	}
+	if a.roles != nil {
+		text += ", " + strings.Join(a.roles, " or ")
+	}
+	return text
+}
+
+// mustBeValid prevents the start if a route has no access rule, or a limit without its key (Z1).
+func (rt route) mustBeValid() {
+	a := rt.access
+	hasConditions := a.terms || a.roles != nil
+	isAccessValid := a.public != a.session && !(a.public && hasConditions)
+	isLimitValid := (rt.limit == nil) == (rt.limitKey == nil)
+	if !isAccessValid || !isLimitValid {
+		panic("this route lacks an access rule, or the key of its limit: " + rt.pattern)
+	}
+}
+
 const healthPath = "/healthz"
 
+// routes returns the route table.
 func (s *server) routes() []route {
 	table := []route{
 		{
@@ -187,7 +244,7 @@ type health struct {
 
 func (health) validate() fieldErrors { return nil }
 
-// getHealth is a 503 if the tables can't be read or FILES_DIR is missing (E1).
+// getHealth returns a 503 if the tables can't be read or FILES_DIR is missing (E1).
 func (s *server) getHealth(*request) (output, error) {
 	if err := errors.Join(s.store.probeTables(), s.probeFiles()); err != nil {
 		return nil, unavailable(err)
@@ -232,8 +289,8 @@ const (
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
 	stopTimeout = 12 * time.Second       // time that it gives to requests, then again to mail
 
-	// Linux doubles this: a client that reads nothing holds 192 kB. The price is that a download
-	// gets no more in a round trip, 2 MB/s at 100 ms.
+	// Linux doubles this, so a client that reads nothing holds 192 kB of the kernel's memory. The
+	// price is that a download sends no more in a round trip: 2 MB/s at 100 ms.
 	sendBuffer = 96 << 10
 )
 
@@ -275,10 +332,13 @@ func listen(addr string) (net.Listener, error) {
 		return net.Listen("tcp", addr)
 	}
 	listener, err := net.FileListener(os.NewFile(3, "LISTEN_FDS"))
-	if _, isTCP := listener.(*net.TCPListener); err == nil && !isTCP {
+	if err != nil {
+		return nil, err
+	}
+	if _, isTCP := listener.(*net.TCPListener); !isTCP {
 		return nil, errors.New("must be a TCP socket that listens")
 	}
-	return listener, err
+	return listener, nil
 }
 
 // newHTTPServer returns a server that cuts off slow clients (H1). Connections are bounded by the
@@ -291,8 +351,8 @@ func (s *server) newHTTPServer() *http.Server {
 		ReadTimeout:                  bodyTimeout,
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               maxHeader - 4<<10, // net/http adds 4 kB
-		DisableGeneralOptionsHandler: true,              // OPTIONS * takes the six steps, too (H2)
+		MaxHeaderBytes:               maxHeader - (4 << 10), // net/http adds 4 kB
+		DisableGeneralOptionsHandler: true,                  // OPTIONS * takes the six steps, too (H2)
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
@@ -308,7 +368,7 @@ func limitSendBuffer(ctx context.Context, conn net.Conn) context.Context {
 // so stop closes the listener and gives these some time first. It waits for mail last, because a
 // request may still ask for a code.
 func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
-	// A line of the log waits until it is read. End all the same if nobody reads.
+	// A write to the log blocks while nobody reads it. Exit anyway.
 	time.AfterFunc(arrivalTime+2*stopTimeout+time.Second, func() { os.Exit(1) })
 	s.stopping.Store(true)
 	listener.Close()
@@ -388,12 +448,11 @@ func (errs *settingErrors) check(ok bool, complaint string) {
 // value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
 func (errs *settingErrors) setting(name, fallback string) string {
 	value := os.Getenv(name)
-	bare := strings.Trim(value, "\"' \t\r\n")
+	isQuoted := strings.Trim(value, `"'`) != value
 	if name == "MAIL_FROM" { // may begin with a quoted name
-		bare = strings.TrimLeft(value, " \t\r\n")
-		bare = strings.TrimRight(bare, "\"' \t\r\n")
+		isQuoted = strings.TrimRight(value, `"'`) != value
 	}
-	errs.check(bare == value,
+	errs.check(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }
@@ -426,7 +485,7 @@ func loadConfig() (config, error) {
 	cfg.readOrigins(&errs)
 	for _, text := range errs.list("TRUSTED_PROXIES", "") {
 		network, err := netip.ParsePrefix(text)
-		errs.check(err == nil && network.Bits() > 0,
+		errs.check(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
 			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		cfg.trustedProxies = append(cfg.trustedProxies, network)
 	}
@@ -442,8 +501,8 @@ var (
 	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
 )
 
-// newConnector parses DATABASE_URL. For any other scheme, lib/pq would send the password to
-// localhost. The error has no details, because those of lib/pq may quote the password.
+// newConnector parses DATABASE_URL. It refuses all but PostgreSQL's forms, because lib/pq would
+// send the password to localhost. The error has no details, because those of lib/pq may quote it.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
 	cfg, err := pq.NewConfig(databaseURL)
 	isKnownForm := databaseURLPattern.MatchString(databaseURL)
@@ -456,7 +515,7 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 		cfg.Runtime = map[string]string{}
 	}
 	maps.Copy(cfg.Runtime, settings)
-	cfg.BinaryParameters = true // a write takes one round trip instead of two
+	cfg.BinaryParameters = true // saves a round trip for each write
 	return pq.NewConnectorConfig(cfg)
 }
 
@@ -480,25 +539,30 @@ func readSessionKeys(errs *settingErrors) (keys jwt.VerificationKeySet) {
 
 var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// readCookie sets name and domain of the cookie (T8). Browsers ignore the case of both prefixes.
+// readCookie sets name and domain of the cookie (T8). Browsers take __Host- only without a Domain,
+// and __Secure- only over HTTPS. They ignore the case of both.
 func (cfg *config) readCookie(errs *settingErrors) {
-	prefix := errs.setting("COOKIE_PREFIX", "__Secure-hubs")
-	cfg.cookieDomain = strings.ToLower(errs.setting("COOKIE_DOMAIN", ""))
 	isLocal := cfg.env == envLocal
+	defaultPrefix := "__Secure-hubs"
 	if isLocal {
-		prefix = cmp.Or(os.Getenv("COOKIE_PREFIX"), "hubs")
+		defaultPrefix = "hubs"
 	}
+	prefix := errs.setting("COOKIE_PREFIX", defaultPrefix)
 	lower := strings.ToLower(prefix)
 	errs.check(cookiePrefixPattern.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
 	errs.check(!strings.HasPrefix(lower, "__host-"),
 		"COOKIE_PREFIX: __Host- does not go with a Domain")
-	errs.check(!isLocal || !strings.HasPrefix(lower, "__secure-"),
-		"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
-	errs.check(!isLocal || cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
-	errs.check(isLocal || isParentDomain(cfg.cookieDomain),
-		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 	cfg.cookieName = prefix + "_auth_" + cfg.env
+	cfg.cookieDomain = strings.ToLower(errs.setting("COOKIE_DOMAIN", ""))
+	if isLocal {
+		errs.check(!strings.HasPrefix(lower, "__secure-"),
+			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
+		errs.check(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
+		return
+	}
+	errs.check(isParentDomain(cfg.cookieDomain),
+		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 }
 
 // isParentDomain reports whether a domain has two labels or more and is no IP address. It does not

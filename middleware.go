@@ -1,7 +1,8 @@
 package main
 
-// Everything between net/http and the handlers: the steps that every request takes, the contract of
-// a route, strict input, and the answer. A first reading can stop at part 5, problems and the log.
+// This file has everything between net/http and the handlers: the steps that every request takes,
+// the checks of its route, strict input, and the answer. A first reading can leave out parts 5 and
+// 6, the problems and the log.
 
 import (
 	"bytes"
@@ -35,27 +36,28 @@ import (
 // Part 1: the steps.
 
 // A request is an HTTP request and what the steps have found out about it. Header has the headers
-// of the request, w.Header() those of the answer.
+// of the request, and w.Header() has those of the answer.
 type request struct {
 	*http.Request
-	w      *response
-	events *slog.Logger // log adds the request's id to it
+	w         *response
+	serverLog *slog.Logger // log adds the request's id to it
 
-	originAllowed bool       // step 2: the Origin header names an allowed origin
+	originAllowed bool       // step 2: whether the Origin header names an allowed origin
 	id            string     // step 3
 	client        netip.Addr // step 3
 
 	// Step 6.
-	route       route // the zero route if none matches
-	fields      fields
-	fieldErrors fieldErrors // what readFields has found wrong
-	user        *user       // nil without a session
+	route       route       // the zero route if none matches
+	fields      fields      // the input
+	fieldErrors fieldErrors // fields that are unknown, repeated or not Unicode
+	typeErrors  fieldErrors // fields that are not strings
+	user        *user       // the account; nil without a session
 	session     sessionToken
 }
 
 // ServeHTTP takes a request through the six steps of the specification.
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
-	r := &request{Request: httpRequest, events: s.log}
+	r := &request{Request: httpRequest, serverLog: s.log}
 	r.w = &response{ResponseWriter: w, request: r}
 	if s.cfg.env != envLocal {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
@@ -70,7 +72,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 	if isAnswered := r.checkOrigin(); isAnswered { // 5. preflights, writes from other origins
 		return
 	}
-	s.findRoute(r) // 6. the contract of a route
+	s.dispatch(r) // 6. the contract of a route
 }
 
 // recoverPanic turns a panic into a 500.
@@ -80,14 +82,14 @@ func (r *request) recoverPanic() {
 		panic(fault)
 	}
 	if fault != nil {
-		r.fail(fmt.Errorf("panic in %s: %v", panicking(), fault))
+		r.fail(fmt.Errorf("panic in %s: %v", panicFrames(), fault))
 	}
 }
 
-// panicking names the functions that a panic went through, the innermost first.
-func panicking() (names string) {
+// panicFrames names the innermost functions of a panic. The first are the runtime's own.
+func panicFrames() (names string) {
 	callers := make([]uintptr, 5)
-	n := runtime.Callers(3, callers) // without Callers, panicking and recoverPanic
+	n := runtime.Callers(3, callers) // leaves out Callers, panicFrames and recoverPanic
 	frames := runtime.CallersFrames(callers[:n])
 	for more := true; more; {
 		var frame runtime.Frame
@@ -97,7 +99,7 @@ func panicking() (names string) {
 	return names
 }
 
-// contentPolicy keeps a browser from loading, running or framing anything.
+// contentPolicy keeps a browser from loading or running anything, and from framing the answer.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
 // securityHeaders are set on every answer. Files and documents replace some of them.
@@ -129,8 +131,8 @@ func (s *server) setSecurityHeaders(r *request) {
 	}
 }
 
-// allowsOrigin looks into the list or, in production, for an https subdomain of the one domain.
-// domainPattern matches no port and no path (C1).
+// allowsOrigin reports whether an origin is in the list or, in production, is an https subdomain of
+// the one domain. domainPattern matches no port and no path (C1).
 func (c *config) allowsOrigin(origin string) bool {
 	if c.env != envProduction {
 		return slices.Contains(c.allowedOrigins, origin)
@@ -142,7 +144,8 @@ func (c *config) allowsOrigin(origin string) bool {
 
 var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// identify replaces a request id of another form, which could add a line to some log (G1).
+// identify keeps the client's request id if it has the allowed form. Any other text could forge a
+// line in a log (G1).
 func (s *server) identify(r *request) {
 	r.id = r.Header.Get("X-Request-Id")
 	if !requestIDPattern.MatchString(r.id) {
@@ -152,8 +155,8 @@ func (s *server) identify(r *request) {
 	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
 }
 
-// clientAddress reads X-Forwarded-For from the right: each proxy appends the address of its own
-// client. What stands left of the last trusted proxy's client can be forged (L2).
+// clientAddress reads X-Forwarded-For from the right, because each proxy appends the address of its
+// own client. A client can forge all that stands to the left of the first untrusted address (L2).
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(proxy netip.Prefix) bool { return proxy.Contains(client) }
@@ -168,7 +171,8 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	return client
 }
 
-// parseAddress takes an address with or without a port. Any other text is the zero Addr.
+// parseAddress parses an address with or without a port. For any other text, it returns the zero
+// Addr.
 func parseAddress(text string) netip.Addr {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
@@ -178,14 +182,16 @@ func parseAddress(text string) netip.Addr {
 	return addr.Unmap().WithZone("")
 }
 
-// clientKey is an IPv4 address, or the /64 of an IPv6 address, which usually is one customer's.
+// clientKey returns an IPv4 address, or the /64 of an IPv6 address, because one customer usually
+// has a whole /64.
 func (r *request) clientKey() string {
 	network, _ := r.client.Prefix(min(r.client.BitLen(), 64)) // an IPv4 address has 32 bits
 	return network.String()
 }
 
-// limitClient does not count preflights of allowed origins: a browser sends one before each new
-// URL, and a page can't see that one was refused.
+// limitClient counts a request against the limit of its client. It does not count preflights of
+// allowed origins. They do no work, a browser sends one before each new URL, and a page can't see
+// that one was refused.
 func (s *server) limitClient(r *request) error {
 	if r.isPreflight() && r.originAllowed {
 		return nil
@@ -206,14 +212,15 @@ func (r *request) isPreflight() bool {
 	return r.Method == "OPTIONS" && r.Header.Get("Access-Control-Request-Method") != ""
 }
 
-var crossOrigin = http.NewCrossOriginProtection()
+var crossOriginCheck = http.NewCrossOriginProtection()
 
-// checkOrigin answers preflights of allowed origins, and refuses writes from foreign ones.
-// SameSite=Lax alone would let those of sibling subdomains pass (C2). Check passes what has neither
-// Sec-Fetch-Site nor Origin, since no browser sends that. Without Sec-Fetch-Site it compares only
-// hosts, so a page of http:// on our host passes.
+// checkOrigin answers preflights of allowed origins, and refuses writes from foreign origins.
+// SameSite=Lax alone would let writes from sibling subdomains pass (C2).
+//
+// crossOriginCheck lets a request pass that has neither Sec-Fetch-Site nor Origin, because no
+// browser sends such a write. Without Sec-Fetch-Site, it compares hosts, but not schemes.
 func (r *request) checkOrigin() (isAnswered bool) {
-	isForeignWrite := crossOrigin.Check(r.Request) != nil && !r.originAllowed
+	isForeignWrite := crossOriginCheck.Check(r.Request) != nil && !r.originAllowed
 	switch {
 	case r.isPreflight() && r.originAllowed:
 		header := r.w.Header()
@@ -233,16 +240,18 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	return false
 }
 
-// findRoute lets net/http's router call the route, or makes a problem of the router's own error.
-func (s *server) findRoute(r *request) {
+// dispatch lets net/http's router find the route of a request and call it. If the router writes an
+// error itself, such as a 404, dispatch answers with a problem instead.
+func (s *server) dispatch(r *request) {
 	catcher := &errorCatcher{response: r.w}
 	s.mux.ServeHTTP(catcher, r.Request)
-	if err := catcher.err(); err != nil {
+	if err := catcher.toError(); err != nil {
 		r.fail(err)
 	}
 }
 
-// addRoute tells the router of a route. The router hands on the ResponseWriter of findRoute.
+// addRoute registers a route with the router. The router calls it with the ResponseWriter that it
+// got from dispatch, from which addRoute takes the request.
 func (s *server) addRoute(rt route) {
 	rt.mustBeValid()
 	s.mux.HandleFunc(rt.pattern, func(w http.ResponseWriter, _ *http.Request) {
@@ -254,70 +263,17 @@ func (s *server) addRoute(rt route) {
 	})
 }
 
-// Part 2: the contract.
+// Part 2: the contract. The types of a route stand beside the route table in main.go.
 
-// A route is one endpoint: a row of the route table in main.go.
-type route struct {
-	pattern  string // method and path
-	access   access
-	input    []string              // names of the fields; nil: body and query are ignored
-	limit    *limiter              // besides that of step 4
-	limitKey func(*request) string // what limit counts by; "": not counted
-	handle   func(*request) (output, error)
-}
-
-func (rt route) path() string {
-	_, path, _ := strings.Cut(rt.pattern, " ")
-	return path
-}
-
-// An access says who may call an endpoint: everyone, or users who meet all conditions.
-type access struct {
-	public  bool
-	session bool     // signed in and not suspended
-	terms   bool     // has accepted the current terms
-	roles   []string // has one of these roles; nil means any
-}
-
-var (
-	public          = access{public: true}
-	sessionOnly     = access{session: true}
-	sessionAndTerms = access{session: true, terms: true}
-	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
-)
-
-// String returns text such as "session, terms, admin".
-func (a access) String() string {
-	if a.public {
-		return "-"
-	}
-	text := "session"
-	if a.terms {
-		text += ", terms"
-	}
-	if a.roles != nil {
-		text += ", " + strings.Join(a.roles, " or ")
-	}
-	return text
-}
-
-// mustBeValid prevents the start if a route has no access rule, or a limit without its key (Z1).
-func (rt route) mustBeValid() {
-	a := rt.access
-	hasConditions := a.terms || a.roles != nil
-	isAccessValid := a.public != a.session && !(a.public && hasConditions)
-	isLimitValid := (rt.limit == nil) == (rt.limitKey == nil)
-	if !isAccessValid || !isLimitValid {
-		panic("this route lacks an access rule, or the key of its limit: " + rt.pattern)
-	}
-}
-
-// An output is the answer of a handler. It is nil if there is no body, or the handler has sent it.
+// An output is what a handler returns for a success. It is nil if the answer has no body, or if the
+// handler has sent it.
 type output interface{ validate() fieldErrors }
 
-// serveRoute makes the checks of a route, then calls its handler, which reports what is wrong with
-// the fields. The body is read before the account: a client could otherwise withhold the end of a
-// body until it has lost its rights, and still write (W1).
+// serveRoute makes the checks of a route, then calls its handler. The handler reports what is wrong
+// with the fields.
+//
+// The body is read before the account. Otherwise a client could withhold the end of a body until it
+// has lost its rights, and still write (W1).
 func (s *server) serveRoute(r *request) error {
 	bodyErr := r.readFields()
 	if !r.route.access.public {
@@ -345,7 +301,7 @@ func (s *server) serveRoute(r *request) error {
 	return r.answer(out)
 }
 
-// pathID returns an id from the path. One that is not a UUID is NULL, which matches no row.
+// pathID returns an id from the path. If it is not a UUID, it is NULL, which matches no row.
 func (r *request) pathID(name string) sql.Null[string] {
 	id := r.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
@@ -355,8 +311,8 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input. readFields makes a map of the body or the query. A handler makes a struct
-// of the map, and passes what the struct's validate returns to refuseInvalid.
+// Part 3: strict input. readFields makes a map of the body or the query. A handler checks the
+// values and passes the errors to refuseInvalid.
 
 // fields are the members of a JSON object, or the parameters of a query. All values are strings.
 type fields map[string]string
@@ -369,7 +325,7 @@ func (f fields) text(name, fallback string) string {
 	return value
 }
 
-// optional returns nil if the field was not sent.
+// optional returns the value of a field, or nil if the field was not sent.
 func (f fields) optional(name string) *string {
 	value, isSent := f[name]
 	if !isSent {
@@ -378,7 +334,7 @@ func (f fields) optional(name string) *string {
 	return &value
 }
 
-// trimmed is optional without spaces around the value.
+// trimmed is like optional, without the spaces around the value.
 func (f fields) trimmed(name string) *string {
 	value := f.optional(name)
 	if value != nil {
@@ -387,7 +343,8 @@ func (f fields) trimmed(name string) *string {
 	return value
 }
 
-// number returns -1, which no field allows, for what is not a number in plain digits.
+// number returns the value of a field, or -1 if it is not a number in plain digits. No field allows
+// -1.
 func (f fields) number(name, fallback string) int {
 	text := f.text(name, fallback)
 	n, err := strconv.Atoi(text)
@@ -418,10 +375,10 @@ func (errs *fieldErrors) checkLength(name, text string, least, most int) {
 }
 
 func (errs *fieldErrors) checkControls(name, text, allowed string) {
-	for _, c := range text {
-		isAllowed := !unicode.IsControl(c) || strings.ContainsRune(allowed, c)
-		errs.check(isAllowed, name, "must not have control characters")
+	isForbidden := func(c rune) bool {
+		return unicode.IsControl(c) && !strings.ContainsRune(allowed, c)
 	}
+	errs.check(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
 }
 
 func (errs *fieldErrors) checkOneOf(name, text string, allowed []string) {
@@ -436,9 +393,10 @@ func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
 	}
 }
 
-// refuseInvalid returns a 400 with the errors of the struct and those of readFields.
+// refuseInvalid returns a 400 with errs and the errors of readFields. The first error of a field is
+// reported, so the reason that helps most comes first.
 func (r *request) refuseInvalid(errs fieldErrors) error {
-	errs = append(errs, r.fieldErrors...)
+	errs = slices.Concat(r.fieldErrors, errs, r.typeErrors)
 	if errs != nil {
 		return invalid(errs...)
 	}
@@ -484,8 +442,8 @@ func (r *request) readQuery() error {
 }
 
 // readJSON reads one flat JSON object of strings. encoding/json alone would accept names in another
-// letter case, duplicates, null, and data after the object (I3). Only strings are decoded: nested
-// arrays would cost milliseconds.
+// letter case, duplicates, null, and data after the object (I3). readJSON decodes only strings,
+// because nested arrays would take milliseconds.
 func (r *request) readJSON(body []byte) error {
 	body = bytes.TrimPrefix(body, []byte("\uFEFF")) // a byte order mark (RFC 8259 8.1)
 	decoder := json.NewDecoder(bytes.NewReader(body))
@@ -507,22 +465,23 @@ func (r *request) readJSON(body []byte) error {
 	return nil
 }
 
-// addField refuses fields that the route does not name, such as role (Z3). encoding/json has
-// replaced invalid UTF-8 and lone surrogates by U+FFFD; in a query, ContainsRune finds invalid
-// UTF-8 itself.
+// addField adds a field that was sent, and records what is wrong with it. So a client can't set a
+// field that the route does not name, such as role (Z3). encoding/json has replaced invalid UTF-8
+// and lone surrogates by U+FFFD. In a query, ContainsRune finds invalid UTF-8 itself.
 func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
 	isUnicode := !strings.ContainsRune(value, utf8.RuneError)
 	r.fieldErrors.check(isKnown, name, "is not known here")
 	r.fieldErrors.check(!isRepeated, name, "is sent more than once")
-	r.fieldErrors.check(isText, name, "must be a string")
 	r.fieldErrors.check(isUnicode, name, "must be Unicode text without U+FFFD")
+	r.typeErrors.check(isText, name, "must be a string")
 	r.fields[name] = value
 }
 
-// mediaType returns the type of the body and its parameters, but for the charset. It is "" if there
-// is not one valid header, for another charset than UTF-8, and for an encoded body.
+// mediaType returns the type of the body and its parameters without the charset. It returns "" if
+// the header is missing, repeated, malformed or too long, if the charset is not UTF-8, or if the
+// body is encoded.
 func mediaType(header http.Header) (kind string, params map[string]string) {
 	lines := header["Content-Type"]
 	if len(lines) != 1 || len(lines[0]) > maxContentType || header["Content-Encoding"] != nil {
@@ -536,16 +495,16 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// Part 4: the answer. answer writes the output of a handler, and fail its error. Only getFile and
-// the handlers of documents write to the response themselves.
+// Part 4: the answer. answer writes the output of a handler, and fail writes its error. Only
+// getFile and the handlers of documents write to the response themselves.
 
-// A response counts what is written, for the log.
+// A response passes on what is written, and counts it for the log.
 type response struct {
 	http.ResponseWriter
 	request *request
 	status  int   // 0 if none was sent
 	bytes   int64 // of the body
-	err     error // why a file could not be sent to its end
+	copyErr error // why a file could not be sent to its end
 }
 
 func (w *response) WriteHeader(status int) {
@@ -564,20 +523,20 @@ func (w *response) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom lets the kernel send a file (sendfile). Without it, 1 MB costs a third more processor
-// time.
+// ReadFrom lets the kernel send a file (sendfile). Without it, a download of 1 MB takes a third
+// more processor time.
 func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(w.ResponseWriter, src)
 	w.bytes += n
-	w.err = err
+	w.copyErr = err
 	return n, err
 }
 
 // Unwrap is for http.ResponseController, which sets deadlines.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// An errorCatcher stands before the response for the two parts of net/http that write errors
-// themselves: its router and http.ServeContent. It drops an error, and passes a success.
+// An errorCatcher is the ResponseWriter for the two parts of net/http that write errors themselves:
+// its router and http.ServeContent. It drops an error, and passes a success on.
 type errorCatcher struct {
 	*response
 	caught int // status of the error; 0 if there is none
@@ -598,8 +557,8 @@ func (w *errorCatcher) Write(b []byte) (int, error) {
 	return w.response.Write(b)
 }
 
-// err returns our error in place of the one that was dropped, or nil.
-func (w *errorCatcher) err() error {
+// toError returns our error for the one that was dropped, or nil.
+func (w *errorCatcher) toError() error {
 	switch w.caught {
 	case 0:
 		return nil
@@ -615,8 +574,8 @@ func (w *errorCatcher) err() error {
 	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
 }
 
-// A timestamp has three decimals in answers, as in JavaScript. Parsers in use read other numbers of
-// decimals wrongly, or not at all.
+// A timestamp is a time that has three decimals in answers, as in JavaScript. Many parsers read
+// another number of decimals wrongly, or not at all.
 type timestamp struct{ time.Time }
 
 func (t timestamp) MarshalJSON() ([]byte, error) {
@@ -624,7 +583,8 @@ func (t timestamp) MarshalJSON() ([]byte, error) {
 	return t.UTC().AppendFormat(text, `"2006-01-02T15:04:05.000Z"`), nil
 }
 
-// answer sends nothing of an output that breaks its contract, but a 500 (I5).
+// answer sends an output. If the output breaks its contract, answer sends nothing of it, and the
+// error becomes a 500 (I5).
 func (r *request) answer(out output) error {
 	if r.w.status != 0 { // the handler has sent it
 		return nil
@@ -652,15 +612,15 @@ func (r *request) answer(out output) error {
 	return nil
 }
 
-// headersOfErrors are what an error keeps besides the securityHeaders. Others were set for a
-// success.
+// headersOfErrors are the headers that an error keeps, besides the securityHeaders. All others,
+// such as a cookie, were set for a success.
 var headersOfErrors = []string{
 	"Connection", "X-Request-Id", "Allow", "Content-Range", "Access-Control-Allow-Origin",
 	"Access-Control-Allow-Credentials", "Access-Control-Expose-Headers",
 }
 
-// fail is the only function that answers with an error, so all have one format. If an answer has
-// begun, it closes the connection.
+// fail answers with an error. It is the only function that does, so all errors have one format. If
+// an answer has begun, fail closes the connection.
 func (r *request) fail(err error) {
 	p := toProblem(err)
 	r.logProblem(p)
@@ -685,7 +645,7 @@ func (r *request) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = r.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	// net/http first reads a short rest of the body, which a client may withhold.
+	// Before the answer, net/http reads a short rest of the body. A client may withhold it.
 	http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(time.Second))
 	r.w.WriteHeader(p.Status)
 	r.w.Write(body)
@@ -693,7 +653,7 @@ func (r *request) fail(err error) {
 
 // Part 5: problems.
 
-// A problem is an error for a client (RFC 9457). It is passed by value: fail fills in a copy.
+// A problem is an error for a client (RFC 9457). It is passed by value, so fail fills in a copy.
 type problem struct {
 	Title     string      `json:"title"`
 	Status    int         `json:"status"`
@@ -738,7 +698,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns the same 401 for every reason: missing, forged, expired or ended.
+// unauthenticated returns a 401. The reason (missing, forged, expired or ended) is for the log; the
+// client gets the same answer for all of them.
 func unauthenticated(reason string) problem {
 	p := newProblem(401, "unauthenticated",
 		"Please sign in: the session is missing, expired or ended.")
@@ -746,7 +707,7 @@ func unauthenticated(reason string) problem {
 	return p
 }
 
-// unavailable returns a 503, for a failure that may soon pass.
+// unavailable returns a 503 for a failure that may soon pass.
 func unavailable(cause error) problem {
 	p := newProblem(503, "unavailable",
 		"The service can't answer now. Please try again in a moment.")
@@ -784,8 +745,8 @@ func invalid(errs ...fieldError) problem {
 	return p
 }
 
-// toProblem makes a 500 of any unexpected error, such as a bug or a broken disk. No text of
-// PostgreSQL, the file system or Go reaches a client.
+// toProblem returns the problem for an error. An unexpected one, such as a bug or a broken disk,
+// becomes a 500, so that no text of PostgreSQL, the file system or Go reaches a client.
 func toProblem(err error) problem {
 	if p, ok := errors.AsType[problem](err); ok {
 		return p
@@ -801,7 +762,8 @@ func toProblem(err error) problem {
 	return p
 }
 
-// bodyProblem is toProblem for a body. Unless the disk has failed, an error is the client's fault.
+// bodyProblem returns the problem for an error while a body was read or stored. Unless the disk has
+// failed, it is the client's fault.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
 	_, isDiskError := errors.AsType[*fs.PathError](err)
@@ -814,12 +776,12 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// Part 6: the log. A request's line is made from an allow-list, so it needs no mask. A client can
-// write three texts into it, in a checked form: the request id, an id in the path, and the origin.
-// Events have texts of errors, which are masked.
+// Part 6: the log. The line of a request is made from an allow-list, so it needs no mask. A client
+// can write three texts into it, in a checked form: the request id, an id in the path, and the
+// origin. Events contain texts of errors, which are masked.
 
 func (r *request) log() *slog.Logger {
-	log := r.events.With("requestId", r.id, "client", r.client)
+	log := r.serverLog.With("requestId", r.id, "client", r.client)
 	if r.user != nil {
 		log = log.With("userId", r.user.UserID)
 	}
@@ -828,7 +790,8 @@ func (r *request) log() *slog.Logger {
 
 var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
 
-// logRequest writes no line for a healthy /healthz, which proxies ask for every second.
+// logRequest writes the line of a request. It leaves out a healthy /healthz, which proxies ask for
+// every second.
 func (s *server) logRequest(r *request, started time.Time) {
 	if r.route.path() == healthPath && r.w.status == 200 {
 		return
@@ -844,7 +807,7 @@ func (s *server) logRequest(r *request, started time.Time) {
 	}
 	add("route", r.route.path())
 	for part := range strings.SplitSeq(r.route.path(), "/") {
-		name := strings.Trim(part, "{}")
+		name := strings.Trim(part, "{}") // hubId, if the part is {hubId}
 		if id := r.PathValue(name); isUUID(id) {
 			add(name, id)
 		}
@@ -872,7 +835,7 @@ func (r *request) originForLog() string {
 	return origin
 }
 
-// logRefusedOrigin tells the developer of a page what the browser hides.
+// logRefusedOrigin tells the developer of a page why its request fails. The browser hides that.
 func (r *request) logRefusedOrigin() {
 	r.log().Info("origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
 		"origin", r.originForLog())
@@ -888,10 +851,10 @@ func (r *request) logProblem(p problem) {
 	}
 }
 
-// unmasked are the attributes of events that have a checked form.
+// unmasked are the attributes of events whose texts have a checked form.
 var unmasked = []string{"requestId", "userId", "fileId", "client", "origin"}
 
-// maskAttr masks all other texts of events (G2).
+// maskAttr masks all other texts of an event (G2).
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	kind := a.Value.Kind()
 	isText := kind == slog.KindString || kind == slog.KindAny
@@ -919,7 +882,7 @@ var masks = []struct {
 // maxLoggedText is in bytes. JSON can double a text, so a line has less than 2 kB (H4).
 const maxLoggedText = 460
 
-// maskText masks a text before it cuts it: no mask may match the first half of a secret.
+// maskText masks a text, then cuts it. A mask might not recognize the first half of a secret.
 func maskText(text string) string {
 	text = strings.Map(visible, text)
 	for _, mask := range masks {
@@ -928,7 +891,7 @@ func maskText(text string) string {
 	return text[:min(len(text), maxLoggedText)]
 }
 
-// visible replaces what can't be seen, and could hide a secret from the masks.
+// visible replaces a character that can't be seen, which could hide a secret from the masks.
 func visible(c rune) rune {
 	if unicode.IsPrint(c) {
 		return c

@@ -27,89 +27,86 @@ import (
 )
 
 const (
-	codeLength = 6 // digits
+	codeLength = 6 // digits; codePattern in auth.go has the same
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // between two mails to one address, at least
-	codeRenew  = codeTTL / 2 // age from which on a new code replaces it
-	maxGuesses = 10          // wrong ones end a code
+	codeResend = time.Minute // minimum time between two mails to one address
+	codeRenew  = codeTTL / 2 // age from which on a request for a code makes a new one
+	maxGuesses = 10          // wrong guesses that end a code
 
-	maxCodeRequests  = 1000                   // unfinished at a time
-	codeDelay        = 500 * time.Millisecond // at most, random; a mail's work takes some ms
-	codeMaxWait      = time.Minute            // for a mail slot
-	maxConversations = 32                     // with the mail server at a time
+	maxCodeRequests  = 1000                   // unfinished requests for a code
+	codeDelay        = 500 * time.Millisecond // longest random delay before the work on a request
+	codeMaxWait      = time.Minute            // longest wait for a mail slot
+	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one whole conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
 )
 
-// A oneTimeCode works once, until it is codeTTL old or maxGuesses wrong ones were tried.
+// A oneTimeCode works once. It ends codeTTL after it was issued, or after maxGuesses wrong guesses.
 type oneTimeCode struct {
 	digits     string
-	issuedAt   time.Time // monotonic, as mailedAt: a step of the clock changes no age
-	userReadAt time.Time // by the database's clock
+	issuedAt   time.Time // monotonic, like mailedAt, so a step of the clock changes no age
+	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mailedAt time.Time // when its last mail was begun; zero after withdraw
-	guesses  int       // wrong ones
+	mailedAt time.Time // when the last mail began; zero after withdraw
+	mails    int       // mails that have begun, except one that was withdrawn
+	guesses  int       // wrong guesses
 }
 
-// isFromBefore reports whether a sign-out everywhere came after the code.
-func (code *oneTimeCode) isFromBefore(signedOutAt time.Time) bool {
+// isOlderThan reports whether the user was signed out everywhere after the code was made.
+func (code *oneTimeCode) isOlderThan(signedOutAt time.Time) bool {
 	return code.userReadAt.Before(signedOutAt)
 }
 
-// oneTimeCodes maps addresses, in lower case, to their current codes. Only active users get one, so
-// strangers can't fill it. A restart forgets all.
+// oneTimeCodes maps each address, in lower case, to its current code. Strangers can't fill it,
+// because only active users get codes. A restart forgets all codes.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]*oneTimeCode
 }
 
-// issue returns the code to mail to a user, or nil if there is nothing to mail. isFirst is false if
-// it was mailed before.
-func (c *oneTimeCodes) issue(email string, u *user) (code *oneTimeCode, isFirst bool) {
+var (
+	errJustMailed = errors.New("the last mail is less than a minute old")
+	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
+)
+
+// issue returns the code to mail to a user. Its errors say why there is nothing to mail.
+//
+// However many clients ask, a mailbox gets one mail per codeResend, unless the code was used (O7).
+// While a code is young, the same one is mailed again. So whichever mail the user opens has the
+// right code, and a stranger who asks for one voids nothing.
+func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	code = c.byEmail[email]
-	if code == nil || code.isFromBefore(u.signedOutAt) {
-		return c.makeCode(email, u.now), true
+	code := c.byEmail[email]
+	if code == nil || code.isOlderThan(u.signedOutAt) {
+		code = c.makeCode(email, u.now)
 	}
-	// However many clients ask, a mailbox gets one mail per codeResend (O7).
 	if now.Sub(code.mailedAt) < codeResend {
-		return nil, false
+		return nil, errJustMailed
 	}
 	if now.Sub(code.issuedAt) >= codeRenew {
-		return c.makeCode(email, u.now), true
+		code = c.makeCode(email, u.now)
 	}
-	// If a code that guesses have ended were replaced at once, each request for a code would bring
-	// maxGuesses more (L5).
+	// Guesses have ended this code. If a new one replaced it at once, each request for a code would
+	// bring maxGuesses more (L5).
 	if code.guesses >= maxGuesses {
-		return nil, false
+		return nil, errGuessedOut
 	}
-	// The same code again: whichever mail the user opens has the right one, and a stranger who asks
-	// voids nothing.
-	isFirst = code.mailedAt.IsZero()
 	code.mailedAt = now
-	return code, isFirst
+	code.mails++
+	return code, nil
 }
 
-// withdraw ends a code whose first mail has failed, until it is mailed again. If it were removed,
-// the count of guesses would go with it, and a stranger can make mail fail: they fill the mailbox.
-func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	code.mailedAt = time.Time{}
-}
-
-// makeCode makes one of a million codes, all equally likely (O1). The caller holds the lock.
+// makeCode makes a code that was not mailed yet. All codes from 000000 to 999999 are equally likely
+// (O1). The caller holds the lock.
 func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode {
 	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // never fails (see crypto/rand.Reader)
-	now := time.Now()
 	code := &oneTimeCode{
-		digits:     fmt.Sprintf("%06d", n),
-		issuedAt:   now,
+		digits:     fmt.Sprintf("%0*d", codeLength, n),
+		issuedAt:   time.Now(),
 		userReadAt: userReadAt,
-		mailedAt:   now,
 	}
 	c.byEmail[email] = code
 	// This only frees memory. find checks the age itself.
@@ -117,18 +114,33 @@ func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode
 	return code
 }
 
-// find returns the code of an address if the digits match and it has not expired (O2). It uses
-// nothing up: remove does. It counts a wrong guess, which no flood can make it forget, as it can a
-// limiter: a mailbox gets at most maxGuesses per codeRenew.
+// withdraw makes a code unusable whose first mail has failed, until it is mailed again. The code
+// stays, because its count of guesses would be lost with it, and a stranger can make mail fail:
+// they fill the mailbox.
+func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if code.mails > 1 { // an earlier mail has arrived
+		return
+	}
+	code.mails = 0
+	code.mailedAt = time.Time{}
+}
+
+// find returns the code of an address if the digits match and it has not expired (O2). It does not
+// use the code up; remove does.
+//
+// find counts the wrong guesses at a code, besides guessLimit, because a flood can make a limiter
+// forget an address. So a mailbox gets at most maxGuesses per codeRenew (L5).
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	code := c.byEmail[email]
-	if code == nil {
+	if code == nil || code.mails == 0 {
 		return nil
 	}
 	hasExpired := time.Since(code.issuedAt) >= codeTTL
-	if hasExpired || code.guesses >= maxGuesses || code.mailedAt.IsZero() {
+	if hasExpired || code.guesses >= maxGuesses {
 		return nil
 	}
 	if subtle.ConstantTimeCompare([]byte(digits), []byte(code.digits)) != 1 {
@@ -138,7 +150,8 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	return code
 }
 
-// remove deletes a code. removed is false if it was removed or replaced before.
+// remove deletes a code. It returns false if the code was removed or replaced before, so of several
+// requests that have found the same code, one succeeds.
 func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,8 +163,8 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 }
 
 // scheduleCode runs sendCode after a random delay. ok is false if maxCodeRequests are unfinished.
-// Without the delay, the time of a client's next request would tell whether the address causes the
-// work of a mail (O10).
+// Without the delay, a client could see the work of a mail in the time of its next request, and
+// learn that the address is known (O10).
 func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
@@ -167,9 +180,9 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCode mails a code to an active user: to the address as stored, never to what a client sent.
-// Each mail has a conversation of its own. In one queue, the delay of a client's own mail would
-// tell whether another address has an account (M2).
+// sendCode mails a code if the address belongs to an active user. The mail goes to the address as
+// stored, never to what a client has sent. Each mail has a conversation of its own. In one queue,
+// the delay of a client's own mail would tell whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -187,23 +200,22 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Warn("code not sent: waited too long")
 		return
 	}
-	code, isFirst := s.codes.issue(email, u) // only now: a request that is dropped makes no code
-	if code == nil {
-		log.Info("code not sent: the last mail is too young, or wrong guesses ended the code")
+	code, err := s.codes.issue(email, u) // only now, so a request that is dropped makes no code
+	if err != nil {
+		log.Info("code not sent: " + err.Error())
 		return
 	}
-	err = s.mailCode(u.Email, code)
-	mayHaveArrived := err == nil || errors.Is(err, errUnconfirmed)
-	if isFirst && !mayHaveArrived {
-		s.codes.withdraw(code)
-	}
-	if err != nil {
+	if err := s.mailCode(u.Email, code); err != nil {
+		if !errors.Is(err, errUnconfirmed) {
+			s.codes.withdraw(code)
+		}
 		log.Error("code not sent", "error", err)
 		return
 	}
 	log.Info("code sent")
 }
 
+// mailCode mails a code, or prints it if no mail server is configured.
 func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
 		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code.digits)
@@ -225,16 +237,18 @@ type mailer struct {
 	from   *mail.Address
 }
 
-// domain names the service to users, and this machine to mail servers.
+// domain returns the domain of MAIL_FROM. It names the service to users, and this machine to mail
+// servers.
 func (m mailer) domain() string {
 	_, domain, _ := strings.Cut(m.from.Address, "@")
 	return domain
 }
 
-// smtpPorts are the default ports. smtp begins in plain text, smtps with TLS.
+// smtpPorts has the default ports. smtp begins in plain text, smtps with TLS.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// send bounds time and bytes of the conversation, before TLS begins, too: net/smtp does not (M1).
+// send delivers a mail. net/smtp bounds neither the time nor the bytes of a conversation, so send
+// does, before TLS begins as well (M1).
 func (m mailer) send(to, subject, text string) error {
 	host := m.server.Hostname()
 	port := cmp.Or(m.server.Port(), smtpPorts[m.server.Scheme])
@@ -265,7 +279,7 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, m.message(to, subject, text))
 }
 
-// A boundedReply reads no more than the limit of reply.
+// A boundedReply is a connection that is read through reply, which has a limit.
 type boundedReply struct {
 	net.Conn
 	reply io.Reader
@@ -277,7 +291,7 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// usualCauses has what an operator should look at first if a step of a conversation fails.
+// usualCauses says what an operator should check first if a step of a conversation fails.
 var usualCauses = map[string]string{
 	"connect":   "host and port of SMTP_URL; a firewall",
 	"greeting":  "smtps:// for port 465, else smtp://; SSL_CERT_FILE for a private authority",
@@ -296,8 +310,8 @@ func failedStep(step string, err error) error {
 // logIn begins TLS, and sends user and password.
 func (m mailer) logIn(client *smtp.Client) error {
 	host := m.server.Hostname()
-	// Require STARTTLS even if it is not offered: an attacker may have removed the offer (D4). On
-	// loopback nobody stands in between, and the certificate has another name.
+	// Require STARTTLS even if the server does not offer it, because an attacker may have removed
+	// the offer (D4). On loopback nobody stands in between, and the certificate has another name.
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	if m.server.Scheme == "smtp" && !isLoopback {
 		if err := client.StartTLS(tlsConfig(host)); err != nil {
@@ -313,7 +327,7 @@ func (m mailer) logIn(client *smtp.Client) error {
 	return nil
 }
 
-// auth returns PLAIN, or else LOGIN, which is all that Microsoft 365 offers.
+// auth returns AUTH PLAIN, or else AUTH LOGIN, because Microsoft 365 offers only that.
 func (m mailer) auth(client *smtp.Client) smtp.Auth {
 	user := m.server.User.Username()
 	password, _ := m.server.User.Password()
@@ -325,7 +339,7 @@ func (m mailer) auth(client *smtp.Client) smtp.Auth {
 	return &loginAuth{offered: mechanisms, answers: []string{user, password}}
 }
 
-// A loginAuth is AUTH LOGIN, which net/smtp lacks: the server asks for each answer.
+// A loginAuth is AUTH LOGIN, which net/smtp lacks. The server asks for user and password in turn.
 type loginAuth struct {
 	offered []string
 	answers []string
@@ -351,9 +365,10 @@ func (a *loginAuth) Next(_ []byte, more bool) ([]byte, error) {
 }
 
 // errUnconfirmed means that the mail server has the whole mail, but has neither accepted nor
-// refused it.
+// refused it. The mail may arrive.
 var errUnconfirmed = errors.New("neither accepted nor refused")
 
+// deliver sends the mail. The server has accepted it when body.Close returns nil.
 func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	if err := client.Mail(m.from.Address); err != nil {
 		return failedStep("sender", err)
@@ -379,8 +394,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	return nil
 }
 
-// message returns a mail in the format of RFC 5322. Neither address can have a line break: the
-// settings and the table users see to that.
+// message returns a mail in the format of RFC 5322. Neither address can contain a line break,
+// because the settings and the table users refuse it.
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

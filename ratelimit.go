@@ -74,7 +74,7 @@ func (l *limiter) spend(key string) error {
 	return nil
 }
 
-// stillSpent returns when the tokens were spent that have not come back yet.
+// stillSpent returns the times of the tokens that have not come back yet.
 func (l *limiter) stillSpent(hash uint64, now time.Duration) []time.Duration {
 	spent := l.spent[hash]
 	for len(spent) > 0 && now-spent[0] >= l.period {
@@ -96,9 +96,9 @@ func (l *limiter) sweep(now time.Duration) {
 	l.sweptAt = now
 }
 
-// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). A flood can
-// thus free a key that is being refused. At one mailbox that gains little: find in otp.go counts,
-// too.
+// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). So a flood
+// can free a key that is being refused. At one mailbox that gains little, because find in otp.go
+// counts the guesses as well.
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)

@@ -4,7 +4,7 @@ package main
 // it. When the database fails, a request gets this:
 //
 //	no connection is free         503 after slotTimeout
-//	a statement runs too long     503: PostgreSQL cancels it (statement_timeout)
+//	a statement runs too long     503 after statementTimeout
 //	PostgreSQL does not answer    503: the socket times out (deadlineConn)
 //	a connection is dead          database/sql sends a read again; a write takes another one
 //	PostgreSQL reports an error   503 or 500 (classify)
@@ -16,6 +16,7 @@ import (
 	"database/sql/driver"
 	_ "embed"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -30,22 +31,23 @@ import (
 var schema string
 
 const (
-	poolSize    = 8                      // connections; with 16, two cores serve no more requests
-	slotTimeout = 500 * time.Millisecond // longest wait for a connection
-	dbTimeout   = 2 * time.Second        // for each dial, socket read and socket write
+	poolSize         = 8               // connections; on two cores, 16 served no more requests than 8
+	slotTimeout      = time.Second     // longest wait for a connection
+	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
+	dbTimeout        = 2 * time.Second // for each dial, socket read and socket write
 )
 
 // serverSettings are set on each connection of a server.
 var serverSettings = map[string]string{
-	"statement_timeout": "1500", // ms
+	"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
 	// Plan a list once (54 µs a call instead of 79), and for its index even while the table is
 	// small.
 	"plan_cache_mode": "force_generic_plan",
 	"enable_seqscan":  "off",
 }
 
-// A store runs the statements of requests. Its methods take no context: database/sql and lib/pq
-// start two goroutines for each read under one, 5 % of a request's processor time.
+// A store runs the statements of requests. Its methods take no context, because database/sql and
+// lib/pq start two goroutines for each read with one. That is 5 % of a request's processor time.
 type store struct {
 	db         *sql.DB
 	slots      chan struct{} // each statement under way has put one element into it
@@ -62,7 +64,7 @@ func openStore(databaseURL string) (*store, error) {
 	st := &store{db: sql.OpenDB(connector), slots: make(chan struct{}, poolSize)}
 	st.db.SetMaxOpenConns(poolSize)
 	st.db.SetMaxIdleConns(poolSize) // with the default of 2, connections would come and go
-	// After a switch to another primary, reads may go to the old one for so long.
+	// After a failover, a read may go to the old primary for at most this time.
 	st.db.SetConnMaxLifetime(time.Minute)
 	if err := st.probeTables(); err != nil {
 		return nil, explainDBError(err)
@@ -98,8 +100,8 @@ func (st *store) read(text string, args []any, dest ...any) error {
 	return err
 }
 
-// list runs a statement that changes nothing, and calls scan for each row. database/sql sends it
-// again if its connection turns out to be dead (D5).
+// list runs a statement that changes nothing, and calls scan for each row. If the connection turns
+// out to be dead before the first row, database/sql sends the statement again on another one (D5).
 func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -118,8 +120,8 @@ func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error
 	return classify(rows.Err())
 }
 
-// query prepares each text once, which halves the cost of a read. No value is part of a text, so
-// there are few.
+// query prepares each text at its first use, which halves the cost of a read. There are few texts,
+// because no value is part of one.
 func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	prepared, isPrepared := st.statements.Load(text)
 	if !isPrepared {
@@ -148,10 +150,13 @@ func (st *store) takeSlot() error {
 
 func (st *store) freeSlot() { <-st.slots }
 
-// write is read for a statement that changes something. It must not be sent twice, because
-// PostgreSQL may have committed it before its connection broke (D1). So it runs on a *sql.Conn, on
-// which database/sql sends nothing again. It has no context with a deadline, at which lib/pq would
-// cancel it: a PostgreSQL that waits for its standby then reports success.
+// write runs a statement that changes something, and scans its only row. Without a row, it returns
+// sql.ErrNoRows.
+//
+// A write must not be sent twice, because PostgreSQL may have committed it before its connection
+// broke (D1). database/sql sends nothing again on a *sql.Conn. The statement has no context with a
+// deadline. At a deadline, lib/pq would cancel it, and a PostgreSQL that waits for its standby
+// would report success too early.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -183,8 +188,8 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return nil
 }
 
-// writableConn returns a connection that has just said that it can write. For at most dbTimeout, it
-// drops those that are dead, or whose server has become a standby.
+// writableConn returns a connection that has just answered that it can write. It drops those that
+// are dead or whose server has become a standby, for at most dbTimeout.
 func (st *store) writableConn() (*sql.Conn, error) {
 	ctx := context.Background()
 	started := time.Now()
@@ -206,7 +211,7 @@ func (st *store) writableConn() (*sql.Conn, error) {
 	return nil, lastErr
 }
 
-// orNotFound turns a missing row into a 404. From an insert, it is a 500.
+// orNotFound turns a missing row into a 404. An insert without a row is a bug, and a 500.
 func orNotFound(err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return errNotFound
@@ -231,10 +236,11 @@ func sqlState(err error) string {
 	return string(dbErr.Code)
 }
 
-// outageClasses begin the SQLSTATEs of what may soon pass. All others are bugs, or a wrong setup.
+// outageClasses are the classes of SQLSTATEs whose cause may soon pass. All others mean a bug or a
+// wrong setup.
 var outageClasses = []string{
 	"08", // connection
-	"0A", // a column has another type than when the statement was prepared
+	"0A", // not supported: a column has another type than when its statement was prepared
 	"25", // the server has become read-only
 	"40", // serialization, deadlock
 	"53", // resources
@@ -243,8 +249,8 @@ var outageClasses = []string{
 	"58", // system, such as a failed disk
 }
 
-// classify turns every failure of the database into a 503, so that nobody gets or loses a session
-// by it (Z2). Only an error that PostgreSQL reports, and that is ours, stays as it is.
+// classify turns a failure of the database into a 503, so that nobody gets or loses a session
+// through it (Z2). An error that PostgreSQL reports stays as it is, unless its cause may soon pass.
 func classify(err error) error {
 	if err == nil {
 		return nil
@@ -295,8 +301,8 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
-// Read closes the connection after any error, or lib/pq could take the late rest of one answer for
-// the next. A reset becomes io.EOF, for which database/sql sends a read again.
+// Read closes the connection after any error. Otherwise lib/pq could take the late rest of one
+// answer for the next answer. A reset becomes io.EOF, after which database/sql sends a read again.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)

@@ -1,4 +1,7 @@
 #!/usr/bin/env bash
+# ./dev.sh release notes VERSION: a section of CHANGELOG.md, made of the files of changes/, which are
+# then removed.
+#
 # ./dev.sh release [OS/ARCH...]: binaries of the commit HEAD, their SBOMs and checksums, into
 # .dev/release. It builds in a clone of its own: nothing that is not committed gets in, and each
 # binary says which commit it is, and which version if the commit has a tag such as v1.0.0.
@@ -12,6 +15,29 @@ project=$PWD out=$PWD/.dev/release
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 die() { printf 'release: %s\n' "$*" >&2; exit 1; }
+
+# Puts the section above that of the last release.
+notes() {
+	local files
+	files=$(find changes -name '*.md' ! -name README.md | sort)
+	[ -n "$files" ] || die "changes/ has no file but README.md"
+	{
+		sed '/^## /,$d' CHANGELOG.md
+		printf '## %s\n\n' "$1"
+		# shellcheck disable=SC2086 # each word is a file
+		cat $files
+		echo
+		sed -n '/^## /,$p' CHANGELOG.md
+	} >"$tmp/notes"
+	cp "$tmp/notes" CHANGELOG.md
+	# shellcheck disable=SC2086 # each word is a file
+	rm $files
+}
+if [ "${1:-}" = notes ]; then
+	[ $# = 2 ] || die "which version? ./dev.sh release notes v1.1.0"
+	notes "$2"
+	exit
+fi
 sha256() { if command -v sha256sum >/dev/null; then sha256sum "$@"; else shasum -a 256 "$@"; fi; }
 
 # Builds the tool that lists what is in a binary. Its checksum stands here, and those of what it

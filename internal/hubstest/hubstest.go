@@ -3,9 +3,11 @@
 // The harness drives the server from outside. It runs the binary as a process (Start), a
 // PostgreSQL, a mail server (NewMailServer) and a proxy that fails (NewFaultProxy). Its client
 // checks every answer for the rules that all answers must keep (Client, Response.Fault). When a
-// server ends, the harness looks for errors and secrets in its log. The removals
-// answers-member-added, G2-code-logged and others show that both checks work: the tests that notice
-// these removals don't look for them.
+// server ends, the harness looks for errors and secrets in its log. The removal G2-code-logged shows
+// that this check works: the test that notices it does not look for it.
+//
+// As in production, servers connect with the role of deploy/roles.sql. A test's own statements,
+// migrate and the user commands connect as the owner of the database.
 //
 // The words in names:
 //
@@ -28,6 +30,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,6 +248,9 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 	defer cancel()
 	var out, errOut strings.Builder
 	cmd := exec.CommandContext(ctx, binary, args...)
+	if len(args) == 0 || args[0] == "serve" {
+		env = serveEnv(env)
+	}
 	cmd.Env = processEnv(env)
 	cmd.Stdout = &out
 	cmd.Stderr = &errOut
@@ -252,6 +258,14 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 		panic(err)
 	}
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
+}
+
+// serveEnv returns the settings of the command serve, which connects to the database with the role
+// of deploy/roles.sql, as in production.
+func serveEnv(env map[string]string) map[string]string {
+	env = maps.Clone(env)
+	env["DATABASE_URL"] = asServer(env["DATABASE_URL"])
+	return env
 }
 
 // processEnv returns the environment of a server process: the settings in env, and the variables

@@ -185,7 +185,7 @@ func (s *Server) codes() (codes []string) {
 // secrets returns texts that no log line may contain: the keys in SESSION_SECRET, the passwords in
 // SMTP_URL and DATABASE_URL, the beginnings of a token and of a database URL, and usedEmails.
 func (s *Server) secrets() []string {
-	secrets := append(strings.Split(s.Env["SESSION_SECRET"], ","), "eyJ", "postgres://")
+	secrets := append(strings.Split(s.Env["SESSION_SECRET"], ","), "eyJ", "postgres://", serverPassword)
 	for _, name := range []string{"SMTP_URL", "DATABASE_URL"} {
 		u, err := url.Parse(s.Env[name])
 		if err == nil {

@@ -29,7 +29,8 @@ var shared *Postgres
 var template = fmt.Sprintf("template_%d", os.Getpid())
 
 // sharedURL starts the shared PostgreSQL, unless HUBS_TEST_POSTGRES is the URL of one that already
-// runs. It creates the template, and returns the URL. Further calls only return the URL.
+// runs. It creates the template, as an operator sets up a database, and returns the URL. Further
+// calls only return the URL.
 var sharedURL = sync.OnceValues(func() (databaseURL string, err error) {
 	databaseURL = os.Getenv("HUBS_TEST_POSTGRES")
 	if databaseURL == "" {
@@ -39,10 +40,10 @@ var sharedURL = sync.OnceValues(func() (databaseURL string, err error) {
 		}
 		databaseURL = shared.URL
 	}
-	if err := execute(databaseURL, "create database "+template); err != nil {
+	if err := operate(databaseURL, "create database "+template); err != nil {
 		return "", err
 	}
-	return databaseURL, Migrate(WithDatabase(databaseURL, template))
+	return databaseURL, SetUp(WithDatabase(databaseURL, template))
 })
 
 // needShared returns the URL of the shared PostgreSQL. It skips the test if PostgreSQL is not
@@ -69,7 +70,23 @@ func stopShared() error {
 	if databaseURL == "" {
 		return nil
 	}
-	return execute(databaseURL, "drop database if exists "+template)
+	return operate(databaseURL, "drop database if exists "+template)
+}
+
+// SetUp prepares a database as docs/deploy.md says: the command migrate, then deploy/roles.sql.
+func SetUp(databaseURL string) error {
+	if err := Migrate(databaseURL); err != nil {
+		return err
+	}
+	roles, err := os.ReadFile(filepath.Join(Root(), "deploy", "roles.sql"))
+	if err != nil {
+		return err
+	}
+	// roles.sql changes rights of all databases and roles of the cluster.
+	return withLock(databaseURL, "pg_advisory_lock", func() error {
+		return execute(databaseURL, string(roles)+
+			"alter role "+serverRole+" password '"+serverPassword+"'")
+	})
 }
 
 // Migrate runs the server's command migrate on a database.
@@ -79,6 +96,54 @@ func Migrate(databaseURL string) error {
 		return fmt.Errorf("migrate: exit status %d\n%s%s", code, out, errOut)
 	}
 	return nil
+}
+
+// The role of deploy/roles.sql, with which servers connect, and its password in the tests.
+const (
+	serverRole     = "hubs_server"
+	serverPassword = "password-of-the-server-role"
+)
+
+// operator is the role that owns the tests' databases. A test's own statements, migrate and the
+// user commands connect as this role.
+const operator = "postgres"
+
+// asServer returns databaseURL with the role of deploy/roles.sql in place of the operator. A test
+// that gives a server another role, or no valid URL, keeps what it gives.
+func asServer(databaseURL string) string {
+	u, err := url.Parse(databaseURL)
+	if err != nil || u.User.Username() != operator {
+		return databaseURL
+	}
+	u.User = url.UserPassword(serverRole, serverPassword)
+	return u.String()
+}
+
+// withLock calls do while it holds an advisory lock of the whole cluster. lock is the function that
+// takes the lock. Packages that share a PostgreSQL would otherwise disturb each other: roles.sql
+// fails if a database or a role disappears while it runs.
+func withLock(databaseURL, lock string, do func() error) error {
+	db, err := sql.Open("postgres", WithDatabase(databaseURL, "postgres"))
+	if err != nil {
+		return err
+	}
+	defer db.Close() // gives the lock back
+	if _, err := db.Exec("select " + lock + "(1)"); err != nil {
+		return err
+	}
+	return do()
+}
+
+// operate executes statements that make or drop a database or a role.
+func operate(databaseURL string, statements ...string) error {
+	return withLock(databaseURL, "pg_advisory_lock_shared", func() error {
+		for _, statement := range statements {
+			if err := execute(databaseURL, statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // WithDatabase returns databaseURL with the name of another database.
@@ -91,11 +156,17 @@ func WithDatabase(databaseURL, name string) string {
 	return u.String()
 }
 
+// database returns the name of the database in a valid URL.
+func database(databaseURL string) string {
+	u, _ := url.Parse(databaseURL)
+	return strings.TrimPrefix(u.Path, "/")
+}
+
 // serial counts databases, users, clients and more, so that each gets a name of its own.
 var serial atomic.Int64
 
-// NewDatabase creates a database that has the schema, and returns its URL. The database is dropped
-// when the test ends.
+// NewDatabase creates a database that has the schema and the server's role, and returns its URL. The
+// database is dropped when the test ends.
 func NewDatabase(t testing.TB) string {
 	t.Helper()
 	return EmptyDatabase(t, "template "+template)
@@ -105,11 +176,16 @@ func NewDatabase(t testing.TB) string {
 // the statement create database. The database is dropped when the test ends.
 func EmptyDatabase(t testing.TB, options string) string {
 	t.Helper()
-	operator := needShared(t)
+	cluster := needShared(t)
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), serial.Add(1))
-	Exec(t, operator, "create database "+name+" "+options)
-	t.Cleanup(func() { Exec(t, operator, "drop database if exists "+name+" with (force)") })
-	return WithDatabase(operator, name)
+	// The rights on a database itself are not copied from its template.
+	Must(t, operate(cluster,
+		"create database "+name+" "+options,
+		"grant connect on database "+name+" to "+serverRole))
+	t.Cleanup(func() {
+		Must(t, operate(cluster, "drop database if exists "+name+" with (force)"))
+	})
+	return WithDatabase(cluster, name)
 }
 
 // Exec executes a statement as the role in databaseURL. Without args, query may be several
@@ -179,15 +255,18 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 	return u.String()
 }
 
-// NewRole creates a role of PostgreSQL that has no rights. It returns the role's name, and
+// NewRole creates a role of PostgreSQL that may connect and name tables, and no more. It returns the role's name, and
 // databaseURL with the role in it. The role is dropped when the test ends.
 func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 	t.Helper()
 	const password = "secret-1"
 	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
-	Exec(t, databaseURL, "create role "+role+" login password '"+password+"'")
+	Must(t, operate(databaseURL,
+		"create role "+role+" login password '"+password+"'",
+		"grant connect on database "+database(databaseURL)+" to "+role,
+		"grant usage on schema public to "+role))
 	t.Cleanup(func() {
-		Exec(t, databaseURL, "drop owned by "+role+"; drop role "+role)
+		Must(t, operate(databaseURL, "drop owned by "+role+"; drop role "+role))
 	})
 	return role, WithUser(t, databaseURL, role, password)
 }
@@ -232,13 +311,19 @@ func (pg *Postgres) stop() error {
 }
 
 // NewPostgres starts a PostgreSQL for one test. The test may stop, restart and pause it. The
-// database in its URL has the schema.
+// database in its URL has the schema and the server's role.
 func NewPostgres(t testing.TB) *Postgres {
 	t.Helper()
-	needShared(t) // skips the test if PostgreSQL is not installed
-	pg := ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
-	Must(t, Migrate(pg.URL))
+	pg := NewCluster(t)
+	Must(t, SetUp(pg.URL))
 	return pg
+}
+
+// NewCluster is like NewPostgres, but has no tables and no role besides the operator.
+func NewCluster(t testing.TB) *Postgres {
+	t.Helper()
+	needShared(t) // skips the test if PostgreSQL is not installed
+	return ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
 }
 
 // ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or

@@ -16,8 +16,10 @@ import (
 
 // A Server is a process that runs the server's binary.
 type Server struct {
-	Env  map[string]string // settings
-	Addr string            // host:port on which the server listens
+	// Env holds the settings. DATABASE_URL is the owner's, for the user commands. The process
+	// itself connects with the role of deploy/roles.sql (serveEnv).
+	Env  map[string]string
+	Addr string // host:port on which the server listens
 	// Base is the beginning of the URLs that clients use. In the local environment, it is http and
 	// Addr. Elsewhere, it is https and a name within COOKIE_DOMAIN (see proxied).
 	Base   string
@@ -25,8 +27,8 @@ type Server struct {
 	Stderr *Log // standard error
 	Cmd    *exec.Cmd
 	Mail   *MailServer // receives the codes; nil: the server prints them on standard output
-	// Database is the URL for the test's own statements, by default the server's DATABASE_URL. A
-	// test sets another one if the server's leads through a proxy or names several hosts.
+	// Database is the owner's URL for the test's own statements, by default DATABASE_URL in Env. A
+	// test sets another one if that leads through a proxy or names several hosts.
 	Database string
 
 	done     chan struct{} // closed when the process has ended
@@ -118,7 +120,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 		done:     make(chan struct{}),
 		codeLine: map[string]int{},
 	}
-	cmd.Env = append(cmd.Env, processEnv(env)...)
+	cmd.Env = append(cmd.Env, processEnv(serveEnv(env))...)
 	cmd.Stdout = s.Log
 	cmd.Stderr = s.Stderr
 	if err := cmd.Start(); err != nil {

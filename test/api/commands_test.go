@@ -110,7 +110,7 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 	if got != "ı" {
 		t.Fatalf("setup: lower('I') in the Turkish database: got %q, want ı", got)
 	}
-	hubstest.Must(t, hubstest.Migrate(database))
+	hubstest.Must(t, hubstest.SetUp(database))
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": database})
 
 	const stored = "INFO@IRIS.EXAMPLE"

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"maps"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -58,6 +59,39 @@ func TestRequestLog(t *testing.T) {
 		})
 	}
 }
+
+// G2: The log line of a request has each UUID of the path, under the name that the contract gives it.
+// Without the path, nobody could tell from the log which hub or file a request was about.
+func TestEachIDOfAPathIsLogged(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin", staging(t))
+	tried := 0
+	for path, methods := range hubstest.Contract[map[string]any](t, "paths") {
+		var parts []string // of the log line
+		target := wildcard.ReplaceAllStringFunc(path, func(found string) string {
+			name := strings.Trim(found, "{}")
+			if !strings.HasSuffix(name, "Id") {
+				return "x"
+			}
+			id := hubstest.NewUUID()
+			parts = append(parts, `"`+name+`":"`+id+`"`)
+			return id
+		})
+		for method := range methods.(map[string]any) {
+			if len(parts) > 0 && method != "parameters" {
+				r := admin.Elsewhere().Do(strings.ToUpper(method)+" "+target, nil)
+				waitLogged(t, s, r, append(parts, `"msg":"request"`)...)
+				tried++
+			}
+		}
+	}
+	if tried < 4 {
+		t.Errorf("got %d requests with a UUID in the path, want at least 4", tried)
+	}
+}
+
+// wildcard matches a wildcard of a path in the contract, such as {hubId}.
+var wildcard = regexp.MustCompile(`{[^}]*}`)
 
 // wantLine checks that a log line has exactly the members in want, and time and duration with any
 // value. A member that is nil in want must be missing.

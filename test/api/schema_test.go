@@ -39,9 +39,9 @@ func TestMigrateAtOnce(t *testing.T) {
 		"last release": hubstest.ReadFile(t, "testdata/schema-v1.0.0.sql"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			database := hubstest.NewDatabase(t)
+			want := schemaOf(t, hubstest.NewDatabase(t))
+			database := hubstest.EmptyDatabase(t, "")
 			role, asRole := hubstest.NewRole(t, database)
-			want := schemaOf(t, database)
 			hubstest.Exec(t, database,
 				"drop schema public cascade; create schema public authorization "+role)
 			hubstest.Exec(t, asRole, tables)

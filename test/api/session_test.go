@@ -304,7 +304,7 @@ func TestSignOutIsExact(t *testing.T) {
 func shiftedClock(t *testing.T, shift string) (s *hubstest.Server, restore func()) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	hubstest.Exec(t, database, "create schema shifted")
+	hubstest.Exec(t, database, "create schema shifted; grant usage on schema shifted to public")
 	hubstest.Exec(t, database, `create function shifted.clock_timestamp() returns timestamptz
 		language sql return pg_catalog.clock_timestamp() + interval '`+shift+`'`)
 	// PostgreSQL takes clock_timestamp from the first schema in search_path that has it.

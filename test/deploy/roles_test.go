@@ -21,7 +21,7 @@ const rolePassword = "the-password-of-each-role"
 // newRoleDatabase follows docs/deploy.md as an administrator with these attributes.
 func newRoleDatabase(t *testing.T, attributes string) roleDatabase {
 	t.Helper()
-	pg := hubstest.NewPostgres(t)
+	pg := hubstest.NewCluster(t)
 	as := func(role, database string) string {
 		return hubstest.WithUser(t, hubstest.WithDatabase(pg.URL, database), role, rolePassword)
 	}

@@ -30,10 +30,6 @@ var outages = map[string]func(*service) (end func()){
 		s.execAsOperator("alter database <name> allow_connections false; " + endConnections)
 		return func() { s.execAsOperator("alter database <name> allow_connections true") }
 	},
-	"renamed": func(s *service) func() {
-		s.execAsOperator(endConnections + "; alter database <name> rename to <name>_away")
-		return func() { s.execAsOperator("alter database <name>_away rename to <name>") }
-	},
 	"users locked": func(s *service) func() {
 		tx := s.lock("users")
 		return func() { tx.Rollback() }
@@ -440,6 +436,19 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	s.loseAnswerTo(id)
 	wantUnavailable(t, admin.Do("DELETE "+first, nil))
 	get(admin, first).WantProblem(t, 404, "not_found")
+}
+
+// D1: A write that fails when it is committed is no success, although its row has arrived.
+func TestFailedCommitIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t)
+	s.AllowErrorsWithAnyOf(unavailable)
+	s.exec(`create function fail() returns trigger language plpgsql as
+		$$ begin raise exception using errcode = 'serialization_failure'; end $$;
+		create constraint trigger late after insert on hubs deferrable initially deferred
+		for each row execute function fail()`)
+	wantUnavailable(t, createHub(admin, "North"))
+	s.wantRows(0, "hubs")
 }
 
 // D1: A user command does not retry its statement either. If "user add" sent its insert again, it

@@ -4,47 +4,34 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
-
-	"hubs/tools/removals"
 )
 
 const (
-	testTimeout   = 4 * time.Minute  // for one test; no test needs two minutes
-	mostPatience  = 30 * time.Second // for one event that a test waits for; hubstest's own value
-	leastPatience = 4 * time.Second  // for one event, in addition to the time that the test takes
+	testTimeout = 4 * time.Minute // for one test; no test needs two minutes
+	patience    = 6 * time.Second // for one event that a test waits for
 )
 
 // The outcomes of a removal.
 const (
 	proven   = "proven"
 	survives = "SURVIVES" // a test that must fail passes
-	broken   = "BROKEN"   // the run shows nothing: the code does not compile, no server starts, …
+	broken   = "BROKEN"   // the run shows nothing
 )
 
-// A verdict is the result for one removal.
-type verdict struct {
-	removals.Removal
-	outcome string
-	said    string        // the failures of the tests, or why the removal is not proven
-	took    time.Duration // to compile and to run the tests
-}
-
-// proveAll proves removals, several at the same time, each in a lane. It prints each verdict at
-// once, and returns all of them. If ctx ends, it returns those it has, and an error.
-func proveAll(
-	ctx context.Context, source removals.Source, chosen []removals.Removal,
-) ([]verdict, error) {
+// proveAll proves removals, several at the same time, each in a lane. It prints each outcome, and
+// returns the names of the removals that are not proven.
+func proveAll(ctx context.Context, src source, chosen []removal) (failed []string, err error) {
 	dir, err := os.MkdirTemp("", "hubs-prove-")
 	if err != nil {
 		return nil, err
@@ -53,89 +40,78 @@ func proveAll(
 	os.Chmod(dir, 0o755) // a PostgreSQL that a test starts runs as another user
 	os.Setenv("TMPDIR", dir)
 
-	asIs := &lane{ctx: ctx, source: source, dir: dir + "/as-is"}
-	err = asIs.prepare(chosen)
-	if err != nil {
-		return nil, err
-	}
-	lanes := make([]*lane, 4*runtime.NumCPU()) // so many, because tests mostly wait
-	for i := range lanes {
-		lanes[i] = &lane{
-			ctx:    ctx,
-			source: source,
-			dir:    fmt.Sprintf("%s/%d", dir, i),
-			asIs:   asIs,
-		}
-		err := lanes[i].copyTree()
-		if err != nil {
-			return nil, err
-		}
-	}
-	jobs := make(chan removals.Removal, len(chosen))
+	jobs := make(chan removal, len(chosen))
 	for _, r := range chosen {
 		jobs <- r
 	}
 	close(jobs)
+	asIs := &lane{ctx: ctx, dir: dir + "/as-is", tree: dir + "/as-is/tree"}
+	if err := asIs.prepare(chosen); err != nil {
+		return nil, err
+	}
 	var mu sync.Mutex
-	var all []verdict
 	var running sync.WaitGroup
-	for _, l := range lanes {
+	count := 0
+	for i := range 4 * runtime.NumCPU() { // so many, because tests mostly wait
+		own := fmt.Sprintf("%s/%d", dir, i)
+		l := &lane{ctx: ctx, dir: own, tree: own + "/tree", asIs: asIs}
+		if err := l.copyTree(); err != nil {
+			return nil, err
+		}
 		running.Go(func() {
 			for r := range jobs {
 				if ctx.Err() != nil {
 					return
 				}
-				v := l.prove(r)
-				if v.outcome == broken { // try again: the machine may have been overloaded
-					v = l.prove(r)
-				}
+				started := time.Now()
+				outcome, said := l.prove(src, r)
 				mu.Lock()
-				all = append(all, v)
-				v.print(source, fmt.Sprintf("%3d/%d", len(all), len(chosen)))
+				count++
+				fmt.Printf("%3d/%d  %-8s  %-40s  %5.1f s\n         %.300s\n", count, len(chosen),
+					outcome, r.name, time.Since(started).Seconds(), strings.Join(strings.Fields(said), " "))
+				if outcome != proven {
+					fmt.Println(said)
+					failed = append(failed, r.name)
+				}
 				mu.Unlock()
 			}
 		})
 	}
 	running.Wait()
-	return all, ctx.Err()
+	return failed, ctx.Err()
 }
 
 // A lane proves one removal at a time in a copy of the tree.
 type lane struct {
-	ctx    context.Context
-	source removals.Source
-	dir    string
-	asIs   *lane    // the lane without removals, with the compiled tests; nil in that lane itself
-	seen   sync.Map // in the lane without removals only: for each test, a func as in measure
+	ctx       context.Context
+	dir, tree string
+	asIs      *lane    // the lane without removals, with the compiled tests; nil in that lane itself
+	needed    sync.Map // in the lane without removals: for each test, a func as in patienceFor
 }
 
-// folders returns the folders of the tests that removals name, sorted, each once.
-func folders(chosen ...removals.Removal) []string {
-	var all []string
+// prepare copies the tree, and compiles the server and the tests that removals name. All lanes use
+// these tests: a removal changes the server that they run and the files that they read.
+func (l *lane) prepare(chosen []removal) error {
+	if err := l.copyTree(); err != nil {
+		return err
+	}
+	if err := l.build("build", "hubs", "."); err != nil {
+		return err
+	}
+	built := map[string]bool{}
 	for _, r := range chosen {
-		for _, name := range r.Tests {
-			folder, _ := removals.SplitTest(name)
-			all = append(all, folder)
+		for _, name := range r.tests {
+			folder, _, _ := splitTest(name)
+			if built[folder] {
+				continue
+			}
+			built[folder] = true
+			if err := l.build("test", binaryOf(folder), folder); err != nil {
+				return err
+			}
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// prepare fills the lane asIs: it copies the tree, then compiles the server and the tests of each
-// folder. Other lanes use these tests too, because a removal changes the server that the tests run
-// and the files that they read, not the tests.
-func (l *lane) prepare(chosen []removals.Removal) error {
-	err := l.copyTree()
-	if err == nil {
-		err = l.build("build", "hubs", ".")
-	}
-	for _, folder := range folders(chosen...) {
-		if err == nil {
-			err = l.build("test", testBinary(folder), folder)
-		}
-	}
-	return err
+	return nil
 }
 
 // copyTree copies the files that git tracks and the new files that it does not ignore. ls leaves
@@ -143,22 +119,19 @@ func (l *lane) prepare(chosen []removals.Removal) error {
 func (l *lane) copyTree() error {
 	const script = `mkdir -p "$0" && git -c 'safe.directory=*' ls-files -coz --exclude-standard |
 		xargs -0 ls -d 2>/dev/null | tar -T - -cf - | tar -xf - -C "$0"`
-	tree := l.dir + "/tree"
-	output, err := exec.CommandContext(l.ctx, "bash", "-c", script, tree).CombinedOutput()
+	output, err := exec.CommandContext(l.ctx, "bash", "-c", script, l.tree).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("can't copy the tree: %w\n%s", err, output)
 	}
 	return nil
 }
 
-// testBinary returns the file name of the compiled tests of a folder.
-func testBinary(folder string) string {
-	return strings.ReplaceAll(folder, "/", "-") + ".test"
-}
+// binaryOf returns the file name of the compiled tests of a folder.
+func binaryOf(folder string) string { return strings.ReplaceAll(folder, "/", "-") + ".test" }
 
 // build compiles the server with the command "build", or the tests of a folder with "test". It does
-// not optimize, because that would take longer. It uses nice, because other lanes run tests at the
-// same time, which must not become slow.
+// not optimize, because that would take longer. nice leaves the processor to tests that wait for
+// the server.
 func (l *lane) build(command, binary, folder string) error {
 	args := []string{"go", command, "-trimpath", "-gcflags=-N -l", "-ldflags=-s -w"}
 	if command == "test" {
@@ -166,168 +139,87 @@ func (l *lane) build(command, binary, folder string) error {
 	}
 	args = append(args, "-o", l.dir+"/"+binary, "./"+folder)
 	cmd := exec.CommandContext(l.ctx, "nice", args...)
-	cmd.Dir = l.dir + "/tree"
+	cmd.Dir = l.tree
 	cmd.Env = append(os.Environ(), "GOGC=off") // the compiler ends before it needs much memory
-	output, err := cmd.CombinedOutput()
-	if err != nil {
+	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("the code does not compile: %w\n%s", err, output)
 	}
 	return nil
 }
 
 // prove applies a removal to the lane's copy, runs the tests that it names, and restores the files.
-func (l *lane) prove(r removals.Removal) verdict {
-	started := time.Now()
-	outcome, said, err := l.try(r)
+func (l *lane) prove(src source, r removal) (outcome, said string) {
+	changed, err := src.apply(r)
 	if err != nil {
-		outcome = broken
-		said = err.Error()
+		return broken, err.Error()
 	}
-	return verdict{Removal: r, outcome: outcome, said: said, took: time.Since(started)}
-}
-
-// try applies a removal, runs its tests, and restores the files. It returns an error if the tests
-// could not run or the files could not be restored.
-func (l *lane) try(r removals.Removal) (outcome, said string, err error) {
-	changed, err := l.source.Apply(r.Changes)
-	if err != nil {
-		return "", "", err
+	for file, text := range changed {
+		os.WriteFile(filepath.Join(l.tree, file), []byte(text), 0o644)
+		restored := []byte(strings.Join(src[file], "\n"))
+		defer os.WriteFile(filepath.Join(l.tree, file), restored, 0o644)
 	}
-	before, err := l.swap(changed)
-	defer func() {
-		_, restoreErr := l.swap(before)
-		err = cmp.Or(err, restoreErr)
-	}()
-	if err != nil {
-		return "", "", err
-	}
-	err = l.buildFor(r)
-	if err != nil {
-		return "", "", err
-	}
-	outcome, said = l.tryTests(r.Tests)
-	return outcome, said, nil
-}
-
-// swap overwrites files of the lane's copy. It returns their previous text, by path, even if it
-// fails after some of them.
-func (l *lane) swap(files map[string]string) (before map[string]string, err error) {
-	before = map[string]string{}
-	for file, text := range files {
-		path := filepath.Join(l.dir, "tree", file)
-		old, err := os.ReadFile(path)
-		if err != nil {
-			return before, err
-		}
-		before[file] = string(old)
-		err = os.WriteFile(path, []byte(text), 0o644)
-		if err != nil {
-			return before, err
-		}
-	}
-	return before, nil
-}
-
-// buildFor compiles what the tests of a removal run: the server, and for tests of package main, the
-// tests themselves, because they include the server.
-func (l *lane) buildFor(r removals.Removal) error {
-	for _, folder := range folders(r) {
-		var err error
+	isBuilt := map[string]bool{}
+	for _, name := range r.tests {
+		// The tests of package main include the server. The others run it.
+		folder, _, _ := splitTest(name)
+		command, binary := "build", "hubs"
 		if folder == "." {
-			err = l.build("test", testBinary(folder), folder)
-		} else {
-			err = l.build("build", "hubs", ".")
+			command, binary = "test", binaryOf(folder)
 		}
+		if !isBuilt[binary] {
+			if err := l.build(command, binary, "."); err != nil {
+				return broken, err.Error()
+			}
+		}
+		isBuilt[binary] = true
+		wait, err := l.asIs.patienceFor(name)
 		if err != nil {
-			return err
+			return broken, err.Error()
 		}
-	}
-	return nil
-}
-
-// tryTests runs the tests of a removal until one of them does not fail as it must.
-func (l *lane) tryTests(names []string) (outcome, said string) {
-	for _, name := range names {
-		one, saidByOne := l.tryTest(name)
+		outcome, saidByOne := l.runTest(name, wait)
 		said += name + ": " + saidByOne + "\n"
-		if one != proven {
-			return one, said
+		if outcome != proven {
+			return outcome, said
 		}
 	}
 	return proven, said
 }
 
-// tryTest runs a test with the removal in place. The test must fail.
-//
-// Most tests then wait for an event that never comes. To save time, the limit of each wait is the
-// time that the whole test takes without the removal, plus leastPatience. A test that took as long
-// as the limit may have failed only because the limit is too short. So it runs again at once,
-// without the removal and with the same limit, and must pass.
-func (l *lane) tryTest(name string) (outcome, said string) {
-	took, failure := l.asIs.measure(name)
-	if failure != "" {
-		return broken, "the test fails without the removal too: " + failure
-	}
-	patience := min(took+leastPatience, mostPatience)
-	started := time.Now()
-	outcome, said = l.runTest(name, patience)
-	isLate := patience < mostPatience && time.Since(started) >= patience
-	if outcome != proven || !isLate {
-		return outcome, said
-	}
-	again, _ := l.asIs.runTest(name, patience)
-	if again != survives {
-		return broken, fmt.Sprintf("with waits of at most %v, the test fails without the removal "+
-			"too. With the removal: %s", patience, said)
-	}
-	return outcome, said
-}
-
-// measure runs a test in this lane, without a removal. Only the first call for a test runs it. A
-// test that fails runs a second time. If it fails again, it proves nothing, and failure is its
-// output.
-func (l *lane) measure(name string) (took time.Duration, failure string) {
-	run := sync.OnceValues(func() (took time.Duration, failure string) {
-		for range 2 {
-			started := time.Now()
-			outcome, said := l.runTest(name, mostPatience)
-			if outcome == survives {
-				return time.Since(started), ""
+// patienceFor returns the limit of each wait with which a test passes without a removal. With a
+// removal, most tests wait for an event that never comes, so the limit is short if it can be. Only
+// the first call for a test runs it.
+func (l *lane) patienceFor(name string) (time.Duration, error) {
+	run := sync.OnceValues(func() (time.Duration, error) {
+		said := ""
+		for _, wait := range []time.Duration{patience, 5 * patience} {
+			outcome := ""
+			if outcome, said = l.runTest(name, wait); outcome == survives {
+				return wait, nil
 			}
-			failure = said
 		}
-		return 0, failure
+		return 0, errors.New("the test fails without the removal too: " + said)
 	})
-	first, _ := l.seen.LoadOrStore(name, run)
-	return first.(func() (time.Duration, string))()
+	first, _ := l.needed.LoadOrStore(name, run)
+	return first.(func() (time.Duration, error))()
 }
 
-// runTest runs a test against the lane's server. Each wait in the test ends after patience. The
-// outcome is proven if the test fails by an assertion; said is then the first 500 bytes of the
-// failure.
-//
-// An assertion is a failure whose message begins neither with "setup: " nor with "side effect: ".
-// "setup: " stands for a step that the test needs and is not about (hubstest.Must): no server
-// starts, for example. "side effect: " stands for what no test expects: no answer, an error in the
-// log. Neither counts, because otherwise every removal that breaks the server would be proven.
-//
-// A line that t.Log writes looks the same as a failure. So tests write their notes to t.Output.
-func (l *lane) runTest(name string, patience time.Duration) (outcome, said string) {
-	folder, test := removals.SplitTest(name)
+// runTest runs a test against the lane's server. Each wait in the test ends after the given time.
+func (l *lane) runTest(name string, wait time.Duration) (outcome, said string) {
+	folder, _, test := splitTest(name)
 	compiledBy := cmp.Or(l.asIs, l)
-	if folder == "." { // tests of package main: see buildFor
+	if folder == "." {
 		compiledBy = l
 	}
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
 	ctx, cancel := context.WithTimeout(l.ctx, testTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+testBinary(folder),
+	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+binaryOf(folder),
 		"-test.run="+pattern,
 		"-test.parallel=8") // subtests mostly wait, so many can run at the same time
-	cmd.Dir = l.dir + "/tree/" + folder
+	cmd.Dir = l.tree + "/" + folder
 	cmd.Env = append(os.Environ(),
 		"HUBS_BINARY="+l.dir+"/hubs",
-		"HUBS_TEST_PATIENCE="+patience.String())
+		"HUBS_TEST_PATIENCE="+wait.String())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -341,12 +233,19 @@ func (l *lane) runTest(name string, patience time.Duration) (outcome, said strin
 // failure matches the beginning of a message of t.Error or t.Fatal.
 var failure = regexp.MustCompile(`(?m)^\s+\w+\.go:\d+: `)
 
-// noAssertion matches the beginning of a message that proves nothing.
+// noAssertion matches the beginning of a message that proves nothing. "setup: " stands for a step
+// that the test needs and is not about (hubstest.Must): no server starts, for example. "side
+// effect: " stands for what no test expects, such as an error in the log. If they counted, every
+// removal that breaks the server would be proven.
 var noAssertion = regexp.MustCompile(`^(setup|side effect): `)
 
-// judge returns the outcome of a test that has ended with err.
+// judge returns the outcome of a test that has ended with err. A line that t.Log writes looks the
+// same as a failure, so tests write their notes to t.Output.
 func judge(output []byte, err error) (outcome, said string) {
 	if err == nil {
+		if bytes.Contains(output, []byte("no tests to run")) {
+			return broken, "there is no such test"
+		}
 		return survives, "the test passes, want a failure"
 	}
 	for _, at := range failure.FindAllIndex(output, -1) {

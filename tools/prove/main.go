@@ -2,20 +2,15 @@
 // testdata/removals to a copy of the server, and runs the tests that the removal names. All of them
 // must fail. dev.sh starts Prove with a PostgreSQL and the settings that it needs:
 //
-//	./dev.sh prove                all removals
-//	./dev.sh prove O3 order       the removals of a row of SECURITY.md and of a topic
-//	./dev.sh prove TestCommands   the removals that name this test or a subtest of it
-//	./dev.sh prove -v O3          also prints the protection, the removal and the tests' failures
-//	./dev.sh prove -ci            those whose functions or tests the last commit changed, and a
-//	                              tenth of the others
+//	./dev.sh prove                    all removals
+//	./dev.sh prove O3 TestCommands    those of a row of SECURITY.md, and those that name a test
+//	./dev.sh prove -ci                those whose files the last commit changed, and a tenth
 //
-// At the end it lists the removals that are not proven. SURVIVES means that a test passes with the
-// removal in place. BROKEN means that the run shows nothing. If there is one of either, the exit
-// status is 1.
+// SURVIVES means that a test passes with the removal in place. BROKEN means that the run shows
+// nothing: the code does not compile, or no server starts. Either makes the exit status 1.
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -29,126 +24,94 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"hubs/tools/removals"
 )
 
-// ciShare is what -ci takes of the removals that the last commit does not change: one in ciShare.
+// ciShare is what -ci takes of the removals whose files the last commit does not change: one in
+// ciShare.
 const ciShare = 10
 
-var (
-	verbose = flag.Bool("v", false, "print the protection, the removal and the tests' failures")
-	ci      = flag.Bool("ci", false, "those of changed functions, and a tenth of the others")
-)
+var ci = flag.Bool("ci", false, "those whose files the last commit changed, and a tenth of the others")
 
 func main() {
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(),
-		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	err := run(ctx, flag.Args())
-	if err != nil {
+	if err := run(ctx, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "prove:", err)
 		os.Exit(1)
 	}
 }
 
-// run proves the wanted removals and prints the result. It returns an error if one is not proven.
+// run proves the wanted removals. It returns an error if one is not proven.
 func run(ctx context.Context, wanted []string) error {
-	all, err := removals.Read()
+	all, err := readRemovals()
 	if err != nil {
 		return err
 	}
-	source, err := removals.ReadSource()
-	if err != nil {
-		return err
-	}
-	var chosen []removals.Removal
+	src := readSource()
+	var chosen []removal
 	if *ci {
-		chosen, err = chooseForCI(source, all)
+		chosen, err = chooseForCI(src, all)
 	} else {
 		chosen, err = choose(all, wanted)
 	}
 	if err != nil {
 		return err
 	}
-	// Neighbours in a file often name the same test, and would all wait for its first run
-	// (measure).
-	slices.SortFunc(chosen, func(a, b removals.Removal) int {
-		return cmp.Compare(number(a.Name), number(b.Name))
-	})
 	started := time.Now()
-	verdicts, err := proveAll(ctx, source, chosen)
-	count := 0
-	for _, v := range verdicts {
-		if v.outcome == proven {
-			count++
-		} else {
-			fmt.Println(v.outcome, v.Name)
-		}
+	failed, err := proveAll(ctx, src, chosen)
+	if err != nil {
+		return err
 	}
 	fmt.Printf("%d of %d removals are proven, in %.1f minutes\n",
-		count, len(chosen), time.Since(started).Minutes())
-	if err == nil && count < len(chosen) {
-		err = errors.New("some removals are not proven")
+		len(chosen)-len(failed), len(chosen), time.Since(started).Minutes())
+	if len(failed) > 0 {
+		return errors.New("not proven: " + strings.Join(failed, " "))
 	}
-	return err
+	return nil
 }
 
-// number returns a hash of a name. It looks random, but is always the same for the same name.
-func number(name string) uint32 {
-	return crc32.ChecksumIEEE([]byte(name))
-}
-
-// choose returns the removals that wanted selects, or all if wanted is empty. Each element is a
-// row, a topic, the name of a removal, or a test. An element that selects nothing is an error.
-func choose(all []removals.Removal, wanted []string) ([]removals.Removal, error) {
+// choose returns the removals that wanted selects by row, name or test, or all if wanted is empty.
+func choose(all []removal, wanted []string) (chosen []removal, err error) {
 	if len(wanted) == 0 {
 		return all, nil
 	}
-	var chosen []removals.Removal
 	for _, want := range wanted {
 		before := len(chosen)
-		isWanted := func(test string) bool {
-			return path.Base(removals.TestFunction(test)) == want
-		}
 		for _, r := range all {
-			if r.Row == want || r.Name == want || slices.ContainsFunc(r.Tests, isWanted) {
+			namesTest := slices.ContainsFunc(r.tests, func(name string) bool {
+				_, function, _ := splitTest(name)
+				return function == want
+			})
+			if r.row == want || r.name == want || namesTest {
 				chosen = append(chosen, r)
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("testdata/removals has no row, topic, removal or test %q", want)
+			return nil, fmt.Errorf("testdata/removals has no row, removal or test %q", want)
 		}
 	}
 	return chosen, nil
 }
 
-// chooseForCI returns the removals that the last commit changed, those whose functions, files or
-// tests it changed, and one in ciShare of the others, which differ from commit to commit.
-func chooseForCI(source removals.Source, all []removals.Removal) ([]removals.Removal, error) {
-	before, err := git("grep", "-I", "-h", "", "HEAD~1") // every line of every file
-	if err != nil {
-		return nil, err
-	}
+// chooseForCI returns the removals whose files the last commit changed, and one in ciShare of the
+// others, which differ from commit to commit.
+func chooseForCI(src source, all []removal) (chosen []removal, err error) {
 	head, err := git("rev-parse", "HEAD")
 	if err != nil {
 		return nil, err
 	}
-	isNew := func(text string) bool { return !strings.Contains(before, text) }
-	isChanged := func(scope string) bool {
-		_, text := source.Lines(scope)
-		return isNew(text)
+	changed, err := git("diff", "--name-only", "HEAD~1", "HEAD")
+	if err != nil {
+		return nil, err
 	}
-	var chosen []removals.Removal
+	hash := func(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
 	for _, r := range all {
-		isChosen := isNew(r.Text) ||
-			number(r.Name)%ciShare == number(head)%ciShare
-		for _, change := range r.Changes {
-			isChosen = isChosen || isChanged(change.Scope)
-		}
-		for _, test := range r.Tests {
-			isChosen = isChosen || isChanged(removals.TestFunction(test))
+		isChosen := hash(r.name)%ciShare == hash(head)%ciShare ||
+			strings.Contains(changed, r.file+"\n")
+		for _, c := range r.changes {
+			file, _, _ := src.find(c.scope)
+			isChosen = isChosen || strings.Contains(changed, file+"\n")
 		}
 		if isChosen {
 			chosen = append(chosen, r)
@@ -168,26 +131,15 @@ func git(args ...string) (string, error) {
 	return string(out), nil
 }
 
-// print prints a verdict and the beginning of the failures. With -v, it first prints the row of
-// SECURITY.md, the protection, the removal and the failures. number is the count, such as "3/200".
-func (v verdict) print(source removals.Source, number string) {
-	if *verbose {
-		page, _ := os.ReadFile("SECURITY.md")
-		_, row, _ := strings.Cut(string(page), "\n| "+v.Row+" |")
-		row, _, _ = strings.Cut(row, "\n")
-		fmt.Printf("\n======== %s\n\n%s\n", v.Row, row)
-		for _, change := range v.Changes {
-			file, text := source.Lines(change.Scope)
-			if file != change.Scope {
-				fmt.Printf("\n-------- The protection, in %s\n\n%s\n", file, text)
-			}
-		}
-		fmt.Printf("\n-------- The removal\n\n%s\n\n-------- The tests\n\n%s\n", v.Text, v.said)
+// splitTest splits the name of a test, such as api/TestCommands/local, into the folder of its
+// source, test/api, the function, TestCommands, and what go test calls the test,
+// TestCommands/local. The folder of a test of package main is ".".
+func splitTest(name string) (folder, function, test string) {
+	folder, test = ".", name
+	if !strings.HasPrefix(name, "Test") {
+		folder, test, _ = strings.Cut(name, "/")
+		folder = path.Join("test", folder)
 	}
-	fmt.Printf("%s  %-8s  %-40s  %5.1f s\n", number, v.outcome, v.Name, v.took.Seconds())
-	if v.outcome == proven {
-		fmt.Printf("         %.150s\n", strings.Join(strings.Fields(v.said), " "))
-	} else {
-		fmt.Println(v.said)
-	}
+	function, _, _ = strings.Cut(test, "/")
+	return folder, function, test
 }
