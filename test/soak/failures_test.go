@@ -38,12 +38,6 @@ func (s *soak) failures() []failure {
 	first := s.servers[0]
 	return []failure{
 		s.databaseFailure("PostgreSQL killed", kill, s.pg.Start),
-		// Clients notice this late: a code comes only after the failure, or not at all.
-		{name: "mail server hangs", run: func() {
-			s.mail.Fail(hubstest.MailHangs)
-			time.Sleep(4 * hold) // longer than a conversation may take
-			s.mail.Release()
-		}},
 		s.databaseFailure("PostgreSQL hung", s.pg.Pause, s.pg.Resume),
 		{name: "server restarted", shows: noServer, run: func() {
 			s.restart(first)
@@ -57,6 +51,12 @@ func (s *soak) failures() []failure {
 			first.start(s.t)
 		}},
 		s.databaseFailure("machine of PostgreSQL lost", s.pg.Lose, s.pg.Start),
+		// Clients notice this late: a code comes only after the failure, or not at all.
+		{name: "mail server hangs", run: func() {
+			s.mail.Fail(hubstest.MailHangs)
+			time.Sleep(4 * hold) // longer than a conversation may take
+			s.mail.Release()
+		}},
 	}
 }
 
