@@ -2,9 +2,7 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,8 +16,8 @@ import (
 )
 
 const (
-	testTimeout = 4 * time.Minute // for one test; no test needs two minutes
-	patience    = 6 * time.Second // for one event that a test waits for
+	testTimeout = 4 * time.Minute  // for one test; no test needs two minutes
+	patience    = 15 * time.Second // for one event that a test waits for
 )
 
 // The outcomes of a removal.
@@ -31,7 +29,7 @@ const (
 
 // proveAll proves removals, several at the same time, each in a lane. It prints each outcome, and
 // returns the names of the removals that are not proven.
-func proveAll(ctx context.Context, src source, chosen []removal) (failed []string, err error) {
+func proveAll(ctx context.Context, chosen []removal) (failed []string, err error) {
 	dir, err := os.MkdirTemp("", "hubs-prove-")
 	if err != nil {
 		return nil, err
@@ -40,40 +38,34 @@ func proveAll(ctx context.Context, src source, chosen []removal) (failed []strin
 	os.Chmod(dir, 0o755) // a PostgreSQL that a test starts runs as another user
 	os.Setenv("TMPDIR", dir)
 
-	jobs := make(chan removal, len(chosen))
-	for _, r := range chosen {
-		jobs <- r
-	}
-	close(jobs)
-	asIs := &lane{ctx: ctx, dir: dir + "/as-is", tree: dir + "/as-is/tree"}
-	if err := asIs.prepare(chosen); err != nil {
+	asIs := &lane{ctx: ctx, dir: dir + "/as-is"}
+	if err := asIs.prepare(); err != nil {
 		return nil, err
 	}
-	var mu sync.Mutex
-	var running sync.WaitGroup
-	count := 0
-	for i := range 4 * runtime.NumCPU() { // so many, because tests mostly wait
-		own := fmt.Sprintf("%s/%d", dir, i)
-		l := &lane{ctx: ctx, dir: own, tree: own + "/tree", asIs: asIs}
+	lanes := make(chan *lane, 4*runtime.NumCPU()) // so many, because tests mostly wait
+	for i := range cap(lanes) {
+		l := &lane{ctx: ctx, dir: fmt.Sprintf("%s/%d", dir, i), asIs: asIs}
 		if err := l.copyTree(); err != nil {
 			return nil, err
 		}
+		lanes <- l
+	}
+	src := readSource()
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	for _, r := range chosen {
+		l := <-lanes
+		if ctx.Err() != nil {
+			break
+		}
 		running.Go(func() {
-			for r := range jobs {
-				if ctx.Err() != nil {
-					return
-				}
-				started := time.Now()
-				outcome, said := l.prove(src, r)
-				mu.Lock()
-				count++
-				fmt.Printf("%3d/%d  %-8s  %-40s  %5.1f s\n         %.300s\n", count, len(chosen),
-					outcome, r.name, time.Since(started).Seconds(), strings.Join(strings.Fields(said), " "))
-				if outcome != proven {
-					fmt.Println(said)
-					failed = append(failed, r.name)
-				}
-				mu.Unlock()
+			outcome, said := l.prove(src, r)
+			lanes <- l
+			mu.Lock()
+			defer mu.Unlock()
+			fmt.Printf("%-8s  %s\n  %s\n", outcome, r.name, said)
+			if outcome != proven {
+				failed = append(failed, r.name)
 			}
 		})
 	}
@@ -83,35 +75,22 @@ func proveAll(ctx context.Context, src source, chosen []removal) (failed []strin
 
 // A lane proves one removal at a time in a copy of the tree.
 type lane struct {
-	ctx       context.Context
-	dir, tree string
-	asIs      *lane    // the lane without removals, with the compiled tests; nil in that lane itself
-	needed    sync.Map // in the lane without removals: for each test, a func as in patienceFor
+	ctx    context.Context
+	dir    string   // has the copy in the folder tree, and what was compiled
+	asIs   *lane    // the lane without removals, with the compiled tests; nil in that lane itself
+	passed sync.Map // in the lane without removals: for each test, a func as in passes
 }
 
-// prepare copies the tree, and compiles the server and the tests that removals name. All lanes use
-// these tests: a removal changes the server that they run and the files that they read.
-func (l *lane) prepare(chosen []removal) error {
+// prepare copies the tree, and compiles the server and all tests. All lanes use these tests: a
+// removal changes the server that they run and the files that they read.
+func (l *lane) prepare() error {
 	if err := l.copyTree(); err != nil {
 		return err
 	}
-	if err := l.build("build", "hubs", "."); err != nil {
+	if err := l.build("hubs", "go", "build", "."); err != nil {
 		return err
 	}
-	built := map[string]bool{}
-	for _, r := range chosen {
-		for _, name := range r.tests {
-			folder, _, _ := splitTest(name)
-			if built[folder] {
-				continue
-			}
-			built[folder] = true
-			if err := l.build("test", binaryOf(folder), folder); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return l.build("", "go", "test", "-c", "-vet=off", ".", "./test/...")
 }
 
 // copyTree copies the files that git tracks and the new files that it does not ignore. ls leaves
@@ -119,28 +98,19 @@ func (l *lane) prepare(chosen []removal) error {
 func (l *lane) copyTree() error {
 	const script = `mkdir -p "$0" && git -c 'safe.directory=*' ls-files -coz --exclude-standard |
 		xargs -0 ls -d 2>/dev/null | tar -T - -cf - | tar -xf - -C "$0"`
-	output, err := exec.CommandContext(l.ctx, "bash", "-c", script, l.tree).CombinedOutput()
+	output, err := exec.CommandContext(l.ctx, "bash", "-c", script, l.dir+"/tree").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("can't copy the tree: %w\n%s", err, output)
 	}
 	return nil
 }
 
-// binaryOf returns the file name of the compiled tests of a folder.
-func binaryOf(folder string) string { return strings.ReplaceAll(folder, "/", "-") + ".test" }
-
-// build compiles the server with the command "build", or the tests of a folder with "test". It does
-// not optimize, because that would take longer. nice leaves the processor to tests that wait for
-// the server.
-func (l *lane) build(command, binary, folder string) error {
-	args := []string{"go", command, "-trimpath", "-gcflags=-N -l", "-ldflags=-s -w"}
-	if command == "test" {
-		args = append(args, "-c", "-vet=off")
-	}
-	args = append(args, "-o", l.dir+"/"+binary, "./"+folder)
-	cmd := exec.CommandContext(l.ctx, "nice", args...)
-	cmd.Dir = l.tree
-	cmd.Env = append(os.Environ(), "GOGC=off") // the compiler ends before it needs much memory
+// build compiles the server, or with an empty name all tests of the command. nice leaves the
+// processor to tests that wait for the server.
+func (l *lane) build(binary string, command ...string) error {
+	cmd := exec.CommandContext(l.ctx, "nice", command...)
+	cmd.Dir = l.dir + "/tree"
+	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false -trimpath -gcflags=-N -o="+l.dir+"/"+binary)
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("the code does not compile: %w\n%s", err, output)
 	}
@@ -154,72 +124,64 @@ func (l *lane) prove(src source, r removal) (outcome, said string) {
 		return broken, err.Error()
 	}
 	for file, text := range changed {
-		os.WriteFile(filepath.Join(l.tree, file), []byte(text), 0o644)
-		restored := []byte(strings.Join(src[file], "\n"))
-		defer os.WriteFile(filepath.Join(l.tree, file), restored, 0o644)
+		path := filepath.Join(l.dir, "tree", file)
+		os.WriteFile(path, []byte(text), 0o644)
+		defer os.WriteFile(path, []byte(src[file]), 0o644)
 	}
-	isBuilt := map[string]bool{}
 	for _, name := range r.tests {
-		// The tests of package main include the server. The others run it.
 		folder, _, _ := splitTest(name)
-		command, binary := "build", "hubs"
-		if folder == "." {
-			command, binary = "test", binaryOf(folder)
+		if folder == "." { // its tests include the server; the others run it
+			err = l.build("", "go", "test", "-c", "-vet=off", ".")
+		} else {
+			err = l.build("hubs", "go", "build", ".")
 		}
-		if !isBuilt[binary] {
-			if err := l.build(command, binary, "."); err != nil {
-				return broken, err.Error()
-			}
-		}
-		isBuilt[binary] = true
-		wait, err := l.asIs.patienceFor(name)
 		if err != nil {
 			return broken, err.Error()
 		}
-		outcome, saidByOne := l.runTest(name, wait)
-		said += name + ": " + saidByOne + "\n"
+		if !l.asIs.passes(name) {
+			return broken, name + " fails without the removal too"
+		}
+		outcome, said = l.runTest(name)
+		said = name + ": " + said
 		if outcome != proven {
-			return outcome, said
+			break
 		}
 	}
-	return proven, said
+	return outcome, said
 }
 
-// patienceFor returns the limit of each wait with which a test passes without a removal. With a
-// removal, most tests wait for an event that never comes, so the limit is short if it can be. Only
-// the first call for a test runs it.
-func (l *lane) patienceFor(name string) (time.Duration, error) {
-	run := sync.OnceValues(func() (time.Duration, error) {
-		said := ""
-		for _, wait := range []time.Duration{patience, 5 * patience} {
-			outcome := ""
-			if outcome, said = l.runTest(name, wait); outcome == survives {
-				return wait, nil
-			}
-		}
-		return 0, errors.New("the test fails without the removal too: " + said)
+// passes reports whether a test passes without a removal. Only the first call for a test runs it.
+func (l *lane) passes(name string) bool {
+	run := sync.OnceValue(func() bool {
+		outcome, _ := l.runTest(name)
+		return outcome == survives
 	})
-	first, _ := l.needed.LoadOrStore(name, run)
-	return first.(func() (time.Duration, error))()
+	first, _ := l.passed.LoadOrStore(name, run)
+	return first.(func() bool)()
 }
 
-// runTest runs a test against the lane's server. Each wait in the test ends after the given time.
-func (l *lane) runTest(name string, wait time.Duration) (outcome, said string) {
+// runTest runs a test against the lane's server.
+func (l *lane) runTest(name string) (outcome, said string) {
 	folder, _, test := splitTest(name)
-	compiledBy := cmp.Or(l.asIs, l)
+	compiledBy := l
+	if folder != "." && l.asIs != nil {
+		compiledBy = l.asIs
+	}
+	binary := filepath.Base(folder) + ".test"
 	if folder == "." {
-		compiledBy = l
+		binary = "hubs.test"
 	}
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
 	ctx, cancel := context.WithTimeout(l.ctx, testTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+binaryOf(folder),
+	cmd := exec.CommandContext(ctx, compiledBy.dir+"/"+binary,
 		"-test.run="+pattern,
 		"-test.parallel=8") // subtests mostly wait, so many can run at the same time
-	cmd.Dir = l.tree + "/" + folder
+	cmd.Dir = filepath.Join(l.dir, "tree", folder)
 	cmd.Env = append(os.Environ(),
 		"HUBS_BINARY="+l.dir+"/hubs",
-		"HUBS_TEST_PATIENCE="+wait.String())
+		"HUBS_TEST_PATIENCE="+patience.String())
+	// If the test is cut off, so are the programs that it has started.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -230,8 +192,8 @@ func (l *lane) runTest(name string, wait time.Duration) (outcome, said string) {
 	return judge(output, err)
 }
 
-// failure matches the beginning of a message of t.Error or t.Fatal.
-var failure = regexp.MustCompile(`(?m)^\s+\w+\.go:\d+: `)
+// failure matches the first line of a message of t.Error or t.Fatal.
+var failure = regexp.MustCompile(`(?m)^\s+\w+\.go:\d+: (.*)`)
 
 // noAssertion matches the beginning of a message that proves nothing. "setup: " stands for a step
 // that the test needs and is not about (hubstest.Must): no server starts, for example. "side
@@ -248,11 +210,9 @@ func judge(output []byte, err error) (outcome, said string) {
 		}
 		return survives, "the test passes, want a failure"
 	}
-	for _, at := range failure.FindAllIndex(output, -1) {
-		message := output[at[1]:]
-		if !noAssertion.Match(message) {
-			message, _, _ = bytes.Cut(message, []byte("\nFAIL"))
-			return proven, fmt.Sprintf("%.500s", bytes.TrimSpace(message))
+	for _, message := range failure.FindAllSubmatch(output, -1) {
+		if !noAssertion.Match(message[1]) {
+			return proven, fmt.Sprintf("%.300s", message[1])
 		}
 	}
 	return broken, fmt.Sprintf("got no failure of an assertion: %v\n%s", err, output)

@@ -4,7 +4,7 @@
 //
 //	./dev.sh prove                    all removals
 //	./dev.sh prove O3 TestCommands    those of a row of SECURITY.md, and those that name a test
-//	./dev.sh prove -ci                those whose files the last commit changed, and a tenth
+//	./dev.sh prove -ci                those of files that the last commit changed, and a tenth
 //
 // SURVIVES means that a test passes with the removal in place. BROKEN means that the run shows
 // nothing: the code does not compile, or no server starts. Either makes the exit status 1.
@@ -13,7 +13,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -26,17 +25,10 @@ import (
 	"time"
 )
 
-// ciShare is what -ci takes of the removals whose files the last commit does not change: one in
-// ciShare.
-const ciShare = 10
-
-var ci = flag.Bool("ci", false, "those whose files the last commit changed, and a tenth of the others")
-
 func main() {
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, flag.Args()); err != nil {
+	if err := run(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "prove:", err)
 		os.Exit(1)
 	}
@@ -48,18 +40,12 @@ func run(ctx context.Context, wanted []string) error {
 	if err != nil {
 		return err
 	}
-	src := readSource()
-	var chosen []removal
-	if *ci {
-		chosen, err = chooseForCI(src, all)
-	} else {
-		chosen, err = choose(all, wanted)
-	}
+	chosen, err := choose(all, wanted)
 	if err != nil {
 		return err
 	}
 	started := time.Now()
-	failed, err := proveAll(ctx, src, chosen)
+	failed, err := proveAll(ctx, chosen)
 	if err != nil {
 		return err
 	}
@@ -72,63 +58,44 @@ func run(ctx context.Context, wanted []string) error {
 }
 
 // choose returns the removals that wanted selects by row, name or test, or all if wanted is empty.
+// With -ci, it returns those of files whose part of the server the last commit changed, and a tenth
+// of the others, which differ from commit to commit.
 func choose(all []removal, wanted []string) (chosen []removal, err error) {
-	if len(wanted) == 0 {
-		return all, nil
+	isChosen := func(r removal) bool {
+		return len(wanted) == 0 || slices.ContainsFunc(wanted, r.isNamed)
 	}
-	for _, want := range wanted {
-		before := len(chosen)
-		for _, r := range all {
-			namesTest := slices.ContainsFunc(r.tests, func(name string) bool {
-				_, function, _ := splitTest(name)
-				return function == want
-			})
-			if r.row == want || r.name == want || namesTest {
-				chosen = append(chosen, r)
-			}
+	if slices.Equal(wanted, []string{"-ci"}) {
+		// The id of the commit, and the paths that it changed, a line each.
+		last, err := exec.Command("git", "-c", "safe.directory=*",
+			"log", "-1", "-m", "--first-parent", "--name-only", "--format=%H").Output()
+		if err != nil {
+			return nil, fmt.Errorf("git log: %w", err)
 		}
-		if len(chosen) == before {
-			return nil, fmt.Errorf("testdata/removals has no row, removal or test %q", want)
+		isChosen = func(r removal) bool {
+			part := strings.TrimSuffix(path.Base(r.file), ".txt") // auth stands for auth.go
+			return strings.Contains(string(last), "\n"+part) ||
+				strings.Contains(string(last), "\n"+r.file) ||
+				crc32.ChecksumIEEE([]byte(r.name+string(last)))%10 == 0
 		}
 	}
-	return chosen, nil
-}
-
-// chooseForCI returns the removals whose files the last commit changed, and one in ciShare of the
-// others, which differ from commit to commit.
-func chooseForCI(src source, all []removal) (chosen []removal, err error) {
-	head, err := git("rev-parse", "HEAD")
-	if err != nil {
-		return nil, err
-	}
-	changed, err := git("diff", "--name-only", "HEAD~1", "HEAD")
-	if err != nil {
-		return nil, err
-	}
-	hash := func(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
 	for _, r := range all {
-		isChosen := hash(r.name)%ciShare == hash(head)%ciShare ||
-			strings.Contains(changed, r.file+"\n")
-		for _, c := range r.changes {
-			file, _, _ := src.find(c.scope)
-			isChosen = isChosen || strings.Contains(changed, file+"\n")
-		}
-		if isChosen {
+		if isChosen(r) {
 			chosen = append(chosen, r)
 		}
 	}
+	if chosen == nil {
+		return nil, fmt.Errorf("testdata/removals has no row, removal or test %q", wanted)
+	}
 	return chosen, nil
 }
 
-// git runs a command of git and returns its output.
-func git(args ...string) (string, error) {
-	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("git %s: %w", args[0], err)
+// isNamed reports whether a name is that of the removal, of its row, or of one of its tests.
+func (r removal) isNamed(name string) bool {
+	isOfTest := func(test string) bool {
+		_, function, _ := splitTest(test)
+		return function == name
 	}
-	return string(out), nil
+	return r.name == name || r.row == name || slices.ContainsFunc(r.tests, isOfTest)
 }
 
 // splitTest splits the name of a test, such as api/TestCommands/local, into the folder of its

@@ -62,7 +62,7 @@ func TestRemovalsFit(t *testing.T) {
 		}
 		quoted := []string{r.gains}
 		for _, c := range r.changes {
-			quoted = append(quoted, c.old...)
+			quoted = append(quoted, c.old)
 		}
 		if found := number.FindString(strings.Join(quoted, "\n")); found != "" {
 			t.Errorf("%s: got the number %s in what it quotes, want none", r.name, found)
@@ -90,23 +90,21 @@ func hasTest(name string) bool {
 func TestOnlyAnAssertionProves(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for _, test := range []struct {
-		name   string
 		output string
 		err    error
 		want   string
 	}{
-		{"a failure", "--- FAIL: TestX\n    x_test.go:7: got 1, want 2\nFAIL\n", failed, proven},
-		{"a pass", "PASS\n", nil, survives},
-		{"no such test", "testing: warning: no tests to run\nPASS\n", nil, broken},
-		{"a failed step", "--- FAIL: TestX\n    x_test.go:7: setup: no server\nFAIL\n", failed, broken},
-		{"a step and a failure", "    x_test.go:7: setup: no\n    x_test.go:8: got 1\n", failed, proven},
-		{"a side effect", "--- FAIL: TestX\n    log.go:7: side effect: EOF\nFAIL\n", failed, broken},
-		{"a panic", "panic: x\n\ngoroutine 1:\n\tx_test.go:7 +0x1\n", failed, broken},
-		{"an exit without a word", "", failed, broken},
+		{"    x_test.go:7: got 1, want 2\nFAIL\n", failed, proven},
+		{"    x_test.go:7: setup: no\n    x_test.go:8: got 1\n", failed, proven},
+		{"    x_test.go:7: setup: no server\nFAIL\n", failed, broken},
+		{"    log.go:7: side effect: EOF\nFAIL\n", failed, broken},
+		{"panic: x\n\ngoroutine 1:\n\tx_test.go:7 +0x1\n", failed, broken},
+		{"testing: warning: no tests to run\nPASS\n", nil, broken},
+		{"PASS\n", nil, survives},
 	} {
 		got, said := judge([]byte(test.output), test.err)
 		if got != test.want {
-			t.Errorf("%s: got %s (%s), want %s", test.name, got, said, test.want)
+			t.Errorf("%q: got %s (%s), want %s", test.output, got, said, test.want)
 		}
 	}
 }

@@ -2,11 +2,14 @@ package main
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -22,14 +25,13 @@ type removal struct {
 
 // A change replaces lines of a declaration or a file, or a part of one line.
 type change struct {
-	scope    string   // the name of a function, method, type, variable or constant, or a path
-	old      []string // lines that stand together in the scope, exactly once
-	new      []string // lines that replace them
-	isInline bool     // old and new are the same part of one line
+	scope    string // the name of a function, method, type, variable or constant, or a path
+	old, new string // old stands in the scope exactly once
+	isInline bool   // old and new are parts of one line
 }
 
 var form = regexp.MustCompile(
-	`(?s)^(\S+)\nRow:\s+(\S+)\nGains:\s+([^\n]+)\nTests:\s+([^\n]+)\n(In:\s.+)$`)
+	`(?s)^(\S+)\nRow:\s+(\S+)\nGains:\s+([^\n]+)\nTests:\s+([^\n]+)\nIn:(\s.+)$`)
 
 // readRemovals returns the removals of testdata/removals, in the order of the files.
 func readRemovals() (all []removal, err error) {
@@ -41,34 +43,25 @@ func readRemovals() (all []removal, err error) {
 		}
 		parts := strings.Split("\n"+string(text), "\n== ")
 		for _, part := range parts[1:] {
-			r, err := parseRemoval(strings.TrimSpace(part))
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", path, err)
+			found := form.FindStringSubmatch(strings.TrimSpace(part))
+			if found == nil {
+				return nil, fmt.Errorf("%s: this is not the form of a removal:\n%s", path, part)
 			}
-			r.file = path
+			r := removal{
+				name:  found[1],
+				row:   found[2],
+				gains: found[3],
+				tests: strings.Fields(found[4]),
+				file:  path,
+			}
+			for block := range strings.SplitSeq(found[5], "\nIn:") {
+				scope, lines, _ := strings.Cut(block, "\n")
+				r.changes = append(r.changes, parseChange(strings.TrimSpace(scope), lines))
+			}
 			all = append(all, r)
 		}
 	}
 	return all, nil
-}
-
-// parseRemoval reads one removal. text is the removal without the "== " at its beginning.
-func parseRemoval(text string) (removal, error) {
-	parts := form.FindStringSubmatch(text)
-	if parts == nil {
-		return removal{}, fmt.Errorf("this text does not have the form of a removal:\n%s", text)
-	}
-	r := removal{
-		name:  parts[1],
-		row:   parts[2],
-		gains: parts[3],
-		tests: strings.Fields(parts[4]),
-	}
-	for block := range strings.SplitSeq(parts[5][len("In:"):], "\nIn:") {
-		scope, lines, _ := strings.Cut(block, "\n")
-		r.changes = append(r.changes, parseChange(strings.TrimSpace(scope), lines))
-	}
-	return r, nil
 }
 
 // parseChange reads the lines of a change. Lines that begin with - are replaced by lines that begin
@@ -76,23 +69,46 @@ func parseRemoval(text string) (removal, error) {
 func parseChange(scope, lines string) change {
 	if part, ok := strings.CutPrefix(lines, "~ "); ok {
 		before, after, _ := strings.Cut(strings.TrimSpace(part), " =>")
-		after = strings.TrimPrefix(after, " ")
-		return change{scope: scope, old: []string{before}, new: []string{after}, isInline: true}
+		return change{scope: scope, old: before, new: strings.TrimPrefix(after, " "), isInline: true}
 	}
-	c := change{scope: scope}
+	var old, new []string
 	for line := range strings.SplitSeq(lines, "\n") {
 		if !strings.HasPrefix(line, "+") {
-			c.old = append(c.old, strings.TrimPrefix(line, "-"))
+			old = append(old, strings.TrimPrefix(line, "-"))
 		}
 		if !strings.HasPrefix(line, "-") {
-			c.new = append(c.new, strings.TrimPrefix(line, "+"))
+			new = append(new, strings.TrimPrefix(line, "+"))
 		}
 	}
-	return c
+	return change{scope: scope, old: strings.Join(old, "\n"), new: strings.Join(new, "\n")}
 }
 
-// A source holds the lines of the product's files, by path.
-type source map[string][]string
+const comment = `(//|--|#) .*`
+
+var trailingComment = regexp.MustCompile(`(^| )` + comment)
+
+// pattern matches the old text. Indentation, runs of blanks, empty lines and comments make no
+// difference.
+func (c change) pattern() *regexp.Regexp {
+	const between = `([\t ]+` + comment + `)?\n(\s*(` + comment + `)?\n)*[\t ]*`
+	var lines []string
+	for line := range strings.Lines(c.old) {
+		line = strings.Join(strings.Fields(line), " ")
+		if !c.isInline {
+			line = strings.TrimSpace(trailingComment.ReplaceAllString(line, ""))
+		}
+		if line != "" {
+			lines = append(lines, strings.ReplaceAll(regexp.QuoteMeta(line), " ", `[\t ]+`))
+		}
+	}
+	if c.isInline {
+		return regexp.MustCompile(lines[0])
+	}
+	return regexp.MustCompile(`(?m)^[\t ]*` + strings.Join(lines, between) + `([\t ]+` + comment + `)?$`)
+}
+
+// A source holds the texts of the product's files, by path.
+type source map[string]string
 
 // readSource reads the files that removals change.
 func readSource() source {
@@ -102,130 +118,86 @@ func readSource() source {
 		for _, path := range paths {
 			text, err := os.ReadFile(path)
 			if err == nil && !strings.HasSuffix(path, "_test.go") {
-				src[path] = strings.Split(string(text), "\n")
+				src[path] = string(text)
 			}
 		}
 	}
 	return src
 }
 
-// find returns the place of a scope: a file, and the indices of its first line and of the line
-// after its last. The file is "" unless there is one declaration or file of that name.
+// find returns the place of a scope: a file, and the offsets of its beginning and its end. The file
+// is "" unless there is such a file or declaration.
 func (src source) find(scope string) (file string, start, end int) {
-	if lines, isFile := src[scope]; isFile {
-		return scope, 0, len(lines)
+	if text, isFile := src[scope]; isFile {
+		return scope, 0, len(text)
 	}
-	begin := declaration(scope)
-	found := 0
-	for path, lines := range src {
-		for i, line := range lines {
-			if filepath.Ext(path) == ".go" && begin.MatchString(line) {
-				found++
-				file, start, end = path, i, endOf(lines, i)
+	for path, text := range src {
+		if filepath.Ext(path) != ".go" {
+			continue
+		}
+		positions := token.NewFileSet()
+		tree, err := parser.ParseFile(positions, path, text, 0)
+		if err != nil {
+			continue
+		}
+		for _, declaration := range tree.Decls {
+			if found := declared(declaration)[scope]; found != nil {
+				offset := func(at token.Pos) int { return positions.Position(at).Offset }
+				return path, offset(found.Pos()), offset(found.End())
 			}
 		}
 	}
-	if found != 1 {
-		return "", 0, 0
-	}
-	return file, start, end
+	return "", 0, 0
 }
 
-// declaration matches the first line of a declaration: of a function or a method such as
-// server.stop, or of a name that stands alone or in a group.
-func declaration(name string) *regexp.Regexp {
-	receiver, method, isMethod := strings.Cut(name, ".")
-	if isMethod {
-		return regexp.MustCompile(`^func \((\w+ )?\*?` + receiver + `(\[.*\])?\) ` + method + `\(`)
+// declared returns what a declaration declares, by name: a function, a method such as server.stop,
+// or types, variables and constants.
+func declared(declaration ast.Decl) map[string]ast.Node {
+	all := map[string]ast.Node{}
+	switch d := declaration.(type) {
+	case *ast.FuncDecl:
+		name := d.Name.Name
+		if d.Recv != nil {
+			receiver := types.ExprString(d.Recv.List[0].Type)
+			name = strings.TrimPrefix(receiver, "*") + "." + name
+		}
+		all[name] = d
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			var node ast.Node = spec
+			if !d.Lparen.IsValid() {
+				node = d // with the word type, var or const
+			}
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				all[spec.Name.Name] = node
+			case *ast.ValueSpec:
+				all[spec.Names[0].Name] = node
+			}
+		}
 	}
-	return regexp.MustCompile(`^((func|type|var|const) |\t)` + name + `(\[.*\])?(\(| +[^:]*=| \w)`)
-}
-
-// endOf returns the index of the line after a declaration, which ends with the first line that is
-// not indented. A line of a group is a declaration of its own.
-func endOf(lines []string, start int) int {
-	end := start + 1
-	if strings.HasPrefix(lines[start], "\t") {
-		return end
-	}
-	isInside := func(line string) bool {
-		// The signature of a function may take several lines: ") error {" is not its end.
-		return line == "" || line[0] == '\t' || line[0] == ')' && strings.HasSuffix(line, "{")
-	}
-	for end < len(lines) && isInside(lines[end]) {
-		end++
-	}
-	if end < len(lines) && strings.ContainsAny(lines[end][:1], "})") {
-		end++
-	}
-	return end
+	return all
 }
 
 // apply makes the changes of a removal one after the other. It returns the new text of each file
-// that they affect, by path, and writes no file.
-func (src source) apply(r removal) (map[string]string, error) {
+// that they affect, and writes no file.
+func (src source) apply(r removal) (source, error) {
 	src = maps.Clone(src)
-	texts := map[string]string{}
+	changed := source{}
 	for _, c := range r.changes {
 		file, start, end := src.find(c.scope)
 		if file == "" {
-			return nil, fmt.Errorf("want one declaration or file %s", c.scope)
+			return nil, fmt.Errorf("there is no declaration or file %s", c.scope)
 		}
-		from, to, text, found := c.fit(src[file][start:end])
-		if found != 1 {
+		text := src[file]
+		found := c.pattern().FindAllStringIndex(text[start:end], -1)
+		if len(found) != 1 {
 			return nil, fmt.Errorf("%s (%s) has these lines %d times, want once:\n%s",
-				c.scope, file, found, strings.Join(c.old, "\n"))
+				c.scope, file, len(found), c.old)
 		}
-		src[file] = slices.Replace(slices.Clone(src[file]), start+from, start+to, text...)
-		texts[file] = strings.Join(src[file], "\n")
+		from, to := start+found[0][0], start+found[0][1]
+		src[file] = text[:from] + c.new + text[to:]
+		changed[file] = src[file]
 	}
-	return texts, nil
-}
-
-// fit finds the lines that the change replaces, from the index from to before to, and returns what
-// replaces them. found is how often they occur.
-func (c change) fit(lines []string) (from, to int, text []string, found int) {
-	// gofmt aligns code, so one blank of an inline change stands for any number of them.
-	part := regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(c.old[0]), " ", " +"))
-	var have []string
-	var numbers []int // of the lines in have
-	for i, line := range lines {
-		if code(line) == "" {
-			continue
-		}
-		have = append(have, code(line))
-		numbers = append(numbers, i)
-		for _, at := range part.FindAllStringIndex(line, -1) {
-			if c.isInline {
-				found++
-				from, to = i, i+1
-				text = []string{line[:at[0]] + c.new[0] + line[at[1]:]}
-			}
-		}
-	}
-	if c.isInline {
-		return from, to, text, found
-	}
-	var want []string
-	for _, line := range c.old {
-		if code(line) != "" {
-			want = append(want, code(line))
-		}
-	}
-	for i := 0; len(want) > 0 && i+len(want) <= len(have); i++ {
-		if slices.Equal(have[i:i+len(want)], want) {
-			found++
-			from, to = numbers[i], numbers[i+len(want)-1]+1
-		}
-	}
-	return from, to, c.new, found
-}
-
-var comment = regexp.MustCompile(`(^| )(//|--|#) .*`)
-
-// code returns a line without its comment, and with one blank for each run of blanks. Lines that
-// differ only in these are the same.
-func code(line string) string {
-	line = strings.Join(strings.Fields(line), " ")
-	return strings.TrimSpace(comment.ReplaceAllString(line, ""))
+	return changed, nil
 }
