@@ -1,12 +1,16 @@
 // Package browser tests the learner's page, the example front end, and pages of other origins, in
-// Chromium and WebKitGTK. It tests what only a browser can show: that no script can
-// read the cookie, and the effect of SameSite, CORS and Content-Security-Policy.
+// Chromium. It tests what only a browser can show: that no script can read the cookie, and the
+// effect of SameSite, CORS and Content-Security-Policy.
 package browser
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -16,50 +20,58 @@ import (
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
 
-const (
-	chromium = "chromium"
-	webkit   = "webkit"
-)
-
-// engines has the function that starts each engine. dir is the folder of the browser.
-var engines = map[string]func(t testing.TB, dir, server string) webDriver{
-	chromium: startChromium,
-	webkit:   startWebKit,
-}
-
-// inEachEngine runs a test once in each engine, in parallel, each time with a new browser.
-func inEachEngine(t *testing.T, test func(t *testing.T, b *browser)) {
-	for engine := range engines {
-		t.Run(engine, func(t *testing.T) {
-			t.Parallel()
-			test(t, newBrowser(t, engine, ""))
-		})
-	}
-}
-
-// A browser is one running browser, for one test. Any failure of its driver ends the test.
+// A browser is one running Chromium, for one test. Any failure of its driver ends the test.
 type browser struct {
 	t         testing.TB
-	engine    string
-	driver    webDriver
+	session   string // the URL of the session at the driver, which speaks the W3C WebDriver protocol
 	downloads string // the folder of its downloads
 }
 
 type params = map[string]any
 
-// newBrowser starts a browser and ends it with the test. If server is not empty, it is the address
+// newBrowser starts Chromium and ends it with the test. If server is not empty, it is the address
 // of a TLS server: the browser reaches that server under every https host name, and accepts any
 // certificate.
-func newBrowser(t testing.TB, engine, server string) *browser {
+func newBrowser(t testing.TB, server string) *browser {
 	t.Helper()
 	// Not t.TempDir: it fails the test if a process that is just ending still writes to the folder.
 	// The name is short, because the path of Chromium's socket in it can have only 107 bytes.
 	dir, err := os.MkdirTemp(hubstest.Dir, "")
 	hubstest.Must(t, err)
-	downloads := dir + "/Downloads"
-	hubstest.Must(t, os.Mkdir(downloads, 0o700))
-	driver := engines[engine](t, dir, server)
-	b := &browser{t: t, engine: engine, driver: driver, downloads: downloads}
+	b := &browser{t: t, downloads: dir + "/Downloads"}
+	hubstest.Must(t, os.Mkdir(b.downloads, 0o700))
+	b.session = "http://127.0.0.1:" + startDriver(t, dir) + "/session"
+	hosts := "MAP * 127.0.0.1" // no request leaves this machine
+	if server != "" {
+		hosts = "MAP *:443 " + server + ", " + hosts
+	}
+	options := params{
+		"binary": hubstest.Need(t, "chromium", "chromium"),
+		"args": []string{
+			"--headless", "--no-sandbox", // Chromium's sandbox does not work for root
+			"--disable-gpu", "--disable-quic", "--no-first-run",
+			"--disable-background-networking", "--disable-component-update", "--disable-sync",
+			"--host-resolver-rules=" + hosts,
+			// With the pipe, Chromium ends when its driver has ended.
+			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
+			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
+		},
+		"prefs": params{
+			"download.default_directory": b.downloads,
+			// These settings permit third-party cookies. So only SameSite can keep the cookie from
+			// another site's requests.
+			"profile.cookie_controls_mode":      0,
+			"profile.block_third_party_cookies": false,
+		},
+	}
+	wanted := params{
+		"acceptInsecureCerts": server != "",
+		"goog:chromeOptions":  options,
+		"goog:loggingPrefs":   params{"browser": "ALL"},
+	}
+	var created struct{ SessionID string }
+	b.command("POST", "", params{"capabilities": params{"alwaysMatch": wanted}}, &created)
+	b.session += "/" + created.SessionID
 	t.Cleanup(func() {
 		if t.Failed() {
 			page := script[string](b, "return document.body.innerText")
@@ -68,6 +80,25 @@ func newBrowser(t testing.TB, engine, server string) *browser {
 		b.command("DELETE", "", nil, nil)
 	})
 	return b
+}
+
+// startDriver starts chromedriver and returns its port. dir is its home and its temporary folder.
+// chromedriver chooses a port that is free in one of IPv4 and IPv6, and ends if the port is taken in
+// the other. Then startDriver starts it again.
+func startDriver(t testing.TB, dir string) (port string) {
+	t.Helper()
+	driver := hubstest.Need(t, "chromedriver", "chromium-driver")
+	for range 5 {
+		cmd := exec.Command(driver, "--port=0")
+		cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir)
+		p := hubstest.StartProgram(t, cmd)
+		port := p.WaitMatch(t, "started successfully on port ([0-9]+)|port not available")
+		if port != "" {
+			return port
+		}
+	}
+	t.Fatal("setup: chromedriver found no free port in five attempts")
+	return ""
 }
 
 // step takes one step of a story. The next steps need it, so if it fails, step ends the test. It is
@@ -92,13 +123,39 @@ func (b *browser) wantEqual(what string, got, want any) {
 // nil, the result is ignored.
 func (b *browser) command(method, path string, in params, out any) {
 	b.t.Helper()
-	answer, err := b.driver.command(method, path, in)
+	answer, err := b.try(method, path, in)
 	if err == nil && out != nil {
 		err = json.Unmarshal(answer, out)
 	}
 	if err != nil {
-		b.t.Fatalf("setup: %s: WebDriver %s %s: %v", b.engine, method, path, err)
+		b.t.Fatalf("setup: WebDriver %s %s: %v", method, path, err)
 	}
+}
+
+// try sends one command and returns its result.
+func (b *browser) try(method, path string, in params) (json.RawMessage, error) {
+	var body bytes.Buffer
+	if in != nil {
+		json.NewEncoder(&body).Encode(in) // params can always be encoded
+	}
+	req, err := http.NewRequest(method, b.session+path, &body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := (&http.Client{Timeout: 2 * hubstest.Patience}).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var answer struct{ Value json.RawMessage }
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != 200 {
+		message, _, _ := strings.Cut(string(answer.Value), `\n#`) // without the stack trace
+		return nil, errors.New(message)
+	}
+	return answer.Value, nil
 }
 
 // post sends a command that has no result.
@@ -123,8 +180,8 @@ func (b *browser) open(url string) {
 }
 
 // element returns the path of the first element that matches a CSS selector, for further commands.
-// It scrolls the element to the middle of the window, so that the navigation, of which the drivers
-// know nothing, does not cover it. From then on the page does not scroll smoothly: while it does, a
+// It scrolls the element to the middle of the window, so that the navigation, of which the driver
+// knows nothing, does not cover it. From then on the page does not scroll smoothly: while it does, a
 // click can miss the element.
 func (b *browser) element(selector string) string {
 	b.t.Helper()
@@ -171,12 +228,12 @@ func (b *browser) visible(selector string) bool {
 }
 
 // waitFor waits until a JavaScript expression is true in the page. If the driver fails, waitFor
-// tries again, because a driver may fail while the browser replaces the page by another.
+// tries again, because the driver may fail while the browser replaces the page by another.
 func (b *browser) waitFor(expression string, args ...any) {
 	b.t.Helper()
 	call := params{"script": "return " + expression, "args": append([]any{}, args...)}
 	hubstest.WaitUntil(b.t, fmt.Sprint(expression, args), func() bool {
-		answer, err := b.driver.command("POST", "/execute/sync", call)
+		answer, err := b.try("POST", "/execute/sync", call)
 		return err == nil && string(answer) == "true"
 	})
 }
@@ -186,27 +243,6 @@ func (b *browser) waitText(selector, part string) {
 	b.t.Helper()
 	b.waitFor("document.querySelector(arguments[0])?.textContent.includes(arguments[1])",
 		selector, part)
-}
-
-// inNewTab clicks a link that opens a tab, calls look in that tab, and closes the tab.
-func (b *browser) inNewTab(link string, look func()) {
-	var before, handles []string
-	b.command("GET", "/window/handles", nil, &before)
-	b.click(link)
-	hubstest.WaitFor(b.t, "open tabs", len(before)+1, func() int {
-		b.command("GET", "/window/handles", nil, &handles)
-		return len(handles)
-	})
-	isOld := func(handle string) bool { return slices.Contains(before, handle) }
-	handles = slices.DeleteFunc(handles, isOld)
-	b.switchTo(handles[0])
-	look()
-	b.command("DELETE", "/window", nil, nil)
-	b.switchTo(before[0])
-}
-
-func (b *browser) switchTo(handle string) {
-	b.post("/window", params{"handle": handle})
 }
 
 // cookies returns all cookies that the browser has for the page, including those that no script can
@@ -222,12 +258,8 @@ type browserCookie struct {
 	Expiry                              int64
 }
 
-// console returns the console's messages since the last call. The driver of WebKitGTK does not show
-// the console, so console returns nothing there.
+// console returns the console's messages since the last call.
 func (b *browser) console() (messages []string) {
-	if b.engine != chromium {
-		return nil
-	}
 	var entries []struct{ Message string }
 	b.command("POST", "/se/log", params{"type": "browser"}, &entries)
 	for _, entry := range entries {
@@ -237,12 +269,12 @@ func (b *browser) console() (messages []string) {
 }
 
 // wantConsole requires that the console has as many new messages as there are parts, and that each
-// message contains its part, in this order. In WebKitGTK it requires nothing.
+// message contains its part, in this order.
 func (b *browser) wantConsole(parts ...string) {
 	b.t.Helper()
 	got := b.console()
-	if b.engine == chromium && !slices.EqualFunc(got, parts, strings.Contains) {
-		b.t.Errorf("%s: console: got %q, want messages with %q", b.engine, got, parts)
+	if !slices.EqualFunc(got, parts, strings.Contains) {
+		b.t.Errorf("console: got %q, want messages with %q", got, parts)
 	}
 }
 
@@ -252,7 +284,7 @@ func (b *browser) devTools(method string, details params) {
 }
 
 // wantAccessible checks the page on a wide screen in light colors and on a narrow one in dark
-// colors. state names the state of the page in failure messages. Only Chromium can emulate screens.
+// colors. state names the state of the page in failure messages.
 func (b *browser) wantAccessible(state string) {
 	b.t.Helper()
 	axe, err := os.ReadFile(os.Getenv("AXE_JS"))

@@ -36,61 +36,7 @@ func writePage(w http.ResponseWriter, page string) {
 
 const emptyPage = `<!doctype html><title>Another page</title><link rel="icon" href="data:,">`
 
-// origins holds the origins of the pages that a browser opens, and of the server that they call.
-type origins struct {
-	api, allowed        string
-	sameSite, crossSite string // not allowed; only requests of sameSite have the cookie
-}
-
-// Pages of an allowed origin can use the server, and pages of other origins can't. Two ports of a
-// host are one site. So of the two pages that are not allowed, one is of the server's site, and its
-// requests have the cookie. The other is of another site, and its requests have no cookie.
-func TestOtherOriginsInBrowser(t *testing.T) {
-	t.Parallel()
-	allowed := withLocalhost(servePage(t, emptyPage))
-	foreign := servePage(t, emptyPage)
-	inEachEngine(t, func(t *testing.T, b *browser) {
-		s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-		testOrigins(b, s, origins{
-			api:       withLocalhost(s.Base),
-			allowed:   allowed,
-			sameSite:  withLocalhost(foreign),
-			crossSite: foreign,
-		})
-	})
-}
-
 func withLocalhost(url string) string { return strings.Replace(url, "127.0.0.1", "localhost", 1) }
-
-// The same holds in production: over TLS, behind a proxy, on names of one domain. All subdomains of
-// that domain are allowed, but not the domain itself. The cookie has the attributes of production.
-func TestProductionInBrowser(t *testing.T) {
-	t.Parallel()
-	for engine := range engines {
-		t.Run(engine, func(t *testing.T) {
-			t.Parallel()
-			mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-			s := hubstest.Start(t, hubstest.ProductionEnv(mail))
-			b := newBrowser(t, engine, terminateTLS(t, s))
-			testOrigins(b, s, origins{
-				api:       s.Base,
-				allowed:   "https://app.example.com",
-				sameSite:  "https://example.com",
-				crossSite: "https://evil-example.com",
-			})
-
-			b.open(s.Base + "/healthz")
-			b.wantCookie(browserCookie{
-				Name:     s.CookieName(),
-				Domain:   ".example.com",
-				Path:     "/",
-				SameSite: "Lax",
-				HTTPOnly: true,
-				Secure:   true,
-			})
-		})
-	}
-}
 
 // terminateTLS starts a TLS server in front of s and returns its address. It passes requests for
 // api.example.com to s, and serves an empty page under every other name.
@@ -131,9 +77,45 @@ func write(request, body string) pageRequest {
 // An originTest is a browser whose page calls the server.
 type originTest struct {
 	*browser
-	origins
 	srv *hubstest.Server
 	hub string // the path of a hub
+}
+
+const allowedPage = "https://app.example.com"
+
+// In production, over TLS and behind a proxy, pages of an allowed origin can use the server, and
+// pages of other origins can't: this is what browsers do with CORS (C1), SameSite and the refusal of
+// cross-site writes (C2). All subdomains of a domain are allowed, but not the domain itself. The
+// domain is of the server's site, so requests of its pages have the cookie. Requests from another
+// site have none.
+func TestOtherOriginsInBrowser(t *testing.T) {
+	t.Parallel()
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	s := hubstest.Start(t, hubstest.ProductionEnv(mail))
+	b := newBrowser(t, terminateTLS(t, s))
+	hubstest.Exec(t, s.Database, "insert into hubs (name) values ('North')")
+	hub := "/hubs/" + hubstest.Query[string](t, s.Database, "select hub_id from hubs")
+	o := originTest{browser: b, srv: s, hub: hub}
+	o.step("the allowed page", o.useAll)
+	o.step("a page of the same site", func() {
+		got := o.attack("https://example.com")
+		b.wantEqual("attacks", got, outcome{refused: 4, withoutCookie: 0})
+	})
+	o.step("a page of another site", func() {
+		got := o.attack("https://evil-example.com")
+		b.wantEqual("attacks", got, outcome{refused: 4, withoutCookie: 2})
+	})
+	o.step("the allowed page again", o.wantNoChange)
+
+	b.open(s.Base + "/healthz")
+	b.wantCookie(browserCookie{
+		Name:     s.CookieName(),
+		Domain:   ".example.com",
+		Path:     "/",
+		SameSite: "Lax",
+		HTTPOnly: true,
+		Secure:   true,
+	})
 }
 
 // fetch makes the page send a request with cookies.
@@ -149,7 +131,7 @@ func (o originTest) fetch(request pageRequest) pageAnswer {
 				retryAfter: r.headers.get('retry-after') ?? '',
 				location: r.headers.get('location') ?? ''
 			}),
-			error => ({failed: String(error)}))`, o.api+request.path)
+			error => ({failed: String(error)}))`, o.srv.Base+request.path)
 }
 
 // read is fetch for a request whose answer the page must be able to read. Otherwise it ends the test.
@@ -162,28 +144,11 @@ func (o originTest) read(status int, request pageRequest) pageAnswer {
 	return answer
 }
 
-// testOrigins tests what browsers do with CORS (C1), SameSite and the refusal of cross-site writes
-// (C2), on pages of three origins.
-func testOrigins(b *browser, s *hubstest.Server, at origins) {
-	database := s.Database
-	hubstest.Exec(b.t, database, "insert into hubs (name) values ('North')")
-	hub := "/hubs/" + hubstest.Query[string](b.t, database, "select hub_id from hubs")
-	o := originTest{browser: b, origins: at, srv: s, hub: hub}
-	o.step("the allowed page", o.useAll)
-	o.step("a page of the same site", func() {
-		b.wantEqual("attacks", o.attack(at.sameSite), outcome{refused: 4, withoutCookie: 0})
-	})
-	o.step("a page of another site", func() {
-		b.wantEqual("attacks", o.attack(at.crossSite), outcome{refused: 4, withoutCookie: 2})
-	})
-	o.step("the allowed page again", o.wantNoChange)
-}
-
 // useAll opens a page of the allowed origin. The page can sign in and use the API, and can read
 // each answer.
 func (o originTest) useAll() {
 	o.t.Helper()
-	o.open(o.allowed)
+	o.open(allowedPage)
 	email, _ := o.srv.NewUser(o.t, "admin")
 	askCode := write("POST /auth/otp/request", fmt.Sprintf(`{"email":%q}`, email))
 	o.read(200, askCode)
@@ -192,8 +157,8 @@ func (o originTest) useAll() {
 	if signedIn.ID != "by-the-page" || !strings.Contains(signedIn.Body, email) {
 		o.t.Errorf("sign-in: got %+v, want the page's X-Request-Id and the user's address", signedIn)
 	}
-	// The browser has the cookie for this page too, although its port or its host name is not the
-	// server's. No script may read it.
+	// The browser has the cookie for this page too, although its host name is not the server's. No
+	// script may read it.
 	o.wantEqual("document.cookie", script[string](o.browser, "return document.cookie"), "")
 	o.read(403, pageRequest{path: "/hubs"})
 	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(signedIn.Body)
@@ -220,7 +185,7 @@ func TestPageMayUseTheLimit(t *testing.T) {
 	t.Parallel()
 	allowed := withLocalhost(servePage(t, emptyPage))
 	s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-	b := newBrowser(t, chromium, "")
+	b := newBrowser(t, "")
 	b.open(allowed)
 	const more = 40
 	limit := hubstest.LimitOf(t, "GET /hubs").Requests
@@ -246,7 +211,7 @@ func TestPageMayUseTheLimit(t *testing.T) {
 // page, not even this one, can show an answer of the server in a frame.
 func (o originTest) wantNoChange() {
 	o.t.Helper()
-	o.open(o.allowed)
+	o.open(allowedPage)
 	hubs := o.read(200, pageRequest{path: "/hubs"}).Body
 	if strings.Count(hubs, "hubId") != 2 || strings.Contains(hubs, "Taken") {
 		o.t.Errorf("got the hubs %s, want the two of this test, unchanged by foreign pages", hubs)
@@ -259,7 +224,7 @@ func (o originTest) wantNoChange() {
 		frame.onload = () => loaded();
 		frame.src = arguments[0];
 		document.body.append(frame);
-	})`, o.api+"/healthz")
+	})`, o.srv.Base+"/healthz")
 	o.wantConsole("frame-ancestors 'none'")
 }
 
@@ -310,7 +275,7 @@ func (o originTest) attack(page string) (seen outcome) {
 	script[any](o.browser, `
 		document.body.innerHTML = '<form method="post"><button>Win a prize</button></form>';
 		document.forms[0].action = arguments[0] + '/auth/logout';
-		document.forms[0].submit()`, o.api)
+		document.forms[0].submit()`, o.srv.Base)
 	o.waitText("body", `"cross_origin"`)
 	seen.refused = refused() - refusedBefore
 	seen.withoutCookie = noSession() - noSessionBefore
@@ -318,11 +283,10 @@ func (o originTest) attack(page string) (seen outcome) {
 }
 
 // The policy of the learner's page allows its one style and its one script, by their hashes, and
-// nothing else that an attacker may get into the page. TestPageHashes compares the hashes. One
-// engine suffices, because every engine reads the same policy.
+// nothing else that an attacker may get into the page. TestPageHashes compares the hashes.
 func TestPagePolicy(t *testing.T) {
 	t.Parallel()
-	b := newBrowser(t, chromium, "")
+	b := newBrowser(t, "")
 	b.open(hubstest.Start(t).Base + "/")
 	b.wantConsole()
 	want := []string{
