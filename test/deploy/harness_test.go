@@ -224,24 +224,6 @@ func (p *frontProxy) command(t testing.TB, line string) string {
 	return string(answer)
 }
 
-// stats returns the values in a column of HAProxy's statistics, from the lines with the name of a
-// server: each backend has one.
-func (p *frontProxy) stats(t testing.TB, name, column string) string {
-	t.Helper()
-	var values []string
-	lines := strings.Split(p.command(t, "show stat"), "\n")
-	i := slices.Index(strings.Split(lines[0], ","), column)
-	if i < 0 {
-		t.Fatalf("setup: HAProxy's statistics: got the columns %q, want %s among them", lines[0], column)
-	}
-	for _, line := range lines {
-		if strings.Contains(","+line, ","+name+",") {
-			values = append(values, strings.Split(line, ",")[i])
-		}
-	}
-	return strings.Join(values, " ")
-}
-
 // member adds a user with a role, and returns a client that has signed in through the proxy and
 // accepted the terms.
 func (p *frontProxy) member(s *hubstest.Server, role string) *hubstest.Client {

@@ -28,17 +28,13 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		s := hubstest.Start(t, env)
 		p := startProxy(t, engine, s.Addr)
 		c := p.member(s, "member")
-		overHTTP2 := p.clientFrom(s, newAddress())
-		overHTTP2.SetToken(c.Token())
 		// StartUpload returns when the server has begun to write the file, and Finish sends the
 		// rest. So this fails if the proxy does not stream uploads.
-		for _, client := range []*hubstest.Client{c, overHTTP2} {
-			upload := client.StartUpload("a.txt")
-			r := upload.Finish().Must(t, 201)
-			client.WantFile(r.Header.Get("Location"), upload.Content)
-		}
+		upload := c.StartUpload("a.txt")
+		r := upload.Finish().Must(t, 201)
+		c.WantFile(r.Header.Get("Location"), upload.Content)
 		// The server refuses a body before it reaches a limit of the proxy.
-		r := c.Upload("a.bin", make([]byte, uploadLimit+1))
+		r = c.Upload("a.bin", make([]byte, uploadLimit+1))
 		r.WantProblem(t, 413, "too_large")
 		r = c.Do("POST /auth/otp/request", strings.Repeat("x", 20<<10))
 		r.WantProblem(t, 413, "too_large")
@@ -238,52 +234,6 @@ func TestProxySendsOnce(t *testing.T) {
 			t.Errorf("got %d requests on a connection that was used before, want 0", backend.reused)
 		}
 	})
-}
-
-// A page with 40 pictures shows all of them, also to two users behind one address, whose browsers
-// load the pictures at once, by HTTP/2.
-func TestPageShowsAllPictures(t *testing.T) {
-	forEachProxy(t, func(t *testing.T, engine string) {
-		s := hubstest.Start(t, productionEnv(t))
-		p := startProxy(t, engine, s.Addr)
-		wantFortyStreams(t, p)
-		c := p.member(s, "member")
-		picture := strings.Repeat("picture ", 300_000/8)
-		path := c.Store("a.txt", picture)
-		address := newAddress()
-		var loads sync.WaitGroup
-		for range 2 {
-			browser := p.clientFrom(s, address)
-			browser.SetToken(c.Token())
-			for range 40 {
-				loads.Go(func() {
-					r, err := browser.Try("GET "+path, nil)
-					if err != nil || r.Status != 200 || string(r.Body) != picture {
-						t.Errorf("got the error %v and status %d, want the picture", err, r.Status)
-					}
-				})
-			}
-		}
-		loads.Wait()
-	})
-}
-
-// wantFortyStreams reads the proxy's SETTINGS: one connection of HTTP/2 takes 40 requests at a
-// time. A browser has at most two connections to a server. So a page with more pictures waits in
-// the browser, and never reaches the bound of its address.
-func wantFortyStreams(t *testing.T, p *frontProxy) {
-	t.Helper()
-	config := &tls.Config{ServerName: "api.example.com", NextProtos: []string{"h2"}}
-	conn, err := tls.DialWithDialer(dialer(newAddress()), "tcp", p.addr, config)
-	hubstest.Must(t, err)
-	defer conn.Close()
-	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-	frame := make([]byte, 9+60) // more than the SETTINGS of both
-	n, _ := io.ReadAtLeast(conn, frame, 9+18)
-	const maxConcurrentStreams = "\x00\x03\x00\x00\x00\x28" // 40
-	if !strings.Contains(string(frame[:n]), maxConcurrentStreams) {
-		t.Errorf("got the SETTINGS % x, want % x among them", frame[:n], maxConcurrentStreams)
-	}
 }
 
 // H5: a client that neither sends nor takes a byte is cut off after 60 s. The test shortens this
