@@ -57,6 +57,7 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 // startProxyWith is startProxy with values of the configuration replaced, as shipped does it.
 func startProxyWith(t testing.TB, engine string, oldNew []string, servers ...string) *frontProxy {
 	t.Helper()
+	hubstest.NeedRoot(t) // a proxy changes its user, and HAProxy its root folder
 	program := hubstest.Need(t, engine, engine)
 	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
 	// that root has started runs as another user.
@@ -94,8 +95,7 @@ func startProxyWith(t testing.TB, engine string, oldNew []string, servers ...str
 	return p
 }
 
-// haproxyConfig returns haproxy.cfg with the addresses and paths of the test. HAProxy can change
-// its user and its root folder only if root has started it. Otherwise these lines are left out.
+// haproxyConfig returns haproxy.cfg with the addresses and paths of the test.
 func haproxyConfig(t testing.TB, dir string, servers, replace []string) string {
 	t.Helper()
 	replace = append(replace,
@@ -103,17 +103,8 @@ func haproxyConfig(t testing.TB, dir string, servers, replace []string) string {
 		"[::]:443 v6only ssl", "fd@4 accept-proxy ssl",
 		"/etc/hubs/tls.pem", dir+"/tls.pem",
 		"/run/haproxy/admin.sock", dir+"/admin.sock",
-		"/var/lib/haproxy/hubs.sock", dir+"/hubs.sock")
-	if os.Getuid() == 0 {
-		replace = append(replace, "chroot /var/lib/haproxy", "chroot "+dir)
-	} else {
-		replace = append(replace,
-			"    user haproxy\n", "",
-			"    group haproxy\n", "",
-			"    chroot /var/lib/haproxy\n", "",
-			"unix@/hubs.sock", "unix@"+dir+"/hubs.sock",
-			"user haproxy mode", "mode")
-	}
+		"/var/lib/haproxy/hubs.sock", dir+"/hubs.sock",
+		"chroot /var/lib/haproxy", "chroot "+dir)
 	for i := range 3 {
 		replace = append(replace, fmt.Sprintf("10.0.0.1%d:8080", i+1), servers[i%len(servers)])
 	}
