@@ -11,10 +11,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -222,28 +220,6 @@ func TestErrorsOfAStoppingServerEndConnections(t *testing.T) {
 	answer, _ := call(s, fails)
 	if got := answer.Header().Get("Connection"); got != "close" {
 		t.Errorf("got Connection %q, want close", got)
-	}
-}
-
-// If the server could not store a body, the answer is a 5xx. If the body was too large, broke off
-// or came too slowly, the answer is a 4xx.
-func TestBodyFaultsAreToldApart(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		err    error
-		status int
-	}{
-		{&os.PathError{Err: syscall.EIO}, 500},
-		{&os.PathError{Err: syscall.ENOSPC}, 507},
-		{&os.PathError{Err: syscall.EDQUOT}, 507},
-		{&http.MaxBytesError{}, 413},
-		{errTooLarge, 413},
-		{io.ErrUnexpectedEOF, 400},
-		{os.ErrDeadlineExceeded, 400},
-	} {
-		if got := bodyProblem(fmt.Errorf("within: %w", test.err)).Status; got != test.status {
-			t.Errorf("%v: got status %d, want %d", test.err, got, test.status)
-		}
 	}
 }
 

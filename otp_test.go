@@ -436,7 +436,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 	real, err := url.Parse(m.URL)
 	hubstest.Must(t, err)
 
-	logIn := func(user *url.Userinfo, host string) (passwordSent bool, err error) {
+	logIn := func(user *url.Userinfo, host string) error {
 		t.Helper()
 		conn, err := net.Dial("tcp", real.Host)
 		hubstest.Must(t, err)
@@ -444,17 +444,13 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		named := &url.URL{Scheme: "smtp", User: user, Host: host + ":587"}
 		client, err := smtp.NewClient(conn, named.Hostname())
 		hubstest.Must(t, err)
-		before := m.Passwords()
-		from := &mail.Address{Address: "hubs@example.com"}
-		err = mailer{server: named, from: from}.encryptAndLogIn(client)
-		return m.Passwords() > before, err
+		return mailer{server: named, from: &mail.Address{}}.encryptAndLogIn(client)
 	}
 
-	for _, host := range []string{"localhost", "127.0.0.1", "[::1]"} {
-		sent, err := logIn(real.User, host)
-		if err != nil || !sent {
-			t.Errorf("%s: got the password sent: %v, and the error %v, want it sent",
-				host, sent, err)
+	loopback := []string{"localhost", "127.0.0.1", "[::1]"}
+	for _, host := range loopback {
+		if err := logIn(real.User, host); err != nil {
+			t.Errorf("%s: got the error %v, want none", host, err)
 		}
 	}
 	others := `10.0.0.1 172.16.0.1 192.168.0.1 169.254.1.1 100.64.0.1 0.0.0.0
@@ -463,11 +459,10 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 	for host := range strings.FieldsSeq(others) {
 		// Without a password, net/smtp alone would send the mail.
 		for _, user := range []*url.Userinfo{real.User, nil} {
-			sent, err := logIn(user, host)
-			if err == nil || sent {
-				t.Errorf("%s: got the password sent: %v, and the error %v, want one before it",
-					host, sent, err)
+			if err := logIn(user, host); err == nil {
+				t.Errorf("%s: got no error, want one without TLS", host)
 			}
 		}
 	}
+	hubstest.WantEqual(t, "passwords at the mail server", m.Passwords(), len(loopback))
 }

@@ -5,7 +5,6 @@ package main
 
 import (
 	"errors"
-	"io"
 	"math/rand/v2"
 	"strconv"
 	"testing"
@@ -98,11 +97,12 @@ func TestLimitSlides(t *testing.T) {
 }
 
 // L3: A million new keys leave the memory of a limiter bounded, and each of them passes: nobody is
-// refused because of other clients' keys.
+// refused because of other clients' keys. A known key needs no room: it pushes out no other.
 func TestFloodOfNewKeys(t *testing.T) {
 	t.Parallel()
-	l := newLimiter(1, time.Hour, "")
-	for i := range 1_000_000 {
+	l := newLimiter(2, time.Hour, "")
+	const keys = 1_000_000
+	for i := range keys {
 		if got := refusedFor(t, l, strconv.Itoa(i)); got != 0 {
 			t.Fatalf("new key %d: got refused for %v, want passed", i, got)
 		}
@@ -110,20 +110,10 @@ func TestFloodOfNewKeys(t *testing.T) {
 	if got := len(l.spent); got > maxKeys {
 		t.Errorf("got %d keys in memory, want at most %d", got, maxKeys)
 	}
-}
-
-// A known key of a full limiter needs no room: it pushes out no other key, and is refused itself.
-func TestKnownKeyNeedsNoRoom(t *testing.T) {
-	t.Parallel()
-	l := newLimiter(2, time.Hour, "")
-	for i := range maxKeys {
-		l.spend(strconv.Itoa(i))
-	}
-	for range 100 {
-		l.spend("0")
-	}
-	if got := len(l.spent); got != maxKeys {
-		t.Errorf("got %d keys in memory, want %d", got, maxKeys)
+	known := strconv.Itoa(keys - 1)
+	if got := refusedFor(t, l, known); got != 0 || len(l.spent) != maxKeys {
+		t.Errorf("a known key: got refused for %v, and %d keys in memory, want passed, and %d",
+			got, len(l.spent), maxKeys)
 	}
 }
 
@@ -133,48 +123,22 @@ func TestSweepIsOnceAPeriod(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(1, time.Minute, "")
-		start := time.Now()
-		for _, step := range []struct {
-			at   time.Duration // since the start
-			key  string
-			kept int // keys in memory after this request
+		for n, step := range []struct {
+			pause time.Duration
+			kept  int // keys in memory after one more
 		}{
-			{at: 0, key: "a", kept: 1},
-			{at: 30 * time.Second, key: "b", kept: 2},
-			{at: time.Minute - 1, key: "c", kept: 3},
-			{at: time.Minute, key: "d", kept: 3}, // a sweep, which discards a
-			{at: 100 * time.Second, key: "e", kept: 4},
-			{at: 2 * time.Minute, key: "f", kept: 2}, // a sweep, which keeps only e
+			{0, 1},
+			{30 * time.Second, 2},
+			{30*time.Second - 1, 3},
+			{1, 3}, // a sweep, which discards the first key
+			{40 * time.Second, 4},
+			{20 * time.Second, 2}, // a sweep, which keeps only the last one before
 		} {
-			time.Sleep(time.Until(start.Add(step.at)))
-			l.spend(step.key)
+			time.Sleep(step.pause)
+			l.spend(strconv.Itoa(n))
 			if got := len(l.spent); got != step.kept {
-				t.Errorf("at %v: got %d keys in memory, want %d", step.at, got, step.kept)
+				t.Errorf("key %d: got %d keys in memory, want %d", n, got, step.kept)
 			}
-		}
-	})
-}
-
-// Downloads count against a limit of their own, also for a client that has spent the limit of other
-// requests. Those within it are refused only later, because they have no session.
-func TestDownloadsAreLimited(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // time stands still
-		s := newServer(config{env: envLocal}, &store{}, io.Discard)
-		for range s.requestLimit.burst {
-			statusOf(s, "GET", "/nowhere")
-		}
-		if got := statusOf(s, "GET", "/filesystem"); got != 429 { // begins like the path of a file
-			t.Errorf("one more request: got status %d, want 429", got)
-		}
-		for n := range s.fileLimit.burst {
-			method := []string{"GET", "HEAD"}[n%2]
-			if got := statusOf(s, method, "/files/id/a.txt"); got != 401 {
-				t.Fatalf("%s, download %d: got status %d, want 401", method, n+1, got)
-			}
-		}
-		if got := statusOf(s, "GET", "/files/id/a.txt"); got != 429 {
-			t.Errorf("one more download: got status %d, want 429", got)
 		}
 	})
 }
