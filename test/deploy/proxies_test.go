@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -69,57 +68,24 @@ const (
 	privateBody = `{"email":"jane.roe@mailbox.example","code":"482913"}`
 )
 
-// privateRequests have private data in every place of a request that a client fills.
-var privateRequests = map[string]struct {
-	request string
-	status  string // in the log of the proxy, a regular expression
-}{
-	"with a body": {
-		request: "POST <path> HTTP/1.1\r\n<headers>Content-Length: <length>\r\n\r\n<body>",
-		status:  "50[23]",
-	},
-	"without a body": {
-		request: "GET <path> HTTP/1.1\r\n<headers>\r\n",
-		status:  "50[23]",
-	},
-	"method that does not exist": {
-		request: "M482913 <path> HTTP/1.1\r\n<headers>\r\n",
-		status:  "400|50[23]",
-	},
-	"method that begins with the name of another": {
-		request: "GETJANE_ROE / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
-		status:  "50[23]",
-	},
-	"method that ends with the name of another": {
-		request: "JANE_ROE-GET / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
-		status:  "50[23]",
-	},
-	"version of HTTP that does not exist": {
-		request: "GET <path> HTTP/1.482913\r\n<headers>\r\n",
-		status:  "400|505",
-	},
-	"header without a colon": {
-		request: "GET <path> HTTP/1.1\r\n<headers>482913 jane.roe@mailbox.example\r\n\r\n",
-		status:  "400|50[23]",
-	},
-	"text that is not a request": {
-		request: "482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n",
-		status:  "400",
-	},
-	"too many headers": {
-		request: "GET <path> HTTP/1.1\r\n<headers>X: <482913*12000>\r\n\r\n",
-		status:  "4[0-9][0-9]",
-	},
-	"two lengths": {
-		request: "POST <path> HTTP/1.1\r\n<headers>" +
-			"Content-Length: 0\r\nContent-Length: 482913\r\n\r\n",
-		status: "400",
-	},
-	"target without a path": {
-		request: "GET x:<path> HTTP/1.0\r\n\r\n",
-		status:  "400",
-	},
+// privateRequests have private data in every place of a request that a client fills. Most break
+// HTTP: a method, a version, a header, a length or a target.
+var privateRequests = []string{
+	"POST <path> HTTP/1.1\r\n<headers>Content-Length: <length>\r\n\r\n<body>",
+	"GET <path> HTTP/1.1\r\n<headers>\r\n",
+	"M482913 <path> HTTP/1.1\r\n<headers>\r\n",
+	"GETJANE_ROE / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
+	"JANE_ROE-GET / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
+	"GET <path> HTTP/1.482913\r\n<headers>\r\n",
+	"GET <path> HTTP/1.1\r\n<headers>482913 jane.roe@mailbox.example\r\n\r\n",
+	"482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n",
+	"GET <path> HTTP/1.1\r\n<headers>X: <482913*12000>\r\n\r\n",
+	"POST <path> HTTP/1.1\r\n<headers>Content-Length: 0\r\nContent-Length: 482913\r\n\r\n",
+	"GET x:<path> HTTP/1.0\r\n\r\n",
 }
+
+// private matches a part of the private data.
+var private = regexp.MustCompile(`(?i)jane|roe|mailbox|482913|eyJ`)
 
 // G5: no log of a proxy has private data from a request, whatever fails. By default, nginx would
 // quote the request in each message about an error.
@@ -140,25 +106,28 @@ func TestProxyLogs(t *testing.T) {
 				t.Parallel()
 				p := startProxy(t, engine, server)
 				sendPrivateRequests(t, p)
-				wantNothingPrivate(t, p.logged())
+				for _, line := range p.logged() {
+					if private.MatchString(line) {
+						t.Errorf("got the log line %s, want none with private data", line)
+					}
+				}
 			})
 		}
 	})
 }
 
 // sendPrivateRequests sends all privateRequests, and a request by HTTP/2. It returns when the proxy
-// has logged each of them with the right status.
+// has logged each of them.
 func sendPrivateRequests(t *testing.T, p *frontProxy) {
 	t.Helper()
-	for name, c := range privateRequests {
-		request := hubstest.FillIn(c.request,
+	for _, request := range privateRequests {
+		address := newAddress()
+		p.raw(address, hubstest.FillIn(request,
 			"<path>", privatePath,
 			"<headers>", privateHeaders,
 			"<body>", privateBody,
-			"<length>", fmt.Sprint(len(privateBody)))
-		address := newAddress()
-		p.raw(address, request)
-		p.waitLine(name, address, c.status)
+			"<length>", fmt.Sprint(len(privateBody))))
+		p.waitLine(address)
 	}
 	// With HTTP/2, nginx builds a request line of its own, which could be in a log.
 	address := newAddress()
@@ -167,17 +136,7 @@ func sendPrivateRequests(t *testing.T, p *frontProxy) {
 	if err != nil || r.Status < 500 {
 		t.Errorf("HTTP/2: got the error %v and %v, want a status of 500 or more", err, r)
 	}
-	p.waitLine("HTTP/2", address, "50[23]")
-}
-
-func wantNothingPrivate(t *testing.T, lines []string) {
-	t.Helper()
-	secret := regexp.MustCompile(`(?i)jane|roe|mailbox|482913|eyJ`)
-	for _, line := range lines {
-		if secret.MatchString(line) {
-			t.Errorf("got the log line %s, want none with private data", line)
-		}
-	}
+	p.waitLine(address)
 }
 
 // logged returns all lines that the proxy has logged so far.
@@ -186,13 +145,11 @@ func (p *frontProxy) logged() []string {
 	return append(p.log.All(), strings.Split(string(faults), "\n")...)
 }
 
-// waitLine waits for the log line of a request from the address. name is the request's, status a
-// regular expression.
-func (p *frontProxy) waitLine(name, address, status string) {
+// waitLine waits for the log line of a request from the address.
+func (p *frontProxy) waitLine(address string) {
 	p.t.Helper()
-	line := regexp.MustCompile(regexp.QuoteMeta(address) + `:.*[ =](` + status + `) `)
-	hubstest.WaitUntil(p.t, name+": a line of the log matches "+line.String(), func() bool {
-		return slices.ContainsFunc(p.logged(), line.MatchString)
+	hubstest.WaitUntil(p.t, "the log has a line of "+address, func() bool {
+		return strings.Contains(strings.Join(p.logged(), "\n"), address+":")
 	})
 }
 
