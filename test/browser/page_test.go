@@ -23,6 +23,7 @@ type learner struct {
 	refusals   int // those that step 9 lists: all but 400 invalid_request, each once
 	// messages are parts of the console's messages that this step must cause, in their order.
 	messages []string
+	axe      string // axe-core, if it is to check the page after each step
 }
 
 // newLearner starts a browser, and a server with a new user and 12 hubs.
@@ -71,6 +72,9 @@ func (l *learner) step(name string, take func()) {
 	l.messages = nil
 	l.browser.step(name, take)
 	l.wantConsole(l.messages...)
+	if l.axe != "" {
+		l.wantAccessible(name)
+	}
 }
 
 // waitRefused waits for the message of a refusal, which begins with its status. The console has a
@@ -111,7 +115,23 @@ func picture() string {
 // that belongs to the server's answer.
 func TestPageInBrowser(t *testing.T) {
 	t.Parallel()
+	newLearner(t).takeAllSteps()
+}
+
+// After each step nothing is wider than the screen, and axe-core finds no fault. .ci/run fetches
+// axe-core, because the project does not depend on it. Without it, the test is skipped.
+func TestPageIsAccessible(t *testing.T) {
+	t.Parallel()
+	axe, err := os.ReadFile(os.Getenv("AXE_JS"))
+	if err != nil {
+		hubstest.Skip(t, "AXE_JS, the path of axe-core's axe.min.js: "+err.Error())
+	}
 	l := newLearner(t)
+	l.axe = string(axe)
+	l.takeAllSteps()
+}
+
+func (l *learner) takeAllSteps() {
 	l.step("without the script", l.tryWithoutScript)
 	l.step("first sight", l.openPage)
 	l.step("steps 1 and 2: sign in", l.signIn)
@@ -123,33 +143,6 @@ func TestPageInBrowser(t *testing.T) {
 	l.step("open files", l.openFiles)
 	l.step("leave and go back", l.goBack)
 	l.step("step 8: sign out", l.signOut)
-}
-
-// In six states of the page, nothing is wider than the screen, and axe-core finds no fault. .ci/run
-// fetches axe-core, because the project does not depend on it. Without it, the test is skipped.
-func TestPageIsAccessible(t *testing.T) {
-	t.Parallel()
-	l := newLearner(t)
-	l.openPage()
-	l.wantAccessible("first sight")
-	l.enter("#email", l.email)
-	l.enter("#code", "12345")
-	l.waitText("#message-validate", "400 invalid_request")
-	l.wantAccessible("with a field error")
-	l.enter("#code", l.srv.Code(t, l.email))
-	l.waitText("#message-validate", "You are signed in")
-	l.wantAccessible("before the terms")
-	l.press("#terms-accept")
-	l.waitText("#hubs-summary", "There are more.")
-	l.wantAccessible("with hubs")
-	l.upload("a picture.png", picture())
-	l.waitFor("document.querySelector('#preview img')?.naturalWidth === 300")
-	l.wantAccessible("with a picture")
-	for range hubstest.LimitOf(t, "POST /auth/otp/request").Requests {
-		l.press("#request-code")
-	}
-	l.waitText("#message-request", "429 rate_limited")
-	l.wantAccessible("refused by a limit")
 }
 
 // tryWithoutScript opens the page with a changed script, whose hash is not in the policy. The
@@ -399,3 +392,38 @@ func (l *learner) signOut() {
 	l.click("#start-over")
 	l.waitText("#tries-count", "You have seen 0 of 9.")
 }
+
+// wantAccessible checks the page on a wide screen in light colors and on a narrow one in dark
+// colors. step names its state in failure messages.
+func (l *learner) wantAccessible(step string) {
+	l.t.Helper()
+	devTools := func(method string, details params) {
+		l.post("/goog/cdp/execute", params{"cmd": method, "params": details})
+	}
+	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
+		devTools("Emulation.setDeviceMetricsOverride", params{
+			"width":             width,
+			"height":            900,
+			"deviceScaleFactor": 1,
+			"mobile":            false,
+		})
+		colors := params{"name": "prefers-color-scheme", "value": scheme}
+		devTools("Emulation.setEmulatedMedia", params{"features": []params{colors}})
+		for _, finding := range script[[]string](l.browser, l.axe+findFaults, width) {
+			l.t.Errorf("%s, %s, %d px: got %s, want no finding", step, scheme, width, finding)
+		}
+	}
+	devTools("Emulation.clearDeviceMetricsOverride", params{})
+	l.console() // what axe-core causes is not the page's
+}
+
+// findFaults is a script that returns what axe-core finds in the page, and whether the page is
+// wider than the screen.
+const findFaults = `;
+	const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
+	const [width] = arguments, wide = document.documentElement.scrollWidth;
+	return axe.run(document, {runOnly: rules}).then(found => {
+		if (found.passes.length < 10) throw Error('axe-core: fewer than 10 rules passed');
+		return found.violations.map(v => v.id + ' at ' + v.nodes.map(n => n.target.join(' ')))
+			.concat(wide > width ? ['a page ' + wide + ' px wide'] : []);
+	})`
