@@ -1,15 +1,16 @@
 package main
 
+// Tests of the time limits of transfers and of the sweep, with a fake clock.
+
 import (
 	"bytes"
 	"io"
-	"mime/multipart"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,17 +18,10 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A deadlineRecorder is an http.ResponseWriter that records the deadlines that are set on it.
+// A deadlineRecorder is an http.ResponseWriter that records the last deadlines that were set on it.
 type deadlineRecorder struct {
-	http.ResponseWriter
-	read, write time.Time       // the last deadlines
-	left        []time.Duration // the time left until each write deadline when it was set
-}
-
-// Write takes a second, so that time passes between the pieces of a download.
-func (d *deadlineRecorder) Write(b []byte) (int, error) {
-	time.Sleep(time.Second)
-	return d.ResponseWriter.Write(b)
+	*httptest.ResponseRecorder
+	read, write time.Time
 }
 
 func (d *deadlineRecorder) SetReadDeadline(t time.Time) error {
@@ -37,54 +31,58 @@ func (d *deadlineRecorder) SetReadDeadline(t time.Time) error {
 
 func (d *deadlineRecorder) SetWriteDeadline(t time.Time) error {
 	d.write = t
-	d.left = append(d.left, time.Until(t))
 	return nil
 }
 
-// An upload may take a minute, and one second more for each 16 KiB that the server has received. An
-// upload without progress ends after 30 s. So the read deadline is the earlier of the two.
+// newTransfer returns a request with this body, and what records the deadlines of its connection.
+func newTransfer(body io.Reader) (*request, *deadlineRecorder) {
+	d := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
+	r := &request{
+		Request:   httptest.NewRequest("POST", "/files/upload", body),
+		serverLog: slog.New(slog.DiscardHandler),
+	}
+	r.w = &response{ResponseWriter: d, request: r}
+	return r, d
+}
+
+// An upload ends when it makes no progress for stallTimeout, or when the time is up for what was
+// received so far. The read deadline is the earlier of the two.
 func TestUploadDeadlines(t *testing.T) {
 	t.Parallel()
-	const stall = 30 * time.Second
-	const pace = 16 << 10 // bytes
 	for _, test := range []struct {
 		name     string
 		started  time.Duration // before now
 		received int64         // bytes
 		want     time.Duration // the read deadline, from now
 	}{
-		{name: "at the start", want: stall},
-		{name: "with time left", received: 100 * pace, want: stall},
-		{name: "in its last second", started: time.Minute, received: pace, want: time.Second},
+		{name: "at the start", want: stallTimeout},
+		{name: "with time left", received: 100 * transferPace, want: stallTimeout},
 		{
-			name:     "a byte short of the second's pace",
-			started:  time.Minute,
-			received: 2*pace - 1,
+			name:     "in its last second",
+			started:  transferStart,
+			received: transferPace,
 			want:     time.Second,
 		},
-		{name: "25 MiB", started: time.Minute, received: 25 << 20, want: stall},
 		{
-			name:     "25 MiB, late",
-			started:  time.Minute + 25<<20/pace*time.Second,
-			received: 25 << 20,
-			want:     0, // the time is up
+			name:     "a byte short of the second's pace",
+			started:  transferStart,
+			received: 2*transferPace - 1,
+			want:     time.Second,
 		},
-		{name: "at its limit", started: time.Minute, want: 0},
+		{name: "25 MiB", started: transferStart, received: 25 << 20, want: stallTimeout},
+		{name: "out of time", started: transferStart, want: 0},
 	} {
 		synctest.Test(t, func(t *testing.T) { // time stands still, so the deadline is exact
-			d := &deadlineRecorder{}
+			r, d := newTransfer(strings.NewReader("x"))
 			form := &uploadForm{
-				state:    &requestState{ResponseWriter: d},
+				request:  r,
 				started:  time.Now().Add(-test.started),
 				received: test.received,
-				part:     &multipart.Part{},
-				body:     io.NopCloser(strings.NewReader("x")),
+				limit:    test.received + 1,
 			}
-
 			form.Read(make([]byte, 1))
-			want := time.Now().Add(test.want)
-			if !d.read.Equal(want) {
-				t.Errorf("%s: got the read deadline %v, want %v", test.name, d.read, want)
+			if got := time.Until(d.read); got != test.want {
+				t.Errorf("%s: got a read deadline in %v, want %v", test.name, got, test.want)
 			}
 		})
 	}
@@ -94,141 +92,95 @@ func TestUploadDeadlines(t *testing.T) {
 // The upload of this test takes an hour, and is refused because its form is empty.
 func TestAnswerToAnUploadHasItsOwnTime(t *testing.T) {
 	t.Parallel()
-	s, _ := newFilesServer(t, io.Discard)
+	s, _ := newFilesServer(t, nil)
 	synctest.Test(t, func(t *testing.T) {
 		body, client := io.Pipe()
 		time.AfterFunc(time.Hour, func() { client.Close() })
-		request := httptest.NewRequest("POST", "/files/upload", body)
-		request.Header.Set("Content-Type", "multipart/form-data; boundary=b")
-		d := &deadlineRecorder{}
+		r, d := newTransfer(body)
+		r.Header.Set("Content-Type", "multipart/form-data; boundary=b")
 		start := time.Now()
-		s.upload(&requestState{ResponseWriter: d, request: request, user: &user{}})
-		if got, want := d.write.Sub(start), time.Hour+30*time.Second; got != want {
+		s.upload(r)
+		if got, want := d.write.Sub(start), time.Hour+answerTimeout; got != want {
 			t.Errorf("got the write deadline %v after the start, want it after %v", got, want)
 		}
 	})
 }
 
-// H5: Each piece of a download gets 30 s to be sent, whatever the size of the file.
-func TestDownloadDeadlines(t *testing.T) {
+// H5: A download has the time for all of its bytes, from its start on.
+func TestDownloadDeadline(t *testing.T) {
 	t.Parallel()
-	s, dir := newFilesServer(t, io.Discard)
-	const pieces = 10
-	err := os.WriteFile(filepath.Join(dir, "id"), make([]byte, pieces*transferPiece), 0o600)
-	hubstest.Must(t, err)
 	synctest.Test(t, func(t *testing.T) {
-		d := &deadlineRecorder{ResponseWriter: httptest.NewRecorder()}
-		f := file{FileID: "id", Name: "a.txt", ContentType: "text/plain", Size: pieces * transferPiece}
-		request := httptest.NewRequest("GET", "/", nil)
-		err := s.sendFile(&requestState{ResponseWriter: d, request: request, user: &user{}}, f)
-		if err != nil {
-			t.Error("sendFile: ", err)
+		const seconds = 100
+		r, d := newTransfer(nil)
+		f := file{Name: "a.txt", ContentType: "text/plain", Size: seconds * transferPace}
+		hubstest.Must(t, sendFile(r, f, bytes.NewReader(make([]byte, f.Size))))
+		if got, want := time.Until(d.write), transferStart+seconds*time.Second; got != want {
+			t.Errorf("got the write deadline in %v, want it in %v", got, want)
 		}
-		for _, left := range d.left {
-			if want := 30 * time.Second; left != want {
-				t.Errorf("got a write deadline in %v, want it in %v", left, want)
-			}
-		}
-		if len(d.left) < pieces {
-			t.Errorf("got %d write deadlines, want %d or more, one a piece", len(d.left), pieces)
+		if d.Code != http.StatusOK || int64(d.Body.Len()) != f.Size {
+			t.Errorf("got status %d and %d bytes, want 200 and %d", d.Code, d.Body.Len(), f.Size)
 		}
 	})
 }
 
 // newFilesServer returns a server without a database and with an empty FILES_DIR, and the path of
-// that folder.
+// that folder. Its store has no slots, so each statement fails.
 func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s = serverWithoutDatabase(log)
-	s.cfg.filesDir = dir
+	s = newServer(config{env: envLocal, filesDir: dir}, &store{}, log)
 	hubstest.Must(t, s.openFiles())
 	t.Cleanup(func() { s.files.Close() })
 	return s, dir
 }
 
-// After a sweep that fails, the server sweeps again at the next interval. A folder of working names
-// that can't be read is an error, not an empty folder.
-func TestSweepGoesOnAfterAFailure(t *testing.T) {
+// F3: The sweep leaves a working name alone for as long as an upload may take, and sweeps it then. It goes on after a failure: each sweep of this test fails, because the database is away.
+func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
-	var log bytes.Buffer
+	var log hubstest.Log
+	s, dir := newFilesServer(t, &log)
+	id := hubstest.NewUUID()
+	working := filepath.Join(dir, unfinished, id)
+	hubstest.Must(t, os.WriteFile(working, nil, 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		hubstest.Must(t, os.Chtimes(working, time.Now(), time.Now()))
+		go s.sweepUploads()
+		time.Sleep(transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve)
+		if got := log.Count(id); got != 0 {
+			t.Errorf("got %d lines about an upload that may be running, want 0:\n%s", got, &log)
+		}
+		time.Sleep(3 * sweepInterval)
+		s.stopping.Store(true)
+		time.Sleep(2 * sweepInterval) // sweepUploads ends
+	})
+	if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got < 2 {
+		t.Errorf("got %d failed sweeps of an abandoned upload, want 2 or more:\n%s", got, &log)
+	}
+}
+
+// A folder of working names that can't be read is an error in the log, not an empty folder.
+func TestUnreadableFolderIsReported(t *testing.T) {
+	t.Parallel()
+	var log hubstest.Log
 	s, dir := newFilesServer(t, &log)
 	hubstest.Must(t, os.Remove(filepath.Join(dir, unfinished)))
 	synctest.Test(t, func(t *testing.T) {
 		go s.sweepUploads()
-		time.Sleep(2*sweepInterval + time.Second)
+		time.Sleep(sweepInterval + time.Second)
 		s.stopping.Store(true)
 		time.Sleep(sweepInterval) // sweepUploads ends
 	})
-	if got := strings.Count(log.String(), "the sweep of unfinished uploads failed"); got != 3 {
-		t.Errorf("got %d failed sweeps, want 3: at the start and after each of 2 intervals", got)
+	if got := log.Count("the sweep of unfinished uploads failed"); got != 2 {
+		t.Errorf("got %d failed sweeps, want 2: at the start and after an interval", got)
 	}
 }
 
-// newWorkingName creates a file with a working name. It returns the id and the open file.
-func newWorkingName(t *testing.T, dir string) (id string, working *os.File) {
-	t.Helper()
-	id = hubstest.NewUUID()
-	working, err := os.Create(filepath.Join(dir, unfinished, id))
-	hubstest.Must(t, err)
-	t.Cleanup(func() { working.Close() })
-	return id, working
-}
-
-// A sweep never locks a young file, not even for a moment, because the upload that has just created
-// the file may be about to lock it.
-//
-// This is a race of 20,000 sweeps: a failure is certain to be a fault, but a pass is only likely to
-// be right.
-func TestSweepNeverLocksAYoungFile(t *testing.T) {
-	t.Parallel()
-	s, dir := newFilesServer(t, io.Discard)
-	id, working := newWorkingName(t, dir)
-	const sweeps = 20_000
-	done := make(chan error, 1)
-	go func() {
-		var err error
-		for n := 0; n < sweeps && err == nil; n++ {
-			err = s.sweepUpload(id)
-		}
-		done <- err
-	}()
-	for len(done) == 0 {
-		if err := lockFile(working); err != nil {
-			t.Errorf("the upload locks its file: got the error %v, want none", err)
-			break
-		}
-		syscall.Flock(int(working.Fd()), syscall.LOCK_UN)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
-// A sweep does not remove the working name of a running upload of its own server, however old the
-// file is.
-func TestSweepSparesRunningUploads(t *testing.T) {
-	t.Parallel()
-	s, dir := newFilesServer(t, io.Discard)
-	id, working := newWorkingName(t, dir)
-	hubstest.Must(t, lockFile(working))
-	old := time.Now().Add(-2 * sweepInterval)
-	hubstest.Must(t, os.Chtimes(working.Name(), old, old))
-	// Without the lock of the upload, the sweep would ask the database, and return an error here.
-	if err := s.sweepUpload(id); err != nil {
-		t.Error("the sweep of a running upload: ", err)
-	}
-	if _, err := os.Stat(working.Name()); err != nil {
-		t.Error("the working name of a running upload was swept: ", err)
-	}
-}
-
-// removeUpload removes the working name last. As long as the bytes can't be removed, the next sweep
-// must find them by their working name. The id of this test leads out of FILES_DIR, so the removal
-// of the final name fails. The removal of the working name would succeed.
+// F4: removeUpload removes the working name last. As long as the bytes can't be removed, the next
+// sweep must find them by their working name. The id of this test leads out of FILES_DIR, so the
+// removal of the final name fails. The removal of the working name would succeed.
 func TestWorkingNameGoesLast(t *testing.T) {
 	t.Parallel()
-	s, dir := newFilesServer(t, io.Discard)
+	s, dir := newFilesServer(t, nil)
 	working := filepath.Join(dir, "x") // which is unfinished/../x
 	hubstest.Must(t, os.WriteFile(working, nil, 0o600))
 	if err := s.removeUpload("../x"); err == nil {

@@ -13,7 +13,7 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 	const limit, offset = 20, 40
 	plain := "name"
 	hostile := "a'); drop table hubs; -- $1 %s"
-	query := func(filter, order string) statement {
+	statement := func(filter, order string) (text string, args []any) {
 		q := hubQuery{
 			limit:          limit,
 			offset:         offset,
@@ -22,18 +22,19 @@ func TestListStatementHasNoTextOfAClient(t *testing.T) {
 			name:           &filter,
 			status:         &filter,
 		}
-		return q.listStatement()
+		return q.statement()
 	}
 
-	got := query(hostile, plain)
-	if want := query(plain, plain).text; got.text != want {
-		t.Errorf("filtered by %q: got the text\n%s\nwant\n%s", hostile, got.text, want)
+	want, _ := statement(plain, plain)
+	got, args := statement(hostile, plain)
+	if got != want {
+		t.Errorf("filtered by %q: got the text\n%s\nwant\n%s", hostile, got, want)
 	}
-	want := []any{limit + 1, offset, hostile, hostile} // one row more than the page, for HasMore
-	if !slices.Equal(got.args, want) {
-		t.Errorf("filtered by %q: got the arguments %v, want %v", hostile, got.args, want)
+	wantArgs := []any{limit + 1, offset, hostile, hostile} // one row more, for HasMore
+	if !slices.Equal(args, wantArgs) {
+		t.Errorf("filtered by %q: got the arguments %v, want %v", hostile, args, wantArgs)
 	}
-	if got := query(plain, hostile); strings.Contains(got.text, "drop") {
-		t.Errorf("ordered by %q: got the text\n%s\nwant no drop in it", hostile, got.text)
+	if got, _ := statement(plain, hostile); strings.Contains(got, "drop") {
+		t.Errorf("ordered by %q: got the text\n%s\nwant no drop in it", hostile, got)
 	}
 }

@@ -100,6 +100,7 @@ func run(args []string) error {
 	return nil
 }
 
+// server holds what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -115,8 +116,8 @@ type server struct {
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// Step 4 spends one of the first two; the route table has the others. A new code resets none
-	// (O5).
+	// Step 4 spends from one of the first two. The route table has the others. A new code resets
+	// none of them (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -204,6 +205,7 @@ func (rt route) mustBeValid() {
 
 const healthPath = "/healthz"
 
+// routes returns the route table.
 func (s *server) routes() []route {
 	table := []route{
 		{
@@ -446,12 +448,11 @@ func (errs *settingErrors) check(ok bool, complaint string) {
 // value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
 func (errs *settingErrors) setting(name, fallback string) string {
 	value := os.Getenv(name)
-	bare := strings.Trim(value, "\"' \t\r\n")
+	isQuoted := strings.Trim(value, `"'`) != value
 	if name == "MAIL_FROM" { // may begin with a quoted name
-		bare = strings.TrimLeft(value, " \t\r\n")
-		bare = strings.TrimRight(bare, "\"' \t\r\n")
+		isQuoted = strings.TrimRight(value, `"'`) != value
 	}
-	errs.check(bare == value,
+	errs.check(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }

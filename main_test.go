@@ -1,25 +1,28 @@
 package main
 
 // Tests of the settings: the values in testdata/settings.json, in each environment, and the table
-// in docs/deploy.md. Tests of the listener. At the end, tests of the project itself.
+// in docs/deploy.md. At the end, tests of the project itself: the table of limits, the unit, the
+// requirements, the page.
 
 import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
 	"flag"
 	"fmt"
-	"net"
+	"go/ast"
+	"go/constant"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"hubs/internal/hubstest"
@@ -29,7 +32,6 @@ import (
 // reason.
 type settingCase struct {
 	Variable     string
-	Complains    string // the setting of which the error complains, if that is another one
 	Environments []string
 	Good, Bad    map[string]string // reasons by value; the value "" means that it is unset
 }
@@ -40,11 +42,11 @@ func validSettings(name string) map[string]string {
 		"APP_ENV":        name,
 		"DATABASE_URL":   "postgres://u:database-password@127.0.0.1:1/hubs",
 		"SESSION_SECRET": "session-secret-of-thirty-two-byte",
+		"SMTP_URL":       "smtps://u:mail-password@127.0.0.1:465",
 		"MAIL_FROM":      "hubs@example.com",
 	}
 	if name != envLocal {
 		env["COOKIE_DOMAIN"] = "example.com"
-		env["SMTP_URL"] = "smtps://u:mail-password@127.0.0.1:465"
 	}
 	if name == envProduction {
 		env["ALLOWED_ORIGIN_DOMAIN"] = "example.com"
@@ -52,17 +54,13 @@ func validSettings(name string) map[string]string {
 	return env
 }
 
-// settings returns the names of all settings, which are the arguments of os.Getenv and
-// configReader.list in the code.
+// settings returns the names of all settings, which are the arguments of setting and list in the
+// code.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := hubstest.Matches(t, "main.go", `r\.list\("(\w+)"`)
-	files, _ := filepath.Glob("*.go") // the pattern is well formed
-	for _, file := range files {
-		names = append(names, hubstest.Matches(t, file, `os\.Getenv\("(\w+)"`)...)
-	}
-	isFromSystemd := func(name string) bool { return name == "LISTEN_PID" }
-	return slices.DeleteFunc(names, isFromSystemd)
+	names := hubstest.Matches(t, "main.go", `errs\.(?:setting|list)\("(\w+)"`)
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // docs/deploy.md explains every setting of the server, and no other. testdata/settings.json has
@@ -114,7 +112,7 @@ func TestSettingsAreChecked(t *testing.T) {
 				name := fmt.Sprintf("%s/bad %s=%q", environment, c.Variable, value)
 				t.Run(name, func(t *testing.T) {
 					err := loadWith(t, environment, c.Variable, value)
-					wantComplaint(t, err, cmp.Or(c.Complains, c.Variable), reason)
+					wantComplaint(t, err, c.Variable, reason)
 					if c.Variable == "SESSION_SECRET" && value != "" {
 						wantNoneIn(t, err, value)
 					}
@@ -131,7 +129,7 @@ func wantComplaint(t *testing.T, err error, setting, reason string) {
 		t.Errorf("%s: got the error %v, want one that complains of %s", reason, err, setting)
 		return
 	}
-	wantNoneIn(t, err, "secret-1", "session-secret", "password@")
+	wantNoneIn(t, err, "secret-1", "session-secret", "-password")
 }
 
 // wantNoneIn checks that the error has none of the secrets.
@@ -144,12 +142,32 @@ func wantNoneIn(t *testing.T, err error, secrets ...string) {
 	}
 }
 
-// Without ALLOWED_ORIGIN_DOMAIN, the server does not complain of COOKIE_DOMAIN, which is correct.
-func TestOnlyTheMissingDomainIsReported(t *testing.T) {
-	err := loadWith(t, envProduction, "ALLOWED_ORIGIN_DOMAIN", "")
-	complaints := fmt.Sprint(err)
-	if !strings.HasPrefix(complaints, "ALLOWED_ORIGIN_DOMAIN: ") || strings.Contains(complaints, "\n") {
-		t.Errorf("got %q, want one complaint, of ALLOWED_ORIGIN_DOMAIN", complaints)
+// Whatever the setting, a value with quotes or white space around it is refused, by a sentence that
+// says so. docker --env-file keeps quotes, and secrets from files end in a line break.
+func TestQuotesAndBlanksAreRefused(t *testing.T) {
+	for _, environment := range []string{envLocal, envStaging, envProduction} {
+		for _, name := range settings(t) {
+			forms := []string{
+				`"_"`, "'_'", `_"`, "_'", " _", "\t_", "_ ", "_\n", "_\r\n",
+			}
+			if name != "MAIL_FROM" { // which may begin with a name in quotes
+				forms = append(forms, `"_`, "'_")
+			}
+			value := cmp.Or(validSettings(environment)[name], "x")
+			var accepted []string // or refused in other words
+			for _, form := range forms {
+				err := loadWith(t, environment, name, strings.Replace(form, "_", value, 1))
+				sentence := "\n" + name + ": must not be in quotes, or begin or end with"
+				if !strings.Contains(fmt.Sprint("\n", err), sentence) {
+					accepted = append(accepted, form)
+				}
+				wantNoneIn(t, err, "session-secret", "-password")
+			}
+			if accepted != nil {
+				t.Errorf("%s: %s: got no sentence about quotes and spaces for these forms: %q",
+					environment, name, accepted)
+			}
+		}
 	}
 }
 
@@ -171,94 +189,126 @@ func TestExampleKeysAreRefused(t *testing.T) {
 	}
 }
 
-// newBrokenListener returns a listener with one slot and without a socket, so that it can't accept
-// a connection.
-func newBrokenListener(stop chan struct{}) *boundedListener {
-	return &boundedListener{
-		TCPListener: &net.TCPListener{},
-		slots:       make(chan struct{}, 1),
-		stop:        stop,
-	}
-}
+// documentedRow matches a row of a table whose third column names a constant or a limiter.
+var documentedRow = regexp.MustCompile("(?m)^\\| [^|]+ \\| ([^|]+) \\| `(\\w+)` \\|$")
 
-// H8: An Accept that fails gives its slot back. Otherwise, while the process has no free
-// descriptors, failed calls would take all slots, and the server would never accept a connection
-// again.
-func TestFailedAcceptTakesNoSlot(t *testing.T) {
-	t.Parallel()
-	l := newBrokenListener(nil)
-	if _, err := l.Accept(); err == nil {
-		t.Error("got a connection, want an error")
-	}
-	if got := len(l.slots); got != 0 {
-		t.Errorf("got %d slots taken after Accept has failed, want 0", got)
-	}
-}
-
-// H3: When the server stops, Accept does not wait for a slot. So a server can stop while all slots
-// are taken.
-func TestStopWithAllConnectionsTaken(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		stop := make(chan struct{})
-		l := newBrokenListener(stop)
-		l.slots <- struct{}{}
-		time.AfterFunc(time.Minute, func() { <-l.slots }) // ends a wrong wait for a slot
-		close(stop)
-		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("got the error %v from Accept, want %v", err, net.ErrClosed)
-		}
-	})
-}
-
-// These numbers stand in the documents. Most other tests take them from the code, or from the
-// contract, which is made from the code; TestSlowRequestsEnd and TestTokenTimesAreExact repeat three
-// of them. TestRequestLimits has the limits of requests. A number that only one test is about stands
-// in that test, such as the lifetime of a code in TestCodesExpire.
+// The numbers of all limits and lifetimes stand in the code and in one table of docs/runbook.md,
+// which this test compares. The limits of requests are those of the server; the others are
+// constants.
 func TestNumbersAreAsDocumented(t *testing.T) {
 	t.Parallel()
-	for _, number := range []struct {
-		name      string
-		got, want any
-	}{
-		{"time of a mail", mailTimeout, 10 * time.Second},
-		{"time of request headers", headerTimeout, 10 * time.Second},
-		{"time of headers and a JSON body", bodyTimeout, 15 * time.Second},
-		{"time of an idle connection", idleTimeout, time.Minute},
-		{"time of a refused upload", refusedTimeout, 5 * time.Second},
-		{"time of a database operation", dbTimeout, 2 * time.Second},
-		{"Retry-After of a 503", unavailable(nil).retryAfter, 2 * time.Second},
-		{"difference between clocks", clockSkew, time.Minute},
-		{"unfinished requests for a code", maxCodeRequests, 1000},
-		{"bytes from a mail server", maxMailReply, 64 << 10},
-		{"errors in an answer", maxErrors, 20},
-		{"characters of a hub's name", maxHubName, 100},
-		{"characters of a hub's description", maxHubDescription, 2000},
-		{"hubs on a page", maxPageLimit, 100},
-		{"hubs before a page", maxPageOffset, 10_000},
-	} {
-		hubstest.WantEqual(t, number.name, number.got, number.want)
+	runbook := hubstest.ReadFile(t, "docs/runbook.md")
+	_, section, _ := strings.Cut(runbook, "\n## Limits and lifetimes\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	rows := documentedRow.FindAllStringSubmatch(section, -1)
+	if lines := strings.Count(section, "\n|") - 2; len(rows) != lines || lines < 1 {
+		t.Errorf("docs/runbook.md: got %d rows with a constant, want all of %d", len(rows), lines)
+	}
+	s := newServer(config{}, nil, nil)
+	limits := map[string]*limiter{
+		"requestLimit":     s.requestLimit,
+		"fileLimit":        s.fileLimit,
+		"codeRequestLimit": s.codeRequestLimit,
+		"guessLimit":       s.guessLimit,
+	}
+	constants := constantsOfProduct(t)
+	for _, row := range rows {
+		text, name := row[1], row[2]
+		if limit := limits[name]; limit != nil {
+			burst, period, _ := strings.Cut(text, " in ")
+			hubstest.WantEqual(t, "requests of "+name, int64(limit.burst), parseNumber(t, burst))
+			hubstest.WantEqual(t, "period of "+name, int64(limit.period), parseNumber(t, period))
+			continue
+		}
+		value, isThere := constants[name]
+		if !isThere {
+			t.Errorf("docs/runbook.md: got the constant %s, which the code lacks", name)
+			continue
+		}
+		hubstest.WantEqual(t, name, value, parseNumber(t, text))
+	}
+}
+
+// documentedUnits are the units of the table, in nanoseconds or bytes.
+var documentedUnits = map[string]int64{
+	"":      1,
+	"ms":    int64(time.Millisecond),
+	"s":     int64(time.Second),
+	"min":   int64(time.Minute),
+	"days":  24 * int64(time.Hour),
+	"bytes": 1,
+	"KiB":   1 << 10,
+	"MiB":   1 << 20,
+}
+
+// parseNumber parses a value of the table, such as "10,000", "64 KiB" or "2 s each".
+func parseNumber(t *testing.T, text string) int64 {
+	t.Helper()
+	digits, unit, _ := strings.Cut(strings.TrimSuffix(text, " each"), " ")
+	n, err := strconv.ParseInt(strings.ReplaceAll(digits, ",", ""), 10, 64)
+	factor := documentedUnits[unit]
+	if err != nil || factor == 0 {
+		t.Errorf("docs/runbook.md: got the value %q, want a number and one of the units", text)
+	}
+	return n * factor
+}
+
+// constantsOfProduct returns the whole numbers among the constants of this package, by name.
+func constantsOfProduct(t *testing.T) map[string]int64 {
+	t.Helper()
+	positions := token.NewFileSet()
+	var files []*ast.File
+	for _, path := range productFiles() {
+		file, err := parser.ParseFile(positions, path, nil, 0)
+		hubstest.Must(t, err)
+		files = append(files, file)
+	}
+	checker := types.Config{
+		Importer:         onlyTime{importer.ForCompiler(positions, "source", nil)},
+		IgnoreFuncBodies: true,
+		Error:            func(error) {}, // no constant needs the packages that are missing
+	}
+	checked, _ := checker.Check("hubs", positions, files, nil)
+	values := map[string]int64{}
+	for _, name := range checked.Scope().Names() {
+		if c, ok := checked.Scope().Lookup(name).(*types.Const); ok {
+			if n, isWhole := constant.Int64Val(constant.ToInt(c.Val())); isWhole {
+				values[name] = n
+			}
+		}
+	}
+	return values
+}
+
+// productFiles returns the names of the Go files of this package without tests.
+func productFiles() []string {
+	paths, _ := filepath.Glob("*.go") // the pattern is well formed
+	isTest := func(path string) bool { return strings.HasSuffix(path, "_test.go") }
+	return slices.DeleteFunc(paths, isTest)
+}
+
+// onlyTime imports no package but time: all would take seconds.
+type onlyTime struct{ types.Importer }
+
+func (source onlyTime) Import(path string) (*types.Package, error) {
+	if path != "time" {
+		return nil, fmt.Errorf("%s is not imported", path)
+	}
+	return source.Importer.Import(path)
+}
+
+// H3: systemd gives a stop as long as the server takes, and a second more. A mail that is under way
+// when the server stops has time to end.
+func TestUnitLeavesTheServerRoom(t *testing.T) {
+	t.Parallel()
+	least := int((arrivalTime+2*stopTimeout)/time.Second) + 2
+	set := hubstest.Matches(t, "deploy/hubs.service", `(?m)^TimeoutStopSec=([0-9]+)$`)
+	got, err := strconv.Atoi(strings.Join(set, " "))
+	if err != nil || got < least {
+		t.Errorf("deploy/hubs.service: got TimeoutStopSec=%q, want at least %d", set, least)
 	}
 	if mailTimeout >= stopTimeout {
 		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
-	}
-}
-
-// N1: The unit allows a thread for each connection, because each may wait for the disk. It allows
-// four descriptors for each, because listen uses a quarter of them for connections.
-// H3: systemd gives a stop as long as the server takes, and a second more.
-func TestUnitLeavesTheServerRoom(t *testing.T) {
-	t.Parallel()
-	for name, least := range map[string]int{
-		"TasksMax":       maxConnections + 100,
-		"LimitNOFILE":    4 * maxConnections,
-		"TimeoutStopSec": int((arrivalTime+2*stopTimeout)/time.Second) + 2,
-	} {
-		set := hubstest.Matches(t, "deploy/hubs.service", `(?m)^`+name+`=([0-9]+)$`)
-		got, err := strconv.Atoi(strings.Join(set, " "))
-		if err != nil || got < least {
-			t.Errorf("deploy/hubs.service: got %s=%q, want at least %d", name, set, least)
-		}
 	}
 }
 

@@ -1,7 +1,7 @@
 package main
 
-// Tests of what can't be seen of middleware.go from outside: how an endpoint fails, and what the
-// log masks.
+// Tests of what can't be seen of middleware.go from outside: how a route fails, and what the log
+// masks.
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,64 +28,32 @@ func panicOf(f func()) (fault any) {
 	return nil
 }
 
-// startRoutes makes the handler of these routes. It returns the panic that prevents the start.
-func startRoutes(routes []route) (fault any) {
-	s := newServer(config{env: envLocal}, nil, io.Discard)
-	return panicOf(func() { s.handler(routes) })
-}
-
-// Z1: The server does not start if any route of its table has no valid access rule.
-func TestRouteWithoutAccessDoesNotStart(t *testing.T) {
+// Z1: The server does not start with a route that has no access rule or two of them, or whose limit
+// lacks its key, or whose key lacks its limit.
+func TestIncompleteRouteDoesNotStart(t *testing.T) {
 	t.Parallel()
-	table := newServer(config{env: envLocal}, nil, io.Discard).routes()
-	if fault := startRoutes(table); fault != nil {
-		t.Fatalf("the unchanged table: got the panic %v, want none", fault)
+	const pattern = "GET /x"
+	limit := newLimiter(1, time.Hour, "")
+	start := func(rt route) (fault any) {
+		rt.pattern = pattern
+		return panicOf(func() { newServer(config{}, nil, nil).addRoute(rt) })
 	}
-	for i, r := range table {
-		for _, invalid := range []access{
-			{},
-			{terms: true},
-			{public: true, terms: true},
-			{public: true, session: true},
-		} {
-			routes := slices.Clone(table)
-			routes[i].access = invalid
-			text, _ := startRoutes(routes).(string)
-			if !strings.HasSuffix(text, r.method+" "+r.path) {
-				t.Errorf("%+v: got the panic %q, want one that names %s", invalid, text, r.path)
-			}
-		}
+	if fault := start(route{access: public, limit: limit, limitKey: guessKey}); fault != nil {
+		t.Fatalf("a complete route: got the panic %v, want none", fault)
 	}
-}
-
-// A countedByPointer is an input whose limitKey has a pointer receiver.
-type countedByPointer struct{}
-
-func (*countedByPointer) limitKey(*requestState) string { return "" }
-
-// Z1: The server does not start if an input is not parsed, or is counted without a limit. The
-// functions that make contracts panic.
-func TestIncompleteContractDoesNotStart(t *testing.T) {
-	t.Parallel()
-	s := newServer(config{}, nil, io.Discard)
-	for name, newContract := range map[string]func() contract{
-		"input without parse function": func() contract { return inputEndpoint(nil, s.createHub) },
-		"counted input without parse function": func() contract {
-			return limitedEndpoint(s.guessLimit, nil, s.validateCode)
-		},
-		"counted input without limit": func() contract {
-			return inputEndpoint(parseGuess, s.validateCode)
-		},
-		"counted input by pointer without limit": func() contract {
-			return inputEndpoint(
-				func(*fields) countedByPointer { return countedByPointer{} },
-				func(*requestState, countedByPointer) (nothing, error) { return nothing{}, nil })
-		},
-		"no limit": func() contract { return limitedEndpoint(nil, parseGuess, s.validateCode) },
+	for name, rt := range map[string]route{
+		"no access rule":        {},
+		"terms without session": {access: access{terms: true}},
+		"role without session":  {access: access{roles: allRoles}},
+		"public with session":   {access: access{public: true, session: true}},
+		"public with terms":     {access: access{public: true, terms: true}},
+		"public with role":      {access: access{public: true, roles: allRoles}},
+		"limit without key":     {access: public, limit: limit},
+		"key without limit":     {access: public, limitKey: guessKey},
 	} {
-		text, _ := panicOf(func() { newContract() }).(string)
-		if !strings.Contains(text, "Endpoint: without") {
-			t.Errorf("%s: got the panic %q, want one that says what is missing", name, text)
+		text, _ := start(rt).(string)
+		if !strings.HasSuffix(text, pattern) {
+			t.Errorf("%s: got the panic %q, want one that names %s", name, text, pattern)
 		}
 	}
 }
@@ -94,7 +61,7 @@ func TestIncompleteContractDoesNotStart(t *testing.T) {
 // statusOf sends a request and returns the status of the answer.
 func statusOf(s *server, method, path string) int {
 	answer := httptest.NewRecorder()
-	s.handler(s.routes()).ServeHTTP(answer, httptest.NewRequest(method, path, nil))
+	s.ServeHTTP(answer, httptest.NewRequest(method, path, nil))
 	return answer.Code
 }
 
@@ -113,24 +80,25 @@ func TestPageIsLocal(t *testing.T) {
 	}
 }
 
-// The endpoints below fail. No answer may have the secret.
+// The handlers below fail. No answer may have the secret.
 const secret = "a-secret-in-the-stack"
 
-func panics(*requestState) (nothing, error) { panic(secret) }
+func panics(*request) (output, error) { panic(secret) }
 
 // fails returns an error after it has set headers for a success.
-func fails(state *requestState) (nothing, error) {
+func fails(r *request) (output, error) {
 	for name := range strings.FieldsSeq(`Set-Cookie ETag Last-Modified Accept-Ranges Location
 		Content-Disposition Content-Length Cache-Control Content-Security-Policy X-Other`) {
-		state.Header().Set(name, secret)
+		r.w.Header().Set(name, secret)
 	}
-	return nothing{}, errors.New(secret)
+	return nil, errors.New(secret)
 }
 
 // failsInHTTP fails as http.ServeContent does.
-func failsInHTTP(state *requestState) (nothing, error) {
-	http.Error(problemWriter{state}, secret, 500)
-	return nothing{}, nil
+func failsInHTTP(r *request) (output, error) {
+	catcher := &errorCatcher{response: r.w}
+	http.Error(catcher, secret, 500)
+	return nil, catcher.toError()
 }
 
 // An invalidAnswer is an output that breaks its contract.
@@ -138,21 +106,31 @@ type invalidAnswer struct {
 	Secret string `json:"secret"`
 }
 
-func (invalidAnswer) isValid() bool { return false }
+func (invalidAnswer) validate() fieldErrors { return fieldErrors{{"secret", "is not valid"}} }
 
-func answersWrong(*requestState) (invalidAnswer, error) { return invalidAnswer{secret}, nil }
+func answersWrong(*request) (output, error) { return invalidAnswer{secret}, nil }
+
+// failing are handlers that fail before they have sent anything.
+var failing = map[string]func(*request) (output, error){
+	"panic":             panics,
+	"error":             fails,
+	"error of net/http": failsInHTTP,
+	"invalid output":    answersWrong,
+}
 
 // failedID is the id of the request that call sends.
 const failedID = "id-of-the-request"
 
-// call sends a request to an endpoint. fault is what net/http gets: http.ErrAbortHandler if it must
+// call sends a request to a handler. fault is what net/http gets: http.ErrAbortHandler if it must
 // cut the connection.
-func call(s *server, c contract) (answer *httptest.ResponseRecorder, fault any) {
-	handler := s.handler([]route{{"GET", "/x", public, 200, c}})
+func call(s *server, handle func(*request) (output, error)) (
+	answer *httptest.ResponseRecorder, fault any,
+) {
+	s.addRoute(route{pattern: "GET /x", access: public, handle: handle})
 	answer = httptest.NewRecorder()
 	request := httptest.NewRequest("GET", "/x", nil)
 	request.Header.Set("X-Request-Id", failedID)
-	fault = panicOf(func() { handler.ServeHTTP(answer, request) })
+	fault = panicOf(func() { s.ServeHTTP(answer, request) })
 	return answer, fault
 }
 
@@ -175,23 +153,15 @@ func wantErrorLogged(t *testing.T, log *bytes.Buffer) {
 	}
 }
 
-// failing are endpoints that fail before they have sent anything.
-var failing = map[string]contract{
-	"panic":             endpoint(panics),
-	"error":             endpoint(fails),
-	"error of net/http": endpoint(failsInHTTP),
-	"invalid output":    endpoint(answersWrong),
-}
-
 // G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
-// reveal the cause, and has no header of the failed answer. The log has an error with the same
+// reveal the cause, and has no header of the failed answer. The log has one error, with the same
 // request id.
 func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
-	for name, c := range failing {
+	for name, handle := range failing {
 		t.Run(name, func(t *testing.T) {
 			s, log := newLoggedServer()
-			answer, fault := call(s, c)
+			answer, fault := call(s, handle)
 			if fault != nil {
 				t.Errorf("got the panic %v, want none", fault)
 			}
@@ -212,20 +182,20 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	}
 }
 
-// G3: If an endpoint fails after it has sent a part of its answer, the connection is cut, so that
-// no client takes the part for the whole.
+// G3: If a handler fails after it has sent a part of its answer, the connection is cut, so that no
+// client takes the part for the whole.
 func TestFailureAfterHalfCutsTheConnection(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*requestState) (nothing, error){
+	for name, end := range map[string]func(*request) (output, error){
 		"panic": panics,
 		"error": fails,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, log := newLoggedServer()
-			_, fault := call(s, endpoint(func(state *requestState) (nothing, error) {
-				state.Write([]byte("half"))
-				return end(state)
-			}))
+			_, fault := call(s, func(r *request) (output, error) {
+				r.w.Write([]byte("half"))
+				return end(r)
+			})
 			if fault != http.ErrAbortHandler {
 				t.Errorf("got the panic %v, want %v", fault, http.ErrAbortHandler)
 			}
@@ -234,13 +204,12 @@ func TestFailureAfterHalfCutsTheConnection(t *testing.T) {
 	}
 }
 
-// G4: The log shows where a panic was. The test looks for a function of the stack, not for a path,
-// because a long path would be masked or cut off.
-func TestPanicIsLoggedWithItsStack(t *testing.T) {
+// G4: The log names the function that panicked.
+func TestPanicIsLoggedWithItsFunction(t *testing.T) {
 	t.Parallel()
 	s, log := newLoggedServer()
-	call(s, endpoint(panics))
-	if want := ".panics("; !strings.Contains(log.String(), want) {
+	call(s, panics)
+	if want := ".panics:"; !strings.Contains(log.String(), want) {
 		t.Errorf("got the log\n%s\nwant %s in it", log, want)
 	}
 }
@@ -248,13 +217,11 @@ func TestPanicIsLoggedWithItsStack(t *testing.T) {
 // An error keeps the header with which a stopping server ends its connections.
 func TestErrorsOfAStoppingServerEndConnections(t *testing.T) {
 	t.Parallel()
-	for name, c := range failing {
-		s, _ := newLoggedServer()
-		s.stopping.Store(true)
-		answer, _ := call(s, c)
-		if got := answer.Header().Get("Connection"); got != "close" {
-			t.Errorf("%s: got Connection %q, want close", name, got)
-		}
+	s, _ := newLoggedServer()
+	s.stopping.Store(true)
+	answer, _ := call(s, fails)
+	if got := answer.Header().Get("Connection"); got != "close" {
+		t.Errorf("got Connection %q, want close", got)
 	}
 }
 
@@ -284,18 +251,39 @@ func TestBodyFaultsAreToldApart(t *testing.T) {
 // refused again.
 func TestRetryAfterIsRoundedUp(t *testing.T) {
 	t.Parallel()
-	s := newServer(config{env: envLocal}, nil, io.Discard)
 	for wait, want := range map[time.Duration]string{
 		time.Millisecond: "1",
 		time.Second:      "1",
 		time.Second + 1:  "2",
 	} {
-		answer, _ := call(s, endpoint(func(*requestState) (nothing, error) {
-			return nothing{}, rateLimited("", wait)
-		}))
+		s, _ := newLoggedServer()
+		answer, _ := call(s, func(*request) (output, error) { return nil, rateLimited("", wait) })
 		if got := answer.Header().Get("Retry-After"); got != want {
 			t.Errorf("a wait of %v: got Retry-After %q, want %q", wait, got, want)
 		}
+	}
+}
+
+// A small request must not cause a large answer: a problem names at most maxFieldErrors fields,
+// each once and by at most maxFieldName bytes.
+func TestAnswersNameFewFields(t *testing.T) {
+	t.Parallel()
+	var errs fieldErrors
+	for n := range 2 * maxFieldErrors {
+		name := fmt.Sprint(n, strings.Repeat("x", 2*maxFieldName))
+		errs = append(errs, fieldError{name, "first"}, fieldError{name, "second"})
+	}
+	got := invalid(errs...).Errors
+	if len(got) != maxFieldErrors {
+		t.Errorf("got %d errors, want %d", len(got), maxFieldErrors)
+	}
+	for _, e := range got {
+		if len(e.Field) != maxFieldName || e.Detail != "first" {
+			t.Errorf("got %+v, want the first error, and %d bytes of the name", e, maxFieldName)
+		}
+	}
+	if got := invalid(fieldError{"", "is not known here"}).Errors[0].Field; got == "" {
+		t.Error("a field without a name: got no name in the answer, want one")
 	}
 }
 
@@ -327,50 +315,50 @@ func TestMaskOfEachKind(t *testing.T) {
 // loggedID is an id that would be masked in another text.
 const loggedID = "48291348-2913-4829-8482-913482913482"
 
-// logged returns the line of an event that has the four identifiers, and the text again and again:
-// in its message and a query of 200 bytes each, and in an error of 15 kB.
-func logged(text string) string {
-	var out bytes.Buffer
-	long := strings.Repeat(text+" ", 15<<10/len(text))
-	newServer(config{}, nil, &out).log.Info(long[:200],
-		"error", errors.New(long),
-		"query", long[:200],
-		"requestId", loggedID,
-		"userId", loggedID,
-		"fileId", loggedID,
-		"client", loggedID)
-	return out.String()
-}
-
-// G2: Every text of an event is masked, except the four identifiers by which an operator finds the
-// lines of a request.
+// G2: Every text of an event is masked, except those by which an operator finds the lines of a
+// request.
 func TestEventsAreMasked(t *testing.T) {
 	t.Parallel()
 	for text, secret := range map[string]string{"ada@b.example": "ada@", "510764": "510764"} {
-		got := logged(text)
-		if n := strings.Count(got, loggedID); n != 4 {
-			t.Errorf("got %d identifiers as they are, want 4: %s", n, got)
+		var out bytes.Buffer
+		log := newServer(config{}, nil, &out).log
+		log.Info(text, "error", errors.New(text), "email", text, "reason", text,
+			"requestId", loggedID,
+			"userId", loggedID,
+			"fileId", loggedID,
+			"client", loggedID,
+			"origin", loggedID)
+		if n := strings.Count(out.String(), loggedID); n != 5 {
+			t.Errorf("got %d ids as they are, want 5: %s", n, &out)
 		}
-		if strings.Contains(got, secret) {
-			t.Errorf("got %s, want no %s in it", got, secret)
+		if strings.Contains(out.String(), secret) {
+			t.Errorf("got %s, want no %s in it", &out, secret)
 		}
 	}
 }
 
-// H4: An event has at most 2 kB, even if JSON or the mask lengthens its texts.
+// H4: An event has less than 2 kB, even if JSON or the mask lengthens its error. The event of this
+// test has the longest of everything else, as that of a code which could not be mailed.
 func TestEventsAreShort(t *testing.T) {
 	t.Parallel()
 	for reason, text := range map[string]string{
-		"JSON escapes a quotation mark":           `"`,
-		"JSON replaces what is not UTF-8":         "\xff",
-		"JSON may escape what HTML must not have": "<",
-		"the mask lengthens an address":           "a@",
-		"the mask lengthens a password in a URL":  "://a@",
-		"the mask shortens a code":                "510764",
-		"the mask shortens an address":            "ada@b.example",
+		"JSON escapes a quotation mark":          `"`,
+		"JSON replaces what is not UTF-8":        "\xff",
+		"a line break":                           "\n",
+		"the mask lengthens an address":          "a@",
+		"the mask lengthens a password in a URL": "://a@",
+		"the mask shortens a code":               "510764 ",
+		"the mask shortens an address":           "ada@b.example ",
 	} {
-		if got := len(logged(text)); got > 2048 {
-			t.Errorf("%s: got an event of %d bytes, want at most 2048", reason, got)
+		var out bytes.Buffer
+		newServer(config{}, nil, &out).log.Error("code not sent",
+			"requestId", strings.Repeat("x", 128),
+			"client", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+			"userId", loggedID,
+			"email", "a@"+strings.Repeat("b.", 125)+"cc",
+			"error", errors.New(strings.Repeat(text, 15<<10/len(text))))
+		if got := out.Len(); got > 2000 {
+			t.Errorf("%s: got an event of %d bytes, want at most 2000", reason, got)
 		}
 	}
 }

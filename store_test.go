@@ -1,17 +1,15 @@
 package main
 
+// Tests of what a connection to the database does when PostgreSQL fails, and of what counts as a
+// failure.
+
 import (
-	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"slices"
-	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,21 +20,10 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// isUnavailable reports whether an error is a 503 with a Retry-After.
-func isUnavailable(err error) bool {
-	answer, ok := errors.AsType[problem](err)
-	return ok && answer.Status == 503 && answer.retryAfter > 0
-}
-
 // Z2: An error of a database that can't serve now becomes a 503. An error that a bug causes, such
 // as a wrong statement, stays as it is and so becomes a 500, because trying again does not help.
 func TestClassesOfDatabaseErrors(t *testing.T) {
 	t.Parallel()
-	connector, err := newConnector("postgres://nobody@127.0.0.1:1/none", nil)
-	hubstest.Must(t, err)
-	st := &store{db: sql.OpenDB(connector)} // connects only for a statement, so never here
-	defer st.db.Close()
-
 	outages := []error{
 		net.ErrClosed,
 		io.ErrUnexpectedEOF,
@@ -50,29 +37,30 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 		"08006", // connection failure
 		"0A000", // a column has changed its type
 		"25006", // read only, because it is a standby
+		"40001", // serialization failure
+		"40P01", // deadlock
 		"53100", // disk full
 		"53300", // too many connections
+		"55P03", // a lock was not free in time
 		"57014", // statement timeout
 		"57P01", // shut down
-		"57P03", // starting up
 		"58030", // I/O error
 	} {
 		outages = append(outages, &pq.Error{Code: code})
 	}
 	for _, outage := range outages {
-		err := st.classifyDBError(fmt.Errorf("within: %w", outage))
-		if !isUnavailable(err) || !errors.Is(err, outage) {
-			t.Errorf("%v: got %v, want a 503 with this cause", outage, err)
+		err := classify(fmt.Errorf("within: %w", outage))
+		p, ok := errors.AsType[problem](err)
+		if !ok || p.Status != 503 || p.retryAfter <= 0 || !errors.Is(err, outage) {
+			t.Errorf("%v: got %v, want a 503 with Retry-After and this cause", outage, err)
 		}
 	}
 
-	bugs := []error{
-		fmt.Errorf("%w: %w", errScan, io.EOF), // scan does not take the type of a column
-		nil,
-	}
+	bugs := []error{nil}
 	for _, code := range []pqerror.Code{
 		"22021", // a byte that is not valid in a text
 		"23505", // a duplicate of a unique value
+		"42501", // a missing grant
 		"42601", // a syntax error
 		"42P01", // no such table
 		"XX000", // a bug of PostgreSQL
@@ -80,47 +68,15 @@ func TestClassesOfDatabaseErrors(t *testing.T) {
 		bugs = append(bugs, &pq.Error{Code: code})
 	}
 	for _, bug := range bugs {
-		if got := st.classifyDBError(bug); got != bug {
+		if got := classify(bug); got != bug {
 			t.Errorf("%v: got %v, want the same error", bug, got)
 		}
 	}
 }
 
-// D1: A read is retried only if its connection was closed or reset. It is not retried if the
-// database hangs, which would take twice as long, or if the database refuses connections.
-func TestWhichReadsAreTriedAgain(t *testing.T) {
-	t.Parallel()
-	during := func(operation string, err error) error {
-		return &net.OpError{Op: operation, Err: err}
-	}
-	for _, gone := range []error{
-		during("read", syscall.ECONNRESET),
-		during("write", syscall.EPIPE),
-		fmt.Errorf("prepare: %w", during("read", net.ErrClosed)),
-	} {
-		if !isConnectionGone(gone) {
-			t.Errorf("isConnectionGone(%v): got false, want true", gone)
-		}
-	}
-
-	for _, other := range []error{
-		nil,
-		during("read", os.ErrDeadlineExceeded), // the database hangs
-		during("write", os.ErrDeadlineExceeded),
-		during("dial", syscall.ECONNREFUSED),
-		during("dial", os.ErrDeadlineExceeded),
-		&pq.Error{Code: "57P01"},
-		errScan,
-	} {
-		if isConnectionGone(other) {
-			t.Errorf("isConnectionGone(%v): got true, want false", other)
-		}
-	}
-}
-
-// D1: If the database hangs, a read or a write on its connection ends after dbTimeout. A read that
-// times out closes the connection, so that the late rest of an answer can't be taken for the answer
-// to the next statement.
+// D1: If the database hangs, a read or a write on its connection ends after dbTimeout, and the error
+// stays a time-out, so that nothing is sent again. A read that times out closes the connection, so
+// that the late rest of an answer can't be taken for the answer to the next statement.
 func TestHungDatabaseIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -145,163 +101,60 @@ func TestHungDatabaseIsGivenUp(t *testing.T) {
 	})
 }
 
-// D1: When the database closes a connection, the driver gets an error other than io.EOF. For
-// io.EOF, it would report a bad connection, and database/sql would send the statement again, even a
-// write.
-func TestOrderlyEndIsAnError(t *testing.T) {
+// D5: Whether the database ends a connection in order or resets it, the error is io.EOF. Only for
+// io.EOF, database/sql sends a read again on another connection.
+func TestLostConnectionIsEOF(t *testing.T) {
 	t.Parallel()
-	ours, theirs := net.Pipe()
-	theirs.Close()
-	_, err := deadlineConn{ours}.Read(make([]byte, 1))
-	if errors.Is(err, io.EOF) || !isConnectionGone(err) {
-		t.Errorf("got the error %v, want another than io.EOF, for a connection that is gone", err)
-	}
-}
-
-// newStoreWithoutDatabase returns a store whose slots are all free.
-func newStoreWithoutDatabase() *store {
-	return &store{
-		slots:          make(chan struct{}, poolSize),
-		expensiveSlots: make(chan struct{}, expensiveSize),
-	}
-}
-
-// fill takes all free slots.
-func fill(slots chan struct{}) {
-	for len(slots) < cap(slots) {
-		slots <- struct{}{}
-	}
-}
-
-// runExpensive starts n expensive statements at once, each of which must end with a 503. It returns
-// when all of them wait for a slot. wait waits until they have ended.
-func runExpensive(t *testing.T, st *store, n int) (wait func()) {
-	var all sync.WaitGroup
-	for range n {
-		all.Go(func() {
-			err := st.rows(statement{text: "select 1", expensive: true}, nil)
-			if !isUnavailable(err) {
-				t.Errorf("got the error %v, want a 503", err)
-			}
-		})
-	}
-	synctest.Wait()
-	return all.Wait
-}
-
-// H6: An expensive statement that waits for an expensive slot holds no connection.
-func TestWaitingExpensiveStatementsHoldNoConnection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		st := newStoreWithoutDatabase()
-		fill(st.expensiveSlots)
-		wait := runExpensive(t, st, 2*poolSize)
-		if got := len(st.slots); got != 0 {
-			t.Errorf("got %d connections held, want 0", got)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	hubstest.Must(t, err)
+	defer listener.Close()
+	for name, linger := range map[string]int{"an orderly end": -1, "a reset": 0} {
+		ours, err := net.Dial("tcp", listener.Addr().String())
+		hubstest.Must(t, err)
+		theirs, err := listener.Accept()
+		hubstest.Must(t, err)
+		theirs.(*net.TCPConn).SetLinger(linger)
+		theirs.Close()
+		if _, err := (deadlineConn{ours}).Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("%s: got the error %v, want %v", name, err, io.EOF)
 		}
-		wait()
-	})
+	}
 }
 
-// H6: An expensive statement that gets no connection gives its expensive slot back. Otherwise,
-// after one busy moment, every later expensive statement would be a 503.
-func TestExpensiveStatementsGiveTheirTurnBack(t *testing.T) {
+// No text that is not a connection string of PostgreSQL is ever dialed: lib/pq would send its
+// password to localhost. The error does not show it.
+func TestOnlyPostgresIsDialed(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		st := newStoreWithoutDatabase()
-		fill(st.slots)
-		wait := runExpensive(t, st, expensiveSize)
-		wait()
-		if got := len(st.expensiveSlots); got != 0 {
-			t.Errorf("got %d expensive slots taken, want 0", got)
+	for _, text := range []string{
+		"postgres://u:secret-1@h/d",
+		"postgresql://u:secret-1@h/d",
+		"host=h user=u password=secret-1",
+		"postgres://u:secret-1@h1,h2/d?port=5432,5433&target_session_attrs=read-write",
+	} {
+		if _, err := newConnector(text, serverSettings); err != nil {
+			t.Errorf("%s: got the error %v, want none", text, err)
 		}
-	})
-}
-
-// A lateConnector fails after dbTimeout.
-type lateConnector struct{ driver.Connector }
-
-func (lateConnector) Connect(context.Context) (driver.Conn, error) {
-	time.Sleep(dbTimeout)
-	return nil, io.EOF
-}
-
-// E1: /healthz is a 503 after dbTimeout, even if it gets a slot and then waits for the database.
-func TestHealthIsAnsweredInTime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := &server{store: newStoreWithoutDatabase()}
-		fill(s.store.slots)
-		s.store.db = sql.OpenDB(lateConnector{})
-		defer s.store.db.Close()
-		time.AfterFunc(dbTimeout/2, func() { <-s.store.slots })
-		start := time.Now()
-		_, err := s.getHealth(nil)
-		if took := time.Since(start); !isUnavailable(err) || took > dbTimeout {
-			t.Errorf("got the error %v after %v, want a 503 after at most %v", err, took, dbTimeout)
+	}
+	for _, text := range []string{
+		"",
+		"secret-1",
+		`"postgres://u:secret-1@h/d"`,
+		`'host=h password=secret-1'`,
+		" postgres://u:secret-1@h/d",
+		"\tpostgres://u:secret-1@h/d",
+		" host=h password=secret-1",
+		"jdbc:postgresql://u:secret-1@h/d",
+		"postgresql+asyncpg://u:secret-1@h/d",
+		"mysql://u:secret-1@h/d",
+		"u:secret-1@h/d",
+		"postgres://u:secret-1@h1:5432,h2:5432/d",
+		"postgres://h1:5432,h2/d?password=secret-1",
+		"postgres://u:secret-1%zz@h/d",
+	} {
+		_, err := newConnector(text, serverSettings)
+		if _, isUsage := errors.AsType[usageError](err); !isUsage {
+			t.Errorf("%s: got the error %v, want one of the setting", text, err)
 		}
-		time.Sleep(dbTimeout) // the check ends
-	})
-}
-
-// A slowConnector makes connections. Close waits until gate is closed for the first two of them.
-type slowConnector struct {
-	driver.Connector
-	gate    chan struct{}
-	made    int      // number of connections; the first has the number 1
-	closing chan int // gets the number of each connection whose Close is called
-}
-
-func (c *slowConnector) Connect(context.Context) (driver.Conn, error) {
-	c.made++
-	return &slowConn{connector: c, number: c.made}, nil
-}
-
-// A slowConn is a connection of which only Close may be called.
-type slowConn struct {
-	driver.Conn
-	connector *slowConnector
-	number    int
-}
-
-func (c *slowConn) Close() error {
-	c.connector.closing <- c.number
-	if c.number <= 2 {
-		<-c.connector.gate
-	}
-	return nil
-}
-
-// D5: While a call of dropIdle closes connections, another call does nothing. Otherwise database/sql
-// would close connections that have just become idle, instead of those that were idle before.
-func TestSecondDropIdleDoesNothing(t *testing.T) {
-	t.Parallel()
-	connector := &slowConnector{gate: make(chan struct{}), closing: make(chan int, 8)}
-	st := &store{db: sql.OpenDB(connector)}
-	defer st.db.Close()
-	st.db.SetMaxIdleConns(poolSize)
-	useTwo := func() { // uses two connections at once, then returns them to the pool
-		one, err1 := st.db.Conn(t.Context())
-		two, err2 := st.db.Conn(t.Context())
-		hubstest.Must(t, errors.Join(err1, err2))
-		one.Close()
-		two.Close()
-	}
-
-	useTwo()
-	var drop sync.WaitGroup
-	drop.Go(st.dropIdle)
-	<-connector.closing // of connection 1, which takes until gate is closed
-	st.dropIdle()
-	useTwo()
-	close(connector.gate)
-	drop.Wait()
-
-	var closed []int
-	for range len(connector.closing) {
-		closed = append(closed, <-connector.closing)
-	}
-	if !slices.Contains(closed, 2) {
-		t.Errorf("got the connections 1 and %v closed, want 2 closed, idle before the drop", closed)
+		wantNoneIn(t, err, "secret-1", "%zz")
 	}
 }
