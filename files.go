@@ -232,7 +232,7 @@ type uploadForm struct {
 func (form *uploadForm) Read(p []byte) (int, error) {
 	timeLeft := transferTimeout(form.received) - time.Since(form.started)
 	form.setReadTimeout(min(stallTimeout, timeLeft))
-	rest := form.limit - form.received + 1 // one byte more detects an excess
+	rest := max(form.limit-form.received, 1) // the byte after limit is an excess
 	n, err := form.request.Body.Read(p[:min(int64(len(p)), rest)])
 	form.received += int64(n)
 	if form.received > form.limit {

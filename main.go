@@ -418,7 +418,7 @@ const (
 	envProduction = "production"
 )
 
-// config has the validated settings. Lifetimes and limits of requests are constants.
+// config holds the validated settings. Lifetimes and limits are constants, except maxUploadBytes.
 type config struct {
 	env            string
 	addr           string
@@ -448,9 +448,13 @@ func (errs *settingErrors) check(ok bool, complaint string) {
 // value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
 func (errs *settingErrors) setting(name, fallback string) string {
 	value := os.Getenv(name)
-	isQuoted := strings.Trim(value, `"'`) != value
-	if name == "MAIL_FROM" { // may begin with a quoted name
-		isQuoted = strings.TrimRight(value, `"'`) != value
+	const quotes = `"'`
+	isQuoted := strings.Trim(value, quotes) != value
+	switch name {
+	case "MAIL_FROM": // may begin with a quoted name
+		isQuoted = strings.TrimRight(value, quotes) != value
+	case "DATABASE_URL": // may end in a quoted password
+		isQuoted = strings.TrimLeft(value, quotes) != value
 	}
 	errs.check(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")

@@ -63,7 +63,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
 	}
 	defer r.recoverPanic()
-	s.setSecurityHeaders(r)                  // 2. security headers; CORS headers, for a 429, too
+	s.setSecurityHeaders(r)                  // 2. security and CORS headers, also on a 429
 	s.identify(r)                            // 3. request id, client address
 	if err := s.limitClient(r); err != nil { // 4. limit by client address
 		r.fail(err)
@@ -96,7 +96,7 @@ func panicFrames() (names string) {
 		frame, more = frames.Next()
 		names += fmt.Sprintf("%s:%d ", frame.Function, frame.Line)
 	}
-	return names
+	return strings.TrimSpace(names)
 }
 
 // contentPolicy keeps a browser from loading or running anything, and from framing the answer.

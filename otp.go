@@ -66,7 +66,7 @@ type oneTimeCodes struct {
 }
 
 var (
-	errJustMailed = errors.New("the last mail is less than a minute old")
+	errJustMailed = errors.New("the last mail is too young")
 	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
 )
 
@@ -259,11 +259,11 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
-	var heard strings.Builder // until TLS begins, in plain text
-	reply := io.TeeReader(io.LimitReader(dialed, maxMailReply), &heard)
-	var conn net.Conn = boundedReply{dialed, reply}
+	var heard strings.Builder // what the server says in plain text
+	reply := io.LimitReader(dialed, maxMailReply)
+	var conn net.Conn = boundedReply{dialed, io.TeeReader(reply, &heard)}
 	if m.server.Scheme == "smtps" {
-		conn = tls.Client(conn, tlsConfig(host))
+		conn = tls.Client(boundedReply{dialed, reply}, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
@@ -296,7 +296,7 @@ var usualCauses = map[string]string{
 	"connect":   "host and port of SMTP_URL; a firewall",
 	"greeting":  "smtps:// for port 465, else smtp://; SSL_CERT_FILE for a private authority",
 	"EHLO":      "whether the mail server serves this machine",
-	"STARTTLS":  "the host name of SMTP_URL; SSL_CERT_FILE for a private authority",
+	"STARTTLS":  "host name and port of SMTP_URL; SSL_CERT_FILE for a private authority",
 	"AUTH":      "user and password of SMTP_URL",
 	"sender":    "whether this user may send from MAIL_FROM",
 	"recipient": "whether the mail server wants a user and a password in SMTP_URL",

@@ -101,8 +101,8 @@ func (r *Response) String() string {
 	return fmt.Sprintf("%s %s: %d %v\n%.2000s", r.Method, r.Path, r.Status, r.Header, r.Body)
 }
 
-// Do sends a request such as "GET /hubs", and checks the answer for the rules that every answer must
-// keep (Fault).
+// Do sends a request such as "GET /hubs", and checks the answer for the rules that every answer
+// must keep (Fault).
 //
 // A body that is a string is sent unchanged, as JSON. A body that is an io.Reader is sent
 // unchanged, without a Content-Type. Any other body is encoded as JSON. headers are names and
@@ -376,8 +376,8 @@ func (r *Response) Must(t testing.TB, status int) *Response {
 	return r
 }
 
-// member returns a member of the body by its path, such as "user.userId". It returns nil if there is
-// no such member.
+// member returns a member of the body by its path, such as "user.userId". It returns nil if there
+// is no such member.
 func (r *Response) member(path string) any {
 	var object any
 	json.Unmarshal(r.Body, &object) // not every body is JSON
@@ -494,6 +494,21 @@ func (r *Response) Fields() (names []string) {
 	return names
 }
 
+// Details returns the sentences in the problem's errors.
+func (r *Response) Details() (details []string) {
+	for _, e := range r.problem().Errors {
+		details = append(details, e.Detail)
+	}
+	return details
+}
+
+// A page may show the detail of an error to its user. So it is a sentence, without a path, the name
+// of a header, or a duration as Go writes it.
+var (
+	sentence    = regexp.MustCompile(`^[A-Z].*\.$`)
+	notForUsers = regexp.MustCompile(`(^| )/[a-z]|[A-Z][a-z]+-[A-Z]|[0-9](ms|[smh])\b|[0-9][mh][0-9]`)
+)
+
 // problemFault returns an error if the answer is an error but does not have the format that all
 // errors have. An answer to HEAD has no body to check.
 func (r *Response) problemFault() error {
@@ -502,16 +517,17 @@ func (r *Response) problemFault() error {
 	}
 	p := r.problem()
 	for _, e := range p.Errors {
-		if e.Field == "" || e.Detail == "" {
-			return fmt.Errorf("errors: got %+v, want a field and a detail", e)
+		if e.Field == "" || e.Detail == "" || notForUsers.MatchString(e.Detail) {
+			return fmt.Errorf("errors: got %+v, want a field, and a detail for users", e)
 		}
 	}
 	kind := r.Header.Get("Content-Type")
 	switch {
 	case kind != "application/problem+json":
 		return fmt.Errorf("Content-Type: got %q, want application/problem+json", kind)
-	case p.Title == "" || p.Detail == "":
-		return fmt.Errorf("got the title %q and the detail %q, want both", p.Title, p.Detail)
+	case p.Title == "" || !sentence.MatchString(p.Detail) || notForUsers.MatchString(p.Detail):
+		return fmt.Errorf("got the title %q and the detail %q, want both, and a sentence for users",
+			p.Title, p.Detail)
 	case p.Status != r.Status:
 		return fmt.Errorf("status in the body: got %d, want %d", p.Status, r.Status)
 	case p.RequestID != r.Header.Get("X-Request-Id"):

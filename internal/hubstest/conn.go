@@ -129,8 +129,13 @@ func ListeningSocket(t testing.TB, network, address string) (socket *os.File, ad
 // connections is full. A connection attempt there gets no reply until makeRoom is called, which
 // returns when the attempt has succeeded. Nobody answers on the connection.
 func FullQueue(t testing.TB) (addr string, makeRoom func()) {
+	return FullQueueAt(t, "127.0.0.1:0")
+}
+
+// FullQueueAt is like FullQueue, with a given address.
+func FullQueueAt(t testing.TB, address string) (addr string, makeRoom func()) {
 	t.Helper()
-	socket, addr := ListeningSocket(t, "tcp", "127.0.0.1:0")
+	socket, addr := ListeningSocket(t, "tcp", address)
 	setQueue := func(length int) {
 		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
 			t.Error(err)

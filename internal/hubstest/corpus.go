@@ -48,6 +48,7 @@ type Expected struct {
 	Status  int
 	Code    string             // of an error
 	Fields  []string           // names in the problem's errors
+	Detail  string             // sentence about the first of them
 	Headers map[string]*string // nil: the header must be missing
 	Body    map[string]any     // values by path, such as "user.permission"
 	Items   []string           // names of a page's items, in order
@@ -203,6 +204,9 @@ func (r *Response) WantAnswer(t testing.TB, want Expected) {
 	}
 	if r.Status != want.Status {
 		return
+	}
+	if want.Detail != "" {
+		WantEqual(t, "detail", r.Details()[:1], []string{want.Detail})
 	}
 	r.WantHeaders(t, want.Headers)
 	for path, value := range want.Body {

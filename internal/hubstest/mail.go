@@ -91,9 +91,15 @@ const MailConversations = 32
 type MailOptions struct {
 	// Host is the host in the URL; "" means 127.0.0.1. With 0.0.0.0, the mail server plays a
 	// remote host: connections reach this machine, but it is not a loopback address.
-	Host           string
-	ImplicitTLS    bool // smtps
-	NoStartTLS     bool
+	Host        string
+	ImplicitTLS bool // smtps
+	NoStartTLS  bool
+	// Mechanism is the way to sign in that the mail server offers; "" means PLAIN. It understands
+	// PLAIN and LOGIN.
+	Mechanism string
+	// Answers replaces the answer to a command, such as "RCPT". "greeting" is the first answer, and
+	// "mail" the one to the text of a mail. A 421 also closes the connection.
+	Answers        map[string]string
 	Untrusted      bool   // an unknown authority has signed its certificate
 	OtherName      bool   // its certificate is valid, but for another server name
 	OldTLS         bool   // it supports only TLS 1.0 and 1.1
@@ -118,27 +124,21 @@ type MailServer struct {
 	open    map[net.Conn]bool
 }
 
-// RepeatedPassword is in the refusals of a mail server in the mode MailRepeats.
-const RepeatedPassword = "hunter2"
-
 // A MailMode says how a mail server works or fails.
 type MailMode int
 
 const (
-	MailWorks            MailMode = iota
-	MailCloses                    // closes a new connection at once, an open one at DATA or QUIT
-	MailRefuses                   // greets with 554
-	MailHangs                     // never greets
-	MailHangsData                 // never answers DATA
-	MailHangsEnd                  // receives the mail, but never confirms it
-	MailDefers                    // answers each recipient with 451
-	MailRefusesRecipient          // answers each recipient with 550; would receive the mail
-	MailRefusesSender             // answers each sender with 550; would receive the mail
-	MailRepeats                   // receives the mail; its refusal repeats addresses and codes
-	MailLeaves                    // confirms the mail, then closes the connection before QUIT
-	MailIgnoresQuit               // confirms the mail, but never answers QUIT
-	MailFloods                    // greets with a line that never ends
-	MailFloodsLines               // answers EHLO with lines that never end
+	MailWorks       MailMode = iota
+	MailCloses               // closes a new connection at once, an open one at DATA or QUIT
+	MailRefuses              // greets with 554
+	MailHangs                // never greets
+	MailHangsData            // never answers DATA
+	MailHangsEnd             // receives the mail, but never confirms it
+	MailRepeats              // receives the mail; its refusal repeats addresses and codes
+	MailLeaves               // confirms the mail, then closes the connection before QUIT
+	MailIgnoresQuit          // confirms the mail, but never answers QUIT
+	MailFloods               // greets with a line that never ends
+	MailFloodsLines          // answers EHLO with lines that never end
 )
 
 // A Mail is a mail that has arrived.
@@ -165,6 +165,7 @@ func mailServerOf(smtpURL string) *MailServer {
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	t.Helper()
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
+	opts.Mechanism = cmp.Or(opts.Mechanism, "PLAIN")
 	m := &MailServer{
 		opts:    opts,
 		tls:     opts.tls(),
@@ -220,7 +221,7 @@ func (opts MailOptions) tls() *tls.Config {
 }
 
 func (opts MailOptions) url(port int) string {
-	u := url.URL{Scheme: "smtp", Host: fmt.Sprintf("%s:%d", opts.Host, port)}
+	u := url.URL{Scheme: "smtp", Host: net.JoinHostPort(opts.Host, fmt.Sprint(port))}
 	if opts.ImplicitTLS {
 		u.Scheme = "smtps"
 	}
@@ -342,14 +343,19 @@ func (m *MailServer) converse(conn net.Conn) {
 	if m.opts.ImplicitTLS {
 		c.startTLS()
 	}
-	c.say(c.greet())
+	if !c.sayInstead("greeting") {
+		c.say(c.greet())
+	}
 	for {
 		line, err := c.in.ReadString('\n')
 		if err != nil {
 			return
 		}
 		verb, args, _ := strings.Cut(strings.TrimRight(line, "\r\n"), " ")
-		c.say(c.answer(strings.ToUpper(verb), args))
+		verb = strings.ToUpper(verb)
+		if !c.sayInstead(verb) {
+			c.say(c.answer(verb, args))
+		}
 	}
 }
 
@@ -385,6 +391,16 @@ func (c *smtpConversation) end(answer string) (noAnswer string) {
 	return ""
 }
 
+// sayInstead sends the answer of MailOptions.Answers, if there is one.
+func (c *smtpConversation) sayInstead(command string) bool {
+	answer := c.m.opts.Answers[command]
+	if strings.HasPrefix(answer, "421") {
+		c.end(answer)
+	}
+	c.say(answer)
+	return answer != ""
+}
+
 // greet returns the greeting, or "" if the mode forbids one.
 func (c *smtpConversation) greet() string {
 	switch c.hang(MailHangs) {
@@ -415,7 +431,7 @@ func (c *smtpConversation) answer(verb, args string) string {
 		c.startTLS()
 		return ""
 	case "AUTH":
-		c.user = c.m.login(args)
+		c.user = c.login(args)
 		if c.user == "" {
 			return "535 wrong user or password"
 		}
@@ -423,7 +439,8 @@ func (c *smtpConversation) answer(verb, args string) string {
 	case "MAIL":
 		return c.sender(address)
 	case "RCPT":
-		return c.recipient(address)
+		c.envelope.To = append(c.envelope.To, address)
+		return "250 ok"
 	case "DATA":
 		return c.data()
 	case "QUIT":
@@ -447,7 +464,7 @@ func (c *smtpConversation) extensions() string {
 		list += "250-STARTTLS\r\n"
 	}
 	if c.m.opts.User != "" {
-		list += "250-AUTH PLAIN\r\n"
+		list += "250-AUTH " + c.m.opts.Mechanism + "\r\n"
 	}
 	return list + "250 8BITMIME"
 }
@@ -457,27 +474,12 @@ func (c *smtpConversation) sender(address string) string {
 	if c.m.opts.User != "" && c.user == "" {
 		return "530 sign in first"
 	}
-	if c.mode() == MailRefusesSender {
-		return "550 not from you"
-	}
 	c.envelope = Mail{
 		From: address,
 		TLS:  c.secure,
 		User: c.user,
 		Helo: c.helo,
 	}
-	return "250 ok"
-}
-
-// recipient returns the answer to RCPT TO.
-func (c *smtpConversation) recipient(address string) string {
-	switch c.mode() {
-	case MailDefers:
-		return "451 try again later"
-	case MailRefusesRecipient:
-		return "550 no such mailbox"
-	}
-	c.envelope.To = append(c.envelope.To, address)
 	return "250 ok"
 }
 
@@ -492,6 +494,9 @@ func (c *smtpConversation) data() string {
 	if err != nil {
 		return c.end("")
 	}
+	if c.sayInstead("mail") {
+		return ""
+	}
 	mail := c.envelope
 	c.envelope = Mail{}
 	mail.Data = text
@@ -503,7 +508,7 @@ func (c *smtpConversation) data() string {
 		return c.end("")
 	case MailRepeats:
 		private := append(mail.To, mail.Codes()...)
-		return "554 password=" + RepeatedPassword + " " + strings.Join(private, " ")
+		return "554 no: " + strings.Join(private, " ")
 	case MailLeaves:
 		return c.end("250 taken")
 	default:
@@ -555,19 +560,44 @@ func (c *smtpConversation) hang(while MailMode) MailMode {
 	return mode
 }
 
-// login returns the user of an AUTH PLAIN command, or "" if user or password is wrong.
-func (m *MailServer) login(args string) string {
+// login returns the user that an AUTH command signs in, or "" if user or password is wrong.
+func (c *smtpConversation) login(args string) string {
 	mechanism, initial, _ := strings.Cut(args, " ")
-	decoded, err := base64.StdEncoding.DecodeString(initial)
-	parts := strings.Split(string(decoded), "\x00")
-	if !strings.EqualFold(mechanism, "PLAIN") || err != nil || len(parts) != 3 {
+	var user, password string
+	switch strings.ToUpper(mechanism) {
+	case "PLAIN":
+		parts := strings.Split(fromBase64(initial), "\x00")
+		if len(parts) == 3 {
+			user, password = parts[1], parts[2]
+		}
+	case "LOGIN":
+		user = c.ask("Username:")
+		password = c.ask("Password:")
+	}
+	isOffered := slices.Contains(strings.Fields(c.m.opts.Mechanism), mechanism)
+	if password != "" {
+		c.m.logins.Add(1)
+	}
+	if !isOffered || user != c.m.opts.User || password != c.m.opts.Password {
 		return ""
 	}
-	m.logins.Add(1)
-	if parts[1] != m.opts.User || parts[2] != m.opts.Password {
+	return user
+}
+
+// ask asks a question of AUTH LOGIN, and returns the client's answer.
+func (c *smtpConversation) ask(question string) string {
+	c.say("334 " + base64.StdEncoding.EncodeToString([]byte(question)))
+	line, _ := c.in.ReadString('\n')
+	return fromBase64(strings.TrimRight(line, "\r\n"))
+}
+
+// fromBase64 decodes a text. A malformed one is "".
+func fromBase64(text string) string {
+	decoded, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
 		return ""
 	}
-	return m.opts.User
+	return string(decoded)
 }
 
 // readData reads a mail up to the line that is a single dot. It does not use net/textproto, which

@@ -58,6 +58,12 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 	return u
 }
 
+// Send sends the next n bytes of the form. If the server has ended the upload, Finish tells.
+func (u *HalfUpload) Send(n int) {
+	u.Rest.Write(u.unsent[:n])
+	u.unsent = u.unsent[n:]
+}
+
 // Finish sends the rest of the form, and receives the answer as Client.Do does.
 func (u *HalfUpload) Finish() *Response {
 	u.t.Helper()
@@ -102,7 +108,7 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 }
 
 // AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
-// sweep does not take them for young ones.
+// sweep takes them for abandoned.
 func (s *Server) AgeUnfinished(t testing.TB) {
 	t.Helper()
 	old := time.Now().Add(-time.Hour)

@@ -55,8 +55,8 @@ func TestCommands(t *testing.T) {
 // spaces.
 var argument = regexp.MustCompile(`'[^']*'|\S+`)
 
-// wantStep runs one step of commands.txt, which ends before an empty line. It compares the output of
-// each command with the text below the commands.
+// wantStep runs one step of commands.txt, which ends before an empty line. It compares the output
+// of each command with the text below the commands.
 func wantStep(t *testing.T, env map[string]string, step string) {
 	t.Helper()
 	var commands []string
@@ -121,22 +121,15 @@ func TestAddressesInATurkishDatabase(t *testing.T) {
 		t.Errorf("user add of the same address in lower case: got %d, %q, want exit status 1",
 			status, output)
 	}
-	s.User(t, "role", stored, "admin")
-	s.User(t, "email", stored, stored)
-	for _, command := range []string{"suspend", "activate", "signout", "show"} {
-		status, output := run(t, s.Env, "user", command, stored)
-		if status != 0 {
-			t.Errorf("user %s: got %d, %q, want exit status 0", command, status, output)
-		}
+	for _, line := range []string{"role X admin", "email X X", "signout X", "show X"} {
+		s.User(t, strings.Fields(strings.ReplaceAll(line, "X", stored))...)
 	}
-
 	s.Client(t).SignIn(lower)
 	s.User(t, "delete", stored)
 }
 
-// mail-test prints the mail server that has accepted its mail, or the reason why the mail was not
-// sent.
-func TestMailTestSaysWhatBecameOfTheMail(t *testing.T) {
+// mail-test prints the mail server that has accepted its mail. TestMailServers tests failures.
+func TestMailTestSaysWhoTookTheMail(t *testing.T) {
 	t.Parallel()
 	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
 	email := hubstest.NewEmail()
@@ -147,12 +140,5 @@ func TestMailTestSaysWhatBecameOfTheMail(t *testing.T) {
 	mail := m.WaitMail(t, email)
 	if !strings.Contains(mail.Data, "\r\nSubject: A test\r\n") {
 		t.Errorf("got the mail %q, want the subject A test", mail.Data)
-	}
-	m.Fail(hubstest.MailRefusesRecipient)
-	status, output := run(t, m.Env(), "mail-test", email)
-	want := regexp.MustCompile("^the mail was not sent: .*no such mailbox.*\n$")
-	if status != 1 || !want.MatchString(output) {
-		t.Errorf("got exit status %d, %q, want 1 and the reason that the mail server gave",
-			status, output)
 	}
 }

@@ -4,176 +4,95 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
 )
 
-// files returns the files of the module that match one of the patterns, relative to its root.
-func files(t *testing.T, patterns ...string) (names []string) {
+// readFiles returns the text of all files of the module that match one of the patterns.
+func readFiles(t *testing.T, patterns ...string) string {
 	t.Helper()
+	var all strings.Builder
 	for _, pattern := range patterns {
-		found, _ := fs.Glob(os.DirFS(hubstest.Root()), pattern) // the patterns are well formed
-		names = append(names, found...)
-	}
-	return names
-}
-
-// functions returns the comment of each function of the product, by a name such as otp.go:newCode.
-// A method has two names: otp.go:remove and otp.go:oneTimeCodes.remove.
-func functions(t *testing.T) map[string]string {
-	t.Helper()
-	// The groups are the comment, the type of a method, and the name.
-	declaration := regexp.MustCompile(
-		`(?m)((?:^//.*\n)*)^func (?:\((?:\w+ )?\*?(\w+).*?\) )?(\w+)`)
-	comments := map[string]string{}
-	for _, file := range files(t, "*.go") {
-		source := hubstest.ReadFile(t, file)
-		for _, found := range declaration.FindAllStringSubmatch(source, -1) {
-			comment, owner, name := found[1], found[2], found[3]
-			comments[file+":"+name] += comment
-			comments[file+":"+owner+"."+name] = comment
+		names, _ := fs.Glob(os.DirFS(hubstest.Root()), pattern) // the patterns are well formed
+		for _, name := range names {
+			all.WriteString(hubstest.ReadFile(t, name))
 		}
 	}
-	return comments
+	return all.String()
 }
 
-var (
-	// addedCode matches the code that docs/yours.md adds to a copy. This repository does not have
-	// that code; test/guide tests it.
-	addedCode = regexp.MustCompile("(?ms)^```(diff|new) .*?^```$")
-	// auth.go:guess.limitKey
-	namedFunction = regexp.MustCompile(`\b([a-z]+\.go:\w+(?:\.\w+)?)`)
-	// ](docs/yours.md#a-field)
-	namedLink = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
-	// ./dev.sh prove
-	namedScript = regexp.MustCompile(`\./dev\.sh ([a-z]+)`)
-	// TestCodeWorksOnce
-	namedTest = regexp.MustCompile(`\b((?:Test|Fuzz|Benchmark)[A-Z]\w+)`)
-)
-
-// A mention is a name that a document contains.
-type mention struct{ document, name string }
-
-// mentions returns what the group of a pattern matches in the documents. There must be a match.
-func mentions(t *testing.T, pattern *regexp.Regexp) (all []mention) {
+// wantFunction compares a place, such as otp.go:remove, with the functions of that file.
+func wantFunction(t *testing.T, document, place string) {
 	t.Helper()
-	for _, document := range files(t, "*.md", "docs/*.md", "testdata/*.md", "testdata/*/*.md") {
-		content := addedCode.ReplaceAllString(hubstest.ReadFile(t, document), "")
-		for _, found := range pattern.FindAllStringSubmatch(content, -1) {
-			all = append(all, mention{document, found[1]})
-		}
+	file, name, _ := strings.Cut(place, ":")
+	declared := hubstest.Matches(t, file, `(?m)^func (?:\(.*?\) )?(\w+)`)
+	if !slices.Contains(declared, name) {
+		t.Errorf("%s names %s, which does not exist", document, place)
 	}
-	if len(all) == 0 {
-		t.Errorf("got no match of %s in the documents, want some", pattern)
-	}
-	return all
 }
 
-// Every function, linked file, command of dev.sh and test that a document names exists.
-func TestDocumentsNameWhatIsThere(t *testing.T) {
+// Every function that a document names exists.
+func TestDocumentsNameFunctions(t *testing.T) {
 	t.Parallel()
-	declared := functions(t)
-	for _, m := range mentions(t, namedFunction) {
-		_, exists := declared[m.name]
-		if !exists {
-			t.Errorf("%s names the function %s, which does not exist", m.document, m.name)
-		}
+	place := regexp.MustCompile(`\b[a-z]+\.go:\w+`)
+	named := place.FindAllString(readFiles(t, "*.md", "docs/*.md"), -1)
+	if len(named) == 0 {
+		t.Error("got no function in the documents, want some")
 	}
-
-	for _, m := range mentions(t, namedLink) {
-		folder := filepath.Join(hubstest.Root(), filepath.Dir(m.document))
-		_, err := os.Stat(filepath.Join(folder, m.name))
-		if err != nil {
-			t.Errorf("%s links to %s: %v", m.document, m.name, err)
-		}
-	}
-
-	script := hubstest.ReadFile(t, "dev.sh")
-	for _, m := range mentions(t, namedScript) {
-		command := regexp.MustCompile(`(?m)^[a-z |-]*\b` + m.name + `\b[a-z |-]*\)`)
-		if !command.MatchString(script) {
-			t.Errorf("%s names ./dev.sh %s, which does not exist", m.document, m.name)
-		}
-	}
-
-	var tests strings.Builder
-	for _, name := range files(t, "*_test.go", "test/*/*_test.go", "tools/*/*_test.go") {
-		tests.WriteString(hubstest.ReadFile(t, name))
-	}
-	for _, m := range mentions(t, namedTest) {
-		if !strings.Contains(tests.String(), "\nfunc "+m.name+"(") {
-			t.Errorf("%s names %s, which does not exist", m.document, m.name)
-		}
+	for _, place := range named {
+		wantFunction(t, "a document", place)
 	}
 }
 
-// securityRow matches a row of SECURITY.md's table. Its groups are the id and the column "where".
-var securityRow = regexp.MustCompile(`(?m)^\| ([A-Z][0-9]+) \|.*\| (.*) \|.*\|$`)
-
-// securityRows returns the places that each row of SECURITY.md names, by the id of the row. A place
-// is a file or a function, such as otp.go:remove. No two rows may have the same id.
-func securityRows(t *testing.T) map[string][]string {
-	t.Helper()
-	rows := map[string][]string{}
-	for _, row := range securityRow.FindAllStringSubmatch(hubstest.ReadFile(t, "SECURITY.md"), -1) {
-		id, where := row[1], row[2]
-		if rows[id] != nil {
-			t.Errorf("SECURITY.md has two rows %s", id)
-		}
-		rows[id] = strings.Split(strings.Trim(where, "`"), "`, `")
-	}
-	return rows
-}
-
-// The comment of a function names the rows of SECURITY.md that name the function, as (O3) or
-// (O3; …), and each row that it names exists. If a row names only a file, the file exists.
+// Each row of SECURITY.md has an id of its own and a test that exists. Each id in a comment of the
+// code, such as (O3), is that of a row.
 func TestRowsAndCommentsAgree(t *testing.T) {
 	t.Parallel()
-	rows := securityRows(t)
-	id := regexp.MustCompile(`\(([A-Z][0-9]+)[;)]`)
-	isNamed := map[string]bool{} // "auth.go:checkSession T5"
-	for function, comment := range functions(t) {
-		for _, found := range id.FindAllStringSubmatch(comment, -1) {
-			isNamed[function+" "+found[1]] = true
-			if rows[found[1]] == nil {
-				t.Errorf("comment of %s: got %s, want a row of SECURITY.md", function, found[0])
+	tests := readFiles(t, "*_test.go", "test/*/*_test.go")
+	testName := regexp.MustCompile("`(Test\\w+)`")
+	ids := hubstest.Matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
+	rows := hubstest.Matches(t, "SECURITY.md", `(?m)^(\| [A-Z][0-9]+ \|.*\|)$`)
+	for i, row := range rows {
+		if slices.Contains(ids[:i], ids[i]) {
+			t.Errorf("SECURITY.md has two rows %s", ids[i])
+		}
+		named := testName.FindAllStringSubmatch(row, -1)
+		if named == nil {
+			t.Errorf("SECURITY.md: the row %s names no test", ids[i])
+		}
+		for _, test := range named {
+			if !strings.Contains(tests, "\nfunc "+test[1]+"(") {
+				t.Errorf("SECURITY.md: the row %s names %s, which does not exist", ids[i], test[1])
 			}
 		}
 	}
-	for row, places := range rows {
-		for _, place := range places {
-			if !strings.Contains(place, ":") {
-				hubstest.ReadFile(t, place) // fails if there is no such file
-			} else if !isNamed[place+" "+row] {
-				t.Errorf("SECURITY.md, row %s: no comment of %s has (%s)", row, place, row)
+
+	comment := regexp.MustCompile(`(?m)(?://|--) .*$`)
+	id := regexp.MustCompile(`\(([A-Z][0-9]+)\)`)
+	for _, text := range comment.FindAllString(readFiles(t, "*.go", "schema.sql"), -1) {
+		for _, found := range id.FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(ids, found[1]) {
+				t.Errorf("%s: got the id %s, want that of a row of SECURITY.md", text, found[1])
 			}
 		}
 	}
 }
 
-// README.md has the route table that the command routes prints.
-func TestRouteTableInReadme(t *testing.T) {
+// README.md lists the routes that the command routes prints, with what they need.
+func TestRoutesInReadme(t *testing.T) {
 	t.Parallel()
-	got := section(t, "README.md", "routes")
-	_, table := run(t, nil, "routes")
-	want := "```\n" + table + "```\n"
-	wantText(t, "the table in README.md, compared with go run . routes", got, want)
-}
-
-// section returns the part of a document that stands between two marks, such as <!-- go --> and
-// <!-- /go -->.
-func section(t *testing.T, document, name string) string {
-	t.Helper()
-	pattern := regexp.MustCompile("(?s)<!-- " + name + " -->\n(.*)<!-- /" + name + " -->\n")
-	found := pattern.FindStringSubmatch(hubstest.ReadFile(t, document))
-	if found == nil {
-		t.Fatalf("setup: %s: got no match of %s, want one", document, pattern)
+	_, printed := run(t, nil, "routes")
+	line := regexp.MustCompile(`(?m)^([A-Z]+) +(/\S*) +(.*?)  +[0-9]`) // the columns stand two blanks apart
+	var want []string
+	for _, columns := range line.FindAllStringSubmatch(printed, -1) {
+		want = append(want, fmt.Sprintf("`%s %s` | %s", columns[1], columns[2], columns[3]))
 	}
-	return found[1]
+	got := hubstest.Matches(t, "README.md", "(?m)^\\| (`[A-Z]+ /.*) \\|$")
+	wantText(t, "the routes in README.md", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 // The table of error codes in docs/clients.md has the codes of the contract, in the same order.
@@ -185,18 +104,16 @@ func TestErrorCodesInDocuments(t *testing.T) {
 	wantEqual(t, "error codes in docs/clients.md", got, want)
 }
 
-// example returns the code of an example in docs/clients.md. The marks around it have the name of
-// its language.
+// example returns the code of an example in docs/clients.md. The marks around it, such as
+// <!-- go --> and <!-- /go -->, have the name of its language.
 func example(t *testing.T, language string) string {
 	t.Helper()
-	_, code, _ := strings.Cut(section(t, "docs/clients.md", language), "\n") // after the line ```go
-	return strings.TrimSuffix(code, "```\n")
+	pattern := fmt.Sprintf("(?s)<!-- %s -->\n```\\w+\n(.*)```\n<!-- /%[1]s -->", language)
+	return strings.Join(hubstest.Matches(t, "docs/clients.md", pattern), "")
 }
 
-// exampleStart and exampleEnd make the Go example a program. Its arguments are the address of the
-// server and a code. It fails unless the session is read with a 200.
-const (
-	exampleStart = `package main
+// program makes a program of the Go example. It fails unless the session is read with a 200.
+const program = `package main
 
 import (
 	"net/http"
@@ -212,15 +129,13 @@ func main() {
 }
 
 func run(api, code string) error {
-`
-	exampleEnd = `
+	EXAMPLE
 	if err == nil && response.StatusCode != 200 {
 		panic(response.Status)
 	}
 	return err
 }
 `
-)
 
 // The curl and Go examples in docs/clients.md sign a user in and read the session.
 func TestClientExamples(t *testing.T) {
@@ -235,8 +150,8 @@ func TestClientExamples(t *testing.T) {
 	shell(t, dir, "API=$1\n"+ask, s.Base)
 	shell(t, dir, "API=$1 CODE=$2\n"+present, s.Base, s.Code(t, email))
 
-	program := exampleStart + example(t, "go") + exampleEnd
-	hubstest.Must(t, os.WriteFile(dir+"/main.go", []byte(program), 0o600))
+	source := strings.Replace(program, "EXAMPLE", example(t, "go"), 1)
+	hubstest.Must(t, os.WriteFile(dir+"/main.go", []byte(source), 0o600))
 	s.Client(t).AskCode(email) // the Go example begins with a code
 	shell(t, dir, "go run main.go $1 $2", s.Base, s.Code(t, email))
 }

@@ -49,7 +49,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 func TestBrokenRowsAreNotSent(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
-	s.AllowErrorsWithAnyOf("breaks its contract", "file on disk is not the one")
+	s.AllowErrorsWithAnyOf("breaks its contract", "file on disk is not")
 	db := s.Database
 	file := admin.Store("a.txt", "hello")
 	made := admin.Do("POST /hubs", `{"name":"a"}`).Must(t, 201)
@@ -81,6 +81,43 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 			s.Log.WaitFor(t, `"level":"ERROR"`, id)
 		})
 	}
+}
+
+// Z2: A write is a 503 if it meets a lock that is not free in time. Later it succeeds.
+func TestLockedRowsAreUnavailable(t *testing.T) {
+	t.Parallel()
+	database := hubstest.NewDatabase(t)
+	impatient := database + "&lock_timeout=50ms"
+	s, admin := start(t, "admin", map[string]string{"DATABASE_URL": impatient})
+	s.AllowErrorsWithAnyOf("unavailable")
+	hub := admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201).Header.Get("Location")
+	other, err := hubstest.OpenDB(t, database).Begin()
+	hubstest.Must(t, err)
+	_, err = other.Exec("select from hubs for update")
+	hubstest.Must(t, err)
+	admin.Do("PATCH "+hub, `{"name":"South"}`).WantProblem(t, 503, "unavailable")
+	other.Rollback()
+	admin.Do("PATCH "+hub, `{"name":"South"}`).Want(t, 200)
+}
+
+// I5, F3: An insert after which there is no row, because of a trigger, is a 500. An upload leaves
+// no bytes.
+func TestInsertsWithoutARowAreErrors(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	s.AllowErrorsWithAnyOf(`"msg":"failed"`)
+	c, _, current := newcomer(t, s)
+	hubstest.Exec(t, s.Database, `create function nothing() returns trigger
+		language plpgsql as $$ begin return null; end $$`)
+	for _, table := range hubstest.Tables(t) {
+		hubstest.Exec(t, s.Database, "create trigger nothing before insert on "+table+
+			" for each row execute function nothing()")
+	}
+	admin.Do("POST /hubs", `{"name":"North"}`).WantProblem(t, 500, "internal")
+	admin.Upload("a.txt", []byte("hello")).WantProblem(t, 500, "internal")
+	accept(c, current).WantProblem(t, 500, "internal")
+	s.WantStored(t, 0)
+	wantTerms(t, c, false)
 }
 
 // A path with a line break in the name of its file is a 404, even if an operator has written such a

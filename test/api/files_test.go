@@ -232,7 +232,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
 	s.AllowErrorsWithAnyOf(
-		"file on disk is not the one",
+		"file on disk is not",
 		"no such file or directory",
 		"path escapes from parent")
 	folder, err := os.Stat(t.TempDir())

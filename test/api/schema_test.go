@@ -30,8 +30,8 @@ func schemaOf(t testing.TB, databaseURL string) string {
 }
 
 // Several migrations of one database can run at once, from no tables and from those of the last
-// release. The role needs no rights beyond owning the schema public, and the result is the same as in
-// a new database. If it differs, schema.sql needs an alter table that runs only if needed.
+// release. The role needs no rights beyond owning the schema public, and the result is the same as
+// in a new database. If it differs, schema.sql needs an alter table that runs only if needed.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, tables := range map[string]string{
@@ -56,6 +56,33 @@ func TestMigrateAtOnce(t *testing.T) {
 			migrations.Wait()
 			wantText(t, "schema, compared with that of a new database", schemaOf(t, database), want)
 		})
+	}
+}
+
+// migrate brings what is stored about the names of hubs to the form of this release, without a
+// change of the hubs themselves. PostgreSQL does not compute a stored column again because its
+// function changed.
+func TestMigrateRenewsStoredNames(t *testing.T) {
+	t.Parallel()
+	database := hubstest.EmptyDatabase(t, "")
+	hubstest.Exec(t, database, hubstest.ReadFile(t, "testdata/schema-v1.0.0.sql"))
+	hubstest.Exec(t, database,
+		"insert into hubs (name) values (E'Cafe\\u0301'), (E'A\\u030Angstr\u00f6m')")
+	rows := func() string {
+		return hubstest.Query[string](t, database, `select string_agg(
+			concat_ws(' ', hub_id, name, created_at, updated_at), E'\n' order by name) from hubs`)
+	}
+	before := rows()
+	hubstest.Must(t, hubstest.SetUp(database))
+	wantText(t, "hubs after migrate", rows(), before)
+	_, c := start(t, "member", map[string]string{"DATABASE_URL": database})
+	for _, search := range []string{"CAF%C3%89", "cafe%CC%81", "%C3%A5ngstr", "ANGSTRO%CC%88M"} {
+		want := 1
+		if search[0] == 'A' { // has no ring
+			want = 0
+		}
+		page := decode[hubPage](t, c.Get("/hubs?filters[name]="+search).Must(t, 200))
+		wantEqual(t, "hubs found by "+search, len(page.Items), want)
 	}
 }
 

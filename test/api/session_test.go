@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -13,7 +12,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// T1, T2, T4, T5, T9: A token that this server would not have issued, or that has expired or ended,
+// T1, T2, T4, T5: A token that this server would not have issued, or that has expired or ended,
 // is a 401, and the log has the reason.
 func TestOnlyValidTokensOpenSessions(t *testing.T) {
 	t.Parallel()
@@ -32,7 +31,6 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 		email, id := s.NewUser(t, "member")
 		users[name] = account{email, id}
 	}
-	life := sessionLife(t, s.Client(t).SignIn(users["active"].email))
 	s.User(t, "suspend", users["suspended"].email)
 	hubstest.Exec(t, s.Database, `update users
 		set signed_out_at = now() - interval '100 s' where user_id = $1`, users["signedOut"].id)
@@ -41,7 +39,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			key := hubstest.Named(t, file.Keys, cmp.Or(c.Key, "first"))
 			user := hubstest.Named(t, users, cmp.Or(c.User, "active"))
-			token := c.Sign(key, tokenWords(user, users["other"], life)...)
+			token := c.Sign(key, tokenWords(user, users["other"])...)
 			r := s.Wire(t, "GET /auth/session", nil,
 				"X-Forwarded-For", hubstest.NewIP(),
 				"Cookie", s.CookieName()+"="+token)
@@ -61,12 +59,11 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 // An account is a user of tokens.json.
 type account struct{ email, id string }
 
-// tokenWords returns the words of tokens.json with their values. life is how long a session lasts.
-func tokenWords(user, other account, life time.Duration) []string {
+// tokenWords returns the words of tokens.json with their values.
+func tokenWords(user, other account) []string {
 	return []string{
 		"<user>", fmt.Sprintf(`"email":%q,"userId":%q`, user.email, user.id),
 		"<times>", `"iat":<now>,"exp":<now+3600>`,
-		"<life>", fmt.Sprint(int(life.Seconds())),
 		"<email>", user.email,
 		"<userId>", user.id,
 		"<EMAIL>", strings.ToUpper(user.email),
@@ -76,8 +73,9 @@ func tokenWords(user, other account, life time.Duration) []string {
 	}
 }
 
-// T8: The server takes the token only from the cookie of its own environment. A token in another
-// cookie or in another place of the request, or a token of another environment, opens no session.
+// T7, T8: The server takes the token only from the cookie of its own environment. A token in
+// another cookie or in another place of the request, or a token of another environment, opens no
+// session. Of several cookies of the name, the first with a good token counts.
 func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	t.Parallel()
 	file := hubstest.ReadCorpus[struct {
@@ -176,8 +174,8 @@ func sessionLife(t *testing.T, answer *hubstest.Response) time.Duration {
 	return time.Duration(cookie.MaxAge) * time.Second
 }
 
-// T1: A token has exactly these four claims. Its times are exact to the microsecond: iat is the
-// time of the sign-in, and exp is the time in the answer.
+// T1: A token has exactly these four claims. Its times are whole seconds: iat is the time of the
+// sign-in, and exp is the time in the answer.
 func TestTokenHasFourClaims(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -189,15 +187,18 @@ func TestTokenHasFourClaims(t *testing.T) {
 		"alg": "HS256",
 		"typ": "JWT",
 	})
+	cookie, err := http.ParseSetCookie(view.Header.Get("Set-Cookie"))
+	hubstest.Must(t, err)
 	expires := timeOf(t, view, "expiresAt")
-	issued := expires.Add(-sessionLife(t, view))
+	issued := expires.Add(-time.Duration(cookie.MaxAge) * time.Second)
 	wantNow(t, "the token's start", issued)
 	wantEqual(t, "claims", claims, map[string]any{
 		"email":  email,
 		"userId": userID,
-		"iat":    float64(issued.UnixMicro()) / 1e6,
-		"exp":    float64(expires.UnixMicro()) / 1e6,
+		"iat":    float64(issued.Unix()),
+		"exp":    float64(expires.Unix()),
 	})
+	wantEqual(t, "whole seconds", expires, expires.Truncate(time.Second))
 }
 
 // The first key in SESSION_SECRET signs new tokens, and every key in it verifies tokens. A token
@@ -271,91 +272,61 @@ func TestSessionFollowsAccount(t *testing.T) {
 	}
 }
 
-// T5: "Sign out everywhere" is exact to the microsecond. It ends every session that began before
-// it, even in the same second, and no session that began at the same microsecond or later.
-func TestSignOutIsExact(t *testing.T) {
+// T5: "Sign out everywhere" ends every session that began before it, or in the same second, and no
+// session that began in a later second.
+func TestSignOutIsExactToTheSecond(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "member")
-	start := time.Now().Add(-time.Minute).UnixMicro()
-	for round := range int64(20) {
-		issued := start + round*47_111 // another fraction of a second in each round
-		payload := hubstest.FillIn(
-			`{"email":"<email>","userId":"<userId>","iat":<iat>,"exp":<now+1000>}`,
-			"<email>", email,
-			"<userId>", userID,
-			"<iat>", fmt.Sprintf("%.6f", float64(issued)/1e6))
-		c := s.With(t, hubstest.Forge(s.Env["SESSION_SECRET"], payload))
-		// signOut sets the time of the sign-out, in microseconds after the start of the session.
-		signOut := func(later int64) *hubstest.Response {
-			hubstest.Exec(t, s.Database, `update users set signed_out_at =
-				'epoch'::timestamptz + $1 * interval '1 microsecond'`, issued+later)
-			return c.Get("/auth/session")
-		}
-		what := fmt.Sprintf("issued at %d µs, signed out ", issued)
-		wantEqual(t, what+"1 µs before", signOut(-1).Status, 200)
-		wantEqual(t, what+"then", signOut(0).Status, 200)
-		wantEqual(t, what+"1 µs later", signOut(1).Status, 401)
-	}
-}
+	issued := time.Now().Add(-time.Minute).Truncate(time.Second)
+	c := s.With(t, hubstest.Token{}.Sign(s.Env["SESSION_SECRET"],
+		"<email>", email, "<userId>", userID, "<now>", fmt.Sprint(issued.Unix())))
 
-// shiftedClock starts a server whose database has a clock that is ahead by shift, an interval of
-// PostgreSQL such as "30 seconds". restore corrects the clock.
-func shiftedClock(t *testing.T, shift string) (s *hubstest.Server, restore func()) {
-	t.Helper()
-	database := hubstest.NewDatabase(t)
-	hubstest.Exec(t, database, "create schema shifted; grant usage on schema shifted to public")
-	hubstest.Exec(t, database, `create function shifted.clock_timestamp() returns timestamptz
-		language sql return pg_catalog.clock_timestamp() + interval '`+shift+`'`)
-	// PostgreSQL takes clock_timestamp from the first schema in search_path that has it.
-	shifted := database + "&search_path=shifted,pg_catalog,public"
-	s = hubstest.Start(t, map[string]string{"DATABASE_URL": shifted})
-	return s, func() {
-		hubstest.Exec(t, database, "drop function shifted.clock_timestamp()")
+	for signedOut, status := range map[time.Duration]int{ // after the token's iat
+		-time.Second:                       200,
+		-time.Microsecond:                  200,
+		0:                                  401,
+		time.Microsecond:                   401,
+		time.Second - time.Microsecond:     401,
+		time.Second + 500*time.Millisecond: 401,
+	} {
+		hubstest.Exec(t, s.Database, "update users set signed_out_at = $1", issued.Add(signedOut))
+		got := c.Get("/auth/session")
+		wantEqual(t, fmt.Sprint("signed out ", signedOut, " after the start"), got.Status, status)
 	}
 }
 
 // T5: The start of a session and the time of a "sign out everywhere" both come from the database's
-// clock. So the server knows which of them was first, although its own clock differs.
+// clock. So the server knows which of them was first, although its own clock is an hour off.
 func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 	t.Parallel()
-	for _, shift := range []string{"-30 seconds", "30 seconds"} {
-		t.Run(shift, func(t *testing.T) {
+	for name, shift := range map[string]time.Duration{"behind": -time.Hour, "ahead": time.Hour} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, _ := shiftedClock(t, shift)
+			// PostgreSQL takes clock_timestamp from the first schema in search_path that has it.
+			database := hubstest.NewDatabase(t)
+			hubstest.Exec(t, database,
+				"create schema shifted; grant usage on schema shifted to public")
+			hubstest.Exec(t, database, fmt.Sprintf(`create function shifted.clock_timestamp()
+				returns timestamptz language sql
+				return pg_catalog.clock_timestamp() + interval '%f seconds'`, shift.Seconds()))
+			shifted := database + "&search_path=shifted,pg_catalog,public"
+			s := hubstest.Start(t, map[string]string{"DATABASE_URL": shifted})
 			email, _ := s.NewUser(t, "member")
+
 			before := s.SignIn(t, email)
 			before.Get("/auth/session").Want(t, 200)
+			_, claims := hubstest.ReadToken(t, before.Token())
+			issued := time.Unix(int64(claims["iat"].(float64)), 0)
+			wantNow(t, "iat, less the difference of the clocks", issued.Add(-shift))
 			s.User(t, "signout", email)
 			before.Get("/auth/session").Want(t, 401)
+			// A session of the very second of the sign-out would end, too.
+			hubstest.WaitUntil(t, "the next second", func() bool {
+				return hubstest.Query[bool](t, shifted, `select
+					date_trunc('second', clock_timestamp()) > signed_out_at from users`)
+			})
 			s.SignIn(t, email).Get("/auth/session").Want(t, 200)
-			_, claims := hubstest.ReadToken(t, before.Token())
-			age := float64(time.Now().Unix()) - claims["iat"].(float64)
-			if math.Abs(age) < 15 {
-				t.Errorf("got a token issued %.0f s ago, want about 30 s before or after now: "+
-					"the database's clock is not shifted", age)
-			}
-		})
-	}
-}
-
-// T9: While the clocks of server and database are more than a minute apart, a sign-in is a 503, and
-// the code stays valid. The log has the difference.
-func TestSignInNeedsClocksThatAgree(t *testing.T) {
-	t.Parallel()
-	for shift, difference := range map[string]string{
-		"-65 seconds": "the server's: -1m",
-		"65 seconds":  "the server's: 1m",
-	} {
-		t.Run(shift, func(t *testing.T) {
-			t.Parallel()
-			s, restore := shiftedClock(t, shift)
-			s.AllowErrorsWithAnyOf(difference)
-			g := s.NewGuest(t)
-			wantNoSession(t, g.Present(g.Code), 503, "unavailable")
-			s.Log.WaitFor(t, "ERROR", difference)
-			restore()
-			g.Present(g.Code).Want(t, 200)
 		})
 	}
 }

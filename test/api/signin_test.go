@@ -157,7 +157,7 @@ func TestOneCodeForManyRequests(t *testing.T) {
 	hubstest.WantStatuses(t, answers, map[int]int{200: many})
 	hubstest.WaitFor(t, "log lines about the requests", many, func() int {
 		// One request sends a code. The others are too early for a new one.
-		return s.Log.Count(`"code sent"`) + s.Log.Count("code not sent: the last one")
+		return s.Log.Count(`"code sent"`) + s.Log.Count("code not sent: the last mail")
 	})
 	wantEqual(t, "codes", s.Log.Count("Sign-in code for "+email), 1)
 	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)

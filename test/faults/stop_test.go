@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -204,6 +205,43 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	s.AgeUnfinished(t)
 	hubstest.Start(t, s.Env)
 	s.waitFiles(0)
+}
+
+// A server whose standard output is a pipe that nobody reads stands still when the pipe is full.
+// SIGTERM ends it all the same, after the time that it gives to requests and then to mail.
+func TestStopEndsThoughNobodyReadsTheLog(t *testing.T) {
+	t.Parallel()
+	addr := hubstest.FreeAddr(t)
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	env := hubstest.ServerEnv(t, hubstest.StagingEnv(mail), map[string]string{"ADDR": addr})
+	unread, output, err := os.Pipe()
+	hubstest.Must(t, err)
+	t.Cleanup(func() { unread.Close() })
+	cmd := hubstest.Serve()
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	cmd.Stdout = output
+	hubstest.Must(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill() })
+	hubstest.WaitListening(t, addr)
+	client := http.Client{Timeout: 2 * time.Second}
+	hubstest.WaitUntil(t, "a request that waits for its line in the log", func() bool {
+		answer, err := client.Get("http://" + addr + "/openapi.json")
+		if err == nil {
+			answer.Body.Close()
+		}
+		return os.IsTimeout(err)
+	})
+
+	cmd.Process.Signal(syscall.SIGTERM)
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-ended:
+	case <-time.After(2 * hubstest.Patience):
+		t.Errorf("the server has not ended within %v of the signal", 2*hubstest.Patience)
+	}
 }
 
 // SIGINT (Ctrl-C) stops the server in the same way as SIGTERM.

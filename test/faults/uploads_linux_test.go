@@ -1,7 +1,9 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,7 +62,7 @@ func TestReadOnlyDiskIsServed(t *testing.T) {
 	hubstest.Must(t, err)
 	second := hubstest.Start(t, s.Env)
 	second.AllowErrorsWithAnyOf("read-only file system")
-	second.Log.WaitFor(t, "the sweep of unfinished uploads failed", "read-only file system")
+	second.Log.WaitFor(t, "the sweep of an unfinished upload failed", "read-only file system")
 	client := second.With(t, c.Token())
 	client.WantFile(kept, "content")
 	sendUpload(client, "a.txt").WantProblem(t, 500, "internal")
@@ -85,7 +87,7 @@ func attach(t *testing.T, s *service, args ...string) *trace {
 	cmd := exec.Command(strace, append(
 		args,
 		"-f", "-y",
-		"-s", "300",
+		"-s", "400",
 		"-o", tr.output,
 		"-p", fmt.Sprint(s.Cmd.Process.Pid),
 	)...)
@@ -151,6 +153,7 @@ func TestUploadStepFails(t *testing.T) {
 		{call: "fsync", target: "file", errno: "EIO", status: 500},
 		{call: "linkat", errno: "EIO", status: 500},
 		{call: "linkat", errno: "EDQUOT", status: 507}, // the folder needs another block
+		{call: "linkat", errno: "EPERM", status: 500},  // a file system without hard links
 		{call: "fsync", target: "folder", errno: "EIO", status: 500},
 	} {
 		t.Run(step.call+" "+step.target+" "+step.errno, func(t *testing.T) {
@@ -174,6 +177,23 @@ func TestUploadStepFails(t *testing.T) {
 			s.WantStored(t, stored)
 		})
 	}
+	s.Log.WaitFor(t, "FILES_DIR", "hard links", "operation not permitted")
+}
+
+// If the disk fails in the middle of a download, the client can see that the file is not whole, and
+// the log has the reason.
+func TestDiskFailsMidDownload(t *testing.T) {
+	t.Parallel()
+	s, c := start(t)
+	path := storeLarge(t, c)
+	tr := attachFault(t, s, "sendfile", "EIO", "-P", s.onDisk(path))
+	r, err := c.Elsewhere().Try("GET "+path, nil)
+	tr.wantInjected()
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %d bytes and the error %v, want %v", len(r.Body), err, io.ErrUnexpectedEOF)
+	}
+	s.Log.WaitFor(t, "download cut off", "input/output error")
+	c.Elsewhere().Get(path).Want(t, 200)
 }
 
 // If the server can't create the working file of an upload, the client gets a 500, or a 507 if the
@@ -248,7 +268,7 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 			"f": `fsync\(\d+<` + working + `>`,
 			"l": ` linkat\(.*"` + id + `"`,
 			"d": `fsync\(\d+<` + s.Env["FILES_DIR"] + `>`,
-			"r": `write\(\d+<socket:[^"]*"B.*` + id, // the row: a message Bind with the id as text
+			"r": `write\(\d+<socket:[^"]*"P.*insert.*` + id, // the row
 			"u": `unlinkat\(.*` + id,
 			"a": `write\(\d+<socket:[^"]*"HTTP.*` + id, // the answer
 		} {
