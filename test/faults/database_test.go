@@ -552,7 +552,7 @@ func TestSettingsOfConnections(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"statement_timeout": "1500",
+		"statement_timeout": "1000",
 		"plan_cache_mode":   "force_generic_plan",
 		"enable_seqscan":    "off",
 		"lock_timeout":      "1",
