@@ -44,7 +44,7 @@ type user struct {
 
 	suspended     bool
 	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // sessions that began before are ended ("sign out everywhere")
+	signedOutAt   time.Time // sessions that began before are refused ("sign out everywhere")
 	now           time.Time // the database's clock when the row was read
 }
 
@@ -84,7 +84,6 @@ const (
 var (
 	emailPattern  = regexp.MustCompile("^" + atom + `(\.` + atom + ")*@" + domainLabels + "$")
 	domainPattern = regexp.MustCompile("^" + domainLabels + "$")
-	codePattern   = regexp.MustCompile("^[0-9]{6}$")
 )
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -75,7 +76,8 @@ func (errs *fieldErrors) checkFileName(name string) {
 	errs.check(!isFolder, "file", "must have the name of a file, not of a folder")
 	errs.check(len(name) <= 255, "file", "must have a name of at most 255 bytes in UTF-8")
 	errs.check(utf8.ValidString(name), "file", "must have a name in UTF-8")
-	errs.checkControls("file", name, "")
+	errs.check(!strings.ContainsFunc(name, unicode.IsControl), "file",
+		"must have a name without control characters")
 	errs.check(!strings.ContainsAny(name, directionControls), "file",
 		"must not have a name that changes the direction of text")
 }
@@ -126,8 +128,8 @@ func (s *server) upload(r *request) (output, error) {
 	return f, nil
 }
 
-// storeUpload receives a file and stores it. If it fails, it removes both names. If the row may
-// have been written, it leaves them to the sweep.
+// storeUpload receives a file and stores it. If it fails, it removes both names, unless the row may
+// exist. Then the sweep decides.
 func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	name, err := form.readHead()
 	if err != nil {
@@ -164,12 +166,12 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	err = s.store.write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
+	// Unless PostgreSQL itself says that the insert has failed, it may have committed the row.
+	hasFailed := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows)
+	rowMayExist = !hasFailed
 	if err != nil {
-		// If the database has become unavailable, it may have committed the row before.
-		rowMayExist = toProblem(err).Code == "unavailable"
 		return file{}, endedIfUserGone(err)
 	}
-	rowMayExist = true
 	s.files.Remove(workingName) // if this fails, the sweep does it
 	return f, nil
 }
@@ -417,7 +419,7 @@ func (s *server) getFile(r *request) (output, error) {
 		return nil, err
 	}
 	isWhole := info.Mode().IsRegular() && info.Size() == f.Size
-	if !isWhole || f.ContentType == "" { // (I5)
+	if !isWhole || f.validate() != nil { // (I5)
 		return nil, errors.New("the file on disk is not what was uploaded, or its row is invalid")
 	}
 	return nil, sendFile(r, f, content)

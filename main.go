@@ -195,11 +195,12 @@ func (a access) String() string {
 // mustBeValid prevents the start if a route has no access rule, or a limit without its key (Z1).
 func (rt route) mustBeValid() {
 	a := rt.access
-	hasConditions := a.terms || a.roles != nil
-	isAccessValid := a.public != a.session && !(a.public && hasConditions)
-	isLimitValid := (rt.limit == nil) == (rt.limitKey == nil)
-	if !isAccessValid || !isLimitValid {
-		panic("this route lacks an access rule, or the key of its limit: " + rt.pattern)
+	hasConditions := a.session || a.terms || a.roles != nil
+	if a.public == hasConditions || hasConditions && !a.session {
+		panic("the access must be public, or a session with conditions: " + rt.pattern)
+	}
+	if (rt.limit == nil) != (rt.limitKey == nil) {
+		panic("a limit must have a key, and a key must have a limit: " + rt.pattern)
 	}
 }
 
@@ -246,8 +247,12 @@ func (health) validate() fieldErrors { return nil }
 
 // getHealth returns a 503 if the tables can't be read or FILES_DIR is missing (E1).
 func (s *server) getHealth(*request) (output, error) {
+	started := time.Now()
 	if err := errors.Join(s.store.probeTables(), s.probeFiles()); err != nil {
 		return nil, unavailable(err)
+	}
+	if time.Since(started) > dbTimeout {
+		return nil, unavailable(errors.New("the tables can be read, but too slowly"))
 	}
 	return health{"ok"}, nil
 }
@@ -352,7 +357,7 @@ func (s *server) newHTTPServer() *http.Server {
 		WriteTimeout:                 answerTimeout,
 		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               maxHeader - (4 << 10), // net/http adds 4 kB
-		DisableGeneralOptionsHandler: true,                  // OPTIONS * takes the six steps, too (H2)
+		DisableGeneralOptionsHandler: true,                  // OPTIONS * takes the steps, too (H2)
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
@@ -434,19 +439,19 @@ type config struct {
 	maxUploadBytes int64
 }
 
-// settingErrors collects the mistakes in the settings, so that all are reported at once (K1).
-type settingErrors []error
+// settingReader collects the mistakes in the settings, so that all are reported at once (K1).
+type settingReader []error
 
 // check records a complaint unless ok.
-func (errs *settingErrors) check(ok bool, complaint string) {
+func (settings *settingReader) check(ok bool, complaint string) {
 	if !ok {
-		*errs = append(*errs, usageError(complaint))
+		*settings = append(*settings, usageError(complaint))
 	}
 }
 
-// setting returns the value of a variable, or a default. It refuses quotes and white space around a
+// get returns the value of a variable, or a default. It refuses quotes and white space around a
 // value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
-func (errs *settingErrors) setting(name, fallback string) string {
+func (settings *settingReader) get(name, fallback string) string {
 	value := os.Getenv(name)
 	const quotes = `"'`
 	isQuoted := strings.Trim(value, quotes) != value
@@ -456,47 +461,47 @@ func (errs *settingErrors) setting(name, fallback string) string {
 	case "DATABASE_URL": // may end in a quoted password
 		isQuoted = strings.TrimLeft(value, quotes) != value
 	}
-	errs.check(!isQuoted && strings.TrimSpace(value) == value,
+	settings.check(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }
 
 // list returns the elements of a setting, separated by commas or spaces.
-func (errs *settingErrors) list(name, fallback string) []string {
-	return strings.Fields(strings.ReplaceAll(errs.setting(name, fallback), ",", " "))
+func (settings *settingReader) list(name, fallback string) []string {
+	return strings.Fields(strings.ReplaceAll(settings.get(name, fallback), ",", " "))
 }
 
 // loadConfig reads and validates the settings; ADDR and FILES_DIR are found wrong when they are
 // used. It also refuses what would work but is dangerous (K3).
 func loadConfig() (config, error) {
-	var errs settingErrors
+	var settings settingReader
 	cfg := config{
-		env:         errs.setting("APP_ENV", ""),
-		addr:        errs.setting("ADDR", "127.0.0.1:8080"),
-		databaseURL: errs.setting("DATABASE_URL", ""),
-		filesDir:    errs.setting("FILES_DIR", "data/files"),
+		env:         settings.get("APP_ENV", ""),
+		addr:        settings.get("ADDR", "127.0.0.1:8080"),
+		databaseURL: settings.get("DATABASE_URL", ""),
+		filesDir:    settings.get("FILES_DIR", "data/files"),
 	}
-	errs.check(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
+	settings.check(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
 	if _, err := newConnector(cfg.databaseURL, nil); err != nil {
-		errs = append(errs, err)
+		settings = append(settings, err)
 	}
-	size, err := strconv.ParseUint(errs.setting("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
-	errs.check(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
+	size, err := strconv.ParseUint(settings.get("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
+	settings.check(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
 	cfg.maxUploadBytes = int64(size)
-	cfg.sessionKeys = readSessionKeys(&errs)
-	cfg.readCookie(&errs)
-	cfg.readOrigins(&errs)
-	for _, text := range errs.list("TRUSTED_PROXIES", "") {
+	cfg.sessionKeys = readSessionKeys(&settings)
+	cfg.readCookie(&settings)
+	cfg.readOrigins(&settings)
+	for _, text := range settings.list("TRUSTED_PROXIES", "") {
 		network, err := netip.ParsePrefix(text)
-		errs.check(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
+		settings.check(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
 			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		cfg.trustedProxies = append(cfg.trustedProxies, network)
 	}
 	if cfg.env != envLocal || os.Getenv("SMTP_URL") != "" { // locally, codes may be printed instead
-		cfg.mail = readMailer(&errs)
+		cfg.mail = readMailer(&settings)
 	}
-	return cfg, errors.Join(errs...)
+	return cfg, errors.Join(settings...)
 }
 
 var (
@@ -505,8 +510,9 @@ var (
 	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
 )
 
-// newConnector parses DATABASE_URL. It refuses all but PostgreSQL's forms, because lib/pq would
-// send the password to localhost. The error has no details, because those of lib/pq may quote it.
+// newConnector parses DATABASE_URL. It accepts only PostgreSQL's forms, because lib/pq would take
+// the URL of another database for key=value without a host, and send the password to localhost. The
+// error has no details, because those of lib/pq may quote the password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
 	cfg, err := pq.NewConfig(databaseURL)
 	isKnownForm := databaseURLPattern.MatchString(databaseURL)
@@ -528,13 +534,16 @@ const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
 // readSessionKeys requires keys as long as the hash (RFC 7518 3.2). A key typed by hand often has
 // few different bytes (T3). A space after a comma would become part of a key.
-func readSessionKeys(errs *settingErrors) (keys jwt.VerificationKeySet) {
-	for key := range strings.SplitSeq(errs.setting("SESSION_SECRET", ""), ",") {
-		different := slices.Compact(slices.Sorted(slices.Values([]byte(key)))) // each byte once
+func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
+	for key := range strings.SplitSeq(settings.get("SESSION_SECRET", ""), ",") {
+		different := map[byte]bool{}
+		for _, char := range []byte(key) {
+			different[char] = true
+		}
 		isStrong := len(key) >= 32 && len(different) >= 10
-		errs.check(isStrong && strings.TrimSpace(key) == key,
+		settings.check(isStrong && strings.TrimSpace(key) == key,
 			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
-		errs.check(key != placeholderKey,
+		settings.check(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
@@ -545,27 +554,27 @@ var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // readCookie sets name and domain of the cookie (T8). Browsers take __Host- only without a Domain,
 // and __Secure- only over HTTPS. They ignore the case of both.
-func (cfg *config) readCookie(errs *settingErrors) {
+func (cfg *config) readCookie(settings *settingReader) {
 	isLocal := cfg.env == envLocal
 	defaultPrefix := "__Secure-hubs"
 	if isLocal {
 		defaultPrefix = "hubs"
 	}
-	prefix := errs.setting("COOKIE_PREFIX", defaultPrefix)
+	prefix := settings.get("COOKIE_PREFIX", defaultPrefix)
 	lower := strings.ToLower(prefix)
-	errs.check(cookiePrefixPattern.MatchString(prefix),
+	settings.check(cookiePrefixPattern.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	errs.check(!strings.HasPrefix(lower, "__host-"),
+	settings.check(!strings.HasPrefix(lower, "__host-"),
 		"COOKIE_PREFIX: __Host- does not go with a Domain")
 	cfg.cookieName = prefix + "_auth_" + cfg.env
-	cfg.cookieDomain = strings.ToLower(errs.setting("COOKIE_DOMAIN", ""))
+	cfg.cookieDomain = strings.ToLower(settings.get("COOKIE_DOMAIN", ""))
 	if isLocal {
-		errs.check(!strings.HasPrefix(lower, "__secure-"),
+		settings.check(!strings.HasPrefix(lower, "__secure-"),
 			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
-		errs.check(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
+		settings.check(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
 		return
 	}
-	errs.check(isParentDomain(cfg.cookieDomain),
+	settings.check(isParentDomain(cfg.cookieDomain),
 		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 }
 
@@ -585,23 +594,24 @@ const localOrigins = "http://localhost:3000 http://localhost:4200 http://localho
 // originPattern matches an origin as a browser sends it, in lower case and without a path.
 var originPattern = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
 
-func (cfg *config) readOrigins(errs *settingErrors) {
+func (cfg *config) readOrigins(settings *settingReader) {
 	fallback := ""
 	if cfg.env == envLocal {
 		fallback = localOrigins
 	}
-	cfg.allowedOrigins = errs.list("ALLOWED_ORIGINS", fallback)
-	cfg.originDomain = strings.ToLower(errs.setting("ALLOWED_ORIGIN_DOMAIN", ""))
+	cfg.allowedOrigins = settings.list("ALLOWED_ORIGINS", fallback)
+	cfg.originDomain = strings.ToLower(settings.get("ALLOWED_ORIGIN_DOMAIN", ""))
 	if cfg.env == envProduction {
-		errs.check(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
-		errs.check(isParentDomain(cfg.originDomain),
+		settings.check(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
+		settings.check(isParentDomain(cfg.originDomain),
 			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
 		return
 	}
-	errs.check(cfg.originDomain == "", "ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
+	settings.check(cfg.originDomain == "",
+		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 	for _, origin := range cfg.allowedOrigins {
 		u, err := url.Parse(origin)
-		errs.check(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
+		settings.check(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a path")
 	}
 }
@@ -615,15 +625,16 @@ func isPortOrEmpty(text string) bool {
 var smtpPattern = regexp.MustCompile(
 	`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
-func readMailer(errs *settingErrors) mailer {
-	text := errs.setting("SMTP_URL", "")
+func readMailer(settings *settingReader) mailer {
+	text := settings.get("SMTP_URL", "")
 	smtpURL, err := url.Parse(text)
 	isValid := err == nil && smtpPattern.MatchString(text)
-	errs.check(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, special "+
-		"characters in the password percent-encoded; it may be unset locally only")
-	errs.check(!isValid || isPortOrEmpty(smtpURL.Port()), "SMTP_URL: the port must be 1 to 65535")
-	from, err := mail.ParseAddress(errs.setting("MAIL_FROM", ""))
-	errs.check(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
+	settings.check(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+
+		"special characters in the password percent-encoded; it may be unset locally only")
+	settings.check(!isValid || isPortOrEmpty(smtpURL.Port()),
+		"SMTP_URL: the port must be 1 to 65535")
+	from, err := mail.ParseAddress(settings.get("MAIL_FROM", ""))
+	settings.check(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
 	return mailer{server: smtpURL, from: from}
 }
 
@@ -724,8 +735,12 @@ func userCommand(ctx context.Context, line []string) error {
 	}
 	args := flags.Args()
 	if len(args) != command.arguments {
-		return usageError(fmt.Sprintf("user %s: takes %d argument(s), got %d; "+
-			"-role comes before the address\n\n%s", name, command.arguments, len(args), usage))
+		complaint := fmt.Sprintf("user %s: takes %d argument(s), got %d",
+			name, command.arguments, len(args))
+		if name == "add" {
+			complaint += "; -role comes before the address"
+		}
+		return usageError(complaint + "\n\n" + usage)
 	}
 	if name == "add" {
 		args = append(args, role)
@@ -779,10 +794,10 @@ func mailTest(args []string) error {
 	if len(args) != 1 {
 		return usageError("mail-test: takes one address\n\n" + usage)
 	}
-	var errs settingErrors
-	m := readMailer(&errs)
-	if errs != nil {
-		return errors.Join(errs...)
+	var settings settingReader
+	m := readMailer(&settings)
+	if settings != nil {
+		return errors.Join(settings...)
 	}
 	if !isEmail(args[0]) {
 		return usageError("mail-test: \"" + args[0] + "\" is not an ASCII e-mail address")
@@ -798,11 +813,11 @@ func mailTest(args []string) error {
 // openForCommand sets no time limits: to build an index, or to delete a user with many files, takes
 // long.
 func openForCommand(ctx context.Context) (*sql.Conn, error) {
-	var errs settingErrors
-	databaseURL := errs.setting("DATABASE_URL", "")
+	var settings settingReader
+	databaseURL := settings.get("DATABASE_URL", "")
 	connector, err := newConnector(databaseURL, map[string]string{"timezone": "UTC"})
-	if errs != nil {
-		return nil, errors.Join(errs...)
+	if settings != nil {
+		return nil, errors.Join(settings...)
 	}
 	if err != nil {
 		return nil, err
@@ -827,7 +842,7 @@ func explainDBError(err error) error {
 		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
 	}
 	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
-	return fmt.Errorf("%s: %s", sentence, strings.TrimPrefix(err.Error(), "unavailable: "))
+	return fmt.Errorf("%s: %w", sentence, err)
 }
 
 // migrate applies schema.sql.

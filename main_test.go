@@ -60,7 +60,7 @@ func validSettings(name string) map[string]string {
 // code.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := hubstest.Matches(t, "main.go", `errs\.(?:setting|list)\("(\w+)"`)
+	names := hubstest.Matches(t, "main.go", `settings\.(?:get|list)\("(\w+)"`)
 	slices.Sort(names)
 	return slices.Compact(names)
 }

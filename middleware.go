@@ -49,8 +49,8 @@ type request struct {
 	// Step 6.
 	route       route       // the zero route if none matches
 	fields      fields      // the input
-	fieldErrors fieldErrors // fields that are unknown, repeated or not Unicode
-	typeErrors  fieldErrors // fields that are not strings
+	fieldErrors fieldErrors // fields that are unknown or repeated
+	valueErrors fieldErrors // values that are not strings, or not Unicode
 	user        *user       // the account; nil without a session
 	session     sessionToken
 }
@@ -63,7 +63,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
 	}
 	defer r.recoverPanic()
-	s.setSecurityHeaders(r)                  // 2. security and CORS headers, also on a 429
+	s.setCommonHeaders(r)                    // 2. security and CORS headers, also on a 429
 	s.identify(r)                            // 3. request id, client address
 	if err := s.limitClient(r); err != nil { // 4. limit by client address
 		r.fail(err)
@@ -114,7 +114,7 @@ var securityHeaders = map[string]string{
 	"Vary":                         "Origin",
 }
 
-func (s *server) setSecurityHeaders(r *request) {
+func (s *server) setCommonHeaders(r *request) {
 	header := r.w.Header()
 	for name, value := range securityHeaders {
 		header.Set(name, value)
@@ -185,7 +185,11 @@ func parseAddress(text string) netip.Addr {
 // clientKey returns an IPv4 address, or the /64 of an IPv6 address, because one customer usually
 // has a whole /64.
 func (r *request) clientKey() string {
-	network, _ := r.client.Prefix(min(r.client.BitLen(), 64)) // an IPv4 address has 32 bits
+	bits := 64
+	if r.client.Is4() {
+		bits = 32
+	}
+	network, _ := r.client.Prefix(bits) // bits is valid for both
 	return network.String()
 }
 
@@ -209,7 +213,8 @@ func (s *server) clientLimit(method, path string) *limiter {
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
 
 func (r *request) isPreflight() bool {
-	return r.Method == "OPTIONS" && r.Header.Get("Access-Control-Request-Method") != ""
+	return r.Method == "OPTIONS" && r.Header.Get("Origin") != "" &&
+		r.Header.Get("Access-Control-Request-Method") != ""
 }
 
 var crossOriginCheck = http.NewCrossOriginProtection()
@@ -301,7 +306,8 @@ func (s *server) serveRoute(r *request) error {
 	return r.answer(out)
 }
 
-// pathID returns an id from the path. If it is not a UUID, it is NULL, which matches no row.
+// pathID returns an id from the path. For any text but a UUID it returns NULL, which matches no
+// row, so the answer is a 404.
 func (r *request) pathID(name string) sql.Null[string] {
 	id := r.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
@@ -393,10 +399,10 @@ func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
 	}
 }
 
-// refuseInvalid returns a 400 with errs and the errors of readFields. The first error of a field is
-// reported, so the reason that helps most comes first.
+// refuseInvalid returns a 400 with errs and the errors of readFields. Only the first error of a
+// field is sent, so the order of these lists says which reason helps most.
 func (r *request) refuseInvalid(errs fieldErrors) error {
-	errs = slices.Concat(r.fieldErrors, errs, r.typeErrors)
+	errs = slices.Concat(r.fieldErrors, errs, r.valueErrors)
 	if errs != nil {
 		return invalid(errs...)
 	}
@@ -465,17 +471,18 @@ func (r *request) readJSON(body []byte) error {
 	return nil
 }
 
-// addField adds a field that was sent, and records what is wrong with it. So a client can't set a
-// field that the route does not name, such as role (Z3). encoding/json has replaced invalid UTF-8
-// and lone surrogates by U+FFFD. In a query, ContainsRune finds invalid UTF-8 itself.
+// addField adds a field that was sent, and records what is wrong with it. A field that the route
+// does not name is an error, so no client can set a field such as role (Z3). encoding/json has
+// replaced invalid UTF-8 and lone surrogates by U+FFFD. In a query, ContainsRune finds invalid
+// UTF-8 itself.
 func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
 	isUnicode := !strings.ContainsRune(value, utf8.RuneError)
 	r.fieldErrors.check(isKnown, name, "is not known here")
 	r.fieldErrors.check(!isRepeated, name, "is sent more than once")
-	r.fieldErrors.check(isUnicode, name, "must be Unicode text without U+FFFD")
-	r.typeErrors.check(isText, name, "must be a string")
+	r.valueErrors.check(isText, name, "must be a string")
+	r.valueErrors.check(isUnicode, name, "must be Unicode text without U+FFFD")
 	r.fields[name] = value
 }
 
@@ -633,8 +640,9 @@ func (r *request) fail(err error) {
 			header.Del(name)
 		}
 	}
-	header.Set("Content-Security-Policy", contentPolicy)
-	header.Set("Cache-Control", "no-store")
+	for name, value := range securityHeaders { // a handler may have replaced some
+		header.Set(name, value)
+	}
 	header.Set("Content-Type", "application/problem+json")
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")
@@ -645,7 +653,8 @@ func (r *request) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = r.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	// Before the answer, net/http reads a short rest of the body. A client may withhold it.
+	// Before the answer, net/http reads the rest of a short body. A client that withholds it gets
+	// its answer a second later.
 	http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(time.Second))
 	r.w.WriteHeader(p.Status)
 	r.w.Write(body)
@@ -667,7 +676,12 @@ type problem struct {
 	reason     string        // why a session was refused, in one word; only logged
 }
 
-func (p problem) Error() string { return fmt.Sprintf("%s: %v", p.Code, p.cause) }
+func (p problem) Error() string {
+	if p.cause == nil {
+		return p.Code
+	}
+	return p.cause.Error()
+}
 
 func (p problem) Unwrap() error { return p.cause }
 
@@ -845,7 +859,7 @@ func (r *request) logRefusedOrigin() {
 func (r *request) logProblem(p problem) {
 	switch {
 	case p.Status >= 500:
-		r.log().Error("failed", "error", p, "route", r.route.path())
+		r.log().Error("failed", "code", p.Code, "error", p, "route", r.route.path())
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		r.log().Info("refused", "code", p.Code, "reason", p.reason, "route", r.route.path())
 	}

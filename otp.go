@@ -20,6 +20,7 @@ import (
 	"net/smtp"
 	"net/textproto"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,8 @@ import (
 )
 
 const (
-	codeLength = 6 // digits; codePattern in auth.go has the same
+	codeLength = 6         // digits
+	codeCount  = 1_000_000 // codes of that length
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum time between two mails to one address
 	codeRenew  = codeTTL / 2 // age from which on a request for a code makes a new one
@@ -40,6 +42,8 @@ const (
 	mailTimeout      = 10 * time.Second       // for one whole conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
 )
+
+var codePattern = regexp.MustCompile("^[0-9]{6}$")
 
 // A oneTimeCode works once. It ends codeTTL after it was issued, or after maxGuesses wrong guesses.
 type oneTimeCode struct {
@@ -70,7 +74,8 @@ var (
 	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
 )
 
-// issue returns the code to mail to a user. Its errors say why there is nothing to mail.
+// issue returns the current code of a user, or a new one, if a mail is due. Its errors say why none
+// is.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the code was used (O7).
 // While a code is young, the same one is mailed again. So whichever mail the user opens has the
@@ -102,7 +107,7 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 // makeCode makes a code that was not mailed yet. All codes from 000000 to 999999 are equally likely
 // (O1). The caller holds the lock.
 func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode {
-	n, _ := rand.Int(rand.Reader, big.NewInt(1_000_000)) // never fails (see crypto/rand.Reader)
+	n, _ := rand.Int(rand.Reader, big.NewInt(codeCount)) // never fails (see crypto/rand.Reader)
 	code := &oneTimeCode{
 		digits:     fmt.Sprintf("%0*d", codeLength, n),
 		issuedAt:   time.Now(),
@@ -114,9 +119,9 @@ func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode
 	return code
 }
 
-// withdraw makes a code unusable whose first mail has failed, until it is mailed again. The code
-// stays, because its count of guesses would be lost with it, and a stranger can make mail fail:
-// they fill the mailbox.
+// withdraw takes back a code whose first mail has failed. It can't be used until it is mailed
+// again. It is not deleted, because its count of guesses would start anew, and a stranger can make
+// mail fail: they fill the mailbox.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,9 +276,10 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	if err := client.Hello(m.domain()); err != nil {
 		// If EHLO is refused, err has only the answer to HELO.
-		return failedStep("EHLO", fmt.Errorf("%w; all that it has said: %.200q", err, heard.String()))
+		err = fmt.Errorf("%w; all that it has said: %.200q", err, heard.String())
+		return failedStep("EHLO", err)
 	}
-	if err := m.logIn(client); err != nil {
+	if err := m.encryptAndLogIn(client); err != nil {
 		return err
 	}
 	return m.deliver(client, to, m.message(to, subject, text))
@@ -307,8 +313,8 @@ func failedStep(step string, err error) error {
 	return fmt.Errorf("%s (check %s): %w", step, usualCauses[step], err)
 }
 
-// logIn begins TLS, and sends user and password.
-func (m mailer) logIn(client *smtp.Client) error {
+// encryptAndLogIn begins TLS, and sends user and password.
+func (m mailer) encryptAndLogIn(client *smtp.Client) error {
 	host := m.server.Hostname()
 	// Require STARTTLS even if the server does not offer it, because an attacker may have removed
 	// the offer (D4). On loopback nobody stands in between, and the certificate has another name.

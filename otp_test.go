@@ -446,7 +446,7 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		hubstest.Must(t, err)
 		before := m.Passwords()
 		from := &mail.Address{Address: "hubs@example.com"}
-		err = mailer{server: named, from: from}.logIn(client)
+		err = mailer{server: named, from: from}.encryptAndLogIn(client)
 		return m.Passwords() > before, err
 	}
 

@@ -96,9 +96,9 @@ func (l *limiter) sweep(now time.Duration) {
 	l.sweptAt = now
 }
 
-// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). So a flood
-// can free a key that is being refused. At one mailbox that gains little, because find in otp.go
-// counts the guesses as well.
+// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). It may drop
+// a key that is being refused. What a flood gains by that at a mailbox is bounded by the code
+// itself (see find in otp.go).
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)

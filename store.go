@@ -31,7 +31,7 @@ import (
 var schema string
 
 const (
-	poolSize         = 8               // connections; on two cores, 16 served no more requests than 8
+	poolSize         = 8               // connections; on two cores, 16 served no more requests
 	slotTimeout      = time.Second     // longest wait for a connection
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each dial, socket read and socket write
@@ -188,13 +188,13 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return nil
 }
 
-// writableConn returns a connection that has just answered that it can write. It drops those that
-// are dead or whose server has become a standby, for at most dbTimeout.
+// writableConn returns a connection that has just answered that it can write. For at most
+// dbTimeout, it drops those that are dead or whose server has become a standby.
 func (st *store) writableConn() (*sql.Conn, error) {
-	ctx := context.Background()
-	started := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), dbTimeout)
+	defer cancel()
 	var lastErr error
-	for tries := 0; tries <= poolSize && time.Since(started) < dbTimeout; tries++ {
+	for range poolSize + 1 { // the last one is new
 		conn, err := st.db.Conn(ctx)
 		if err != nil {
 			return nil, err
@@ -256,7 +256,9 @@ func classify(err error) error {
 		return nil
 	}
 	dbErr, isReported := errors.AsType[*pq.Error](err)
-	if !isReported || dbErr.Fatal() { // FATAL: PostgreSQL does not accept the connection
+	// Without a report, the connection is broken. (A wrong number of arguments gets here, too.)
+	// FATAL means that PostgreSQL does not accept the connection.
+	if !isReported || dbErr.Fatal() {
 		return unavailable(err)
 	}
 	if slices.Contains(outageClasses, string(dbErr.Code.Class())) {

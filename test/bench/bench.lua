@@ -4,7 +4,7 @@
 -- wrk ... -s bench.lua URL -- COOKIES METHOD CONTENT-TYPE BODY HEADER VALUE
 -- COOKIES and BODY are files; in COOKIES one Cookie header a line.
 
-local cookies, n, forwarded = {}, 0, ""
+local cookies, n = {}, 0
 local page = "https://app.staging.example.com"
 
 function init(args)
@@ -23,13 +23,12 @@ function init(args)
 	wrk.method = args[2]
 	if args[3] ~= "" then headers["Content-Type"] = args[3] end
 	if args[4] ~= "" then wrk.body = io.open(args[4], "rb"):read("*a") end
-	if args[5] == "X-Forwarded-For" then forwarded = args[6]
-	elseif args[5] ~= "" then headers[args[5]] = args[6] end
+	if args[5] ~= "" then headers[args[5]] = args[6] end
 end
 
 function request()
 	n = n + 1
-	wrk.headers["X-Forwarded-For"] = forwarded .. string.format("10.%d.%d.%d",
+	wrk.headers["X-Forwarded-For"] = string.format("10.%d.%d.%d",
 		math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256)
 	wrk.headers["Cookie"] = cookies[n % #cookies + 1]
 	return wrk.format()

@@ -58,7 +58,7 @@ func serveBare(addr string) {
 // has the most expensive requests that the limits let through.
 type kind struct {
 	Name   string
-	Path   string // "{10 kB}" and "{1 MB}" are downloads of a file of that size
+	Path   string // "{1 MB}" is the download of a file of that size
 	Upload int    // size of the file to upload in bytes; 0 for a GET
 	Header string // an additional header, such as "Range: bytes=0-0", or ""
 }
@@ -67,9 +67,9 @@ type kind struct {
 type side struct {
 	name, base string
 	process    *exec.Cmd
-	client     *hubstest.Client  // nil for bare net/http
-	cookies    string            // path of a file with one Cookie header a line
-	files      map[string]string // paths of the uploaded files, by their names in requests.json
+	client     *hubstest.Client // nil for bare net/http
+	cookies    string           // path of a file with one Cookie header a line
+	file       string           // path of the uploaded file
 }
 
 // BenchmarkRequests measures. BENCH is "bare" to compare the usual requests with bare net/http,
@@ -141,10 +141,7 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 		"DATABASE_URL":    databaseURL,
 		"ALLOWED_ORIGINS": "https://app.staging.example.com", // the origin that bench.lua sends
 	})
-	s := &side{
-		name:  name,
-		files: map[string]string{},
-	}
+	s := &side{name: name}
 	server := &hubstest.Server{
 		Env:  env,
 		Addr: s.start(t, exec.Command(binary, "serve"), "ADDR", env),
@@ -168,14 +165,9 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 	hubstest.Exec(t, databaseURL,
 		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
 	hubstest.Exec(t, databaseURL, "vacuum analyze")
-	for name, size := range map[string]int{
-		"{10 kB}": 10_000,
-		"{1 MB}":  1_000_000,
-	} {
-		form, contentType := hubstest.Form("a.bin", make([]byte, size))
-		upload := s.send(t, "POST /files/upload", form, "Content-Type", contentType)
-		s.files[name] = upload.Header.Get("Location")
-	}
+	form, contentType := hubstest.Form("a.bin", make([]byte, 1_000_000))
+	upload := s.send(t, "POST /files/upload", form, "Content-Type", contentType)
+	s.file = upload.Header.Get("Location")
 	return s
 }
 
@@ -239,7 +231,7 @@ func (s *side) pathOf(t testing.TB, k kind, server *side) string {
 		path := server.pathOf(t, k, server)
 		return fmt.Sprint("/", len(server.send(t, "GET "+path, nil).Body))
 	}
-	return cmp.Or(s.files[k.Path], k.Path)
+	return strings.ReplaceAll(k.Path, "{1 MB}", s.file)
 }
 
 // measure sends requests of one kind for a second and returns the figures. It fails the test if a

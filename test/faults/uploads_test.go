@@ -118,21 +118,25 @@ func (s *service) putFiles(age time.Duration, names ...string) {
 	}
 }
 
-// The sweep removes what is left of uploads whose server was killed, and nothing else. What was
-// written to within ten minutes may belong to an upload that goes on.
+// longestUpload is the time in which the largest upload must end: a minute, and a second for each
+// 16 KiB of the file and of the form around it, which may have 64 KiB.
+const longestUpload = time.Minute + (26214400+64<<10)/(16<<10)*time.Second
+
+// The sweep removes what is left of uploads whose server was killed, and nothing else. It waits for
+// ten minutes more than an upload can take.
 func TestUnfinishedUploadsAreSwept(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)
 	s.Stop(t)
 	const working = hubstest.Unfinished + "/"
-	const old = 11 * time.Minute
+	const old = longestUpload + 11*time.Minute
 	newID := hubstest.NewUUID
 	partial := newID()  // killed before the link to the final name
 	rowless := newID()  // killed before the row was written
 	complete := newID() // killed after the row was written
 	young := newID()    // may be under way, on another server
 	s.putFiles(old, working+partial, working+rowless, rowless, working+complete, complete)
-	s.putFiles(9*time.Minute, working+young, young)
+	s.putFiles(longestUpload+9*time.Minute, working+young, young)
 	s.exec(`insert into files (file_id, name, content_type, size)
 		values ($1, 'a.txt', 'text/plain', 1)`, complete)
 	foreign := []string{
