@@ -111,12 +111,6 @@ func (p *FaultProxy) when(on trigger, do func()) {
 	p.triggers[on] = do
 }
 
-// Drop closes all connections, then passes data on new ones.
-func (p *FaultProxy) Drop() {
-	p.Cut()
-	p.Resume()
-}
-
 // Record begins a new record of the data that clients send.
 func (p *FaultProxy) Record() {
 	p.mu.Lock()

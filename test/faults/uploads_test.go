@@ -3,7 +3,6 @@ package faults
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -46,15 +45,6 @@ func (s *service) waitFiles(n int) {
 		return fmt.Sprintf("%q", names)
 	})
 }
-
-// breakOff ends the client's side of an upload before the form is complete.
-func breakOff(upload *hubstest.HalfUpload) *hubstest.Response {
-	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
-	return <-upload.Answer
-}
-
-// noAnswer is the status of a Response if no answer came.
-const noAnswer = 0
 
 // If a client disconnects in the middle of an upload, nothing of the upload is left, even while the
 // database is unreachable. The test closes one connection and resets the other.
