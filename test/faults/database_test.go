@@ -76,7 +76,7 @@ func fillService(t *testing.T, admin *hubstest.Client) (hub, file string) {
 	return location(t, createHub(admin, "North")), admin.Store("a.txt", "content")
 }
 
-// Z2: While the database is unreachable, every request that needs it gets a 503: nobody gets a
+// Z2, O3: While the database is unreachable, every request that needs it gets a 503: nobody gets a
 // session, and nobody loses one. Requests without a session, wrong codes and requests for a code
 // get their usual answers, because those don't depend on the database. After the outage, everything
 // is as before.
