@@ -88,9 +88,9 @@ func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Clien
 	return newService(p.t, server)
 }
 
-// D5: When the database is back after the loss of its machine or a stop, every connection in the
-// server's pool is dead. Still no read and no sign-in fails, not even the first one, and each write is done
-// exactly once.
+// D5: When the database is back after a stop or the loss of its machine, every connection in the
+// server's pool is dead. Still no read and no sign-in fails, not even the first one, and each write
+// is done exactly once.
 func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*hubstest.Postgres){

@@ -30,7 +30,7 @@ func startWriting(
 	return startClients(t, write, write, write, write, upload, upload, read)
 }
 
-// soakTime returns how long TestLoadOutlivesTheDatabase goes on: 0, or the minutes of ./dev.sh soak.
+// soakTime returns how long TestLoadOutlivesTheDatabase goes on: 0, or the minutes of a soak.
 func soakTime(t *testing.T) time.Duration {
 	t.Helper()
 	minutes, err := strconv.Atoi(cmp.Or(os.Getenv("SOAK_MINUTES"), "0"))

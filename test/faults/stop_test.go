@@ -50,12 +50,11 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 // time, so some mails wait for others.
 const manyMails = hubstest.MailConversations + 8
 
-// H3: On SIGTERM, the server answers every request that it has accepted, if the request ends in time.
-// Then it ends with exit status 0.
+// H3: On SIGTERM, the server answers every request that it has accepted, if the request ends in
+// time. Then it ends with exit status 0. TestReplacedServersShareASocket shows this under load.
 //
 // When the server gets the signal, there is an upload of which it has the first half, an idle
-// connection, and a request for a code with half a body. TestReplacedServersShareASocket has clients
-// under load.
+// connection, and a request for a code with half a body.
 func TestStopAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
@@ -84,8 +83,8 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	wantOneMailEach(t, s, email)
 }
 
-// H3: On SIGINT (Ctrl-C), as on SIGTERM, the server sends the mail of every request for a code that it
-// has accepted. Then it ends with exit status 0.
+// H3: On SIGINT (Ctrl-C), as on SIGTERM, the server sends the mail of every request for a code that
+// it has accepted. Then it ends with exit status 0.
 func TestStopSendsMailUnderWay(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)

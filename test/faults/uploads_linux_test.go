@@ -146,8 +146,8 @@ func TestDiskFailsMidDownload(t *testing.T) {
 	c.Elsewhere().Get(path).Want(t, 200)
 }
 
-// If the server can't create the working file of an upload, because the quota of its user is used up,
-// the client gets a 507. Nothing of the upload is left, and the next upload works.
+// If the server can't create the working file of an upload, because the quota of its user is used
+// up, the client gets a 507. Nothing of the upload is left, and the next upload works.
 func TestUploadWithoutWorkingFile(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
