@@ -254,7 +254,7 @@ test_all() {
 	go build -buildvcs=false -race -o "$HUBS_BINARY" .
 	go test -race . || failed=1
 	# More of them than processors run at the same time, because most wait.
-	go test -count=1 -timeout=20m -p 4 -parallel 4 -skip=Accessible ./internal/... ./tools/... \
+	go test -count=1 -timeout=20m -p 4 -parallel 8 -skip=Accessible ./internal/... ./tools/... \
 		./test/{api,faults,deploy,browser,clients} || failed=1
 	return "$failed"
 }
