@@ -2,7 +2,7 @@ package main
 
 // Tests of the settings: the values in testdata/settings.json, in each environment, and the table
 // in docs/deploy.md. At the end, tests of the project itself: the table of limits, the unit, the
-// requirements, the page.
+// send buffer, requirements, the page.
 
 import (
 	"cmp"
@@ -10,12 +10,20 @@ import (
 	"encoding/base64"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"net"
 	"os"
-	"reflect"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,6 +206,7 @@ func TestNumbersAreAsDocumented(t *testing.T) {
 		"codeRequestLimit": s.codeRequestLimit,
 		"guessLimit":       s.guessLimit,
 	}
+	constants := constantsOfProduct(t)
 	for _, row := range rows {
 		text, name := row[1], row[2]
 		if limit := limits[name]; limit != nil {
@@ -206,55 +215,13 @@ func TestNumbersAreAsDocumented(t *testing.T) {
 			hubstest.WantEqual(t, "period of "+name, int64(limit.period), parseNumber(t, period))
 			continue
 		}
-		value := reflect.ValueOf(constants[name])
-		if !value.CanInt() {
-			t.Errorf("docs/runbook.md: got the constant %s, want one of this test", name)
+		value, isThere := constants[name]
+		if !isThere {
+			t.Errorf("docs/runbook.md: got the constant %s, which the code lacks", name)
 			continue
 		}
-		hubstest.WantEqual(t, name, value.Int(), parseNumber(t, text))
+		hubstest.WantEqual(t, name, value, parseNumber(t, text))
 	}
-}
-
-// constants are those of the table in docs/runbook.md.
-var constants = map[string]any{
-	"maxKeys":           maxKeys,
-	"codeTTL":           codeTTL,
-	"maxGuesses":        maxGuesses,
-	"codeRenew":         codeRenew,
-	"codeResend":        codeResend,
-	"maxCodeRequests":   maxCodeRequests,
-	"codeDelay":         codeDelay,
-	"codeMaxWait":       codeMaxWait,
-	"maxConversations":  maxConversations,
-	"mailTimeout":       mailTimeout,
-	"maxMailReply":      maxMailReply,
-	"sessionTTL":        sessionTTL,
-	"maxToken":          maxToken,
-	"maxHeader":         maxHeader,
-	"maxJSONBody":       maxJSONBody,
-	"headerTimeout":     headerTimeout,
-	"bodyTimeout":       bodyTimeout,
-	"answerTimeout":     answerTimeout,
-	"idleTimeout":       idleTimeout,
-	"sendBuffer":        sendBuffer,
-	"transferStart":     transferStart,
-	"transferPace":      transferPace,
-	"stallTimeout":      stallTimeout,
-	"drainTimeout":      drainTimeout,
-	"maxFormBytes":      maxFormBytes,
-	"maxPartHeaders":    maxPartHeaders,
-	"maxRanges":         maxRanges,
-	"sweepInterval":     sweepInterval,
-	"sweepReserve":      sweepReserve,
-	"maxHubName":        maxHubName,
-	"maxHubDescription": maxHubDescription,
-	"maxPageLimit":      maxPageLimit,
-	"maxPageOffset":     maxPageOffset,
-	"poolSize":          poolSize,
-	"slotTimeout":       slotTimeout,
-	"statementTimeout":  statementTimeout,
-	"dbTimeout":         dbTimeout,
-	"stopTimeout":       stopTimeout,
 }
 
 // documentedUnits are the units of the table, in nanoseconds or bytes.
@@ -281,6 +248,50 @@ func parseNumber(t *testing.T, text string) int64 {
 	return n * factor
 }
 
+// constantsOfProduct returns the whole numbers among the constants of this package, by name.
+func constantsOfProduct(t *testing.T) map[string]int64 {
+	t.Helper()
+	positions := token.NewFileSet()
+	var files []*ast.File
+	for _, path := range productFiles() {
+		file, err := parser.ParseFile(positions, path, nil, 0)
+		hubstest.Must(t, err)
+		files = append(files, file)
+	}
+	checker := types.Config{
+		Importer:         onlyTime{importer.ForCompiler(positions, "source", nil)},
+		IgnoreFuncBodies: true,
+		Error:            func(error) {}, // no constant needs the packages that are missing
+	}
+	checked, _ := checker.Check("hubs", positions, files, nil)
+	values := map[string]int64{}
+	for _, name := range checked.Scope().Names() {
+		if c, ok := checked.Scope().Lookup(name).(*types.Const); ok {
+			if n, isWhole := constant.Int64Val(constant.ToInt(c.Val())); isWhole {
+				values[name] = n
+			}
+		}
+	}
+	return values
+}
+
+// productFiles returns the names of the Go files of this package without tests.
+func productFiles() []string {
+	paths, _ := filepath.Glob("*.go") // the pattern is well formed
+	isTest := func(path string) bool { return strings.HasSuffix(path, "_test.go") }
+	return slices.DeleteFunc(paths, isTest)
+}
+
+// onlyTime imports no package but time: all would take seconds.
+type onlyTime struct{ types.Importer }
+
+func (source onlyTime) Import(path string) (*types.Package, error) {
+	if path != "time" {
+		return nil, fmt.Errorf("%s is not imported", path)
+	}
+	return source.Importer.Import(path)
+}
+
 // H3: systemd gives a stop as long as the server takes, and a second more. A mail that is under way
 // when the server stops has time to end.
 func TestUnitLeavesTheServerRoom(t *testing.T) {
@@ -293,6 +304,28 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 	}
 	if mailTimeout >= stopTimeout {
 		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
+	}
+}
+
+// H8: The kernel keeps little for a client that reads nothing. Linux doubles the size that is set.
+func TestSendBufferIsBounded(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	hubstest.Must(t, err)
+	defer listener.Close()
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	hubstest.Must(t, err)
+	defer conn.Close()
+	s := newServer(config{}, nil, nil).newHTTPServer()
+	s.ConnContext(t.Context(), conn)
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	hubstest.Must(t, err)
+	size := 0
+	raw.Control(func(fd uintptr) {
+		size, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF)
+	})
+	if err != nil || size < sendBuffer || size > 2*sendBuffer {
+		t.Errorf("got a send buffer of %d bytes, error %v, want at most %d", size, err, 2*sendBuffer)
 	}
 }
 

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -188,7 +189,8 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	}
 }
 
-// A HEAD has the status and the headers of a GET for the same path. (Its body, if it had one, would
+// A HEAD has the status and the headers of a GET for the same path, and the contract lists the same
+// parameters and answers for both. (Its body, if it had one, would
 // not be seen: net/http neither sends nor receives one.)
 func TestHeadIsLikeGet(t *testing.T) {
 	t.Parallel()
@@ -197,6 +199,15 @@ func TestHeadIsLikeGet(t *testing.T) {
 		if !strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
+		item := hubstest.Contract[map[string]any](t, "paths", strings.TrimPrefix(r.Route, "GET "))
+		getItem, _ := item["get"].(map[string]any)
+		headItem, _ := item["head"].(map[string]any)
+		wantEqual(t, "parameters of the HEAD of "+r.Route, headItem["parameters"], getItem["parameters"])
+		getAnswers, _ := getItem["responses"].(map[string]any)
+		headAnswers, _ := headItem["responses"].(map[string]any)
+		wantEqual(t, "answers of the HEAD of "+r.Route,
+			slices.Sorted(maps.Keys(headAnswers)), slices.Sorted(maps.Keys(getAnswers)))
+
 		path := strings.TrimPrefix(r.call(t, s, admin).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD "+path, nil)

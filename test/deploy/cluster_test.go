@@ -95,7 +95,7 @@ func wantLimits(t *testing.T, c *cluster) {
 	email := hubstest.NewEmail()
 	guest := c.client(s)
 	wantLimit(t, "POST /auth/otp/validate", more, func(n int) *hubstest.Response {
-		path := []string{"/auth/otp/validate", "/auth/otp/%76alidate"}[n%2]
+		path := []string{"/auth/otp/validate", "/auth/%6ftp/validate"}[n%2]
 		return guest.Do("POST "+path, `{"code":"000000","email":"`+email+`"}`)
 	})
 }

@@ -57,7 +57,9 @@ func startProxy(t testing.TB, engine string, servers ...string) *frontProxy {
 // startProxyWith is startProxy with values of the configuration replaced, as shipped does it.
 func startProxyWith(t testing.TB, engine string, oldNew []string, servers ...string) *frontProxy {
 	t.Helper()
-	hubstest.NeedRoot(t) // a proxy changes its user, and HAProxy its root folder
+	if os.Getuid() != 0 {
+		hubstest.Skip(t, "the proxies change their user, and HAProxy its root folder: be root")
+	}
 	program := hubstest.Need(t, engine, engine)
 	// Not t.TempDir: its path is too long for a socket, and only its owner may enter it. A proxy
 	// that root has started runs as another user.

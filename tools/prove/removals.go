@@ -77,7 +77,7 @@ func parseChange(scope, lines string) change {
 			old = append(old, strings.TrimPrefix(line, "-"))
 		}
 		if !strings.HasPrefix(line, "-") {
-			new = append(new, strings.TrimPrefix(line, "+"))
+			new = append(new, strings.TrimPrefix(strings.TrimPrefix(line, "+"), " "))
 		}
 	}
 	return change{scope: scope, old: strings.Join(old, "\n"), new: strings.Join(new, "\n")}
