@@ -138,9 +138,8 @@ func (l *learner) takeAllSteps() {
 	l.step("step 3: the cookie", l.inspectCookie)
 	l.step("step 4: accept the terms", l.acceptTerms)
 	l.step("step 5: list hubs", l.listHubs)
-	l.step("steps 6 and 7: upload files", l.uploadFiles)
 	l.step("step 9: refusals", l.meetRefusals)
-	l.step("open files", l.openFiles)
+	l.step("steps 6 and 7: upload and open files", l.uploadFiles)
 	l.step("leave and go back", l.goBack)
 	l.step("step 8: sign out", l.signOut)
 }
@@ -280,48 +279,39 @@ func (l *learner) upload(name, content string) {
 	l.waitText("#message-upload", name+" is uploaded.")
 }
 
-// uploadFiles takes steps 6 and 7, with a file that the browser must not show and one that it
-// shows.
+// uploadFiles takes steps 6 and 7, and opens the files. A file that the browser must not show is
+// downloaded, by a link of the page and by a link in another file.
 func (l *learner) uploadFiles() {
-	const place = "#message-upload"
 	const found = " is uploaded. The server found it to be "
-	l.upload("hostile.html", "<script>alert(1)</script>")
-	l.waitText(place, "hostile.html"+found+"application/octet-stream.")
+	const hostile = "<p>Not to be shown.</p>"
+	upload := func(name, content, contentType string) (url string) {
+		l.upload(name, content)
+		l.waitText("#message-upload", name+found+contentType+".")
+		name = strings.ReplaceAll(name, " ", "%20")
+		l.waitFor("document.querySelector('#preview a')?.href.endsWith(arguments[0])", name)
+		return script[string](l.browser, "return document.querySelector('#preview a').href")
+	}
+	page := upload("hostile.html", hostile, "application/octet-stream")
 	l.waitText("#preview a", "Download it")
-	l.upload("a picture ü.png", picture())
-	l.waitText(place, "a picture ü.png"+found+"image/png.")
+	l.click("#preview a")
+	l.waitDownload("hostile.html", hostile)
+	notes := upload("notes.txt", "Some notes.", "text/plain; charset=utf-8")
+	picture := upload("a picture.png", picture(), "image/png")
 	l.waitFor("document.querySelector('#preview img')?.naturalWidth === 300")
 	done := script[int](l.browser, "return document.querySelector('#progress').value")
 	l.wantEqual("progress", done, 1)
-}
 
-// openFiles opens files of which a browser may show some. A file that it must not show is
-// downloaded, by a link of the page and by a link in another file.
-func (l *learner) openFiles() {
-	const hostile = "<p>Not to be shown.</p>"
-	page := l.uploadToOpen("page.html", hostile)
-	picture := l.uploadToOpen("picture.png", picture())
-	notes := l.uploadToOpen("notes.txt", "Some notes.")
-	l.uploadToOpen("second.html", hostile)
-	l.click("#preview a")
-	l.waitDownload("second.html", hostile)
 	l.open(picture)
 	l.waitFor("document.images[0]?.naturalWidth === 300")
+	hubstest.Must(l.t, os.Remove(filepath.Join(l.downloads, "hostile.html")))
 	l.open(notes)
 	l.waitText("pre", "Some notes.")
 	script[any](l.browser, `const link = document.createElement('a');
 		link.href = link.textContent = arguments[0]; document.body.append(link)`, page)
 	l.click("a")
-	l.waitDownload("page.html", hostile)
+	l.waitDownload("hostile.html", hostile)
 	l.open(l.srv.Base + "/")
 	l.waitText("#message-session", "The session is good.")
-}
-
-// uploadToOpen uploads a file and returns the URL of the page's link to it.
-func (l *learner) uploadToOpen(name, content string) (url string) {
-	l.upload(name, content)
-	l.waitFor("document.querySelector('#preview a')?.href.endsWith(arguments[0])", name)
-	return script[string](l.browser, "return document.querySelector('#preview a').href")
 }
 
 // waitDownload waits until the folder of downloads has the file with this content.

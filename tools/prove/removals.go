@@ -104,7 +104,8 @@ func (c change) pattern() *regexp.Regexp {
 	if c.isInline {
 		return regexp.MustCompile(lines[0])
 	}
-	return regexp.MustCompile(`(?m)^[\t ]*` + strings.Join(lines, between) + `([\t ]+` + comment + `)?$`)
+	all := strings.Join(lines, between)
+	return regexp.MustCompile(`(?m)^[\t ]*` + all + `([\t ]+` + comment + `)?$`)
 }
 
 // A source holds the texts of the product's files, by path.
