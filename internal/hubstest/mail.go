@@ -130,15 +130,11 @@ type MailMode int
 const (
 	MailWorks       MailMode = iota
 	MailCloses               // closes a new connection at once, an open one at DATA or QUIT
-	MailRefuses              // greets with 554
 	MailHangs                // never greets
-	MailHangsData            // never answers DATA
 	MailHangsEnd             // receives the mail, but never confirms it
 	MailRepeats              // receives the mail; its refusal repeats addresses and codes
-	MailLeaves               // confirms the mail, then closes the connection before QUIT
 	MailIgnoresQuit          // confirms the mail, but never answers QUIT
 	MailFloods               // greets with a line that never ends
-	MailFloodsLines          // answers EHLO with lines that never end
 )
 
 // A Mail is a mail that has arrived.
@@ -406,8 +402,6 @@ func (c *smtpConversation) greet() string {
 	switch c.hang(MailHangs) {
 	case MailCloses:
 		return c.end("")
-	case MailRefuses:
-		return c.end("554 no service")
 	case MailFloods:
 		return c.flood("220 test.example.com ")
 	default:
@@ -456,9 +450,6 @@ func (c *smtpConversation) answer(verb, args string) string {
 
 // extensions returns the answer to EHLO.
 func (c *smtpConversation) extensions() string {
-	if c.mode() == MailFloodsLines {
-		return c.flood("250-8BITMIME\r\n")
-	}
 	list := "250-test.example.com\r\n"
 	if !c.secure && !c.m.opts.NoStartTLS {
 		list += "250-STARTTLS\r\n"
@@ -486,7 +477,7 @@ func (c *smtpConversation) sender(address string) string {
 // data receives a mail. It also receives a mail whose sender or recipient was refused, so that a
 // test notices a client that ignores the refusal.
 func (c *smtpConversation) data() string {
-	if c.hang(MailHangsData) == MailCloses {
+	if c.mode() == MailCloses {
 		return c.end("")
 	}
 	c.say("354 go ahead")
@@ -509,8 +500,6 @@ func (c *smtpConversation) data() string {
 	case MailRepeats:
 		private := append(mail.To, mail.Codes()...)
 		return "554 no: " + strings.Join(private, " ")
-	case MailLeaves:
-		return c.end("250 taken")
 	default:
 		return "250 taken"
 	}
