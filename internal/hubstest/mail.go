@@ -278,17 +278,16 @@ func (m *MailServer) Received() []*Mail {
 	return slices.Clone(m.mails)
 }
 
-// WaitMail waits for a mail to an address, in upper or lower case, and returns it. Each call
+// WaitMail waits for a mail to an address, in exactly this spelling, and returns it. Each call
 // returns another mail, the oldest first.
 func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	t.Helper()
-	isTo := func(address string) bool { return strings.EqualFold(address, to) }
 	var found *Mail
 	WaitUntil(t, "a mail to "+to, func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for _, mail := range m.mails {
-			if !mail.read && slices.ContainsFunc(mail.To, isTo) {
+			if !mail.read && slices.Contains(mail.To, to) {
 				mail.read = true
 				found = mail
 				return true

@@ -180,26 +180,6 @@ func TestHealthyHealthzIsNotLogged(t *testing.T) {
 	waitLogged(t, s, c.Get("/healthz"), `"msg":"request"`, `"route":"/healthz"`, `"status":503`)
 }
 
-// The local environment logs no requests, because developers watch the same output for codes. A
-// code has a line of its own, between blank lines, with the whole address as stored in the
-// database.
-func TestLocalServerLogsNoRequests(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	email := hubstest.NewEmail()
-	stored := strings.ToUpper(email[:1]) + email[1:]
-	s.User(t, "add", stored)
-	s.Client(t).AskCode(email)
-	code := s.Code(t, email)
-	s.Stop(t)
-	text := s.Log.String()
-	want := "\n\nSign-in code for " + stored + ": " + code + "\n\n"
-	if !strings.Contains(text, want) {
-		t.Errorf("got the log\n%s\nwant the code in it, between blank lines: %q", text, want)
-	}
-	wantEqual(t, "request lines", s.Log.Count(`"msg":"request"`), 0)
-}
-
 // G4: In every environment, each sign-in, sign-out and refusal has a log line with the request id.
 // The refusal of a suspended user or of an ended session also has the user's id, so that an
 // operator can see which user still sends requests.

@@ -117,25 +117,6 @@ func TestSchemaConstraints(t *testing.T) {
 	}
 }
 
-// Deleting a user also deletes their acceptances of the terms. Their files stay, without a user.
-func TestDeletedUserLeavesFiles(t *testing.T) {
-	t.Parallel()
-	database := hubstest.NewDatabase(t)
-	user := hubstest.AddUser(t, database, hubstest.NewEmail(), "member")
-	for _, statement := range []string{
-		"insert into terms_acceptances (user_id, version) values ($1, 'v')",
-		"insert into files (name, content_type, size, user_id) values ('n', 't', 1, $1)",
-		"delete from users where user_id = $1",
-	} {
-		hubstest.Exec(t, database, statement, user)
-	}
-	count := func(from string) int {
-		return hubstest.Query[int](t, database, "select count(*) from "+from)
-	}
-	wantEqual(t, "acceptances", count("terms_acceptances"), 0)
-	wantEqual(t, "files without a user", count("files where user_id is null"), 1)
-}
-
 // sqlErrorOf runs statements in a transaction that it rolls back. It returns PostgreSQL's name of
 // the error, or "" if there is no error. It ends the test if an error is not from PostgreSQL.
 func sqlErrorOf(t testing.TB, db *sql.DB, statements string, args ...any) string {
