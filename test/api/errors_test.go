@@ -36,7 +36,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 		if strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
-		q := r.call(t, s, admin)
+		q := validCall(t, s, admin, r)
 		token := admin.Token()
 		refused := q.send(s.With(t, token), "If-Match", `"1"`)
 		refused.WantProblem(t, 412, "precondition_failed")

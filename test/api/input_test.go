@@ -131,48 +131,6 @@ func TestAttemptsWithAnAddressCount(t *testing.T) {
 	}
 }
 
-// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than
-// another text of that length. A JSON decoder takes milliseconds for some thousands of them.
-func TestNestingIsCheap(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t) // serves nobody else
-	const depth = 4000
-	nested := strings.Repeat("[", depth) + strings.Repeat("]", depth)
-	flat := `"` + strings.Repeat("x", 2*depth-2) + `"`
-	// cost returns the processor time of some requests that are refused.
-	cost := func(request string, body any, headers ...string) time.Duration {
-		before := hubstest.CPU(s.Cmd.Process.Pid)
-		for range 100 {
-			if status := s.Client(t).Do(request, body, headers...).Status; status < 400 {
-				t.Fatalf("setup: %s: got status %d, want a refusal", request, status)
-			}
-		}
-		return hubstest.CPU(s.Cmd.Process.Pid) - before
-	}
-	withBody := func(form string) func(string) time.Duration {
-		return func(value string) time.Duration {
-			return cost(askRoute, strings.Replace(form, "VALUE", value, 1))
-		}
-	}
-	withToken := func(value string) time.Duration {
-		token := hubstest.Token{Header: `{"alg":"HS256","x":` + value + `}`}.Sign(
-			"another-secret-of-more-than-thirty-two-bytes", "<email>", "", "<userId>", "")
-		return cost("GET /hubs", nil, "Cookie", s.CookieName()+"="+token)
-	}
-	for name, costOf := range map[string]func(value string) time.Duration{
-		"unknown member": withBody(`{"x":VALUE}`),
-		"known member":   withBody(`{"email":VALUE}`),
-		"cut off":        withBody(`{"x":VALUE`),
-		"token":          withToken,
-	} {
-		got, usual := costOf(nested), costOf(flat)
-		if got > 3*usual {
-			t.Errorf("%s: nested arrays took %v, another text %v, want at most three times that",
-				name, got, usual)
-		}
-	}
-}
-
 // H1: The headers of a request may have 16 kB. A request with more is a 431.
 func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
