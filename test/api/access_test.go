@@ -1,7 +1,6 @@
 package api
 
 import (
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -174,26 +173,5 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				q.send(s.With(t, v.token)).Want(t, r.Status)
 			})
 		}
-	}
-}
-
-// A HEAD has the status and the headers of a GET for the same path. (Its body, if it had one, would
-// not be seen: net/http neither sends nor receives one.)
-func TestHeadIsLikeGet(t *testing.T) {
-	t.Parallel()
-	s, admin := start(t, "admin")
-	for _, r := range routes {
-		if !strings.HasPrefix(r.Route, "GET ") {
-			continue
-		}
-		path := strings.TrimPrefix(validCall(t, s, admin, r).request, "GET ")
-		get := admin.Get(path).Must(t, 200)
-		head := admin.Do("HEAD "+path, nil)
-		head.Want(t, 200)
-		for _, headers := range []http.Header{get.Header, head.Header} {
-			headers.Del("X-Request-Id") // a new one for each request
-			headers.Del("Date")
-		}
-		wantEqual(t, "headers of HEAD "+path, head.Header, get.Header)
 	}
 }

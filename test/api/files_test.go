@@ -246,14 +246,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 			stored := c.Upload("a.txt", content).Must(t, 201)
 			shell(t, s.Env["FILES_DIR"], test.damage, stored.Field(t, "fileId"), outside)
 
-			for _, method := range []string{"GET", "HEAD"} {
-				r := c.Do(method+" "+stored.Field(t, "path"), nil)
-				r.WantProblem(t, 500, "internal")
-				r.WantHeaders(t, map[string]*string{
-					"ETag":                nil,
-					"Content-Disposition": nil,
-				})
-			}
+			c.Get(stored.Field(t, "path")).WantProblem(t, 500, "internal")
 		})
 	}
 }

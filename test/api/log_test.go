@@ -2,7 +2,6 @@ package api
 
 import (
 	"encoding/json"
-	"maps"
 	"os"
 	"regexp"
 	"strings"
@@ -67,9 +66,9 @@ func TestEachIDOfAPathIsLogged(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin", staging(t))
 	tried := 0
-	for path, methods := range hubstest.Contract[map[string]any](t, "paths") {
+	for _, r := range routes {
 		var parts []string // of the log line
-		target := wildcard.ReplaceAllStringFunc(path, func(found string) string {
+		request := wildcard.ReplaceAllStringFunc(r.Route, func(found string) string {
 			name := strings.Trim(found, "{}")
 			if !strings.HasSuffix(name, "Id") {
 				return "x"
@@ -78,12 +77,10 @@ func TestEachIDOfAPathIsLogged(t *testing.T) {
 			parts = append(parts, `"`+name+`":"`+id+`"`)
 			return id
 		})
-		for method := range methods.(map[string]any) {
-			if len(parts) > 0 && method != "parameters" {
-				r := admin.Elsewhere().Do(strings.ToUpper(method)+" "+target, nil)
-				waitLogged(t, s, r, append(parts, `"msg":"request"`)...)
-				tried++
-			}
+		if parts != nil {
+			answer := admin.Elsewhere().Do(request, nil)
+			waitLogged(t, s, answer, append(parts, `"msg":"request"`)...)
+			tried++
 		}
 	}
 	if tried < 4 {
@@ -91,11 +88,11 @@ func TestEachIDOfAPathIsLogged(t *testing.T) {
 	}
 }
 
-// wildcard matches a wildcard of a path in the contract, such as {hubId}.
+// wildcard matches a wildcard of a route, such as {hubId}.
 var wildcard = regexp.MustCompile(`{[^}]*}`)
 
 // wantLine checks that a log line has exactly the members in want, and time and duration with any
-// value. A member that is nil in want must be missing.
+// value.
 func wantLine(t *testing.T, line string, want map[string]any) {
 	t.Helper()
 	var got map[string]any
@@ -106,9 +103,6 @@ func wantLine(t *testing.T, line string, want map[string]any) {
 		}
 		delete(got, name)
 	}
-	maps.DeleteFunc(want, func(_ string, value any) bool {
-		return value == nil
-	})
 	wantEqual(t, "members", got, want)
 }
 
