@@ -297,13 +297,13 @@ func CountStatuses(answers chan *Response) map[int]int {
 	return counts
 }
 
-// CookieName returns the name that the session cookie must have.
+// CookieName returns the name that the session cookie must have, unless COOKIE_PREFIX is set.
 func (s *Server) CookieName() string {
 	prefix := "__Secure-hubs"
 	if s.Env["APP_ENV"] == "local" {
 		prefix = "hubs"
 	}
-	return cmp.Or(s.Env["COOKIE_PREFIX"], prefix) + "_auth_" + s.Env["APP_ENV"]
+	return prefix + "_auth_" + s.Env["APP_ENV"]
 }
 
 // Token returns the session token in the client's cookie jar, or "".

@@ -59,14 +59,10 @@ func (l *Log) All() []string {
 // String returns all lines as one text.
 func (l *Log) String() string { return strings.Join(l.All(), "\n") }
 
-// End returns the last 20 lines, for messages. Long lines are cut.
+// End returns the last 20 lines, for messages.
 func (l *Log) End() string {
 	lines := l.All()
-	lines = lines[max(0, len(lines)-20):]
-	for i, line := range lines {
-		lines[i] = fmt.Sprintf("%.300s", line)
-	}
-	return strings.Join(lines, "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
 // Count returns the number of lines so far that contain all parts.

@@ -133,11 +133,6 @@ func TestCookiesAreExact(t *testing.T) {
 			cookie: "hubs_auth_local=<token>; Path=/; Max-Age=<age>; HttpOnly; SameSite=Lax",
 		},
 		{
-			name:   "prefix", // of a deployment that shares a domain with another one
-			env:    map[string]string{"COOKIE_PREFIX": "acme"},
-			cookie: "acme_auth_local=<token>; Path=/; Max-Age=<age>; HttpOnly; SameSite=Lax",
-		},
-		{
 			name: "staging",
 			env:  staging(t),
 			cookie: "__Secure-hubs_auth_staging=<token>; Path=/; Domain=staging.example.com; " +
