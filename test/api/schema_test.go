@@ -3,6 +3,7 @@ package api
 import (
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -152,4 +153,13 @@ func TestTableTakesTheSameAddresses(t *testing.T) {
 		got := sqlErrorOf(t, db, "insert into users (email) values ($1)", email)
 		wantEqual(t, email, got, want)
 	}
+}
+
+// TestPostgresVersion prints the version of PostgreSQL that the tests run against. .ci/run, which
+// runs them against several versions, looks for that line.
+func TestPostgresVersion(t *testing.T) {
+	t.Parallel()
+	major := hubstest.Query[int](t, hubstest.NewDatabase(t),
+		"select current_setting('server_version_num')::int / 10000")
+	fmt.Fprintln(t.Output(), "ran against PostgreSQL", major)
 }
