@@ -2,7 +2,7 @@ package main
 
 // Tests of the settings: the values in testdata/settings.json, in each environment, and the table
 // in docs/deploy.md. At the end, tests of the project itself: the table of limits, the unit, the
-// requirements, the page.
+// send buffer, requirements, the page.
 
 import (
 	"cmp"
@@ -16,12 +16,14 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -310,6 +312,28 @@ func TestUnitLeavesTheServerRoom(t *testing.T) {
 	}
 	if mailTimeout >= stopTimeout {
 		t.Errorf("got %v for a mail, want less than the stop's %v", mailTimeout, stopTimeout)
+	}
+}
+
+// H8: The kernel keeps little for a client that reads nothing. Linux doubles the size that is set.
+func TestSendBufferIsBounded(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	hubstest.Must(t, err)
+	defer listener.Close()
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	hubstest.Must(t, err)
+	defer conn.Close()
+	s := newServer(config{}, nil, nil).newHTTPServer()
+	s.ConnContext(t.Context(), conn)
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	hubstest.Must(t, err)
+	size := 0
+	raw.Control(func(fd uintptr) {
+		size, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF)
+	})
+	if err != nil || size < sendBuffer || size > 2*sendBuffer {
+		t.Errorf("got a send buffer of %d bytes, error %v, want at most %d", size, err, 2*sendBuffer)
 	}
 }
 

@@ -210,7 +210,7 @@ func TestSignOutEndsACode(t *testing.T) {
 		t.Error("signed out after the code was made: got it from after, want it from before")
 	}
 	second, _ := codes.issue("a", &user{now: signedOut, signedOutAt: signedOut})
-	if second == first || second.isOlderThan(signedOut) || codes.remove("a", first) {
+	if second == nil || second == first || second.isOlderThan(signedOut) || codes.remove("a", first) {
 		t.Errorf("after the sign-out: got %+v, want another code", second)
 	}
 }

@@ -178,16 +178,17 @@ func FillIn(text string, words ...string) string {
 }
 
 // contractLimit matches a word that FillInLimits replaces.
-var contractLimit = regexp.MustCompile(`<maxLength (\w+)\.(\w+)( \+ 1)?>`)
+var contractLimit = regexp.MustCompile(`<(maxLength|maximum) (\w+)\.(\w+)( \+ 1)?>`)
 
 // FillInLimits replaces <maxLength Hub.name> by the maxLength of the property name in the
-// contract's schema Hub, and <maxLength Hub.name + 1> by one more.
+// contract's schema Hub, and <maxLength Hub.name + 1> by one more. The limit of a number is its
+// maximum.
 func FillInLimits(t testing.TB, text string) string {
 	return contractLimit.ReplaceAllStringFunc(text, func(word string) string {
 		match := contractLimit.FindStringSubmatch(word)
 		limit := Contract[float64](t,
-			"components", "schemas", match[1], "properties", match[2], "maxLength")
-		if match[3] != "" {
+			"components", "schemas", match[2], "properties", match[3], match[1])
+		if match[4] != "" {
 			limit++
 		}
 		return fmt.Sprint(limit)

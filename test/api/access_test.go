@@ -1,6 +1,8 @@
 package api
 
 import (
+	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -173,5 +175,35 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				q.send(s.With(t, v.token)).Want(t, r.Status)
 			})
 		}
+	}
+}
+
+// A HEAD has the status and the headers of a GET for the same path, and the contract lists the same
+// parameters and answers for both. (Its body, if it had one, would not be seen: net/http neither
+// sends nor receives one.)
+func TestHeadIsLikeGet(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	for _, r := range routes {
+		template, isGet := strings.CutPrefix(r.Route, "GET ")
+		if !isGet {
+			continue
+		}
+		listed := func(method string) []any {
+			operation := hubstest.Contract[map[string]any](t, "paths", template, method)
+			answers, _ := operation["responses"].(map[string]any)
+			return []any{operation["parameters"], slices.Sorted(maps.Keys(answers))}
+		}
+		wantEqual(t, "the contract's HEAD of "+template, listed("head"), listed("get"))
+
+		path := strings.TrimPrefix(validCall(t, s, admin, r).request, "GET ")
+		get := admin.Get(path).Must(t, 200)
+		head := admin.Do("HEAD "+path, nil)
+		head.Want(t, 200)
+		for _, headers := range []http.Header{get.Header, head.Header} {
+			headers.Del("X-Request-Id") // a new one for each request
+			headers.Del("Date")
+		}
+		wantEqual(t, "headers of HEAD "+path, head.Header, get.Header)
 	}
 }

@@ -31,8 +31,7 @@ func explain(t *testing.T, db *sql.DB, text string) (plan string) {
 
 // serverSettings are the settings of the server's connections on which a plan depends, as a part of
 // a database URL. TestSettingsOfConnections checks that the server has them.
-const serverSettings = "&plan_cache_mode=force_generic_plan&enable_seqscan=off&jit=off" +
-	"&max_parallel_workers_per_gather=0"
+const serverSettings = "&plan_cache_mode=force_generic_plan&enable_seqscan=off"
 
 // listParameters returns the schema of each parameter of GET /hubs, by name.
 func listParameters() map[string]map[string]any {

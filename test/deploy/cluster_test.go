@@ -122,7 +122,7 @@ func wantLimits(t *testing.T, c *cluster) {
 			name:    "by e-mail address",
 			route:   "POST /auth/otp/validate",
 			clients: []*hubstest.Client{c.client(s)},
-			paths:   []string{"/auth/otp/validate", "/auth/otp/%76alidate"},
+			paths:   []string{"/auth/otp/validate", "/auth/%6ftp/validate"},
 			body:    `{"code":"000000","email":"` + email + `"}`,
 		},
 	} {

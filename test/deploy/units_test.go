@@ -149,6 +149,9 @@ func TestUnitsFitTheServer(t *testing.T) {
 		"RestartPreventExitStatus": "",
 		"StartLimitIntervalSec":    "0",
 		"TriggerLimitIntervalSec":  "0",
+		// N1: a transfer takes two descriptors and, while it waits for the disk, a thread.
+		"LimitNOFILE": "16384",
+		"TasksMax":    "10000",
 		// The server logs a line for each refusal. An attack must not make journald drop lines.
 		"LogRateLimitIntervalSec": "0",
 	} {

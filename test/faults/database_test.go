@@ -365,7 +365,7 @@ func TestBusyPoolIsUnavailable(t *testing.T) {
 func TestBrokenRowsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrorsWithAnyOf(`"error":"internal`, unavailable)
+	s.AllowErrorsWithAnyOf(`"code":"internal`, unavailable)
 	s.exec(`insert into hubs (name) select n::text from generate_series(1, 100) n;
 		alter table hubs alter column created_at drop default;
 		alter table hubs drop constraint hubs_created_at_check;

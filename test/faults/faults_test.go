@@ -85,7 +85,7 @@ func (s *service) wantRows(want int, table string, args ...any) {
 }
 
 // unavailable is in the log line of each request that got a 503.
-const unavailable = `"error":"unavailable`
+const unavailable = `"code":"unavailable`
 
 // clients are at work at the same time. Each sends one request after another.
 type clients struct {

@@ -140,7 +140,7 @@ var codeOf = map[int]string{500: "internal", 507: "insufficient_storage"}
 func TestUploadStepFails(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrorsWithAnyOf(`"error":"internal`, `"error":"insufficient_storage`)
+	s.AllowErrorsWithAnyOf(`"code":"internal`, `"code":"insufficient_storage`)
 	// call fails with errno. target restricts this to calls on the working file ("file") or on
 	// FILES_DIR ("folder").
 	stored := 0
@@ -207,7 +207,7 @@ func TestUploadWithoutWorkingFile(t *testing.T) {
 		t.Run(errno, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
-			s.AllowErrorsWithAnyOf(`"error":"` + codeOf[status])
+			s.AllowErrorsWithAnyOf(`"code":"` + codeOf[status])
 			c.Store("first.txt", "content") // makes the server open its connections to the database
 			tr := attachFault(t, s, "openat", errno)
 			r := sendUpload(c, "a.txt")
@@ -235,7 +235,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 		t.Run(test.calls, func(t *testing.T) {
 			t.Parallel()
 			s, c := start(t)
-			s.AllowErrorsWithAnyOf(`"error":"internal`)
+			s.AllowErrorsWithAnyOf(`"code":"internal`)
 			upload := c.StartUpload("a.txt")
 			tr := attachFault(t, s, test.calls, "EIO")
 			r := upload.Finish()

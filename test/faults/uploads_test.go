@@ -264,7 +264,7 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 func TestUploadLinkDoneButReportedAsFailed(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrorsWithAnyOf(`"error":"internal`)
+	s.AllowErrorsWithAnyOf(`"code":"internal`)
 	upload := c.StartUpload("a.txt")
 	working := s.WorkingFiles(t)[0]
 	final := filepath.Join(s.Env["FILES_DIR"], filepath.Base(working))

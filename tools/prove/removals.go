@@ -85,7 +85,7 @@ func parseChange(scope, lines string) change {
 			c.old = append(c.old, strings.TrimPrefix(line, "-"))
 		}
 		if !strings.HasPrefix(line, "-") {
-			c.new = append(c.new, strings.TrimPrefix(line, "+"))
+			c.new = append(c.new, strings.TrimPrefix(strings.TrimPrefix(line, "+"), " "))
 		}
 	}
 	return c
