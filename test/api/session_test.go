@@ -248,12 +248,9 @@ func TestSignOutIsExactToTheSecond(t *testing.T) {
 		"<email>", email, "<userId>", userID, "<now>", fmt.Sprint(issued.Unix())))
 
 	for signedOut, status := range map[time.Duration]int{ // after the token's iat
-		-time.Second:                       200,
-		-time.Microsecond:                  200,
-		0:                                  401,
-		time.Microsecond:                   401,
-		time.Second - time.Microsecond:     401,
-		time.Second + 500*time.Millisecond: 401,
+		-time.Microsecond:              200,
+		0:                              401,
+		time.Second - time.Microsecond: 401,
 	} {
 		hubstest.Exec(t, s.Database, "update users set signed_out_at = $1", issued.Add(signedOut))
 		got := c.Get("/auth/session")
