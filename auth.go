@@ -26,7 +26,7 @@ const TERMS_VERSION = "2026-11-01"
 const (
 	sessionTTL = 60 * 24 * time.Hour // of a session token and of its cookie
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds to parse
-	maxCookies = 4                   // of our name; each may cost a signature for each key
+	maxCookies = 8                   // of our name; each may cost a signature for each key
 )
 
 const (
@@ -169,8 +169,7 @@ func (s *server) validateCode(r *request) (output, error) {
 	if !s.codes.remove(in.email, code) {
 		return nil, errInvalidCode
 	}
-	// Somebody else may have been reading the mailbox when the user was signed out (S1).
-	if code.isOlderThan(u.signedOutAt) {
+	if !code.isFor(u) {
 		return nil, errInvalidCode
 	}
 	if u.suspended {

@@ -308,7 +308,8 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	// A whole form ends in io.EOF itself. For one that is cut off, package multipart wraps io.EOF.
+	// After the file, the end is io.EOF itself. If the file is cut off, package multipart wraps
+	// io.EOF.
 	if err != io.EOF {
 		return 0, err
 	}

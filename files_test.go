@@ -134,7 +134,9 @@ func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	return s, dir
 }
 
-// F3: The sweep leaves a working name alone for as long as an upload may take, and sweeps it then. It goes on after a failure: each sweep of this test fails, because the database is away.
+// F3: The sweep leaves a working name alone for as long as an upload may take, and sweeps it then.
+// Each sweep of this test fails, because the database is away. So the working name stays, and the
+// sweep tries again.
 func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
 	var log hubstest.Log
@@ -155,6 +157,9 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	})
 	if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got < 2 {
 		t.Errorf("got %d failed sweeps of an abandoned upload, want 2 or more:\n%s", got, &log)
+	}
+	if _, err := os.Stat(working); err != nil {
+		t.Error("the working name was removed although the database was away: ", err)
 	}
 }
 

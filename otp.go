@@ -49,6 +49,7 @@ var codePattern = regexp.MustCompile("^[0-9]{6}$")
 type oneTimeCode struct {
 	digits     string
 	issuedAt   time.Time // monotonic, like mailedAt, so a step of the clock changes no age
+	userID     string    // whom the code signs in
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
@@ -57,9 +58,11 @@ type oneTimeCode struct {
 	guesses  int       // wrong guesses
 }
 
-// isOlderThan reports whether the user was signed out everywhere after the code was made.
-func (code *oneTimeCode) isOlderThan(signedOutAt time.Time) bool {
-	return code.userReadAt.Before(signedOutAt)
+// isFor reports whether a code still signs a user in. It does not if the user was signed out
+// everywhere after the account was read for the code, because somebody else may have been reading
+// the mailbox (S1), or if the address has got another account since then.
+func (code *oneTimeCode) isFor(u *user) bool {
+	return code.userID == u.UserID && !code.userReadAt.Before(u.signedOutAt)
 }
 
 // oneTimeCodes maps each address, in lower case, to its current code. Strangers can't fill it,
@@ -85,14 +88,14 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	if code == nil || code.isOlderThan(u.signedOutAt) {
-		code = c.makeCode(email, u.now)
+	if code == nil || !code.isFor(u) {
+		code = c.makeCode(email, u)
 	}
 	if now.Sub(code.mailedAt) < codeResend {
 		return nil, errJustMailed
 	}
 	if now.Sub(code.issuedAt) >= codeRenew {
-		code = c.makeCode(email, u.now)
+		code = c.makeCode(email, u)
 	}
 	// Guesses have ended this code. If a new one replaced it at once, each request for a code would
 	// bring maxGuesses more (L5).
@@ -106,12 +109,13 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 
 // makeCode makes a code that was not mailed yet. All codes from 000000 to 999999 are equally likely
 // (O1). The caller holds the lock.
-func (c *oneTimeCodes) makeCode(email string, userReadAt time.Time) *oneTimeCode {
+func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 	n, _ := rand.Int(rand.Reader, big.NewInt(codeCount)) // never fails (see crypto/rand.Reader)
 	code := &oneTimeCode{
 		digits:     fmt.Sprintf("%0*d", codeLength, n),
 		issuedAt:   time.Now(),
-		userReadAt: userReadAt,
+		userID:     u.UserID,
+		userReadAt: u.now,
 	}
 	c.byEmail[email] = code
 	// This only frees memory. find checks the age itself.

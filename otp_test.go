@@ -201,17 +201,34 @@ func TestSignOutEndsACode(t *testing.T) {
 	t.Parallel()
 	codes := newCodes()
 	readAt := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
-	first, _ := codes.issue("a", &user{now: readAt})
-	if first.isOlderThan(readAt) {
-		t.Error("signed out when the code was made: got it from before, want it from after")
+	u := &user{UserID: "ada", now: readAt}
+	first, _ := codes.issue("a", u)
+	for at, want := range map[time.Duration]bool{0: true, time.Microsecond: false} {
+		signedOut := &user{UserID: "ada", signedOutAt: readAt.Add(at)}
+		if got := first.isFor(signedOut); got != want {
+			t.Errorf("signed out %v after the code: got it good %v, want %v", at, got, want)
+		}
 	}
-	signedOut := readAt.Add(time.Microsecond)
-	if !first.isOlderThan(signedOut) {
-		t.Error("signed out after the code was made: got it from after, want it from before")
-	}
-	second, _ := codes.issue("a", &user{now: signedOut, signedOutAt: signedOut})
-	if second == nil || second == first || second.isOlderThan(signedOut) || codes.remove("a", first) {
+	u = &user{UserID: "ada", now: readAt.Add(time.Second), signedOutAt: readAt.Add(time.Second)}
+	second, _ := codes.issue("a", u)
+	if second == nil || second == first || !second.isFor(u) || codes.remove("a", first) {
 		t.Errorf("after the sign-out: got %+v, want another code", second)
+	}
+}
+
+// S1: A code signs in only the user whom it was made for. If the address has got another account
+// since then, the code is refused, and the next request makes a new one.
+func TestCodeIsForOneUser(t *testing.T) {
+	t.Parallel()
+	codes := newCodes()
+	first, _ := codes.issue("a", &user{UserID: "ada"})
+	next := &user{UserID: "ben"}
+	if first.isFor(next) {
+		t.Error("another account with the address: got the code good for it, want it refused")
+	}
+	second, _ := codes.issue("a", next)
+	if second == nil || second == first || !second.isFor(next) {
+		t.Errorf("the next request: got %+v, want a code for the other account", second)
 	}
 }
 

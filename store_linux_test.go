@@ -12,11 +12,11 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// D1: If a host name has two addresses, and the first never answers, the second is dialed after the
-// first one's share of dbTimeout. The test is not parallel, because it replaces the resolver of the
-// whole process.
+// D1, D5: If a host name has two addresses, and the first never answers, the second is dialed after
+// the first one's share of dbTimeout, whatever connect_timeout the URL permits. The test is not
+// parallel, because it replaces the resolver of the whole process.
 func TestDeadAddressLeavesTimeForTheNext(t *testing.T) {
-	dead, _ := hubstest.FullQueue(t) // on 127.0.0.1
+	dead := hubstest.FullQueue(t) // on 127.0.0.1
 	_, port, err := net.SplitHostPort(dead)
 	hubstest.Must(t, err)
 	alive, err := net.Listen("tcp", "127.0.0.2:"+port)
@@ -27,7 +27,7 @@ func TestDeadAddressLeavesTimeForTheNext(t *testing.T) {
 	net.DefaultResolver = newResolver(t, net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2))
 
 	start := time.Now()
-	conn, err := deadlineDialer{}.Dial("tcp", "db.example.:"+port)
+	conn, err := deadlineDialer{}.DialTimeout("tcp", "db.example.:"+port, 10*time.Second)
 	took := time.Since(start)
 	if err != nil {
 		t.Fatalf("got the error %v after %v, want a connection to the second address", err, took)

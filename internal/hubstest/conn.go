@@ -125,42 +125,17 @@ func ListeningSocket(t testing.TB, network, address string) (socket *os.File, ad
 }
 
 // FullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
-// connections is full. A connection attempt there gets no reply until makeRoom is called, which
-// returns when the attempt has succeeded. Nobody answers on the connection.
-func FullQueue(t testing.TB) (addr string, makeRoom func()) {
-	return FullQueueAt(t, "127.0.0.1:0")
-}
-
-// FullQueueAt is like FullQueue, with a given address.
-func FullQueueAt(t testing.TB, address string) (addr string, makeRoom func()) {
+// connections is full. A connection attempt there gets no reply.
+func FullQueue(t testing.TB) (addr string) {
 	t.Helper()
-	socket, addr := ListeningSocket(t, "tcp", address)
-	setQueue := func(length int) {
-		if err := syscall.Listen(int(socket.Fd()), length); err != nil {
-			t.Error(err)
-		}
-	}
-	setQueue(0) // the shortest
-	waiting := 0
+	socket, addr := ListeningSocket(t, "tcp", "127.0.0.1:0")
+	Must(t, syscall.Listen(int(socket.Fd()), 0)) // the shortest queue
 	for {
 		// Only a machine that is very slow would take so long for a queue with room.
 		conn, err := net.DialTimeout("tcp", addr, 500*time.Millisecond)
 		if err != nil {
-			break
+			return addr
 		}
 		t.Cleanup(func() { conn.Close() })
-		waiting++
-	}
-	return addr, func() {
-		setQueue(8)
-		listener, err := net.FileListener(socket)
-		Must(t, err)
-		defer listener.Close()
-		listener.(*net.TCPListener).SetDeadline(time.Now().Add(Patience))
-		for range waiting + 1 {
-			conn, err := listener.Accept()
-			Must(t, err)
-			t.Cleanup(func() { conn.Close() })
-		}
 	}
 }

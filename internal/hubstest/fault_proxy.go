@@ -13,9 +13,11 @@ import (
 type FaultProxy struct {
 	Addr, target string
 
+	gate sync.RWMutex // locked while the proxy hangs
+
 	mu       sync.Mutex
-	mode     faultMode
-	changed  chan struct{} // closed and replaced by each change of mode
+	isCut    bool
+	isHung   bool
 	pairs    map[*faultPair]bool
 	triggers map[trigger]func()
 	sent     []byte // data of clients since the last call of Record
@@ -27,20 +29,10 @@ type trigger struct {
 	isAnswer bool // sent by the server, not by a client
 }
 
-// A faultMode says what the proxy does with data. The methods of FaultProxy describe the modes.
-type faultMode int
-
-const (
-	proxyPasses faultMode = iota
-	proxyCut
-	proxyHangs
-)
-
 // A faultPair is a client's connection to the proxy, and the proxy's own to the server.
 type faultPair struct {
 	client, server net.Conn
-	ended          chan struct{} // closed by close
-	close          func()        // closes both connections; may be called again
+	close          func() // closes both connections; may be called again
 }
 
 // NewFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test
@@ -52,7 +44,6 @@ func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 	p := &FaultProxy{
 		Addr:     ln.Addr().String(),
 		target:   target,
-		changed:  make(chan struct{}),
 		pairs:    map[*faultPair]bool{},
 		triggers: map[trigger]func(){},
 	}
@@ -68,6 +59,7 @@ func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 	})
 	t.Cleanup(func() {
 		ln.Close()
+		p.Resume()
 		p.Cut()
 		work.Wait()
 	})
@@ -86,13 +78,32 @@ func FaultProxyURL(t testing.TB, serverURL string) (*FaultProxy, string) {
 }
 
 // Cut closes all connections, and each new one at once.
-func (p *FaultProxy) Cut() { p.set(proxyCut) }
+func (p *FaultProxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.isCut = true
+	for pair := range p.pairs {
+		pair.close()
+	}
+}
 
 // Hang holds all data back. Connections stay open, and the proxy accepts new ones.
-func (p *FaultProxy) Hang() { p.set(proxyHangs) }
+func (p *FaultProxy) Hang() {
+	p.gate.Lock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.isHung = true
+}
 
 // Resume passes all data again, including the data that Hang held back.
-func (p *FaultProxy) Resume() { p.set(proxyPasses) }
+func (p *FaultProxy) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isHung {
+		p.gate.Unlock()
+	}
+	p.isCut, p.isHung = false, false
+}
 
 // When calls do once, when a client sends the text, before the proxy passes the text on. If do is
 // Cut, the statement is not executed. A text that arrives in two pieces is not found.
@@ -109,12 +120,6 @@ func (p *FaultProxy) when(on trigger, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.triggers[on] = do
-}
-
-// Drop closes all connections, then passes data on new ones.
-func (p *FaultProxy) Drop() {
-	p.Cut()
-	p.Resume()
 }
 
 // Record begins a new record of the data that clients send.
@@ -138,21 +143,6 @@ func (p *FaultProxy) Connections() int {
 	return len(p.pairs)
 }
 
-// set changes the mode. A cut closes all connections.
-func (p *FaultProxy) set(mode faultMode) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mode = mode
-	close(p.changed)
-	p.changed = make(chan struct{})
-	if mode != proxyCut {
-		return
-	}
-	for pair := range p.pairs {
-		pair.close()
-	}
-}
-
 // serve connects a client to the target. It returns when both connections are closed.
 func (p *FaultProxy) serve(client net.Conn) {
 	server, err := net.Dial("tcp", p.target)
@@ -160,9 +150,8 @@ func (p *FaultProxy) serve(client net.Conn) {
 		client.Close()
 		return
 	}
-	pair := &faultPair{client: client, server: server, ended: make(chan struct{})}
+	pair := &faultPair{client: client, server: server}
 	pair.close = sync.OnceFunc(func() {
-		close(pair.ended)
 		// With a linger of 0, Close sends a reset, as after the loss of the server's machine.
 		client.(*net.TCPConn).SetLinger(0)
 		client.Close()
@@ -170,7 +159,7 @@ func (p *FaultProxy) serve(client net.Conn) {
 	})
 	p.mu.Lock()
 	p.pairs[pair] = true
-	if p.mode == proxyCut {
+	if p.isCut {
 		pair.close()
 	}
 	p.mu.Unlock()
@@ -197,28 +186,11 @@ func (p *FaultProxy) pump(pair *faultPair, fromClient bool) {
 			return
 		}
 		p.runTriggers(chunk[:n], fromClient)
-		if !p.mayPass(pair) {
-			continue
-		}
-		if _, err := to.Write(chunk[:n]); err != nil {
+		p.gate.RLock()
+		_, err = to.Write(chunk[:n])
+		p.gate.RUnlock()
+		if err != nil {
 			return
-		}
-	}
-}
-
-// mayPass waits while the proxy hangs. Then it reports whether data may pass.
-func (p *FaultProxy) mayPass(pair *faultPair) bool {
-	for {
-		p.mu.Lock()
-		mode, changed := p.mode, p.changed
-		p.mu.Unlock()
-		if mode != proxyHangs {
-			return mode == proxyPasses
-		}
-		select {
-		case <-changed:
-		case <-pair.ended:
-			return false
 		}
 	}
 }

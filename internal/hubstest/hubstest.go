@@ -301,14 +301,6 @@ func Need(t testing.TB, program, debianPackage string) string {
 	return ""
 }
 
-// NeedRoot skips the test unless root runs it. With HUBS_TEST_REQUIRE=all, the test fails instead.
-func NeedRoot(t testing.TB) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		Skip(t, "this test needs root: sudo go test")
-	}
-}
-
 // Skip skips the test for this reason. With HUBS_TEST_REQUIRE=all, the test fails instead.
 func Skip(t testing.TB, reason string) {
 	t.Helper()

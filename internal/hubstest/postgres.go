@@ -371,28 +371,13 @@ func (pg *Postgres) Resume() {
 	pg.paused = nil
 }
 
-// Crash sends SIGKILL or SIGQUIT to PostgreSQL's first process, which then ends without finishing
-// its work. The other processes notice that and end too. Some of them still send their clients an
-// error. The next start recovers the data.
-func (pg *Postgres) Crash(sig syscall.Signal) {
-	postmaster := pg.Postmaster()
-	pids := append(pg.Children(postmaster), postmaster)
-	pg.signal(sig, postmaster)
-	pg.waitEnd(pids)
-}
-
 // Lose kills all processes of PostgreSQL at once, as if its machine were lost: none of them can
-// send its client an error.
+// send its client an error. It returns when they and ./dev.sh have ended.
 func (pg *Postgres) Lose() {
 	pg.Pause()
 	pids := pg.paused
 	pg.paused = nil
 	pg.signal(syscall.SIGKILL, pids...)
-	pg.waitEnd(pids)
-}
-
-// waitEnd waits until the processes have ended, then ends ./dev.sh.
-func (pg *Postgres) waitEnd(pids []int) {
 	WaitUntil(pg.t, "the end of all processes of PostgreSQL", func() bool {
 		return !slices.ContainsFunc(pids, isRunning)
 	})

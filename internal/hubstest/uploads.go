@@ -15,11 +15,12 @@ const Unfinished = "unfinished"
 
 // A HalfUpload is an upload whose beginning was sent, and whose rest waits for the test.
 type HalfUpload struct {
-	Content string         // of the whole file
-	Rest    *io.PipeWriter // takes the rest of the form; CloseWithError breaks the upload off
-	Answer  chan *Response // receives one answer; its status is 0 if the connection broke
-	unsent  []byte         // the rest of the form
-	t       testing.TB
+	Content string // of the whole file
+
+	t      testing.TB
+	rest   *io.PipeWriter // takes the rest of the form
+	unsent []byte         // the rest of the form
+	answer chan *Response // receives one answer; its status is 0 if the connection broke
 }
 
 // StartUpload sends the first 32 kB of a form with a file of 200 kB. It returns when the server has
@@ -28,21 +29,12 @@ type HalfUpload struct {
 func (c *Client) StartUpload(name string) *HalfUpload {
 	c.t.Helper()
 	before := len(c.srv.WorkingFiles(c.t))
-	u := c.BeginUpload(name)
-	WaitUntil(c.t, "the first bytes of the upload under a working name", func() bool {
-		return len(c.srv.WorkingFiles(c.t)) > before
-	})
-	return u
-}
-
-// BeginUpload is like StartUpload, but does not wait until the server writes the file.
-func (c *Client) BeginUpload(name string) *HalfUpload {
 	reader, writer := io.Pipe()
 	u := &HalfUpload{
 		Content: strings.Repeat("0123456789", 20_000),
-		Rest:    writer,
-		Answer:  make(chan *Response, 1),
 		t:       c.t,
+		rest:    writer,
+		answer:  make(chan *Response, 1),
 	}
 	form, contentType := Form(name, []byte(u.Content))
 	text, _ := io.ReadAll(form) // the form is in memory, so there is no error
@@ -50,32 +42,38 @@ func (c *Client) BeginUpload(name string) *HalfUpload {
 	u.unsent = text[first:]
 	go func() {
 		r, err := c.Elsewhere().Try("POST /files/upload", reader, "Content-Type", contentType)
-		// After the answer, a write to Rest fails instead of blocking.
+		// After the answer, a write to rest fails instead of blocking.
 		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe))
-		u.Answer <- r
+		u.answer <- r
 	}()
 	writer.Write(text[:first])
+	WaitUntil(c.t, "the first bytes of the upload under a working name", func() bool {
+		return len(c.srv.WorkingFiles(c.t)) > before
+	})
 	return u
-}
-
-// Send sends the next n bytes of the form. If the server has ended the upload, Finish tells.
-func (u *HalfUpload) Send(n int) {
-	u.Rest.Write(u.unsent[:n])
-	u.unsent = u.unsent[n:]
 }
 
 // Finish sends the rest of the form, and receives the answer as Client.Do does.
 func (u *HalfUpload) Finish() *Response {
 	u.t.Helper()
-	u.Rest.Write(u.unsent)
-	u.Rest.Close()
-	r := <-u.Answer
+	u.rest.Write(u.unsent)
+	u.rest.Close()
+	r := <-u.answer
 	if r.Status == 0 {
 		u.t.Error("side effect: POST /files/upload: no answer")
 		return r
 	}
 	r.check(u.t)
 	return r
+}
+
+// BreakOff closes the connection before the form is complete. It fails the test if an answer comes.
+func (u *HalfUpload) BreakOff() {
+	u.t.Helper()
+	u.rest.CloseWithError(io.ErrUnexpectedEOF)
+	if r := <-u.answer; r.Status != 0 {
+		u.t.Errorf("got the answer %v to an upload that was broken off, want none", r)
+	}
 }
 
 // FilesIn lists FILES_DIR: first the final names, then the working names as unfinished/<id>.

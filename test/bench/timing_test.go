@@ -45,9 +45,9 @@ func (m timer) checkAfterCode(client *http.Client, email string) time.Duration {
 	return m.send(client, "GET", "/auth/session", "", 401)
 }
 
-func (m timer) validate(email, code string, want int) time.Duration {
-	body := `{"email":"` + email + `","code":"` + code + `"}`
-	return m.send(m.one, "POST", "/auth/otp/validate", body, want)
+func (m timer) validate(email string) time.Duration {
+	body := `{"email":"` + email + `","code":"000000"}`
+	return m.send(m.one, "POST", "/auth/otp/validate", body, 401)
 }
 
 // send sends a request and returns how long it took. A 503 means that too many requests for a code
@@ -103,18 +103,7 @@ func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 				return m.checkAfterCode(m.other, email)
 			},
 		},
-		{
-			name: "a malformed validation",
-			time: func(m timer, email string) time.Duration {
-				return m.validate(email, "x", 400)
-			},
-		},
-		{
-			name: "a validation",
-			time: func(m timer, email string) time.Duration {
-				return m.validate(email, "000000", 401)
-			},
-		},
+		{name: "a validation", time: timer.validate},
 	}
 	hubstest.Exec(t, s.Database, `insert into users (email, suspended)
 		select 'k' || n || '@time.example', false from generate_series(1, $1) n union all

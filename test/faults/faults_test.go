@@ -9,13 +9,11 @@ package faults
 
 import (
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -85,7 +83,7 @@ func (s *service) wantRows(want int, table string, args ...any) {
 }
 
 // unavailable is in the log line of each request that got a 503.
-const unavailable = `"code":"unavailable`
+const unavailable = `"code":"unavailable"`
 
 // clients are at work at the same time. Each sends one request after another.
 type clients struct {
@@ -174,22 +172,6 @@ func (c *clients) wantNoOutage() {
 func (c *clients) end() {
 	c.ended.Store(true)
 	c.work.Wait()
-}
-
-// beginRequest sends the head of a request on a new connection. It ends the test if the status of
-// the answer is not want. It reads no more of the answer than its buffers hold: the rest of a large
-// download stays with the server. The connection has no deadline afterwards.
-func beginRequest(t *testing.T, s *hubstest.Server, head string, want int) *hubstest.Conn {
-	t.Helper()
-	conn := hubstest.Dial(t, s.Addr)
-	conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
-	conn.Begin(head)
-	line, err := conn.In.ReadString('\n')
-	if err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", want)) {
-		t.Fatalf("setup: got the status line %q, error %v, want status %d", line, err, want)
-	}
-	conn.SetDeadline(time.Time{})
-	return conn
 }
 
 // get sends a GET from a new client address. Like createHub and sendUpload below, it may be called

@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"net"
+	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
@@ -16,7 +18,13 @@ func TestMemoryIsBounded(t *testing.T) {
 	hubstest.Exec(t, s.Database, `insert into hubs (name, description)
 		select 'n', repeat('<', 2000) from generate_series(1, 100)`)
 	for range 1000 {
-		beginRequest(t, s, c.Head("GET /hubs?limit=100"), 200)
+		conn := hubstest.Dial(t, s.Addr)
+		conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
+		conn.Begin(c.Head("GET /hubs?limit=100"))
+		line, err := conn.In.ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, "HTTP/1.1 200 ") {
+			t.Fatalf("setup: got the status line %q, error %v, want status 200", line, err)
+		}
 	}
 	const bound = 400 << 20
 	resident := hubstest.Memory(s.Cmd.Process.Pid, "VmHWM")

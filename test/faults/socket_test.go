@@ -43,7 +43,7 @@ func startConnecting(t *testing.T, s *hubstest.Server) *clients {
 	return startClients(t, functions...)
 }
 
-// When one server replaces another on the same listening socket under load, no connection is
+// H3: When one server replaces another on the same listening socket under load, no connection is
 // refused or reset, no request gets a 503, and each server answers all its requests before it ends.
 func TestReplacedServersShareASocket(t *testing.T) {
 	t.Parallel()

@@ -16,58 +16,6 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// startOnSmallDisk starts a server whose FILES_DIR is a file system of 1 MiB, kept in memory.
-func startOnSmallDisk(t *testing.T) (s *service, admin *hubstest.Client, dir string) {
-	t.Helper()
-	hubstest.NeedRoot(t)
-	dir = t.TempDir()
-	hubstest.Must(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
-	t.Cleanup(func() {
-		syscall.Unmount(dir, syscall.MNT_DETACH)
-	})
-	s, admin = start(t, map[string]string{"FILES_DIR": dir})
-	return s, admin, dir
-}
-
-// F3: An upload to a full disk gets a 507, and nothing is left of it. When the disk has room again,
-// the same upload succeeds.
-func TestUploadToAFullDiskLeavesNothing(t *testing.T) {
-	t.Parallel()
-	s, c, dir := startOnSmallDisk(t)
-	s.AllowErrorsWithAnyOf("insufficient_storage")
-	// The ballast leaves room for a small file, but not for the large one.
-	ballast := filepath.Join(dir, "ballast")
-	hubstest.Must(t, os.WriteFile(ballast, make([]byte, 600<<10), 0o600))
-	kept := c.Store("kept.txt", "content")
-	large := make([]byte, 800<<10)
-	for range 2 {
-		r := c.Elsewhere().Upload("large.bin", large)
-		r.WantProblem(t, 507, "insufficient_storage")
-		s.waitFiles(2) // the ballast and kept.txt
-	}
-	c.WantFile(kept, "content")
-	hubstest.Must(t, os.Remove(ballast))
-	c.Elsewhere().Upload("large.bin", large).Want(t, 201)
-	s.WantStored(t, 2)
-}
-
-// If the disk has become read-only and holds an unfinished upload, which the sweep can't remove,
-// the server still starts and serves downloads.
-func TestReadOnlyDiskIsServed(t *testing.T) {
-	t.Parallel()
-	s, c, dir := startOnSmallDisk(t)
-	kept := c.Store("kept.txt", "content")
-	s.killMidUpload(c)
-	err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "")
-	hubstest.Must(t, err)
-	second := hubstest.Start(t, s.Env)
-	second.AllowErrorsWithAnyOf("read-only file system")
-	second.Log.WaitFor(t, "the sweep of an unfinished upload failed", "read-only file system")
-	client := second.With(t, c.Token())
-	client.WantFile(kept, "content")
-	sendUpload(client, "a.txt").WantProblem(t, 500, "internal")
-}
-
 // A trace is a running strace that is attached to a server.
 type trace struct {
 	t      *testing.T
@@ -140,7 +88,7 @@ var codeOf = map[int]string{500: "internal", 507: "insufficient_storage"}
 func TestUploadStepFails(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	s.AllowErrorsWithAnyOf(`"code":"internal`, `"code":"insufficient_storage`)
+	s.AllowErrorsWithAnyOf(`"code":"internal"`, `"code":"insufficient_storage"`)
 	// call fails with errno. target restricts this to calls on the working file ("file") or on
 	// FILES_DIR ("folder").
 	stored := 0
@@ -181,11 +129,13 @@ func TestUploadStepFails(t *testing.T) {
 }
 
 // If the disk fails in the middle of a download, the client can see that the file is not whole, and
-// the log has the reason.
+// the log has the reason. The call that fails is sendfile: the kernel sends the bytes, although the
+// server wraps its connections and its answers in types of its own.
 func TestDiskFailsMidDownload(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
-	path := storeLarge(t, c)
+	large := make([]byte, 16<<20) // more than the buffers of a connection hold
+	path := location(t, c.Upload("large.bin", large))
 	tr := attachFault(t, s, "sendfile", "EIO", "-P", s.onDisk(path))
 	r, err := c.Elsewhere().Try("GET "+path, nil)
 	tr.wantInjected()
@@ -196,57 +146,35 @@ func TestDiskFailsMidDownload(t *testing.T) {
 	c.Elsewhere().Get(path).Want(t, 200)
 }
 
-// If the server can't create the working file of an upload, the client gets a 500, or a 507 if the
-// user's quota is used up. Nothing of the upload is left, and the next upload works.
+// If the server can't create the working file of an upload, because the quota of its user is used
+// up, the client gets a 507. Nothing of the upload is left, and the next upload works.
 func TestUploadWithoutWorkingFile(t *testing.T) {
 	t.Parallel()
-	for errno, status := range map[string]int{
-		"EMFILE": 500, // no descriptor is left
-		"EDQUOT": 507,
-	} {
-		t.Run(errno, func(t *testing.T) {
-			t.Parallel()
-			s, c := start(t)
-			s.AllowErrorsWithAnyOf(`"code":"` + codeOf[status])
-			c.Store("first.txt", "content") // makes the server open its connections to the database
-			tr := attachFault(t, s, "openat", errno)
-			r := sendUpload(c, "a.txt")
-			tr.wantInjected()
-			r.WantProblem(t, status, codeOf[status])
-			s.WantStored(t, 1)
-			c.Store("next.txt", "content")
-			s.WantStored(t, 2)
-		})
-	}
+	s, c := start(t)
+	s.AllowErrorsWithAnyOf(`"code":"insufficient_storage"`)
+	tr := attachFault(t, s, "openat", "EDQUOT")
+	r := sendUpload(c, "a.txt")
+	tr.wantInjected()
+	r.WantProblem(t, 507, "insufficient_storage")
+	s.WantStored(t, 0)
+	c.Store("next.txt", "content")
+	s.WantStored(t, 1)
 }
 
-// If the disk fails to remove the working name of an upload, the sweep removes it later. If the
-// link to the final name failed before, the upload gets a 500, and no file is stored. Otherwise the
-// upload succeeds, and the file stays.
+// If the disk fails to remove the working name of an upload, the upload succeeds all the same. The
+// sweep removes the name later, and the file stays.
 func TestUploadWorkingNameStays(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		calls          string // that fail
-		status, stored int
-	}{
-		{calls: "linkat,unlinkat", status: 500, stored: 0},
-		{calls: "unlinkat", status: 201, stored: 1},
-	} {
-		t.Run(test.calls, func(t *testing.T) {
-			t.Parallel()
-			s, c := start(t)
-			s.AllowErrorsWithAnyOf(`"code":"internal`)
-			upload := c.StartUpload("a.txt")
-			tr := attachFault(t, s, test.calls, "EIO")
-			r := upload.Finish()
-			tr.wantInjected()
-			r.WantProblem(t, test.status, codeOf[test.status])
-			s.waitFiles(test.stored + 1) // the final name, if any, and the working name
-			s.AgeUnfinished(t)
-			s.waitSwept()
-			s.WantStored(t, test.stored) // the working name is gone
-		})
-	}
+	s, c := start(t)
+	upload := c.StartUpload("a.txt")
+	tr := attachFault(t, s, "unlinkat", "EIO")
+	r := upload.Finish()
+	tr.wantInjected()
+	r.Want(t, 201)
+	s.waitFiles(2) // the final and the working name
+	s.AgeUnfinished(t)
+	s.waitSwept()
+	s.WantStored(t, 1)
 }
 
 // An upload is stored in this order: its bytes are synced to disk before they get their final name,
@@ -284,23 +212,6 @@ func TestUploadStepsAreInOrder(t *testing.T) {
 	}
 }
 
-// The kernel sends the bytes of a download with sendfile, although the server wraps its connections
-// and its answers in types of its own. net/http reads only the first bytes of the file itself.
-func TestDownloadIsSentByTheKernel(t *testing.T) {
-	t.Parallel()
-	s, c := start(t)
-	path := storeLarge(t, c)
-	tr := attach(t, s, "-e", "trace=sendfile,splice,read,pread64")
-	get(c, path).Want(t, 200)
-	calls := tr.calls()
-	ofFile := `\(.*<` + s.onDisk(path) + `>`
-	sent := len(regexp.MustCompile(`sendfile`+ofFile).FindAllString(calls, -1))
-	read := len(regexp.MustCompile(ofFile).FindAllString(calls, -1)) - sent
-	if sent == 0 || read > 1 {
-		t.Errorf("got %d calls of sendfile and %d reads, want at least 1 and at most 1", sent, read)
-	}
-}
-
 // openFiles returns how many files and folders the server has open in FILES_DIR.
 func (s *service) openFiles() (n int) {
 	s.t.Helper()
@@ -320,10 +231,7 @@ func (s *service) openFiles() (n int) {
 // garbage collection off, because it would also close a file that the server forgot to close.
 func TestFilesAreClosed(t *testing.T) {
 	t.Parallel()
-	s, c := start(t, map[string]string{
-		"GOGC":             "off",
-		"MAX_UPLOAD_BYTES": "300000",
-	})
+	s, c := start(t, map[string]string{"GOGC": "off"})
 	path := c.Store("a.txt", "content")
 	idle := s.openFiles() // such as FILES_DIR itself
 	waitClosed := func(after string) {
@@ -333,24 +241,13 @@ func TestFilesAreClosed(t *testing.T) {
 
 	c.Store("b.txt", "content")
 	waitClosed("an upload")
-	c.Elsewhere().Upload("c.txt", make([]byte, 300_001)).Want(t, 413)
-	waitClosed("an upload that is too large")
-	upload := c.StartUpload("d.txt")
+	upload := c.StartUpload("c.txt")
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}
-	breakOff(upload).Want(t, noAnswer)
+	upload.BreakOff()
 	waitClosed("an upload that broke off")
 
-	for status, headers := range map[int][]string{ // headers of a download, by its status
-		200: nil,
-		206: {"Range", "bytes=1-2"},
-		416: {"Range", "bytes=10-"},
-		304: {"If-None-Match", "*"},
-		412: {"If-Match", `"another"`},
-	} {
-		c.Elsewhere().Get(path, headers...).Want(t, status)
-		c.Elsewhere().Do("HEAD "+path, nil, headers...).Want(t, status)
-		waitClosed(fmt.Sprintf("a download %q", headers))
-	}
+	c.WantFile(path, "content")
+	waitClosed("a download")
 }
