@@ -433,6 +433,24 @@ func TestRequestsForCodesEndAtRandom(t *testing.T) {
 	})
 }
 
+// O7: A mail says how many minutes its code has left, also if the code is mailed again.
+func TestMailSaysTheMinutesLeft(t *testing.T) {
+	t.Parallel()
+	m := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	smtpURL, err := url.Parse(m.URL)
+	hubstest.Must(t, err)
+	from := &mail.Address{Address: "hubs@example.com"}
+	s := newServer(config{mail: mailer{server: smtpURL, from: from}}, nil, nil)
+	for age, want := range map[time.Duration]string{0: "10", codeResend + time.Second: "9"} {
+		code := &oneTimeCode{issuedAt: time.Now().Add(-age)}
+		hubstest.Must(t, s.mailCode("a@b.example", code))
+		got := m.WaitMail(t, "a@b.example").Data
+		if !strings.Contains(got, " within "+want+" minutes.") {
+			t.Errorf("a code of %v: got the mail %q, want %s minutes in it", age, got, want)
+		}
+	}
+}
+
 // D4: Only a mail server on a loopback host gets a mail without STARTTLS. Private addresses, other
 // names of this machine and names that look like localhost are not loopback hosts. The test always
 // connects to the same mail server without STARTTLS, and changes only the host in the mailer's URL.

@@ -104,7 +104,6 @@ func (s *Server) Wire(
 	t.Helper()
 	headers = append([]string{"Host", s.url().Host}, headers...)
 	if body != nil {
-		noteEmail(body)
 		headers = append(headers, "Content-Length", fmt.Sprint(len(body)))
 	}
 	conn := Dial(t, s.Addr)

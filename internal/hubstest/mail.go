@@ -130,15 +130,11 @@ type MailMode int
 const (
 	MailWorks       MailMode = iota
 	MailCloses               // closes a new connection at once, an open one at DATA or QUIT
-	MailRefuses              // greets with 554
 	MailHangs                // never greets
-	MailHangsData            // never answers DATA
 	MailHangsEnd             // receives the mail, but never confirms it
 	MailRepeats              // receives the mail; its refusal repeats addresses and codes
-	MailLeaves               // confirms the mail, then closes the connection before QUIT
 	MailIgnoresQuit          // confirms the mail, but never answers QUIT
 	MailFloods               // greets with a line that never ends
-	MailFloodsLines          // answers EHLO with lines that never end
 )
 
 // A Mail is a mail that has arrived.
@@ -282,17 +278,16 @@ func (m *MailServer) Received() []*Mail {
 	return slices.Clone(m.mails)
 }
 
-// WaitMail waits for a mail to an address, in upper or lower case, and returns it. Each call
+// WaitMail waits for a mail to an address, in exactly this spelling, and returns it. Each call
 // returns another mail, the oldest first.
 func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	t.Helper()
-	isTo := func(address string) bool { return strings.EqualFold(address, to) }
 	var found *Mail
 	WaitUntil(t, "a mail to "+to, func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for _, mail := range m.mails {
-			if !mail.read && slices.ContainsFunc(mail.To, isTo) {
+			if !mail.read && slices.Contains(mail.To, to) {
 				mail.read = true
 				found = mail
 				return true
@@ -406,8 +401,6 @@ func (c *smtpConversation) greet() string {
 	switch c.hang(MailHangs) {
 	case MailCloses:
 		return c.end("")
-	case MailRefuses:
-		return c.end("554 no service")
 	case MailFloods:
 		return c.flood("220 test.example.com ")
 	default:
@@ -456,9 +449,6 @@ func (c *smtpConversation) answer(verb, args string) string {
 
 // extensions returns the answer to EHLO.
 func (c *smtpConversation) extensions() string {
-	if c.mode() == MailFloodsLines {
-		return c.flood("250-8BITMIME\r\n")
-	}
 	list := "250-test.example.com\r\n"
 	if !c.secure && !c.m.opts.NoStartTLS {
 		list += "250-STARTTLS\r\n"
@@ -486,7 +476,7 @@ func (c *smtpConversation) sender(address string) string {
 // data receives a mail. It also receives a mail whose sender or recipient was refused, so that a
 // test notices a client that ignores the refusal.
 func (c *smtpConversation) data() string {
-	if c.hang(MailHangsData) == MailCloses {
+	if c.mode() == MailCloses {
 		return c.end("")
 	}
 	c.say("354 go ahead")
@@ -509,8 +499,6 @@ func (c *smtpConversation) data() string {
 	case MailRepeats:
 		private := append(mail.To, mail.Codes()...)
 		return "554 no: " + strings.Join(private, " ")
-	case MailLeaves:
-		return c.end("250 taken")
 	default:
 		return "250 taken"
 	}

@@ -231,8 +231,11 @@ func OpenDB(t testing.TB, databaseURL string) *sql.DB {
 // NewEmail returns an address that no other test of the package uses. The log masks all but the
 // first letter and the domain, so each address has a domain of its own.
 func NewEmail() string {
-	return fmt.Sprintf("user@u%d.example.com", serial.Add(1))
+	return fmt.Sprintf("%s%d.example.com", emailPrefix, serial.Add(1))
 }
+
+// emailPrefix begins each address of NewEmail. No log may contain it.
+const emailPrefix = "user@u"
 
 // AddUser inserts a user and returns the user's id.
 func AddUser(t testing.TB, databaseURL, email, role string) string {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"os/exec"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -242,33 +241,25 @@ const codeLinePrefix = "Sign-in code for "
 // codePattern matches a code. No other place in the harness knows how long a code is.
 const codePattern = "[0-9]{6}"
 
-var codeForm = regexp.MustCompile("^" + codePattern + "$")
-
-// Code waits for the next code that the server sends to the address, and returns it. It returns
-// each code once.
+// Code waits for the next code that the server sends to the address as stored in the database, and
+// returns it. It returns each code once.
 func (s *Server) Code(t testing.TB, email string) string {
 	t.Helper()
-	code := ""
 	if s.Mail != nil {
-		code = s.Mail.WaitMail(t, email).Code(t)
-	} else {
-		code = s.printedCode(t, email)
+		return s.Mail.WaitMail(t, email).Code(t)
 	}
-	if !codeForm.MatchString(code) {
-		t.Fatalf("code for %s: got %q, want one that matches %s", email, code, codePattern)
-	}
-	return code
+	return s.printedCode(t, email)
 }
 
 // printedCode returns the next code for the address that a server without a mail server prints.
 func (s *Server) printedCode(t testing.TB, email string) string {
 	t.Helper()
-	prefix := strings.ToLower(codeLinePrefix + email + ": ")
+	prefix := codeLinePrefix + email + ": "
 	s.mu.Lock()
 	from := s.codeLine[prefix]
 	s.mu.Unlock()
 	line, next, err := s.Log.wait(Patience, from, s.done, func(line string) bool {
-		return strings.HasPrefix(strings.ToLower(line), prefix)
+		return strings.HasPrefix(line, prefix)
 	})
 	if err != nil {
 		t.Fatalf("want a printed code for %s: %v", email, err)

@@ -19,13 +19,13 @@ import (
 // A Token describes a session token that a test forges. Sign makes it without the library that the
 // server verifies tokens with, so each part can be wrong. The zero value describes a valid token.
 type Token struct {
-	Header      string         // JSON; "" means the header of a valid token
-	Payload     *string        // JSON; nil means the payload of a valid token
-	Algorithm   string         // of the signature; "" means HS256, and "none" an empty signature
-	UnusedBits  map[string]int // by part, such as "signature"; see toBase64
-	SentPayload string         // if not "", sent in place of the payload that was signed
-	Sent        *string        // the whole token; nil means <header>.<payload>.<signature>
-	Cut         int            // characters that are missing at the end of the whole token
+	Header      string  // JSON; "" means the header of a valid token
+	Payload     *string // JSON; nil means the payload of a valid token
+	Algorithm   string  // of the signature; "" means HS256, and "none" an empty signature
+	UnusedBits  int     // of the signature; see toBase64
+	SentPayload string  // if not "", sent in place of the payload that was signed
+	Sent        *string // the whole token; nil means <header>.<payload>.<signature>
+	Cut         int     // characters that are missing at the end of the whole token
 }
 
 const (
@@ -49,13 +49,13 @@ func (tok Token) Sign(key string, words ...string) string {
 	if tok.Payload != nil {
 		claims = *tok.Payload
 	}
-	header := toBase64(fill(cmp.Or(tok.Header, goodHeader), words), tok.UnusedBits["header"])
-	payload := toBase64(fill(claims, words), tok.UnusedBits["payload"])
+	header := toBase64(fill(cmp.Or(tok.Header, goodHeader), words), 0)
+	payload := toBase64(fill(claims, words), 0)
 	signature := ""
 	if tok.Algorithm != "none" {
 		mac := hmac.New(tokenHashes[tok.Algorithm], []byte(key))
 		mac.Write([]byte(header + "." + payload))
-		signature = toBase64(mac.Sum(nil), tok.UnusedBits["signature"])
+		signature = toBase64(mac.Sum(nil), tok.UnusedBits)
 	}
 	if tok.SentPayload != "" {
 		payload = toBase64(fill(tok.SentPayload, words), 0)
@@ -80,12 +80,9 @@ func fill(text string, words []string) []byte {
 	return []byte(text)
 }
 
-// toBase64 returns the base64 of a part of a token. It adds bits to the value of the last digit, in
-// the bits that a lenient decoder ignores. First it adds spaces until the digit has such bits.
+// toBase64 returns the base64 of a part of a token. It adds bits to the value of the last digit. In
+// a signature, a lenient decoder ignores the last two bits of that digit.
 func toBase64(part []byte, bits int) string {
-	for bits > 0 && len(part)%3 == 0 {
-		part = append(part, ' ')
-	}
 	encoded := base64.RawURLEncoding.EncodeToString(part)
 	if bits == 0 {
 		return encoded

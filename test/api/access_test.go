@@ -10,19 +10,9 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// A route is an operation of the contract.
-type route struct{ hubstest.Operation }
-
 // routes has all routes, as the contract describes them. The contract is written by hand, so it
 // repeats no mistake of the server. TestRoutesAreThoseOfTheContract compares the two.
-var routes = contractRoutes()
-
-func contractRoutes() (all []route) {
-	for _, operation := range hubstest.Operations() {
-		all = append(all, route{operation})
-	}
-	return all
-}
+var routes = hubstest.Operations()
 
 // A call is a request to one route.
 type call struct {
@@ -36,8 +26,11 @@ func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
 	return c.Do(q.request, q.body, slices.Concat(q.headers, headers)...)
 }
 
-// call returns a valid call to a route. If the call needs a hub or a file, admin makes it first.
-func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) call {
+// validCall returns a valid call to a route. If the call needs a hub or a file, admin makes it
+// first.
+func validCall(
+	t *testing.T, s *hubstest.Server, admin *hubstest.Client, r hubstest.Operation,
+) call {
 	t.Helper()
 	if r.Route == uploadRoute {
 		return call{
@@ -56,13 +49,13 @@ func (r route) call(t *testing.T, s *hubstest.Server, admin *hubstest.Client) ca
 	}
 	return call{
 		request: method + " " + path,
-		body:    r.body(t, s),
+		body:    validBody(t, s, r),
 	}
 }
 
-// body returns a valid body for a route, or nil if the route takes none. It has the examples of the
+// validBody returns a valid body for a route, or nil if the route takes none. It has the examples of the
 // contract. If it needs a code, a new user asks for it.
-func (r route) body(t *testing.T, s *hubstest.Server) any {
+func validBody(t *testing.T, s *hubstest.Server, r hubstest.Operation) any {
 	t.Helper()
 	if r.Fields == nil || strings.HasPrefix(r.Route, "GET ") {
 		return nil
@@ -103,7 +96,7 @@ type visitor struct {
 	lacks refusal // if it is empty, the visitor lacks nothing
 }
 
-func (v visitor) isRefusedBy(r route) bool {
+func (v visitor) isRefusedBy(r hubstest.Operation) bool {
 	return v.lacks != refusal{} && strings.Contains(r.Needs, v.lacks.need)
 }
 
@@ -122,13 +115,9 @@ func visitors(t *testing.T, s *hubstest.Server, admin *hubstest.Client) []visito
 		}
 		return token
 	}
-	forged := hubstest.Token{}.Sign("another-secret-of-more-than-thirty-two-bytes",
-		"<email>", "a@b.example",
-		"<userId>", hubstest.NewUUID())
 	member, _ := s.Member(t, "member")
 	return []visitor{
 		{name: "no session", lacks: noSession},
-		{name: "forged", token: forged, lacks: noSession},
 		{name: "ended", token: signedIn("member", "suspend", "signout"), lacks: noSession},
 		{name: "suspended", token: signedIn("member", "suspend"), lacks: suspended},
 		{name: "terms missing", token: signedIn("member"), lacks: noTerms},
@@ -158,7 +147,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	// Refusals come first, because a request that is let in may give its visitor what it lacks:
 	// POST /terms/acceptance accepts the terms.
 	for _, r := range routes {
-		valid := r.call(t, s, admin)
+		valid := validCall(t, s, admin, r)
 		malformed := valid
 		malformed.body = `{"`
 		before := allRows()
@@ -182,33 +171,32 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.Route, func(t *testing.T) {
-				call := r.call(t, s, admin.In(t))
-				call.send(s.With(t, v.token)).Want(t, r.Status)
+				q := validCall(t, s, admin.In(t), r)
+				q.send(s.With(t, v.token)).Want(t, r.Status)
 			})
 		}
 	}
 }
 
 // A HEAD has the status and the headers of a GET for the same path, and the contract lists the same
-// parameters and answers for both. (Its body, if it had one, would
-// not be seen: net/http neither sends nor receives one.)
+// parameters and answers for both. (Its body, if it had one, would not be seen: net/http neither
+// sends nor receives one.)
 func TestHeadIsLikeGet(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
 	for _, r := range routes {
-		if !strings.HasPrefix(r.Route, "GET ") {
+		template, isGet := strings.CutPrefix(r.Route, "GET ")
+		if !isGet {
 			continue
 		}
-		item := hubstest.Contract[map[string]any](t, "paths", strings.TrimPrefix(r.Route, "GET "))
-		getItem, _ := item["get"].(map[string]any)
-		headItem, _ := item["head"].(map[string]any)
-		wantEqual(t, "parameters of the HEAD of "+r.Route, headItem["parameters"], getItem["parameters"])
-		getAnswers, _ := getItem["responses"].(map[string]any)
-		headAnswers, _ := headItem["responses"].(map[string]any)
-		wantEqual(t, "answers of the HEAD of "+r.Route,
-			slices.Sorted(maps.Keys(headAnswers)), slices.Sorted(maps.Keys(getAnswers)))
+		listed := func(method string) []any {
+			operation := hubstest.Contract[map[string]any](t, "paths", template, method)
+			answers, _ := operation["responses"].(map[string]any)
+			return []any{operation["parameters"], slices.Sorted(maps.Keys(answers))}
+		}
+		wantEqual(t, "the contract's HEAD of "+template, listed("head"), listed("get"))
 
-		path := strings.TrimPrefix(r.call(t, s, admin).request, "GET ")
+		path := strings.TrimPrefix(validCall(t, s, admin, r).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD "+path, nil)
 		head.Want(t, 200)

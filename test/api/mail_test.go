@@ -41,6 +41,9 @@ func TestMailServers(t *testing.T) {
 
 			if c.Step == "" {
 				wantEqual(t, "exit status", status, 0)
+				server, _, isAccepted := strings.Cut(said, " has accepted the mail")
+				isNamed := isAccepted && strings.HasSuffix(m.URL, server)
+				wantEqual(t, "the mail server is named in "+said, isNamed, true)
 				hubstest.WaitFor(t, "QUITs", 2, m.Quits)
 				for _, got := range m.Received() {
 					wantEqual(t, "TLS", got.TLS, c.TLS)
@@ -63,20 +66,6 @@ func TestMailServers(t *testing.T) {
 	}
 }
 
-// A code is mailed to the address as stored in the database, not as the client wrote it.
-func TestMailGoesToTheStoredAddress(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t, staging(t))
-	email := hubstest.NewEmail()
-	stored := strings.ToUpper(email[:1]) + email[1:]
-	s.User(t, "add", stored)
-	c := s.Client(t)
-	c.AskCode(email + " ")
-	got := s.Mail.WaitMail(t, stored)
-	wantEqual(t, "recipients", got.To, []string{stored})
-	c.PresentCode(email, got.Code(t)).Want(t, 200)
-}
-
 var (
 	messageID   = regexp.MustCompile(`^<[A-Z2-7]{26}@example\.com>$`)
 	messageText = regexp.MustCompile(
@@ -84,17 +73,22 @@ var (
 	messageLine = regexp.MustCompile(`^[ -~]{0,78}$`)
 )
 
-// A mail names MAIL_FROM as its sender, and its domain as the service. Its lines, headers and text
-// are as RFC 5322 wants them. The headers ask other programs not to answer it.
+// A mail goes to the address as stored in the database, not as the client wrote it. It names
+// MAIL_FROM as its sender, and its domain as the service. Its lines, headers and text are as RFC
+// 5322 wants them. The headers ask other programs not to answer it.
 func TestMailIsWellFormed(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, staging(t), map[string]string{
 		"MAIL_FROM": `"Hubs, sign-in" <signin@example.com>`,
 	})
-	email := askForNewUser(t, s)
-	got := s.Mail.WaitMail(t, email)
+	email := hubstest.NewEmail()
+	stored := strings.ToUpper(email[:1]) + email[1:]
+	s.User(t, "add", stored)
+	s.Client(t).AskCode(email + " ")
+	got := s.Mail.WaitMail(t, stored)
 
 	wantEqual(t, "sender", got.From, "signin@example.com")
+	wantEqual(t, "recipients", got.To, []string{stored})
 	wantEqual(t, "client's own name", got.Helo, "example.com")
 	for line := range strings.SplitSeq(got.Data, "\r\n") {
 		if !messageLine.MatchString(line) {
@@ -118,7 +112,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	delete(message.Header, "Message-Id")
 	want := mail.Header{
 		"From":           {`"Hubs, sign-in" <signin@example.com>`},
-		"To":             {"<" + email + ">"},
+		"To":             {"<" + stored + ">"},
 		"Subject":        {"Your sign-in code for example.com"},
 		"Auto-Submitted": {"auto-generated"},
 		"Mime-Version":   {"1.0"},
@@ -128,16 +122,10 @@ func TestMailIsWellFormed(t *testing.T) {
 	body, _ := io.ReadAll(message.Body)
 	lifetimes := hubstest.Contract[[]any](t,
 		"components", "schemas", "CodeAnswer", "properties", "expiresInSeconds", "examples")
-	wantMessageText(t, string(body), int(lifetimes[0].(float64))/60)
-}
-
-// wantMessageText checks that the text of a mail names the service, and the minutes that the code
-// has left.
-func wantMessageText(t *testing.T, text string, minutes int) {
-	t.Helper()
-	said := messageText.FindStringSubmatch(text)
-	if said == nil || said[1] != fmt.Sprint(minutes) {
-		t.Errorf("got the text %q, want a match of %s with %d minutes", text, messageText, minutes)
+	minutes := fmt.Sprint(lifetimes[0].(float64) / 60)
+	said := messageText.FindSubmatch(body)
+	if said == nil || string(said[1]) != minutes {
+		t.Errorf("got the text %q, want a match of %s with %s minutes", body, messageText, minutes)
 	}
 }
 
@@ -151,35 +139,16 @@ func startFailing(t *testing.T, mode hubstest.MailMode) *hubstest.Server {
 	return s
 }
 
-// waitNotSent waits for the log line that says what became of the code for an address. The line
-// must be the error "code not sent".
+// waitNotSent waits for the error in the log that the code for an address was not sent.
 func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	t.Helper()
-	line := s.Log.WaitFor(t, `"msg":"code `, hubstest.MaskedEmail(email))
-	if !strings.Contains(line, `"level":"ERROR","msg":"code not sent"`) {
-		t.Errorf("got the log line %s, want the error \"code not sent\"", line)
-	}
+	s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, hubstest.MaskedEmail(email))
 }
 
-// D3: If the mail server fails, the client gets the same answer as always, the log has the failure,
-// and the code does not count as mailed. So the next request mails a code, although it comes a
-// moment later. The database has the address in capitals, which must make no difference.
-func TestFailedMailRemovesTheCode(t *testing.T) {
-	t.Parallel()
-	s := startFailing(t, hubstest.MailWorks)
-	for _, mode := range []hubstest.MailMode{hubstest.MailCloses, hubstest.MailRefuses} {
-		email := hubstest.NewEmail()
-		s.User(t, "add", strings.ToUpper(email))
-		s.Mail.Fail(mode)
-		s.Client(t).AskCode(email)
-		waitNotSent(t, s, email)
-		s.Mail.Release()
-		s.Client(t).SignIn(email)
-	}
-}
-
-// If the mail server has the whole mail, but closes the connection instead of confirming it, the
-// mail may still arrive. So its code works. If the mail server refuses the mail, its code does not.
+// D3: If the mail server has the whole mail, but closes the connection instead of confirming it,
+// the mail may still arrive. So its code works. If the mail server refuses the mail, its code does
+// not, and does not count as mailed: the next request mails a code, although it comes a moment
+// later. The refusal repeats the address and the code, so the harness sees that both are masked.
 func TestUnconfirmedCodeWorks(t *testing.T) {
 	t.Parallel()
 	s := startFailing(t, hubstest.MailHangsEnd)
@@ -191,34 +160,24 @@ func TestUnconfirmedCodeWorks(t *testing.T) {
 	s.Mail.Fail(hubstest.MailRepeats)
 	refused := s.NewGuest(t)
 	waitNotSent(t, s, refused.Email)
-	wantNoSession(t, refused.Present(refused.Code), 401, "invalid_code")
+	refused.Present(refused.Code).WantProblem(t, 401, "invalid_code")
 	s.Mail.Release()
 	refused.SignIn(refused.Email)
 }
 
-// M1: A mail counts as sent once the mail server has accepted it, whatever the mail server does
-// after QUIT. The server does not wait for the answer to QUIT.
+// M1: A mail counts as sent once the mail server has accepted it, even if the mail server never
+// answers QUIT. The server does not wait for that answer.
 func TestMailIsSentBeforeQUIT(t *testing.T) {
 	t.Parallel()
-	for name, mode := range map[string]hubstest.MailMode{
-		"leaves":       hubstest.MailLeaves,
-		"ignores QUIT": hubstest.MailIgnoresQuit,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := hubstest.Start(t, staging(t))
-			s.Mail.Fail(mode)
-			email, _ := s.NewUser(t, "member")
-			clockIsRunning := startMailClock(t)
-			c := s.Client(t)
-			c.AskCode(email)
-			c.PresentCode(email, s.Code(t, email)).Want(t, 200)
-			s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
-			waitConnections(t, s, 0)
-			if !clockIsRunning() {
-				t.Error("the server waited for the answer to QUIT, want it to go at once")
-			}
-		})
+	s := hubstest.Start(t, staging(t))
+	s.Mail.Fail(hubstest.MailIgnoresQuit)
+	email, _ := s.NewUser(t, "member")
+	clockIsRunning := startMailClock(t)
+	s.Client(t).SignIn(email)
+	s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
+	waitConnections(t, s, 0)
+	if !clockIsRunning() {
+		t.Error("the server waited for the answer to QUIT, want it to go at once")
 	}
 }
 
@@ -228,17 +187,10 @@ func TestMailIsSentBeforeQUIT(t *testing.T) {
 func startMailClock(t *testing.T) (isRunning func() bool) {
 	t.Helper()
 	s := startFailing(t, hubstest.MailHangs)
-	beginHung(t, s)
-	return func() bool { return s.Mail.Connections() > 0 }
-}
-
-// beginHung begins to send a mail by a server whose mail server never greets. The conversation has
-// just begun when beginHung returns.
-func beginHung(t *testing.T, s *hubstest.Server) {
-	t.Helper()
 	t.Cleanup(s.Mail.Release) // otherwise the server, when it stops, would wait for the mail
 	askForNewUser(t, s)
 	waitConnections(t, s, 1)
+	return func() bool { return s.Mail.Connections() > 0 }
 }
 
 // waitConnections waits until want connections to the server's mail server are open.
@@ -247,18 +199,16 @@ func waitConnections(t *testing.T, s *hubstest.Server, want int) {
 	hubstest.WaitFor(t, "open connections to the mail server", want, s.Mail.Connections)
 }
 
-// D3: A conversation with the mail server ends in time, wherever the mail server stops answering
-// and however slowly it answers. Neither a client's answer nor another mail waits for that.
+// D3: A conversation with the mail server ends in time, whether the mail server never greets or
+// answers too slowly. Neither a client's answer nor another mail waits for that.
 func TestHungMailServerDelaysNobody(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		mode  hubstest.MailMode
 		delay time.Duration // before each answer of the mail server
 	}{
-		"no greeting":     {mode: hubstest.MailHangs},
-		"no word at DATA": {mode: hubstest.MailHangsData},
-		"no confirmation": {mode: hubstest.MailHangsEnd},
-		"slow":            {delay: 3 * time.Second}, // all eight answers would take 24 s
+		"no greeting": {mode: hubstest.MailHangs},
+		"slow":        {delay: 3 * time.Second}, // all eight answers would take 24 s
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -266,20 +216,12 @@ func TestHungMailServerDelaysNobody(t *testing.T) {
 			s.Mail.Slow(c.delay)
 			var emails []string
 			for range 3 {
-				email := askForNewUser(t, s)
-				emails = append(emails, email)
+				emails = append(emails, askForNewUser(t, s))
 			}
 
 			waitConnections(t, s, len(emails))
 			for _, email := range emails {
 				waitNotSent(t, s, email)
-			}
-			if c.mode != hubstest.MailHangsEnd {
-				return
-			}
-			// The mail server has the whole mail, so it may still arrive: the code stays good.
-			for _, email := range emails {
-				s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
 			}
 		})
 	}
@@ -291,27 +233,22 @@ func TestEndlessMailAnswerIsCutOff(t *testing.T) {
 	t.Parallel()
 	// Bytes: more than the buffers of a connection hold, and far less than arrives in a second.
 	const maxSent = 32 << 20
-	for name, mode := range map[string]hubstest.MailMode{
-		"line":  hubstest.MailFloods,
-		"lines": hubstest.MailFloodsLines,
+	for name, options := range map[string]hubstest.MailOptions{
+		"line in plain text": {},
+		"line within TLS":    {ImplicitTLS: true},
 	} {
-		for end, options := range map[string]hubstest.MailOptions{
-			"in plain text": {},
-			"within TLS":    {ImplicitTLS: true},
-		} {
-			t.Run(name+" "+end, func(t *testing.T) {
-				t.Parallel()
-				m := hubstest.NewMailServer(t, options)
-				m.Fail(mode)
-				s := hubstest.Start(t, hubstest.StagingEnv(m))
-				s.AllowErrorsWithAnyOf("code not sent")
-				waitNotSent(t, s, askForNewUser(t, s))
-				waitConnections(t, s, 0)
-				if n := m.Flooded(); n > maxSent {
-					t.Errorf("the mail server sent %d bytes, want at most %d", n, maxSent)
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := hubstest.NewMailServer(t, options)
+			m.Fail(hubstest.MailFloods)
+			s := hubstest.Start(t, hubstest.StagingEnv(m))
+			s.AllowErrorsWithAnyOf("code not sent")
+			waitNotSent(t, s, askForNewUser(t, s))
+			waitConnections(t, s, 0)
+			if n := m.Flooded(); n > maxSent {
+				t.Errorf("the mail server sent %d bytes, want at most %d", n, maxSent)
+			}
+		})
 	}
 }
 
@@ -370,43 +307,4 @@ func TestWaitingRequestMakesNoCode(t *testing.T) {
 	s.Log.WaitFor(t, `"msg":"code sent"`, masked)
 	s.Log.WaitFor(t, "code not sent: the last mail", masked)
 	s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
-}
-
-// O7, L5: A code that is asked for again is the same, with the minutes that it has left. A failure
-// of the second mail does not end it. A "sign out everywhere" does, and so do ten wrong guesses,
-// from wherever they come; after these, there is no new code for some minutes.
-func TestCodeIsMailedAgain(t *testing.T) {
-	t.Parallel()
-	s := startFailing(t, hubstest.MailWorks)
-	var guests []hubstest.Guest
-	for range 4 {
-		guests = append(guests, s.NewGuest(t))
-	}
-	patient, unlucky, signedOut, attacked := guests[0], guests[1], guests[2], guests[3]
-	for n := range hubstest.LimitOf(t, guessRoute).Requests {
-		attacked.Present(hubstest.OtherCode(attacked.Code, n+1)).Want(t, 401)
-	}
-	// No event marks the end of the minute in which an address gets no second mail.
-	time.Sleep(61 * time.Second)
-
-	patient.AskCode(patient.Email)
-	again := s.Mail.WaitMail(t, patient.Email)
-	wantEqual(t, "code of the second mail", again.Code(t), patient.Code)
-	_, text, _ := strings.Cut(again.Data, "\r\n\r\n")
-	wantMessageText(t, text, 9)
-	patient.Present(patient.Code).Want(t, 200)
-
-	signedOut.AskCode(signedOut.Email)
-	wantEqual(t, "code of the second mail", s.Code(t, signedOut.Email), signedOut.Code)
-	s.User(t, "signout", signedOut.Email)
-	wantNoSession(t, signedOut.Present(signedOut.Code), 401, "invalid_code")
-	signedOut.SignIn(signedOut.Email) // with a new code, at once
-
-	attacked.AskCode(attacked.Email)
-	s.Log.WaitFor(t, "wrong guesses have ended the code", hubstest.MaskedEmail(attacked.Email))
-
-	s.Mail.Fail(hubstest.MailRefuses)
-	unlucky.AskCode(unlucky.Email)
-	s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, hubstest.MaskedEmail(unlucky.Email))
-	unlucky.Present(unlucky.Code).Want(t, 200)
 }
