@@ -56,13 +56,6 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 	}
 }
 
-// statusOf sends a request and returns the status of the answer.
-func statusOf(s *server, method, path string) int {
-	answer := httptest.NewRecorder()
-	s.ServeHTTP(answer, httptest.NewRequest(method, path, nil))
-	return answer.Code
-}
-
 // The server has the page at / only in the local environment.
 func TestPageIsLocal(t *testing.T) {
 	t.Parallel()
@@ -72,7 +65,9 @@ func TestPageIsLocal(t *testing.T) {
 		envProduction: 404,
 	} {
 		s := newServer(config{env: environment}, nil, io.Discard)
-		if got := statusOf(s, "GET", "/"); got != want {
+		answer := httptest.NewRecorder()
+		s.ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
+		if got := answer.Code; got != want {
 			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}
