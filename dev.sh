@@ -20,7 +20,6 @@ usage() {
 		./dev.sh release [OS/ARCH...]     binaries of HEAD, SBOMs, checksums: .dev/release
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
 		./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
-
 		run and user use a private PostgreSQL in .dev/, unless DATABASE_URL is set.
 	END
 }
@@ -271,10 +270,8 @@ has go || die "Go 1.26 or newer is needed: https://go.dev/dl/"
 case $command in
 run) [ $# = 0 ] || wrong; cmd_run ;;
 postgres | tour) [ $# -le 1 ] || wrong; "cmd_$command" "$@" ;;
-soak)
-	need_postgres
-	SOAK_MINUTES=${1:-10} go test -count=1 -timeout=0 -v -run '^TestLoadOutlivesTheDatabase$' ./test/faults
-	;;
+soak) need_postgres && SOAK_MINUTES=${1:-10} go test -count=1 -timeout=0 -v \
+	-run '^TestLoadOutlivesTheDatabase$' ./test/faults ;;
 user | test | prove) "cmd_$command" "$@" ;;
 bench) need_postgres; ./tools/bench.sh "$@" ;;
 release) ./tools/release.sh "$@" ;;
