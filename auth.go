@@ -88,10 +88,10 @@ var (
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-// email returns the address in the input, in lower case, or "" if it is not valid. ToLower maps
+// email returns the address in lower case, or "" if it is not valid. ToLower maps
 // U+212A and U+0130 to ASCII letters, so it must come after isEmail (O9).
-func (r *request) email() string {
-	email := strings.Trim(r.fields["email"], " ")
+func (f fields) email() string {
+	email := strings.Trim(f["email"], " ")
 	if !isEmail(email) {
 		return ""
 	}
@@ -104,15 +104,21 @@ func (errs *fieldErrors) checkEmail(email string) {
 }
 
 func codeRequestKey(r *request) string {
-	if r.email() == "" {
+	email := r.fields.email()
+	if email == "" {
 		return ""
 	}
-	return r.email() + " " + r.clientKey()
+	return email + " " + r.clientKey()
 }
 
 // guessKey leaves out the client, so that many client addresses bring no more guesses (O4). The
 // price is that a stranger who keeps guessing locks an address out of sign-in (O8).
-func guessKey(r *request) string { return r.email() }
+func guessKey(r *request) string { return r.fields.email() }
+
+func checkCodeRequest(f fields) (errs fieldErrors) {
+	errs.checkEmail(f.email())
+	return errs
+}
 
 // A codeAnswer is the same for every address.
 type codeAnswer struct {
@@ -125,39 +131,27 @@ func (codeAnswer) validate() fieldErrors { return nil }
 // requestCode answers before the account is looked up, so that neither the answer nor its time
 // tells whether there is one (O6).
 func (s *server) requestCode(r *request) (output, error) {
-	email := r.email()
-	var errs fieldErrors
-	errs.checkEmail(email)
-	if err := r.refuseInvalid(errs); err != nil {
-		return nil, err
-	}
-	if !s.scheduleCode(email, r.log()) {
+	if !s.scheduleCode(r.fields.email(), r.log()) {
 		return nil, unavailable(errors.New("too many unfinished requests for a code"))
 	}
 	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-// A guess is an address and a code that may be wrong.
-type guess struct{ email, code string }
-
-func (in guess) validate() (errs fieldErrors) {
-	errs.checkEmail(in.email)
-	errs.check(codePattern.MatchString(in.code), "code", "must be six digits, 0 to 9")
+func checkGuess(f fields) (errs fieldErrors) {
+	errs.checkEmail(f.email())
+	errs.check(codePattern.MatchString(f["code"]), "code", "must be six digits, 0 to 9")
 	return errs
 }
 
 // validateCode exchanges an address and its code for a session. Unknown addresses, and codes that
 // are wrong, used or expired, are refused alike, without a query.
 func (s *server) validateCode(r *request) (output, error) {
-	in := guess{email: r.email(), code: r.fields["code"]}
-	if err := r.refuseInvalid(in.validate()); err != nil {
-		return nil, err
-	}
-	code := s.codes.find(in.email, in.code) // not used up yet: the database may be away
+	email := r.fields.email()
+	code := s.codes.find(email, r.fields["code"]) // not used up yet: the database may be away
 	if code == nil {
 		return nil, errInvalidCode
 	}
-	u, err := s.loadUser(whereEmail, in.email)
+	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +160,7 @@ func (s *server) validateCode(r *request) (output, error) {
 	}
 	r.user = u
 	// Of several requests with the same code, only one removes it (O3).
-	if !s.codes.remove(in.email, code) {
+	if !s.codes.remove(email, code) {
 		return nil, errInvalidCode
 	}
 	if !code.isFor(u) {
@@ -315,6 +309,11 @@ func (s *server) authorize(r *request) error {
 	return nil
 }
 
+func checkAcceptance(f fields) (errs fieldErrors) {
+	errs.checkLength("version", f["version"], 1, 100)
+	return errs
+}
+
 type acceptanceView struct {
 	Version    string    `json:"version"`
 	AcceptedAt timestamp `json:"acceptedAt"`
@@ -325,13 +324,7 @@ func (acceptanceView) validate() fieldErrors { return nil } // no column can be 
 // acceptTerms records the acceptance. If the user has accepted before, the update changes nothing,
 // but makes the statement return the row.
 func (s *server) acceptTerms(r *request) (output, error) {
-	version := r.fields["version"]
-	var errs fieldErrors
-	errs.checkLength("version", version, 1, 100)
-	if err := r.refuseInvalid(errs); err != nil {
-		return nil, err
-	}
-	if version != TERMS_VERSION {
+	if r.fields["version"] != TERMS_VERSION {
 		return nil, newProblem(409, "conflict",
 			"The current version of the terms is "+TERMS_VERSION+".")
 	}

@@ -423,7 +423,7 @@ func (s *server) getFile(r *request) (output, error) {
 	if !isWhole || f.validate() != nil { // (I5)
 		return nil, errors.New("the file on disk is not what was uploaded, or its row is invalid")
 	}
-	return nil, sendFile(r, f, content)
+	return sent{}, sendFile(r, f, content)
 }
 
 // sendFile sends the bytes. http.ServeContent handles Range and conditional requests. A file never

@@ -1,7 +1,7 @@
 package main
 
-// Hubs, the domain resource. Use this file as the model for another one. A handler makes a struct
-// of the fields, lets it validate itself, runs a statement, and returns an output or an error.
+// Hubs, the domain resource. Use this file as the model for another one: the row, its inputs with
+// their checks, and the handlers, which run a statement and return an output or an error.
 
 import (
 	"database/sql"
@@ -77,13 +77,15 @@ func (in hubInput) validate() (errs fieldErrors) {
 	return errs
 }
 
-func (s *server) createHub(r *request) (output, error) {
-	in := newHubInput(r.fields)
+func checkNewHub(f fields) fieldErrors {
+	in := newHubInput(f)
 	errs := in.validate()
 	errs.check(in.name != nil, "name", "is required")
-	if err := r.refuseInvalid(errs); err != nil {
-		return nil, err
-	}
+	return errs
+}
+
+func (s *server) createHub(r *request) (output, error) {
+	in := newHubInput(r.fields)
 	var h hub
 	err := s.store.write(`insert into hubs (name, description, status)
 		values ($1, coalesce($2, ''), coalesce($3, 'active')) returning `+hubColumns,
@@ -95,15 +97,17 @@ func (s *server) createHub(r *request) (output, error) {
 	return h, nil
 }
 
+func checkHubChange(f fields) fieldErrors {
+	in := newHubInput(f)
+	errs := in.validate()
+	errs.check(in != hubInput{}, "body", "must have at least one of name, description, status")
+	return errs
+}
+
 // changeHub sets the fields that were sent. The others are null, and coalesce keeps the old value.
 // updated_at never goes back, even if the database's clock does.
 func (s *server) changeHub(r *request) (output, error) {
 	in := newHubInput(r.fields)
-	errs := in.validate()
-	errs.check(in != hubInput{}, "body", "must have at least one of name, description, status")
-	if err := r.refuseInvalid(errs); err != nil {
-		return nil, err
-	}
 	var h hub
 	err := s.store.write(`update hubs set name = coalesce($2, name),
 		description = coalesce($3, description), status = coalesce($4, status),
@@ -146,6 +150,17 @@ type hubQuery struct {
 	name, status            *string // filters; nil means no filter
 }
 
+func newHubQuery(f fields) hubQuery {
+	return hubQuery{
+		limit:          f.number("limit", "20"),
+		offset:         f.number("offset", "0"),
+		orderBy:        f.text("orderBy", "name"),
+		orderDirection: f.text("orderDirection", "asc"),
+		name:           f.trimmed(nameFilter),
+		status:         f.optional(statusFilter),
+	}
+}
+
 // hubOrders has the column for each value of orderBy.
 var hubOrders = map[string]string{
 	"name": "name", "createdAt": "created_at", "updatedAt": "updated_at",
@@ -166,6 +181,8 @@ func (q hubQuery) validate() (errs fieldErrors) {
 	return errs
 }
 
+func checkHubQuery(f fields) fieldErrors { return newHubQuery(f).validate() }
+
 // A hubPage has no total, because counting costs more as the table grows. HasMore costs one row.
 type hubPage struct {
 	Items   []hub `json:"items"`
@@ -182,17 +199,7 @@ func (p hubPage) validate() (errs fieldErrors) {
 }
 
 func (s *server) listHubs(r *request) (output, error) {
-	q := hubQuery{
-		limit:          r.fields.number("limit", "20"),
-		offset:         r.fields.number("offset", "0"),
-		orderBy:        r.fields.text("orderBy", "name"),
-		orderDirection: r.fields.text("orderDirection", "asc"),
-		name:           r.fields.trimmed(nameFilter),
-		status:         r.fields.optional(statusFilter),
-	}
-	if err := r.refuseInvalid(q.validate()); err != nil {
-		return nil, err
-	}
+	q := newHubQuery(r.fields)
 	// Items is never nil, which JSON would show as null.
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	text, args := q.statement()

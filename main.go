@@ -6,9 +6,9 @@
 //
 //  1. ServeHTTP (middleware.go) takes it through the six steps of the specification. The last one
 //     finds its route in the table below, and calls serveRoute.
-//  2. serveRoute reads the body, checks session, terms and role, spends the route's own limit, and
-//     calls the handler, changeHub.
-//  3. The handler checks the fields and runs a statement. It returns an output or an error.
+//  2. serveRoute reads and validates the fields, checks session, terms and role, spends the route's
+//     own limit, and calls the handler, changeHub.
+//  3. The handler runs a statement. It returns an output or an error.
 //  4. answer lets the output validate itself, and sends it. fail sends an error instead.
 //
 // An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in which to
@@ -151,9 +151,11 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 type route struct {
 	pattern  string // method and path
 	access   access
-	input    []string              // names of the fields; if nil, body and query are ignored
-	limit    *limiter              // the endpoint's own limit, besides the one of step 4
-	limitKey func(*request) string // what limit counts by; "" if a request is not counted
+	status   int                      // of a success; http.ServeContent chooses that of a file
+	input    []string                 // names of the fields; if nil, body and query are ignored
+	check    func(fields) fieldErrors // validates the fields, if there are any
+	limit    *limiter                 // the endpoint's own limit, besides the one of step 4
+	limitKey func(*request) string    // what limit counts by; "" if a request is not counted
 	handle   func(*request) (output, error)
 }
 
@@ -192,12 +194,16 @@ func (a access) String() string {
 	return text
 }
 
-// mustBeValid prevents the start if a route has no access rule, or a limit without its key (Z1).
+// mustBeValid prevents the start if a route has no access rule, an input that nothing validates, or
+// a limit without its key (Z1).
 func (rt route) mustBeValid() {
 	a := rt.access
 	hasConditions := a.session || a.terms || a.roles != nil
 	if a.public == hasConditions || hasConditions && !a.session {
 		panic("the access must be public, or a session with conditions: " + rt.pattern)
+	}
+	if (rt.input == nil) != (rt.check == nil) {
+		panic("an input must have a check, and a check must have an input: " + rt.pattern)
 	}
 	if (rt.limit == nil) != (rt.limitKey == nil) {
 		panic("a limit must have a key, and a key must have a limit: " + rt.pattern)
@@ -210,31 +216,43 @@ const healthPath = "/healthz"
 func (s *server) routes() []route {
 	table := []route{
 		{
-			pattern: "POST /auth/otp/request", access: public, input: []string{"email"},
+			pattern: "POST /auth/otp/request", access: public, status: 200,
+			input: []string{"email"}, check: checkCodeRequest,
 			limit: s.codeRequestLimit, limitKey: codeRequestKey, handle: s.requestCode,
 		},
 		{
-			pattern: "POST /auth/otp/validate", access: public, input: []string{"email", "code"},
+			pattern: "POST /auth/otp/validate", access: public, status: 200,
+			input: []string{"email", "code"}, check: checkGuess,
 			limit: s.guessLimit, limitKey: guessKey, handle: s.validateCode,
 		},
-		{pattern: "POST /auth/logout", access: sessionOnly, handle: s.logout},
-		{pattern: "GET /auth/session", access: sessionOnly, handle: s.getSession},
+		{pattern: "POST /auth/logout", access: sessionOnly, status: 204, handle: s.logout},
+		{pattern: "GET /auth/session", access: sessionOnly, status: 200, handle: s.getSession},
 		{
-			pattern: "POST /terms/acceptance", access: sessionOnly, input: []string{"version"},
-			handle: s.acceptTerms,
+			pattern: "POST /terms/acceptance", access: sessionOnly, status: 200,
+			input: []string{"version"}, check: checkAcceptance, handle: s.acceptTerms,
 		},
-		{pattern: "GET /hubs", access: sessionAndTerms, input: hubQueryFields, handle: s.listHubs},
-		{pattern: "GET /hubs/{hubId}", access: sessionAndTerms, handle: s.getHub},
-		{pattern: "POST /hubs", access: adminOnly, input: hubFields, handle: s.createHub},
-		{pattern: "PATCH /hubs/{hubId}", access: adminOnly, input: hubFields, handle: s.changeHub},
-		{pattern: "DELETE /hubs/{hubId}", access: adminOnly, handle: s.deleteHub},
-		{pattern: "POST /files/upload", access: sessionAndTerms, handle: s.upload},
-		{pattern: "GET /files/{fileId}/{name}", access: sessionAndTerms, handle: s.getFile},
-		{pattern: "GET " + healthPath, access: public, handle: s.getHealth},
-		{pattern: "GET /openapi.json", access: public, handle: s.getOpenAPI},
+		{
+			pattern: "GET /hubs", access: sessionAndTerms, status: 200,
+			input: hubQueryFields, check: checkHubQuery, handle: s.listHubs,
+		},
+		{pattern: "GET /hubs/{hubId}", access: sessionAndTerms, status: 200, handle: s.getHub},
+		{
+			pattern: "POST /hubs", access: adminOnly, status: 201,
+			input: hubFields, check: checkNewHub, handle: s.createHub,
+		},
+		{
+			pattern: "PATCH /hubs/{hubId}", access: adminOnly, status: 200,
+			input: hubFields, check: checkHubChange, handle: s.changeHub,
+		},
+		{pattern: "DELETE /hubs/{hubId}", access: adminOnly, status: 204, handle: s.deleteHub},
+		{pattern: "POST /files/upload", access: sessionAndTerms, status: 201, handle: s.upload},
+		{pattern: "GET /files/{fileId}/{name}", access: sessionAndTerms, status: 200, handle: s.getFile},
+		{pattern: "GET " + healthPath, access: public, status: 200, handle: s.getHealth},
+		{pattern: "GET /openapi.json", access: public, status: 200, handle: s.getOpenAPI},
 	}
 	if s.cfg.env == envLocal {
-		table = append(table, route{pattern: "GET /{$}", access: public, handle: getPage})
+		page := route{pattern: "GET /{$}", access: public, status: 200, handle: getPage}
+		table = append(table, page)
 	}
 	return table
 }
@@ -267,13 +285,13 @@ var indexPage string
 func (s *server) getOpenAPI(r *request) (output, error) {
 	text := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	sendDocument(r, "application/json", contentPolicy, text)
-	return nil, nil
+	return sent{}, nil
 }
 
 // getPage sends the page of the local environment. A meta element in it has the rest of its policy.
 func getPage(r *request) (output, error) {
 	sendDocument(r, "text/html; charset=utf-8", "frame-ancestors 'none'", indexPage)
-	return nil, nil
+	return sent{}, nil
 }
 
 func sendDocument(r *request, contentType, policy, text string) {

@@ -47,12 +47,12 @@ type request struct {
 	client        netip.Addr // step 3
 
 	// Step 6.
-	route       route       // the zero route if none matches
-	fields      fields      // the input
-	fieldErrors fieldErrors // fields that are unknown or repeated
-	valueErrors fieldErrors // values that are not strings, or not Unicode
-	user        *user       // the account; nil without a session
-	session     sessionToken
+	route     route       // the zero route if none matches
+	fields    fields      // the input, valid when the handler is called
+	badFields fieldErrors // fields that are unknown or repeated
+	badValues fieldErrors // values that are not strings, or not Unicode
+	user      *user       // the account; nil without a session
+	session   sessionToken
 }
 
 // ServeHTTP takes a request through the six steps of the specification.
@@ -144,8 +144,8 @@ func (c *config) allowsOrigin(origin string) bool {
 
 var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// identify keeps the client's request id if it has the allowed form. Any other text could forge a
-// line in a log (G1).
+// identify keeps the client's request id if it has the allowed form. Any other text could carry a
+// secret, or forge a line in some log (G1).
 func (s *server) identify(r *request) {
 	r.id = r.Header.Get("X-Request-Id")
 	if !requestIDPattern.MatchString(r.id) {
@@ -270,17 +270,20 @@ func (s *server) addRoute(rt route) {
 
 // Part 2: the contract. The types of a route stand beside the route table in main.go.
 
-// An output is what a handler returns for a success. It is nil if the answer has no body, or if the
-// handler has sent it.
+// An output is what a handler returns for a success. It is nil if the answer has no body.
 type output interface{ validate() fieldErrors }
 
-// serveRoute makes the checks of a route, then calls its handler. The handler reports what is wrong
-// with the fields.
+// sent is the output of a handler that has sent its answer itself.
+type sent struct{}
+
+func (sent) validate() fieldErrors { return nil }
+
+// serveRoute makes the checks of a route, then calls its handler.
 //
 // The body is read before the account. Otherwise a client could withhold the end of a body until it
 // has lost its rights, and still write (W1).
 func (s *server) serveRoute(r *request) error {
-	bodyErr := r.readFields()
+	inputErr := r.readFields()
 	if !r.route.access.public {
 		if err := s.authorize(r); err != nil {
 			return err
@@ -291,8 +294,8 @@ func (s *server) serveRoute(r *request) error {
 			return err
 		}
 	}
-	if bodyErr != nil {
-		return bodyErr
+	if inputErr != nil {
+		return inputErr
 	}
 	// No resource that can be written has an ETag, so only "*" holds on a write (RFC 9110 13.1.1).
 	ifMatch := r.Header.Get("If-Match")
@@ -317,8 +320,8 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input. readFields makes a map of the body or the query. A handler checks the
-// values and passes the errors to refuseInvalid.
+// Part 3: strict input. readFields makes a map of the body or the query, and lets the route check
+// it.
 
 // fields are the members of a JSON object, or the parameters of a query. All values are strings.
 type fields map[string]string
@@ -399,31 +402,34 @@ func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
 	}
 }
 
-// refuseInvalid returns a 400 with errs and the errors of readFields. Only the first error of a
-// field is sent, so the order of these lists says which reason helps most.
-func (r *request) refuseInvalid(errs fieldErrors) error {
-	errs = slices.Concat(r.fieldErrors, errs, r.valueErrors)
-	if errs != nil {
-		return invalid(errs...)
-	}
-	return nil
-}
-
 const (
 	maxJSONBody    = 16 << 10 // bytes
 	maxFields      = 50       // of an input; 16 kB of them would take 5 ms
 	maxContentType = 256      // bytes; parsing 16 kB would take 2 ms
 )
 
-// readFields reads the query of a GET or HEAD, or else a JSON body.
+// readFields reads the query of a GET or HEAD, or else a JSON body, and validates the fields.
 func (r *request) readFields() error {
 	if r.route.input == nil {
 		return nil
 	}
 	r.fields = fields{}
+	read := r.readBody
 	if isRead(r.Method) {
-		return r.readQuery()
+		read = r.readQuery
 	}
+	if err := read(); err != nil {
+		return err
+	}
+	// Only the first error of a field is sent, so this order says which reason helps most.
+	errs := slices.Concat(r.badFields, r.route.check(r.fields), r.badValues)
+	if errs != nil {
+		return invalid(errs...)
+	}
+	return nil
+}
+
+func (r *request) readBody() error {
 	kind, params := mediaType(r.Header)
 	if kind != "application/json" || len(params) > 0 {
 		return wrongMediaType("application/json")
@@ -486,10 +492,10 @@ func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
 	isUnicode := !strings.ContainsRune(value, utf8.RuneError)
-	r.fieldErrors.check(isKnown, name, "is not known here")
-	r.fieldErrors.check(!isRepeated, name, "is sent more than once")
-	r.valueErrors.check(isText, name, "must be a string")
-	r.valueErrors.check(isUnicode, name, "must be Unicode text without U+FFFD")
+	r.badFields.check(isKnown, name, "is not known here")
+	r.badFields.check(!isRepeated, name, "is sent more than once")
+	r.badValues.check(isText, name, "must be a string")
+	r.badValues.check(isUnicode, name, "must be Unicode text without U+FFFD")
 	r.fields[name] = value
 }
 
@@ -600,11 +606,11 @@ func (t timestamp) MarshalJSON() ([]byte, error) {
 // answer sends an output. If the output breaks its contract, answer sends nothing of it, and the
 // error becomes a 500 (I5).
 func (r *request) answer(out output) error {
-	if r.w.status != 0 { // the handler has sent it
+	switch out.(type) {
+	case sent:
 		return nil
-	}
-	if out == nil {
-		r.w.WriteHeader(204)
+	case nil:
+		r.w.WriteHeader(r.route.status)
 		return nil
 	}
 	if errs := out.validate(); errs != nil {
@@ -619,9 +625,7 @@ func (r *request) answer(out output) error {
 	header := r.w.Header()
 	header.Set("Content-Type", "application/json")
 	header.Set("Content-Length", strconv.Itoa(body.Len()))
-	if header.Get("Location") != "" { // the handler has created something
-		r.w.WriteHeader(201)
-	}
+	r.w.WriteHeader(r.route.status)
 	r.w.Write(body.Bytes()) // an error means that the client has gone
 	return nil
 }

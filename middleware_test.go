@@ -48,6 +48,8 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 		"public with role":      {access: access{public: true, roles: allRoles}},
 		"limit without key":     {access: public, limit: limit},
 		"key without limit":     {access: public, limitKey: guessKey},
+		"input without check":   {access: public, input: hubFields},
+		"check without input":   {access: public, check: checkNewHub},
 	} {
 		text, _ := start(rt).(string)
 		if !strings.HasSuffix(text, pattern) {

@@ -80,9 +80,9 @@ var (
 // issue returns the current code of a user, or a new one, if a mail is due. Its errors say why none
 // is.
 //
-// However many clients ask, a mailbox gets one mail per codeResend, unless the code was used (O7).
-// While a code is young, the same one is mailed again. So whichever mail the user opens has the
-// right code, and a stranger who asks for one voids nothing.
+// However many clients ask, a mailbox gets one mail per codeResend, unless the code was used or is
+// no longer for this user (O7). While a code is young, the same one is mailed again. So whichever
+// mail the user opens has the right code, and a stranger who asks for one voids nothing.
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,8 @@ func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 // use the code up; remove does.
 //
 // find counts the wrong guesses at a code, besides guessLimit, because a flood can make a limiter
-// forget an address. So a mailbox gets at most maxGuesses per codeRenew (L5).
+// forget an address. So there are at most maxGuesses at each code, and issue makes a new one at
+// most every codeRenew (L5).
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,8 +280,10 @@ func (m mailer) send(to, subject, text string) error {
 		return failedStep("greeting", err)
 	}
 	if err := client.Hello(m.domain()); err != nil {
-		// If EHLO is refused, err has only the answer to HELO.
-		err = fmt.Errorf("%w; all that it has said: %.200q", err, heard.String())
+		// If EHLO is refused, err has only the answer to HELO. With smtps, nothing else is known.
+		if heard.Len() > 0 {
+			err = fmt.Errorf("%w; all that it has said: %.200q", err, heard.String())
+		}
 		return failedStep("EHLO", err)
 	}
 	if err := m.encryptAndLogIn(client); err != nil {

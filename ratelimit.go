@@ -14,8 +14,8 @@ const maxKeys = 65_536 // most keys that one limiter keeps
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back one period after it
 // was spent. This equals a sliding-window log: at most burst requests pass in any interval of one
-// period (L1). A bucket that refills continuously would let twice as many pass. The price is 8
-// bytes for each request of the last period.
+// period (L1). A bucket that refills continuously would let twice as many pass. The price is
+// memory: about 100 bytes for each key, and up to 16 for each request of the last period.
 //
 // Only the hash of a key is kept, so that long keys cost no more. Two keys share a hash with a
 // probability of 2^-64.

@@ -188,13 +188,13 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return nil
 }
 
-// writableConn returns a connection that has just answered that it can write. For at most
-// dbTimeout, it drops those that are dead or whose server has become a standby.
+// writableConn returns a connection that has just answered that it can write. It drops those that
+// are dead or whose server has become a standby, and begins no new try after dbTimeout.
 func (st *store) writableConn() (*sql.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dbTimeout)
-	defer cancel()
+	ctx := context.Background()
+	started := time.Now()
 	var lastErr error
-	for range poolSize + 1 { // the last one is new
+	for tries := 0; tries <= poolSize && time.Since(started) < dbTimeout; tries++ {
 		conn, err := st.db.Conn(ctx)
 		if err != nil {
 			return nil, err
