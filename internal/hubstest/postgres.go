@@ -269,7 +269,10 @@ func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 		"grant connect on database "+database(databaseURL)+" to "+role,
 		"grant usage on schema public to "+role))
 	t.Cleanup(func() {
-		Must(t, operate(databaseURL, "drop owned by "+role+"; drop role "+role))
+		// This changes rights of the whole cluster, as roles.sql does.
+		Must(t, withLock(databaseURL, "pg_advisory_lock", func() error {
+			return execute(databaseURL, "drop owned by "+role+"; drop role "+role)
+		}))
 	})
 	return role, WithUser(t, databaseURL, role, password)
 }
