@@ -194,13 +194,16 @@ func (a access) String() string {
 	return text
 }
 
-// mustBeValid prevents the start if a route has no access rule, an input that nothing validates, or
-// a limit without its key (Z1).
+// mustBeValid prevents the start if a route has no access rule or status, an input without a check,
+// or a limit without its key (Z1).
 func (rt route) mustBeValid() {
 	a := rt.access
 	hasConditions := a.session || a.terms || a.roles != nil
 	if a.public == hasConditions || hasConditions && !a.session {
 		panic("the access must be public, or a session with conditions: " + rt.pattern)
+	}
+	if rt.status == 0 {
+		panic("a route must state its status: " + rt.pattern)
 	}
 	if (rt.input == nil) != (rt.check == nil) {
 		panic("an input must have a check, and a check must have an input: " + rt.pattern)

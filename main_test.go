@@ -83,6 +83,12 @@ func TestSettingsAreExplained(t *testing.T) {
 			}
 		}
 	}
+	document := hubstest.ReadFile(t, "docs/deploy.md")
+	for _, value := range hubstest.Matches(t, "main.go", `settings\.get\("\w+", "([^"]+)"`) {
+		if !strings.Contains(document, value) {
+			t.Errorf("docs/deploy.md: the default %s is missing", value)
+		}
+	}
 }
 
 // loadWith loads valid settings for an environment with one of them changed, and returns the error.

@@ -36,8 +36,12 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 		rt.pattern = pattern
 		return panicOf(func() { newServer(config{}, nil, nil).addRoute(rt) })
 	}
-	if fault := start(route{access: public, limit: limit, limitKey: guessKey}); fault != nil {
+	complete := route{access: public, status: 200, limit: limit, limitKey: guessKey}
+	if fault := start(complete); fault != nil {
 		t.Fatalf("a complete route: got the panic %v, want none", fault)
+	}
+	if fault := start(route{access: public}); fault == nil {
+		t.Error("a route without a status: got no panic, want one")
 	}
 	for name, rt := range map[string]route{
 		"no access rule":        {},
@@ -51,6 +55,7 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 		"input without check":   {access: public, input: hubFields},
 		"check without input":   {access: public, check: checkNewHub},
 	} {
+		rt.status = 200
 		text, _ := start(rt).(string)
 		if !strings.HasSuffix(text, pattern) {
 			t.Errorf("%s: got the panic %q, want one that names %s", name, text, pattern)
@@ -121,7 +126,7 @@ const failedID = "id-of-the-request"
 func call(s *server, handle func(*request) (output, error)) (
 	answer *httptest.ResponseRecorder, fault any,
 ) {
-	s.addRoute(route{pattern: "GET /x", access: public, handle: handle})
+	s.addRoute(route{pattern: "GET /x", access: public, status: 200, handle: handle})
 	answer = httptest.NewRecorder()
 	request := httptest.NewRequest("GET", "/x", nil)
 	request.Header.Set("X-Request-Id", failedID)

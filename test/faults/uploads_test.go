@@ -88,15 +88,18 @@ func (s *service) putFiles(age time.Duration, names ...string) {
 	}
 }
 
-// longestUpload is the time in which the largest upload must end: a minute, and a second for each
-// 16 KiB of the file and of the form around it, which may have 64 KiB.
-const longestUpload = time.Minute + (26214400+64<<10)/(16<<10)*time.Second
+// longestUpload is the time in which an upload of maxUpload bytes must end: a minute, and a second for
+// each 16 KiB of the file and of the form around it, which may have 64 KiB.
+const (
+	maxUpload     = 16 << 20
+	longestUpload = time.Minute + (maxUpload+64<<10)/(16<<10)*time.Second
+)
 
 // The sweep removes what is left of uploads whose server was killed, and nothing else. It waits for
 // ten minutes more than an upload can take.
 func TestUnfinishedUploadsAreSwept(t *testing.T) {
 	t.Parallel()
-	s, _ := start(t)
+	s, _ := start(t, map[string]string{"MAX_UPLOAD_BYTES": fmt.Sprint(maxUpload)})
 	s.Stop(t)
 	const working = hubstest.Unfinished + "/"
 	const old = longestUpload + 11*time.Minute
