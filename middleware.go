@@ -86,17 +86,20 @@ func (r *request) recoverPanic() {
 	}
 }
 
-// panicFrames names the innermost functions of a panic. The first are the runtime's own.
-func panicFrames() (names string) {
-	callers := make([]uintptr, 5)
+// panicFrames names the innermost functions of a panic, leaving out the runtime's own.
+func panicFrames() string {
+	callers := make([]uintptr, 16)
 	n := runtime.Callers(3, callers) // leaves out Callers, panicFrames and recoverPanic
 	frames := runtime.CallersFrames(callers[:n])
-	for more := true; more; {
+	var names []string
+	for more := true; more && len(names) < 3; {
 		var frame runtime.Frame
 		frame, more = frames.Next()
-		names += fmt.Sprintf("%s:%d ", frame.Function, frame.Line)
+		if !strings.HasPrefix(frame.Function, "runtime.") {
+			names = append(names, fmt.Sprintf("%s:%d", frame.Function, frame.Line))
+		}
 	}
-	return strings.TrimSpace(names)
+	return strings.Join(names, " < ")
 }
 
 // contentPolicy keeps a browser from loading or running anything, and from framing the answer.
@@ -238,8 +241,7 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	case r.isPreflight(): // the router refuses it, without CORS headers
 		r.logRefusedOrigin()
 	case isForeignWrite:
-		r.logRefusedOrigin()
-		r.fail(errCrossOrigin)
+		r.fail(errCrossOrigin) // logs the origin
 		return true
 	}
 	return false
@@ -861,9 +863,9 @@ func (r *request) originForLog() string {
 }
 
 // logRefusedOrigin tells the developer of a page why its request fails. The browser hides that.
-func (r *request) logRefusedOrigin() {
-	r.log().Info("origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)",
-		"origin", r.originForLog())
+func (r *request) logRefusedOrigin(attrs ...any) {
+	r.log().With("origin", r.originForLog()).Info(
+		"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)", attrs...)
 }
 
 // logProblem logs failures of the server, and refusals that may be an attack (G4).
@@ -871,6 +873,8 @@ func (r *request) logProblem(p problem) {
 	switch {
 	case p.Status >= 500:
 		r.log().Error("failed", "code", p.Code, "error", p, "route", r.route.path())
+	case p.Code == errCrossOrigin.Code:
+		r.logRefusedOrigin("code", p.Code)
 	case p.Status == 401 || p.Status == 403 || p.Status == 429:
 		r.log().Info("refused", "code", p.Code, "reason", p.reason, "route", r.route.path())
 	}
