@@ -88,8 +88,8 @@ var (
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-// email returns the address in lower case, or "" if it is not valid. ToLower maps
-// U+212A and U+0130 to ASCII letters, so it must come after isEmail (O9).
+// email returns the address in lower case, or "" if it is not valid. ToLower maps U+212A and U+0130
+// to ASCII letters, so it must come after isEmail (O9).
 func (f fields) email() string {
 	email := strings.Trim(f["email"], " ")
 	if !isEmail(email) {

@@ -308,8 +308,8 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	// After the file, the end is io.EOF itself. If the file is cut off, package multipart wraps
-	// io.EOF.
+	// A whole form ends in io.EOF itself. So does one that is cut off in the headers of a second part,
+	// but its file is whole. Package multipart wraps io.EOF if a form is cut off anywhere else.
 	if err != io.EOF {
 		return 0, err
 	}
@@ -351,7 +351,8 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 }
 
 // sweepUploads sweeps abandoned working names, now and once a minute until the server stops. They
-// are older than the longest upload, so none belongs to a running one, whichever server runs it.
+// are older than the longest upload, so none belongs to a running one. All servers that share the
+// folder must have the same MAX_UPLOAD_BYTES.
 func (s *server) sweepUploads() {
 	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
 	for !s.stopping.Load() {
