@@ -308,8 +308,9 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	// A whole form ends in io.EOF itself. So does one that is cut off in the headers of a second part,
-	// but its file is whole. Package multipart wraps io.EOF if a form is cut off anywhere else.
+	// A whole form ends in io.EOF itself. So does one that is cut off in the headers of a second
+	// part, but its file is whole. Package multipart wraps io.EOF if a form is cut off anywhere
+	// else.
 	if err != io.EOF {
 		return 0, err
 	}
