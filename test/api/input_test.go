@@ -172,8 +172,8 @@ func TestSlowRequestsEnd(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
+			begin := time.Now() // before the server accepts the connection and its limit begins
 			conn := hubstest.Dial(t, s.Addr)
-			begin := time.Now()
 			// No other time limit of the server ends within these four seconds.
 			conn.SetDeadline(begin.Add(test.limit + 4*time.Second))
 			go keepSending(conn, test.start, test.more)
