@@ -1,11 +1,10 @@
 package main
 
-// Sign-in, in the order of a user's session: request a code, exchange it for a session, keep the
-// token in a cookie, authorize each request, accept the terms, sign out.
+// Sign-in, in the order in which a user meets it.
 //
-// The token proves who signed in, and when. All else is read from the database by each request.
-// There is no list of tokens: an operator can end all sessions of a user ("sign out everywhere"),
-// but not one alone.
+// The token proves who signed in, and when. Each request reads all else from
+// the database. There is no list of tokens, so an operator can end all sessions
+// of a user, but not one alone.
 
 import (
 	"database/sql"
@@ -19,13 +18,13 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// TERMS_VERSION is the version of the terms of use and the privacy policy that a user must have
-// accepted. The specification prescribes the name.
+// TERMS_VERSION is the version of the terms of use and the privacy policy that
+// users must accept. The specification prescribes the name.
 const TERMS_VERSION = "2026-11-01"
 
 const (
 	sessionTTL = 60 * 24 * time.Hour // of a session token and of its cookie
-	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds to parse
+	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
 	maxCookies = 8                   // of our name; each may cost a signature for each key
 )
 
@@ -43,12 +42,13 @@ type user struct {
 	Permission string `json:"permission"` // the role
 
 	suspended     bool
-	termsAccepted bool      // whether the user has accepted TERMS_VERSION
-	signedOutAt   time.Time // sessions that began before are refused ("sign out everywhere")
+	termsAccepted bool      // the user has accepted TERMS_VERSION
+	signedOutAt   time.Time // "sign out everywhere": older sessions are refused
 	now           time.Time // the database's clock when the row was read
 }
 
-// A userCondition is part of a statement. No text of a client can become one, because of its type.
+// A userCondition is part of a statement. Its type keeps texts of clients out
+// (I1).
 type userCondition string
 
 const (
@@ -73,8 +73,8 @@ func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 	return u, nil
 }
 
-// An e-mail address is a dot-atom (RFC 5322), "@" and a domain, ASCII only. schema.sql has the same
-// pattern.
+// An e-mail address is a dot-atom (RFC 5322), "@" and a domain, ASCII only.
+// schema.sql has the same pattern.
 const (
 	atom         = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 	label        = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
@@ -88,8 +88,8 @@ var (
 
 func isEmail(text string) bool { return len(text) <= 254 && emailPattern.MatchString(text) }
 
-// email returns the address in lower case, or "" if it is not valid. ToLower maps U+212A and U+0130
-// to ASCII letters, so it must come after isEmail (O9).
+// email returns the address in lower case, or "" if it is not valid. isEmail
+// comes first, because ToLower maps some other letters to ASCII (O9).
 func (f fields) email() string {
 	email := strings.Trim(f["email"], " ")
 	if !isEmail(email) {
@@ -111,8 +111,9 @@ func codeRequestKey(r *request) string {
 	return email + " " + r.clientKey()
 }
 
-// guessKey leaves out the client, so that many client addresses bring no more guesses (O4). The
-// price is that a stranger who keeps guessing locks an address out of sign-in (O8).
+// guessKey leaves out the client, so that many clients have no more guesses
+// (O4). The price is that a stranger who keeps guessing locks an address out of
+// sign-in (O8).
 func guessKey(r *request) string { return r.fields.email() }
 
 func checkCodeRequest(f fields) (errs fieldErrors) {
@@ -120,7 +121,6 @@ func checkCodeRequest(f fields) (errs fieldErrors) {
 	return errs
 }
 
-// A codeAnswer is the same for every address.
 type codeAnswer struct {
 	CodeLength       int `json:"codeLength"`
 	ExpiresInSeconds int `json:"expiresInSeconds"`
@@ -128,8 +128,8 @@ type codeAnswer struct {
 
 func (codeAnswer) validate() fieldErrors { return nil }
 
-// requestCode answers before the account is looked up, so that neither the answer nor its time
-// tells whether there is one (O6).
+// requestCode answers before the account is looked up, so that neither the
+// answer nor its time tells whether there is one (O6).
 func (s *server) requestCode(r *request) (output, error) {
 	if !s.scheduleCode(r.fields.email(), r.log()) {
 		return nil, unavailable(errors.New("too many unfinished requests for a code"))
@@ -143,8 +143,8 @@ func checkGuess(f fields) (errs fieldErrors) {
 	return errs
 }
 
-// validateCode exchanges an address and its code for a session. Unknown addresses, and codes that
-// are wrong, used or expired, are refused alike, without a query.
+// validateCode exchanges an address and its code for a session. It refuses
+// unknown addresses and wrong, used or expired codes alike, without a query.
 func (s *server) validateCode(r *request) (output, error) {
 	email := r.fields.email()
 	code := s.codes.find(email, r.fields["code"]) // not used up yet: the database may be away
@@ -155,7 +155,7 @@ func (s *server) validateCode(r *request) (output, error) {
 	if err != nil {
 		return nil, err
 	}
-	if u == nil { // the account was deleted, or its address changed, after the code was sent
+	if u == nil { // deleted, or its address changed, after the code was sent
 		return nil, errInvalidCode
 	}
 	r.user = u
@@ -169,7 +169,8 @@ func (s *server) validateCode(r *request) (output, error) {
 	if u.suspended {
 		return nil, errSuspended
 	}
-	// Both times are the database's, in whole seconds. authorize compares iat with signedOutAt.
+	// Both times are the database's, in whole seconds. authorize compares iat
+	// with signedOutAt.
 	r.session = sessionToken{Email: u.Email, UserID: u.UserID}
 	r.session.IssuedAt = jwt.NewNumericDate(u.now)
 	r.session.ExpiresAt = jwt.NewNumericDate(u.now.Add(sessionTTL))
@@ -178,7 +179,6 @@ func (s *server) validateCode(r *request) (output, error) {
 	return s.getSession(r)
 }
 
-// A sessionView tells a page what it needs after sign-in or a reload.
 type sessionView struct {
 	User      *user     `json:"user"`
 	Terms     termsView `json:"terms"`
@@ -211,8 +211,8 @@ type sessionToken struct {
 	jwt.RegisteredClaims
 }
 
-// signToken signs with the first key. The others only verify, so that a key can be replaced without
-// ending sessions.
+// signToken signs with the first key. The others only verify, so a key can be
+// replaced without ending sessions.
 func (s *server) signToken(token sessionToken) string {
 	unsigned := jwt.NewWithClaims(jwt.SigningMethodHS256, token)
 	signed, _ := unsigned.SignedString(s.cfg.sessionKeys.Keys[0]) // can't fail for these claims
@@ -225,7 +225,8 @@ var tokenParser = jwt.NewParser(
 	jwt.WithExpirationRequired(),
 )
 
-// verifyToken checks the form, the signature (T1) and the expiry (T2) of a token.
+// verifyToken checks the form, the signature (T1) and the expiry (T2) of a
+// token.
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	if len(text) > maxToken {
 		return sessionToken{}, unauthenticated("forged")
@@ -234,7 +235,7 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil // the library tries each key
 	})
-	if errors.Is(err, jwt.ErrTokenExpired) { // the signature is good: the library checks it first
+	if errors.Is(err, jwt.ErrTokenExpired) {
 		return sessionToken{}, unauthenticated("expired")
 	}
 	if err != nil {
@@ -247,8 +248,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge is negative. A
-// browser clears a cookie only if name, path and domain are as they were set.
+// setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge
+// is negative. For a browser, both must have the same name, path and domain.
 func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	http.SetCookie(r.w, &http.Cookie{
 		Name:     s.cfg.cookieName,
@@ -262,8 +263,8 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the first token that verifies. After a change of COOKIE_DOMAIN, a browser sends
-// the old cookie beside the new one.
+// readToken returns the first token that verifies. After a change of
+// COOKIE_DOMAIN, a browser sends the old cookie beside the new one.
 func (s *server) readToken(r *request) (sessionToken, error) {
 	var refusal error = unauthenticated("missing")
 	cookies := r.CookiesNamed(s.cfg.cookieName)
@@ -277,8 +278,8 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 	return sessionToken{}, refusal
 }
 
-// authorize checks the token, the account, the terms and the role, in this order. It reads the
-// account again, so a change takes effect with the user's next request (T5).
+// authorize checks the token, the account, the terms and the role. It reads the
+// account, so a change takes effect with the user's next request (T5).
 func (s *server) authorize(r *request) error {
 	token, err := s.readToken(r)
 	if err != nil {
@@ -293,7 +294,8 @@ func (s *server) authorize(r *request) error {
 	}
 	r.user = u
 	r.session = token
-	// iat has whole seconds, so a token from the very second of the sign-out is refused, too.
+	// iat has whole seconds, so a token of the very second of the sign-out is
+	// refused, too.
 	isSignedOut := !token.IssuedAt.After(u.signedOutAt)
 	needs := r.route.access
 	switch {
@@ -319,10 +321,10 @@ type acceptanceView struct {
 	AcceptedAt timestamp `json:"acceptedAt"`
 }
 
-func (acceptanceView) validate() fieldErrors { return nil } // no column can be null
+func (acceptanceView) validate() fieldErrors { return nil }
 
-// acceptTerms records the acceptance. If the user has accepted before, the update changes nothing,
-// but makes the statement return the row.
+// acceptTerms records the acceptance. The update changes nothing, but returns
+// the row of a user who has accepted before.
 func (s *server) acceptTerms(r *request) (output, error) {
 	if r.fields["version"] != TERMS_VERSION {
 		return nil, newProblem(409, "conflict",

@@ -1,12 +1,13 @@
 package main
 
-// Files: streamed to disk on upload, served with Range and ETag. The bytes are in FILES_DIR, under
-// the file's id. Everything else about a file is in the table files.
+// Files: streamed to disk on upload, served with Range and ETag. The bytes are
+// in FILES_DIR, under the file's id; all else is in the table files.
 //
-// An upload has two names on disk: its working name, unfinished/<id>, and its final name, <id>, a
-// link to the same bytes. The order is: working name, bytes, fsync, link, fsync of the folder, row
-// (F4). So a file with a row is whole and on disk. The working name goes last, because the sweep
-// finds by it what an upload that was cut off has left.
+// An upload has two names on disk: its working name, unfinished/<id>, and its
+// final name, <id>, a link to the same bytes. The order is: working name,
+// bytes, fsync, link, fsync of the folder, row (F4). So a file with a row is
+// whole and on disk. The working name goes last: by it, the sweep finds what an
+// upload that was cut off has left.
 
 import (
 	"crypto/rand"
@@ -31,8 +32,8 @@ import (
 const (
 	transferStart = time.Minute      // time that every upload and download may take
 	transferPace  = 16 << 10         // bytes that add one second to it
-	stallTimeout  = 30 * time.Second // longest time in which an upload may make no progress
-	drainTimeout  = 5 * time.Second  // for reading the rest of a refused upload
+	stallTimeout  = 30 * time.Second // for an upload that makes no progress
+	drainTimeout  = 5 * time.Second  // for the rest of a refused upload
 
 	maxPartHeaders = 4 << 10  // bytes of a form before its file begins
 	maxFormBytes   = 64 << 10 // bytes of a form, its file not counted
@@ -44,7 +45,6 @@ const (
 	sweepReserve  = 10 * time.Minute // for the statements of an upload, and for differing clocks
 )
 
-// transferTimeout returns how long a transfer of so many bytes may take.
 func transferTimeout(bytes int64) time.Duration {
 	return transferStart + time.Duration(bytes/transferPace)*time.Second
 }
@@ -65,8 +65,8 @@ func (f file) validate() (errs fieldErrors) {
 	return errs
 }
 
-// directionControls change the direction of text: with one of these, "invoice" + U+202E +
-// "gnp.exe" is shown as "invoiceexe.png".
+// directionControls change the direction of text: with one of these, "invoice"
+// + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const directionControls = "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
 // checkFileName checks that a name is safe in a path and in a header.
@@ -82,9 +82,9 @@ func (errs *fieldErrors) checkFileName(name string) {
 		"must not have a name that changes the direction of text")
 }
 
-// openFiles opens FILES_DIR as an os.Root, so that no name leads outside (F1). It makes the folder
-// only in the local environment. Elsewhere, the folder may be a mount that is missing, and that
-// would later hide what was uploaded meanwhile.
+// openFiles opens FILES_DIR as an os.Root, so that no name leads outside (F1).
+// It makes the folder only locally. Elsewhere, a missing folder may be a
+// missing mount, which would later hide what was uploaded meanwhile.
 func (s *server) openFiles() error {
 	if s.cfg.env == envLocal {
 		os.MkdirAll(s.cfg.filesDir, 0o700) // if this fails, OpenRoot fails as well
@@ -101,15 +101,13 @@ func (s *server) openFiles() error {
 	return nil
 }
 
-// probeFiles returns an error if FILES_DIR is gone. It looks by path, because s.files would still
-// see a lost mount. FILES_DIR must lie inside its mount (docs/deploy.md): a start without the mount
-// would make the folder of working names at the mount point.
+// probeFiles returns an error if FILES_DIR is gone. It looks by path, because
+// s.files would still see a lost mount.
 func (s *server) probeFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
 }
 
-// upload receives and stores one file.
 func (s *server) upload(r *request) (output, error) {
 	form := &uploadForm{
 		request: r,
@@ -118,7 +116,8 @@ func (s *server) upload(r *request) (output, error) {
 		limit:   maxPartHeaders,
 	}
 	f, err := s.storeUpload(r, form)
-	// The time to write the answer began before the upload, which may have used it up.
+	// The upload may have used up the time to write the answer, which began
+	// before it.
 	http.NewResponseController(r.w).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
 		form.drain()
@@ -128,8 +127,8 @@ func (s *server) upload(r *request) (output, error) {
 	return f, nil
 }
 
-// storeUpload receives a file and stores it. If it fails, it removes both names, unless the row may
-// exist. Then the sweep decides.
+// storeUpload receives a file and stores it. If it fails, it removes both
+// names, unless the row may exist. Then the sweep decides.
 func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	name, err := form.readHead()
 	if err != nil {
@@ -166,7 +165,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	err = s.store.write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
-	// Unless PostgreSQL itself says that the insert has failed, it may have committed the row.
+	// Unless PostgreSQL itself says that the insert has failed, it may have
+	// committed the row.
 	hasFailed := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows)
 	rowMayExist = !hasFailed
 	if err != nil {
@@ -176,23 +176,23 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	return f, nil
 }
 
-// newUUID returns a random UUID (version 4 of RFC 9562). It can't be guessed.
+// newUUID returns a random UUID (RFC 9562, version 4).
 func newUUID() string {
 	id := make([]byte, 16)
-	rand.Read(id) // never fails
+	rand.Read(id)
 	id[6] = id[6]&0x0f | 0x40
 	id[8] = id[8]&0x3f | 0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 }
 
-// makeDurable gives the bytes of an upload their final name. When it returns nil, both survive a
-// power cut.
+// makeDurable gives the bytes of an upload their final name. When it returns
+// nil, both survive a power cut.
 func (s *server) makeDurable(working *os.File, id string) error {
 	if err := working.Sync(); err != nil {
 		return err
 	}
 	if err := s.files.Link(path.Join(unfinished, id), id); err != nil {
-		return fmt.Errorf("FILES_DIR must be on a file system with hard links: %w", err)
+		return fmt.Errorf("FILES_DIR, whose file system must have hard links: %w", err)
 	}
 	folder, err := s.files.Open(".")
 	if err != nil {
@@ -202,8 +202,8 @@ func (s *server) makeDurable(working *os.File, id string) error {
 	return folder.Sync()
 }
 
-// removeUpload removes both names of an upload. The working name goes last: if the other can't be
-// removed, the sweep finds it by this one.
+// removeUpload removes the working name last: if the other can't be removed,
+// the sweep finds it by this one.
 func (s *server) removeUpload(id string) error {
 	if err := s.files.RemoveAll(id); err != nil { // no error if it is missing
 		return err
@@ -211,14 +211,8 @@ func (s *server) removeUpload(id string) error {
 	return s.files.RemoveAll(path.Join(unfinished, id))
 }
 
-// An uploadForm reads a multipart form with one file. Package multipart reads the body through
-// Read, which counts and times it. The bounds:
-//
-//	maxPartHeaders    bytes before the file begins              413
-//	maxFile           bytes of the file                         413
-//	maxFormBytes      bytes of the form, its file not counted   413
-//	stallTimeout      time without progress                     400
-//	transferTimeout   time for what was received so far         400
+// An uploadForm reads a multipart form with one file. Package multipart reads
+// the body through its Read, which keeps the bounds of bytes and of time.
 type uploadForm struct {
 	request *request
 	maxFile int64 // bytes
@@ -248,7 +242,8 @@ func (form *uploadForm) setReadTimeout(timeout time.Duration) {
 	http.NewResponseController(form.request.w).SetReadDeadline(time.Now().Add(timeout))
 }
 
-// readHead reads the form up to the bytes of the file, and returns the file's name.
+// readHead reads the form up to the bytes of the file, and returns the file's
+// name.
 func (form *uploadForm) readHead() (name string, err error) {
 	kind, params := mediaType(form.request.Header)
 	if kind != "multipart/form-data" {
@@ -263,8 +258,7 @@ func (form *uploadForm) readHead() (name string, err error) {
 	}
 	form.parts = multipart.NewReader(form, params["boundary"])
 	form.part, err = form.parts.NextRawPart() // NextPart would decode quoted-printable
-	// Package multipart reports some headers that are cut as malformed.
-	if form.isCut {
+	if form.isCut {                           // err may say that the headers are malformed
 		return "", errTooLarge
 	}
 	if err == io.EOF {
@@ -276,7 +270,6 @@ func (form *uploadForm) readHead() (name string, err error) {
 	return fileName(form.part)
 }
 
-// fileName returns the name of the file in a part, without folders.
 func fileName(part *multipart.Part) (string, error) {
 	name := part.FileName()
 	isFile := part.FormName() == "file"
@@ -293,7 +286,8 @@ func fileName(part *multipart.Part) (string, error) {
 	return name, nil
 }
 
-// readFile writes the file to out, and reads the form to its end, which may still refuse it.
+// readFile writes the file to out, and reads the form to its end, which may
+// still refuse it.
 func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	form.limit = form.maxFile + maxFormBytes
 	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
@@ -308,19 +302,17 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	// A whole form ends in io.EOF itself. So does one that is cut off in the headers of a second
-	// part, but its file is whole. Package multipart wraps io.EOF if a form is cut off anywhere
-	// else.
-	if err != io.EOF {
+	if err != io.EOF { // the form was cut off: package multipart wraps io.EOF
 		return 0, err
 	}
 	_, err = io.Copy(io.Discard, form)
 	return size, err
 }
 
-// drain reads the rest of a refused upload for a while. If the connection were closed while a
-// browser is still sending, the browser would show a network error instead of the answer. A client
-// that sent "Expect: 100-continue" sends nothing until something is read.
+// drain reads the rest of a refused upload for a while. A browser that is still
+// sending when the connection is closed shows a network error instead of the
+// answer. A client that sent "Expect: 100-continue" sends nothing until
+// something is read.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.request.Header.Get("Expect") != "" {
 		return
@@ -329,8 +321,9 @@ func (form *uploadForm) drain() {
 	io.CopyN(io.Discard, form.request.Body, form.maxFile)
 }
 
-// contentType finds the type of a file by its first bytes, whatever the client says. Text with a
-// "<" could be SVG or HTML, so it does not count as text. Neither do bytes that are not UTF-8.
+// contentType finds the type of a file by its first bytes, whatever the client
+// says. Text with a "<", which could be SVG or HTML, does not count as text.
+// Nor do bytes that are not UTF-8.
 func contentType(content io.ReaderAt, size int64) (string, error) {
 	head := make([]byte, min(size, sniffedBytes))
 	if _, err := content.ReadAt(head, 0); err != nil {
@@ -340,7 +333,7 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 	if !strings.HasPrefix(found, "text/") {
 		return found, nil
 	}
-	for utf8.FullRune(head) { // false at the end, and for a character that is cut off there
+	for utf8.FullRune(head) { // false at the end, also for a character that is cut off
 		char, width := utf8.DecodeRune(head)
 		isInvalid := char == utf8.RuneError && width == 1
 		if isInvalid || char == '<' {
@@ -351,9 +344,9 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 	return found, nil
 }
 
-// sweepUploads sweeps abandoned working names, now and once a minute until the server stops. They
-// are older than the longest upload, so none belongs to a running one. All servers that share the
-// folder must have the same MAX_UPLOAD_BYTES.
+// sweepUploads sweeps working names that are older than the longest upload, now
+// and once a minute. All servers that share the folder must have the same
+// MAX_UPLOAD_BYTES.
 func (s *server) sweepUploads() {
 	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
 	for !s.stopping.Load() {
@@ -376,7 +369,8 @@ func (s *server) sweepUploads() {
 	}
 }
 
-// sweepUpload removes what is left of an upload. The bytes stay if there is a row (F3).
+// sweepUpload removes what is left of an upload, but not the bytes if there is
+// a row (F3).
 func (s *server) sweepUpload(id string) error {
 	s.log.Info("sweeping an unfinished upload", "fileId", id)
 	err := s.store.read("select from files where file_id = $1", []any{id})
@@ -389,16 +383,18 @@ func (s *server) sweepUpload(id string) error {
 	return s.files.RemoveAll(path.Join(unfinished, id))
 }
 
-// inlineTypes are the types that a browser may display. It offers all others for download.
+// inlineTypes are the types that a browser may display. It downloads all
+// others.
 var inlineTypes = []string{
 	"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain; charset=utf-8",
 }
 
-// filePolicy lets a browser show a picture in a tab, and download it. Scripts stay forbidden (F2).
+// filePolicy lets a browser show and download a picture. Scripts stay forbidden
+// (F2).
 const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
 
-// getFile sends a file. Any signed-in user may read a file whose path they know; its id can't be
-// guessed. A path without a row is a 404, whatever is on disk.
+// getFile sends a file. Any signed-in user may read a file whose path they
+// know; its id can't be guessed.
 func (s *server) getFile(r *request) (output, error) {
 	f := file{Name: r.PathValue("name")}
 	var errs fieldErrors
@@ -428,8 +424,8 @@ func (s *server) getFile(r *request) (output, error) {
 	return sent{}, sendFile(r, f, content)
 }
 
-// sendFile sends the bytes. http.ServeContent handles Range and conditional requests. A file never
-// changes, so its id is its ETag. A shared cache must not keep it (C4).
+// sendFile leaves Range and conditional requests to http.ServeContent. A file
+// never changes, so its id is its ETag. A shared cache must not keep it (C4).
 func sendFile(r *request, f file, content io.ReadSeeker) error {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, f.ContentType) {
@@ -442,13 +438,14 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	header.Set("Content-Security-Policy", filePolicy)
 	header.Set("Cache-Control", "private, no-cache")
 	header.Set("ETag", `"`+f.FileID+`"`)
-	// 4,500 ranges of one byte would take 90 ms (H7). One comma means two ranges.
+	// 4,500 ranges of one byte would take 90 ms (H7). One comma means two
+	// ranges.
 	if strings.Count(r.Header.Get("Range"), ",") >= maxRanges {
 		r.Header.Del("Range")
 	}
 	deadline := time.Now().Add(transferTimeout(f.Size))
 	http.NewResponseController(r.w).SetWriteDeadline(deadline)
-	catcher := &errorCatcher{response: r.w}
+	catcher := &errorCatcher{response: r.w, request: r}
 	http.ServeContent(catcher, r.Request, "", f.CreatedAt.Time, content)
 	if r.w.copyErr != nil { // of the client's connection, or of the disk
 		r.log().Info("download cut off", "error", r.w.copyErr)

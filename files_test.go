@@ -41,7 +41,7 @@ func newTransfer(body io.Reader) (*request, *deadlineRecorder) {
 		Request:   httptest.NewRequest("POST", "/files/upload", body),
 		serverLog: slog.New(slog.DiscardHandler),
 	}
-	r.w = &response{ResponseWriter: d, request: r}
+	r.w = &response{ResponseWriter: d}
 	return r, d
 }
 

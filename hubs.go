@@ -1,7 +1,8 @@
 package main
 
-// Hubs, the domain resource. Use this file as the model for another one: the row, its inputs with
-// their checks, and the handlers, which run a statement and return an output or an error.
+// Hubs, the domain resource, and the model for another one: the row, its inputs
+// with their checks, and the handlers, which run a statement and return an
+// output or an error.
 
 import (
 	"database/sql"
@@ -10,12 +11,13 @@ import (
 
 // schema.sql enforces the limits of the columns, too.
 const (
-	maxHubName        = 100  // characters, of a name and of the filter by name
+	maxHubName        = 100  // characters, also of the filter by name
 	maxHubDescription = 2000 // characters
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 
-	// Up to this offset, it is faster to read the skipped rows than to find the ids first.
+	// Up to this offset, reading the skipped rows is faster than finding the
+	// ids first.
 	plainOffset = 100
 )
 
@@ -38,8 +40,9 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts all that the table accepts, because a row that an operator wrote with a tab in
-// its name must not break its page. A zero time means that the scan has missed a column.
+// validate accepts all that the table accepts: a hub that an operator named
+// with a tab must not break its page. A zero time means that the scan has
+// missed a column.
 func (h hub) validate() (errs fieldErrors) {
 	errs.checkLength("name", h.Name, 1, maxHubName)
 	errs.checkLength("description", h.Description, 0, maxHubDescription)
@@ -104,8 +107,8 @@ func checkHubChange(f fields) fieldErrors {
 	return errs
 }
 
-// changeHub sets the fields that were sent. The others are null, and coalesce keeps the old value.
-// updated_at never goes back, even if the database's clock does.
+// changeHub sets the fields that were sent; of the others, coalesce keeps the
+// old value. updated_at never goes back, even if the database's clock does.
 func (s *server) changeHub(r *request) (output, error) {
 	in := newHubInput(r.fields)
 	var h hub
@@ -143,7 +146,6 @@ var hubQueryFields = []string{
 	"limit", "offset", "orderBy", "orderDirection", nameFilter, statusFilter,
 }
 
-// A hubQuery is the input of GET /hubs.
 type hubQuery struct {
 	limit, offset           int
 	orderBy, orderDirection string
@@ -161,7 +163,6 @@ func newHubQuery(f fields) hubQuery {
 	}
 }
 
-// hubOrders has the column for each value of orderBy.
 var hubOrders = map[string]string{
 	"name": "name", "createdAt": "created_at", "updatedAt": "updated_at",
 }
@@ -183,7 +184,8 @@ func (q hubQuery) validate() (errs fieldErrors) {
 
 func checkHubQuery(f fields) fieldErrors { return newHubQuery(f).validate() }
 
-// A hubPage has no total, because counting costs more as the table grows. HasMore costs one row.
+// A hubPage has no total, whose cost grows with the table. HasMore costs one
+// row.
 type hubPage struct {
 	Items   []hub `json:"items"`
 	Limit   int   `json:"limit"`
@@ -217,11 +219,11 @@ func (s *server) listHubs(r *request) (output, error) {
 	return page, nil
 }
 
-// statement returns the statement for a page. Each order and set of filters has its own text,
-// planned for its own index (schema.sql). No text of a client is part of it (I1).
+// statement has a text for each order and set of filters, planned for its own
+// index (schema.sql). No text of a client is part of it (I1).
 //
-// A page at a small offset, without a filter by name, reads its rows in the order of the index. Any
-// other may skip many hubs. It first finds its ids in the index alone, then reads their rows:
+// A page at a large offset, or with a filter by name, may skip many hubs. It
+// finds its ids in the index alone, then reads their rows:
 //
 //	select … from hubs where hub_id = any (array(select hub_id
 //		from hubs where true and strpos(name_lower, (select hub_name_key($3))) > 0
@@ -236,7 +238,8 @@ func (q hubQuery) statement() (text string, args []any) {
 	}
 	if q.name != nil {
 		args = append(args, *q.name)
-		// The inner select makes PostgreSQL compute the key once, not for each hub.
+		// The inner select makes PostgreSQL compute the key once, not for each
+		// hub.
 		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
 	}
 	direction := "asc"

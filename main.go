@@ -1,8 +1,8 @@
-// Hubs is a passwordless data API server. A user signs in with a one-time code sent by e-mail and
-// stays signed in with a signed token in a cookie. Every request with a session reads the account
-// from PostgreSQL again.
+// Hubs is a passwordless data API server. A user signs in with a one-time code
+// sent by e-mail and stays signed in with a signed token in a cookie. Every
+// request with a session reads the account from PostgreSQL again.
 //
-// This is what happens to a request, such as PATCH /hubs/{hubId}:
+// A request, such as PATCH /hubs/{hubId}, takes these steps:
 //
 //  1. ServeHTTP (middleware.go) takes it through the six steps of the specification. The last one
 //     finds its route in the table below, and calls serveRoute.
@@ -11,8 +11,9 @@
 //  3. The handler runs a statement. It returns an output or an error.
 //  4. answer lets the output validate itself, and sends it. fail sends an error instead.
 //
-// An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in which to
-// read the files. The end of this one, configuration and commands, can be left for last.
+// An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an
+// order in which to read the files. Leave the end of this one, configuration
+// and commands, for last.
 package main
 
 import (
@@ -60,13 +61,12 @@ func main() {
 	os.Exit(1)
 }
 
-// A usageError reports a mistake in a setting or on the command line. It is printed unmasked, so it
-// must never quote a setting that can hold a secret.
+// A usageError is a mistake in a setting or on the command line. It is printed
+// unmasked, so it must never quote a secret.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// run executes a command line (see usage, below).
 func run(args []string) error {
 	if len(args) == 0 {
 		args = []string{"serve"}
@@ -83,7 +83,6 @@ func run(args []string) error {
 	if args[0] == "user" {
 		return userCommand(ctx, args[1:])
 	}
-	// The others have no arguments, so "serve x" is an unknown command.
 	switch line := strings.Join(args, " "); line {
 	case "serve":
 		return serve(ctx)
@@ -92,15 +91,15 @@ func run(args []string) error {
 	case "routes":
 		printRoutes()
 	case "version", "--version":
-		info, _ := debug.ReadBuildInfo() // always present in a build from a module
-		fmt.Println("hubs", info.Main.Version, info.GoVersion)
+		if info, ok := debug.ReadBuildInfo(); ok {
+			fmt.Println("hubs", info.Main.Version, info.GoVersion)
+		}
 	default:
 		return usageError("there is no command \"" + line + "\"\n\n" + usage)
 	}
 	return nil
 }
 
-// server holds what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -112,11 +111,11 @@ type server struct {
 	mux        *http.ServeMux
 	stopping   atomic.Bool // each new request ends its connection
 
-	// Semaphores: each piece of work under way has put one element into the channel.
+	// Semaphores: each piece of work under way has one element in the channel.
 	codeSlots chan struct{} // requests for a code that are unfinished
 	mailSlots chan struct{} // conversations with the mail server
 
-	// Step 4 spends from one of the first two. The route table has the others. A new code resets
+	// The first two are for step 4, the others for routes. A new code resets
 	// none of them (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
@@ -153,9 +152,9 @@ type route struct {
 	access   access
 	status   int                      // of a success; http.ServeContent chooses that of a file
 	input    []string                 // names of the fields; if nil, body and query are ignored
-	check    func(fields) fieldErrors // validates the fields, if there are any
-	limit    *limiter                 // the endpoint's own limit, besides the one of step 4
-	limitKey func(*request) string    // what limit counts by; "" if a request is not counted
+	check    func(fields) fieldErrors // validates the fields
+	limit    *limiter                 // the endpoint's own, besides the one of step 4
+	limitKey func(*request) string    // what limit counts by; "" if the request does not count
 	handle   func(*request) (output, error)
 }
 
@@ -164,7 +163,8 @@ func (rt route) path() string {
 	return path
 }
 
-// An access says who may call an endpoint: everyone, or the users who meet all conditions.
+// An access says who may call an endpoint: everyone, or the users who meet all
+// conditions.
 type access struct {
 	public  bool
 	session bool     // is signed in and not suspended
@@ -179,7 +179,6 @@ var (
 	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
 )
 
-// String returns the conditions, such as "session, terms, admin".
 func (a access) String() string {
 	if a.public {
 		return "-"
@@ -194,8 +193,8 @@ func (a access) String() string {
 	return text
 }
 
-// mustBeValid prevents the start if a route has no access rule or status, an input without a check,
-// or a limit without its key (Z1).
+// mustBeValid prevents the start if a route has no access rule or status, an
+// input without a check, or a limit without its key (Z1).
 func (rt route) mustBeValid() {
 	a := rt.access
 	hasConditions := a.session || a.terms || a.roles != nil
@@ -215,7 +214,6 @@ func (rt route) mustBeValid() {
 
 const healthPath = "/healthz"
 
-// routes returns the route table.
 func (s *server) routes() []route {
 	table := []route{
 		{
@@ -266,14 +264,11 @@ type health struct {
 
 func (health) validate() fieldErrors { return nil }
 
-// getHealth returns a 503 if the tables can't be read or FILES_DIR is missing (E1).
+// getHealth returns a 503 if the tables can't be read or FILES_DIR is missing
+// (E1).
 func (s *server) getHealth(*request) (output, error) {
-	started := time.Now()
 	if err := errors.Join(s.store.probeTables(), s.probeFiles()); err != nil {
 		return nil, unavailable(err)
-	}
-	if time.Since(started) > dbTimeout {
-		return nil, unavailable(errors.New("the tables can be read, but too slowly"))
 	}
 	return health{"ok"}, nil
 }
@@ -291,7 +286,8 @@ func (s *server) getOpenAPI(r *request) (output, error) {
 	return sent{}, nil
 }
 
-// getPage sends the page of the local environment. A meta element in it has the rest of its policy.
+// getPage sends the local page. A meta element in it has the rest of its
+// policy.
 func getPage(r *request) (output, error) {
 	sendDocument(r, "text/html; charset=utf-8", "frame-ancestors 'none'", indexPage)
 	return sent{}, nil
@@ -301,7 +297,7 @@ func sendDocument(r *request, contentType, policy, text string) {
 	r.w.Header().Set("Content-Type", contentType)
 	r.w.Header().Set("Content-Security-Policy", policy)
 	r.w.WriteHeader(200)
-	io.WriteString(r.w, text) // an error means that the client has gone
+	io.WriteString(r.w, text)
 }
 
 // Time limits of a request. Uploads and downloads have their own (files.go).
@@ -315,12 +311,12 @@ const (
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
 	stopTimeout = 12 * time.Second       // time that it gives to requests, then again to mail
 
-	// Linux doubles this, so a client that reads nothing holds 192 kB of the kernel's memory. The
-	// price is that a download sends no more in a round trip: 2 MB/s at 100 ms.
+	// Linux doubles this, so a client that reads nothing holds 192 kB of the
+	// kernel's memory. A download sends no more in one round trip: 2 MB/s at
+	// 100 ms.
 	sendBuffer = 96 << 10
 )
 
-// serve runs the server until ctx ends, then stops it.
 func serve(ctx context.Context) error {
 	cfg, err := loadConfig()
 	if err != nil {
@@ -352,7 +348,8 @@ func serve(ctx context.Context) error {
 	}
 }
 
-// listen listens on ADDR, or takes the socket that systemd holds over a restart (sd_listen_fds(3)).
+// listen listens on ADDR, or takes the socket that systemd holds over a restart
+// (sd_listen_fds(3)).
 func listen(addr string) (net.Listener, error) {
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return net.Listen("tcp", addr)
@@ -367,8 +364,8 @@ func listen(addr string) (net.Listener, error) {
 	return listener, nil
 }
 
-// newHTTPServer returns a server that cuts off slow clients (H1). Connections are bounded by the
-// proxy in front and by the unit's descriptors (deploy/).
+// newHTTPServer returns a server that cuts off slow clients (H1). The proxy in
+// front and the unit's descriptors bound the number of connections (deploy/).
 func (s *server) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler:                      s,
@@ -390,18 +387,19 @@ func limitSendBuffer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// stop ends the server gracefully (H3). Shutdown drops connections on which a request is arriving,
-// so stop closes the listener and gives these some time first. It waits for mail last, because a
-// request may still ask for a code.
+// stop ends the server gracefully (H3). Shutdown would drop connections on
+// which a request is just arriving, so stop closes the listener and waits for
+// arrivalTime first. Mail comes last, because a request may still ask for a
+// code.
 func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
-	// A write to the log blocks while nobody reads it. Exit anyway.
+	// Exit even if nobody reads the log and a write to it blocks.
 	time.AfterFunc(arrivalTime+2*stopTimeout+time.Second, func() { os.Exit(1) })
 	s.stopping.Store(true)
 	listener.Close()
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	httpServer.Shutdown(ctx) // its error may be about the listener
+	httpServer.Shutdown(ctx) // may return the listener's error; ctx says what matters
 	var err error
 	if ctx.Err() != nil {
 		err = errors.New("stopped, but some requests did not end in time and were cut off")
@@ -436,15 +434,14 @@ func (s *server) warnOfDatabaseRights() {
 
 // The configuration.
 
-// The values of APP_ENV. Local is for development: the cookie has no Secure and no Domain, codes
-// may be printed, there is a page at /, and no request log.
+// The values of APP_ENV. Local is for development, without HTTPS and mail.
 const (
 	envLocal      = "local"
 	envStaging    = "staging"
 	envProduction = "production"
 )
 
-// config holds the validated settings. Lifetimes and limits are constants, except maxUploadBytes.
+// config holds the validated settings.
 type config struct {
 	env            string
 	addr           string
@@ -460,18 +457,18 @@ type config struct {
 	maxUploadBytes int64
 }
 
-// settingReader collects the mistakes in the settings, so that all are reported at once (K1).
+// A settingReader collects the mistakes in the settings, to report all at once
+// (K1).
 type settingReader []error
 
-// check records a complaint unless ok.
 func (settings *settingReader) check(ok bool, complaint string) {
 	if !ok {
 		*settings = append(*settings, usageError(complaint))
 	}
 }
 
-// get returns the value of a variable, or a default. It refuses quotes and white space around a
-// value: docker --env-file keeps quotes, and a secret from a file ends in a line break.
+// get refuses quotes and white space around a value: docker --env-file keeps
+// quotes, and a secret from a file ends in a line break.
 func (settings *settingReader) get(name, fallback string) string {
 	value := os.Getenv(name)
 	const quotes = `"'`
@@ -487,13 +484,12 @@ func (settings *settingReader) get(name, fallback string) string {
 	return cmp.Or(value, fallback)
 }
 
-// list returns the elements of a setting, separated by commas or spaces.
 func (settings *settingReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(settings.get(name, fallback), ",", " "))
 }
 
-// loadConfig reads and validates the settings; ADDR and FILES_DIR are found wrong when they are
-// used. It also refuses what would work but is dangerous (K3).
+// loadConfig reads the settings, and refuses those that are malformed or
+// dangerous (K3). ADDR and FILES_DIR are checked where they are used.
 func loadConfig() (config, error) {
 	var settings settingReader
 	cfg := config{
@@ -527,13 +523,14 @@ func loadConfig() (config, error) {
 
 var (
 	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
-	// portBeforeComma finds libpq's form for several hosts, which lib/pq does not know.
+	// libpq's form for several hosts, which lib/pq does not know
 	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
 )
 
-// newConnector parses DATABASE_URL. It accepts only PostgreSQL's forms, because lib/pq would take
-// the URL of another database for key=value without a host, and send the password to localhost. The
-// error has no details, because those of lib/pq may quote the password.
+// newConnector parses DATABASE_URL. It accepts only PostgreSQL's forms, because
+// lib/pq would take the URL of another database for key=value, and send the
+// password to localhost. It leaves out lib/pq's error, which may quote the
+// password.
 func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
 	cfg, err := pq.NewConfig(databaseURL)
 	isKnownForm := databaseURLPattern.MatchString(databaseURL)
@@ -553,8 +550,8 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 // placeholderKey is the session key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
-// readSessionKeys requires keys as long as the hash (RFC 7518 3.2). A key typed by hand often has
-// few different bytes (T3). A space after a comma would become part of a key.
+// readSessionKeys requires keys as long as the hash (RFC 7518 3.2), of more
+// different bytes than most that are typed by hand (T3).
 func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
 	for key := range strings.SplitSeq(settings.get("SESSION_SECRET", ""), ",") {
 		different := map[byte]bool{}
@@ -573,8 +570,8 @@ func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
 
 var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// readCookie sets name and domain of the cookie (T8). Browsers take __Host- only without a Domain,
-// and __Secure- only over HTTPS. They ignore the case of both.
+// readCookie sets the cookie's name and domain (T8). Browsers take __Host- only
+// without a Domain, and __Secure- only over HTTPS, in any letter case.
 func (cfg *config) readCookie(settings *settingReader) {
 	isLocal := cfg.env == envLocal
 	defaultPrefix := "__Secure-hubs"
@@ -599,20 +596,17 @@ func (cfg *config) readCookie(settings *settingReader) {
 		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 }
 
-// isParentDomain reports whether a domain has two labels or more and is no IP address. It does not
-// know public suffixes such as co.uk.
+// isParentDomain does not know public suffixes such as co.uk.
 func isParentDomain(domain string) bool {
 	dot := strings.LastIndex(domain, ".")
 	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
 	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
 }
 
-// localOrigins are the usual origins of front ends in development.
 const localOrigins = "http://localhost:3000 http://localhost:4200 http://localhost:5173 " +
 	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +
 	"http://127.0.0.1:8081"
 
-// originPattern matches an origin as a browser sends it, in lower case and without a path.
 var originPattern = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
 
 func (cfg *config) readOrigins(settings *settingReader) {
@@ -704,8 +698,9 @@ const userLine = `format('%s  %s  %s  added %s', email, permission,
 // whereAddress compares addresses as the index users_email has them.
 const whereAddress = ` where lower(email) = lower($1 collate "C") `
 
-// userCommands has the number of arguments of each command, flags not counted, and its statement,
-// which returns the text to print. $1 is the user's address, $2 the role or the new address.
+// userCommands has the number of arguments of each command, without flags, and
+// its statement, which returns the text to print. $1 is the user's address, $2
+// the role or the new address.
 var userCommands = map[string]struct {
 	arguments int
 	text      string
@@ -720,7 +715,8 @@ var userCommands = map[string]struct {
 		`returning format('%s: active from the next request on', email)`},
 	"signout": {1, `update users set signed_out_at = clock_timestamp()` + whereAddress +
 		`returning format('%s: signed out everywhere', email)`},
-	// Without the sign-out, changing the address back would revive old sessions.
+	// Without the sign-out, changing the address back would revive old
+	// sessions.
 	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
 		`returning format('%s: the new address; signed out everywhere', email)`},
 	"delete": {1, `delete from users` + whereAddress +
@@ -746,9 +742,9 @@ func userCommand(ctx context.Context, line []string) error {
 		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // the usageError below says it
+	flags.SetOutput(io.Discard)
 	role := roleMember
-	if name == "add" { // the only command with a flag
+	if name == "add" {
 		flags.StringVar(&role, "role", role, "")
 	}
 	if err := flags.Parse(line[1:]); err != nil {
@@ -831,8 +827,7 @@ func mailTest(args []string) error {
 	return nil
 }
 
-// openForCommand sets no time limits: to build an index, or to delete a user with many files, takes
-// long.
+// openForCommand sets no time limits, because building an index takes long.
 func openForCommand(ctx context.Context) (*sql.Conn, error) {
 	var settings settingReader
 	databaseURL := settings.get("DATABASE_URL", "")
@@ -850,7 +845,7 @@ func openForCommand(ctx context.Context) (*sql.Conn, error) {
 	return conn, nil
 }
 
-// explainDBError says what an operator can do about the usual mistakes.
+// explainDBError says what an operator can do about a usual mistake.
 func explainDBError(err error) error {
 	const refusedSetting = "DATABASE_URL: the database, or a pooler before it, refuses a setting"
 	advice := map[string]string{
@@ -866,7 +861,6 @@ func explainDBError(err error) error {
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 
-// migrate applies schema.sql.
 func migrate(ctx context.Context) error {
 	conn, err := openForCommand(ctx)
 	if err != nil {

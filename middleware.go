@@ -1,8 +1,7 @@
 package main
 
-// This file has everything between net/http and the handlers: the steps that every request takes,
-// the checks of its route, strict input, and the answer. A first reading can leave out parts 5 and
-// 6, the problems and the log.
+// Everything between net/http and the handlers. A first reading can leave out
+// parts 5 and 6, the problems and the log.
 
 import (
 	"bytes"
@@ -35,30 +34,28 @@ import (
 
 // Part 1: the steps.
 
-// A request is an HTTP request and what the steps have found out about it. Header has the headers
-// of the request, and w.Header() has those of the answer.
+// A request is an HTTP request and what the steps have found out about it.
+// Header has its headers, w.Header() those of the answer.
 type request struct {
 	*http.Request
 	w         *response
 	serverLog *slog.Logger // log adds the request's id to it
 
-	originAllowed bool       // step 2: whether the Origin header names an allowed origin
+	originAllowed bool       // step 2: the Origin header names an allowed origin
 	id            string     // step 3
 	client        netip.Addr // step 3
 
 	// Step 6.
 	route     route       // the zero route if none matches
 	fields    fields      // the input, valid when the handler is called
-	badFields fieldErrors // fields that are unknown or repeated
-	badValues fieldErrors // values that are not strings, or not Unicode
+	badFields fieldErrors // what is wrong with it besides the errors of the check
 	user      *user       // the account; nil without a session
 	session   sessionToken
 }
 
 // ServeHTTP takes a request through the six steps of the specification.
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
-	r := &request{Request: httpRequest, serverLog: s.log}
-	r.w = &response{ResponseWriter: w, request: r}
+	r := &request{Request: httpRequest, w: &response{ResponseWriter: w}, serverLog: s.log}
 	if s.cfg.env != envLocal {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
 	}
@@ -75,7 +72,6 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 	s.dispatch(r) // 6. the contract of a route
 }
 
-// recoverPanic turns a panic into a 500.
 func (r *request) recoverPanic() {
 	fault := recover()
 	if fault == http.ErrAbortHandler { // tells net/http to close the connection
@@ -86,10 +82,10 @@ func (r *request) recoverPanic() {
 	}
 }
 
-// panicFrames names the innermost functions of a panic, leaving out the runtime's own.
+// panicFrames names the innermost functions of a panic, without the runtime's.
 func panicFrames() string {
 	callers := make([]uintptr, 16)
-	n := runtime.Callers(3, callers) // leaves out Callers, panicFrames and recoverPanic
+	n := runtime.Callers(3, callers) // from the caller of recoverPanic on
 	frames := runtime.CallersFrames(callers[:n])
 	var names []string
 	for more := true; more && len(names) < 3; {
@@ -102,10 +98,10 @@ func panicFrames() string {
 	return strings.Join(names, " < ")
 }
 
-// contentPolicy keeps a browser from loading or running anything, and from framing the answer.
+// contentPolicy lets an answer load and run nothing, and no page frame it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
-// securityHeaders are set on every answer. Files and documents replace some of them.
+// securityHeaders are on every answer. Files and documents replace some.
 var securityHeaders = map[string]string{
 	"Strict-Transport-Security":    "max-age=63072000; includeSubDomains",
 	"X-Content-Type-Options":       "nosniff",
@@ -134,8 +130,8 @@ func (s *server) setCommonHeaders(r *request) {
 	}
 }
 
-// allowsOrigin reports whether an origin is in the list or, in production, is an https subdomain of
-// the one domain. domainPattern matches no port and no path (C1).
+// allowsOrigin reports whether an origin is in the list or, in production, an
+// https subdomain of the one domain, without a port (C1).
 func (c *config) allowsOrigin(origin string) bool {
 	if c.env != envProduction {
 		return slices.Contains(c.allowedOrigins, origin)
@@ -147,8 +143,8 @@ func (c *config) allowsOrigin(origin string) bool {
 
 var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// identify keeps the client's request id if it has the allowed form. Any other text could carry a
-// secret, or forge a line in some log (G1).
+// identify keeps the client's request id only in a form that can't forge a line
+// of a log (G1).
 func (s *server) identify(r *request) {
 	r.id = r.Header.Get("X-Request-Id")
 	if !requestIDPattern.MatchString(r.id) {
@@ -158,8 +154,9 @@ func (s *server) identify(r *request) {
 	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
 }
 
-// clientAddress reads X-Forwarded-For from the right, because each proxy appends the address of its
-// own client. A client can forge all that stands to the left of the first untrusted address (L2).
+// clientAddress reads X-Forwarded-For from the right, because each proxy
+// appends its client's address. All to the left of the first untrusted address
+// can be forged (L2).
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	isTrusted := func(proxy netip.Prefix) bool { return proxy.Contains(client) }
@@ -174,8 +171,8 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	return client
 }
 
-// parseAddress parses an address with or without a port. For any other text, it returns the zero
-// Addr.
+// parseAddress parses an address with or without a port. It returns the zero
+// Addr for other text.
 func parseAddress(text string) netip.Addr {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
@@ -185,20 +182,20 @@ func parseAddress(text string) netip.Addr {
 	return addr.Unmap().WithZone("")
 }
 
-// clientKey returns an IPv4 address, or the /64 of an IPv6 address, because one customer usually
-// has a whole /64.
+// clientKey returns an IPv4 address, or the /64 of an IPv6 address, which one
+// customer usually has.
 func (r *request) clientKey() string {
 	bits := 64
 	if r.client.Is4() {
 		bits = 32
 	}
-	network, _ := r.client.Prefix(bits) // bits is valid for both
+	network, _ := r.client.Prefix(bits)
 	return network.String()
 }
 
-// limitClient counts a request against the limit of its client. It does not count preflights of
-// allowed origins. They do no work, a browser sends one before each new URL, and a page can't see
-// that one was refused.
+// limitClient does not count preflights of allowed origins. They do no work, a
+// browser sends one before each new URL, and a page can't see that one was
+// refused.
 func (s *server) limitClient(r *request) error {
 	if r.isPreflight() && r.originAllowed {
 		return nil
@@ -222,11 +219,10 @@ func (r *request) isPreflight() bool {
 
 var crossOriginCheck = http.NewCrossOriginProtection()
 
-// checkOrigin answers preflights of allowed origins, and refuses writes from foreign origins.
-// SameSite=Lax alone would let writes from sibling subdomains pass (C2).
-//
-// crossOriginCheck lets a request pass that has neither Sec-Fetch-Site nor Origin, because no
-// browser sends such a write. Without Sec-Fetch-Site, it compares hosts, but not schemes.
+// checkOrigin answers preflights of allowed origins, and refuses writes from
+// foreign ones. SameSite=Lax alone would let writes from sibling subdomains
+// pass (C2). A request with neither Sec-Fetch-Site nor Origin passes, because
+// no browser sends such a write.
 func (r *request) checkOrigin() (isAnswered bool) {
 	isForeignWrite := crossOriginCheck.Check(r.Request) != nil && !r.originAllowed
 	switch {
@@ -247,18 +243,18 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	return false
 }
 
-// dispatch lets net/http's router find the route of a request and call it. If the router writes an
-// error itself, such as a 404, dispatch answers with a problem instead.
+// dispatch lets net/http's router call the route. If the router writes an error
+// itself, such as a 404, dispatch answers with a problem instead.
 func (s *server) dispatch(r *request) {
-	catcher := &errorCatcher{response: r.w}
+	catcher := &errorCatcher{response: r.w, request: r}
 	s.mux.ServeHTTP(catcher, r.Request)
 	if err := catcher.toError(); err != nil {
 		r.fail(err)
 	}
 }
 
-// addRoute registers a route with the router. The router calls it with the ResponseWriter that it
-// got from dispatch, from which addRoute takes the request.
+// addRoute registers a route with the router, which passes on the
+// ResponseWriter of dispatch.
 func (s *server) addRoute(rt route) {
 	rt.mustBeValid()
 	s.mux.HandleFunc(rt.pattern, func(w http.ResponseWriter, _ *http.Request) {
@@ -270,9 +266,10 @@ func (s *server) addRoute(rt route) {
 	})
 }
 
-// Part 2: the contract. The types of a route stand beside the route table in main.go.
+// Part 2: the contract of a route. Its types stand beside the route table.
 
-// An output is what a handler returns for a success. It is nil if the answer has no body.
+// An output is what a handler returns for a success. It is nil if the answer
+// has no body.
 type output interface{ validate() fieldErrors }
 
 // sent is the output of a handler that has sent its answer itself.
@@ -280,10 +277,9 @@ type sent struct{}
 
 func (sent) validate() fieldErrors { return nil }
 
-// serveRoute makes the checks of a route, then calls its handler.
-//
-// The body is read before the account. Otherwise a client could withhold the end of a body until it
-// has lost its rights, and still write (W1).
+// serveRoute makes the checks of a route, then calls its handler. It reads the
+// body before the account. Otherwise a client could withhold the end of a body
+// until it has lost its rights, and still write (W1).
 func (s *server) serveRoute(r *request) error {
 	inputErr := r.readFields()
 	if !r.route.access.public {
@@ -299,7 +295,8 @@ func (s *server) serveRoute(r *request) error {
 	if inputErr != nil {
 		return inputErr
 	}
-	// No resource that can be written has an ETag, so only "*" holds on a write (RFC 9110 13.1.1).
+	// No resource that can be written has an ETag, so only "*" holds on a write
+	// (RFC 9110 13.1.1).
 	ifMatch := r.Header.Get("If-Match")
 	if ifMatch != "" && ifMatch != "*" && !isRead(r.Method) {
 		return errPrecondition
@@ -311,8 +308,8 @@ func (s *server) serveRoute(r *request) error {
 	return r.answer(out)
 }
 
-// pathID returns an id from the path. For any text but a UUID it returns NULL, which matches no
-// row, so the answer is a 404.
+// pathID returns an id from the path, or NULL, which matches no row, if it is
+// no UUID.
 func (r *request) pathID(name string) sql.Null[string] {
 	id := r.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
@@ -322,10 +319,10 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input. readFields makes a map of the body or the query, and lets the route check
-// it.
+// Part 3: strict input.
 
-// fields are the members of a JSON object, or the parameters of a query. All values are strings.
+// fields are the members of a JSON object, or the parameters of a query. All
+// values are strings.
 type fields map[string]string
 
 func (f fields) text(name, fallback string) string {
@@ -336,7 +333,6 @@ func (f fields) text(name, fallback string) string {
 	return value
 }
 
-// optional returns the value of a field, or nil if the field was not sent.
 func (f fields) optional(name string) *string {
 	value, isSent := f[name]
 	if !isSent {
@@ -345,7 +341,6 @@ func (f fields) optional(name string) *string {
 	return &value
 }
 
-// trimmed is like optional, without the spaces around the value.
 func (f fields) trimmed(name string) *string {
 	value := f.optional(name)
 	if value != nil {
@@ -354,8 +349,7 @@ func (f fields) trimmed(name string) *string {
 	return value
 }
 
-// number returns the value of a field, or -1 if it is not a number in plain digits. No field allows
-// -1.
+// number returns -1, which no field allows, for anything but plain digits.
 func (f fields) number(name, fallback string) int {
 	text := f.text(name, fallback)
 	n, err := strconv.Atoi(text)
@@ -410,7 +404,6 @@ const (
 	maxContentType = 256      // bytes; parsing 16 kB would take 2 ms
 )
 
-// readFields reads the query of a GET or HEAD, or else a JSON body, and validates the fields.
 func (r *request) readFields() error {
 	if r.route.input == nil {
 		return nil
@@ -423,8 +416,7 @@ func (r *request) readFields() error {
 	if err := read(); err != nil {
 		return err
 	}
-	// Only the first error of a field is sent, so this order says which reason helps most.
-	errs := slices.Concat(r.badFields, r.route.check(r.fields), r.badValues)
+	errs := append(r.route.check(r.fields), r.badFields...)
 	if errs != nil {
 		return invalid(errs...)
 	}
@@ -436,9 +428,12 @@ func (r *request) readBody() error {
 	if kind != "application/json" || len(params) > 0 {
 		return wrongMediaType("application/json")
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(r.w, r.Body, maxJSONBody))
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSONBody+1))
 	if err != nil {
 		return bodyProblem(err)
+	}
+	if len(body) > maxJSONBody {
+		return errTooLarge
 	}
 	return r.readJSON(body)
 }
@@ -459,9 +454,9 @@ func (r *request) readQuery() error {
 	return nil
 }
 
-// readJSON reads one flat JSON object of strings. encoding/json alone would accept names in another
-// letter case, duplicates, null, and data after the object (I3). readJSON decodes only strings,
-// because nested arrays would take milliseconds.
+// readJSON reads one flat JSON object of strings (I3). Decoding it into a
+// struct would accept names in another letter case, duplicates and null. Nested
+// values are not decoded: they would take milliseconds.
 func (r *request) readJSON(body []byte) error {
 	body = bytes.TrimPrefix(body, []byte("\uFEFF")) // a byte order mark (RFC 8259 8.1)
 	decoder := json.NewDecoder(bytes.NewReader(body))
@@ -486,23 +481,23 @@ func (r *request) readJSON(body []byte) error {
 	return nil
 }
 
-// addField adds a field that was sent, and records what is wrong with it. A field that the route
-// does not name is an error, so no client can set a field such as role (Z3). encoding/json has
-// replaced invalid UTF-8 and lone surrogates by U+FFFD. In a query, ContainsRune finds invalid
-// UTF-8 itself.
+// addField adds a field, and records what is wrong with it. A field that the
+// route does not name is an error, so no client can set a field such as role
+// (Z3). Invalid UTF-8 and lone surrogates count as U+FFFD, which encoding/json
+// puts in their place.
 func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
 	isUnicode := !strings.ContainsRune(value, utf8.RuneError)
 	r.badFields.check(isKnown, name, "is not known here")
 	r.badFields.check(!isRepeated, name, "is sent more than once")
-	r.badValues.check(isText, name, "must be a string")
-	r.badValues.check(isUnicode, name, "must be Unicode text without U+FFFD")
+	r.badFields.check(isText, name, "must be a string")
+	r.badFields.check(isUnicode, name, "must be Unicode text without U+FFFD")
 	r.fields[name] = value
 }
 
-// mediaType returns the type of the body and its parameters without the charset. It returns "" if
-// the header is missing, repeated, malformed or too long, if the charset is not UTF-8, or if the
+// mediaType returns the type of the body and its parameters without the
+// charset, or "" if the header is not usable, the charset is not UTF-8, or the
 // body is encoded.
 func mediaType(header http.Header) (kind string, params map[string]string) {
 	lines := header["Content-Type"]
@@ -517,13 +512,12 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// Part 4: the answer. answer writes the output of a handler, and fail writes its error. Only
-// getFile and the handlers of documents write to the response themselves.
+// Part 4: the answer. answer sends the output of a handler, and fail its error.
+// Only handlers of files and documents write themselves, and return sent.
 
 // A response passes on what is written, and counts it for the log.
 type response struct {
 	http.ResponseWriter
-	request *request
 	status  int   // 0 if none was sent
 	bytes   int64 // of the body
 	copyErr error // why a file could not be sent to its end
@@ -539,14 +533,12 @@ func (w *response) Write(b []byte) (int, error) {
 		w.WriteHeader(200)
 	}
 	n, err := w.ResponseWriter.Write(b)
-	if w.request.Method != "HEAD" { // for which net/http discards the body
-		w.bytes += int64(n)
-	}
+	w.bytes += int64(n)
 	return n, err
 }
 
-// ReadFrom lets the kernel send a file (sendfile). Without it, a download of 1 MB takes a third
-// more processor time.
+// ReadFrom lets the kernel send a file (sendfile), which saves a quarter of the
+// processor time.
 func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(w.ResponseWriter, src)
 	w.bytes += n
@@ -557,11 +549,13 @@ func (w *response) ReadFrom(src io.Reader) (int64, error) {
 // Unwrap is for http.ResponseController, which sets deadlines.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// An errorCatcher is the ResponseWriter for the two parts of net/http that write errors themselves:
-// its router and http.ServeContent. It drops an error, and passes a success on.
+// An errorCatcher stands before the two parts of net/http that write errors
+// themselves, its router and http.ServeContent. It drops an error, and passes a
+// success on.
 type errorCatcher struct {
 	*response
-	caught int // status of the error; 0 if there is none
+	request *request // for addRoute
+	caught  int      // status of the error; 0 if there is none
 }
 
 func (w *errorCatcher) WriteHeader(status int) {
@@ -579,7 +573,6 @@ func (w *errorCatcher) Write(b []byte) (int, error) {
 	return w.response.Write(b)
 }
 
-// toError returns our error for the one that was dropped, or nil.
 func (w *errorCatcher) toError() error {
 	switch w.caught {
 	case 0:
@@ -596,8 +589,8 @@ func (w *errorCatcher) toError() error {
 	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
 }
 
-// A timestamp is a time that has three decimals in answers, as in JavaScript. Many parsers read
-// another number of decimals wrongly, or not at all.
+// A timestamp has three decimals in answers, because many parsers read no other
+// number of them.
 type timestamp struct{ time.Time }
 
 func (t timestamp) MarshalJSON() ([]byte, error) {
@@ -605,8 +598,8 @@ func (t timestamp) MarshalJSON() ([]byte, error) {
 	return t.UTC().AppendFormat(text, `"2006-01-02T15:04:05.000Z"`), nil
 }
 
-// answer sends an output. If the output breaks its contract, answer sends nothing of it, and the
-// error becomes a 500 (I5).
+// answer sends an output. It sends nothing of one that breaks its contract
+// (I5).
 func (r *request) answer(out output) error {
 	switch out.(type) {
 	case sent:
@@ -620,7 +613,7 @@ func (r *request) answer(out output) error {
 	}
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false) // "<" would take six bytes, and an answer is never HTML (nosniff)
+	encoder.SetEscapeHTML(false) // else "<" takes six bytes; an answer is never HTML (nosniff)
 	if err := encoder.Encode(out); err != nil {
 		return err
 	}
@@ -632,15 +625,15 @@ func (r *request) answer(out output) error {
 	return nil
 }
 
-// headersOfErrors are the headers that an error keeps, besides the securityHeaders. All others,
-// such as a cookie, were set for a success.
+// headersOfErrors are the headers that an error keeps. All others, such as a
+// cookie, were set for a success.
 var headersOfErrors = []string{
 	"Connection", "X-Request-Id", "Allow", "Content-Range", "Access-Control-Allow-Origin",
 	"Access-Control-Allow-Credentials", "Access-Control-Expose-Headers",
 }
 
-// fail answers with an error. It is the only function that does, so all errors have one format. If
-// an answer has begun, fail closes the connection.
+// fail answers with an error, or closes the connection if an answer has begun.
+// No other function sends errors, so all have one format.
 func (r *request) fail(err error) {
 	p := toProblem(err)
 	r.logProblem(p)
@@ -666,8 +659,7 @@ func (r *request) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = r.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	// Before the answer, net/http reads the rest of a short body. A client that withholds it gets
-	// its answer a second later.
+	// net/http first reads the rest of a short body, for at most this second.
 	http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(time.Second))
 	r.w.WriteHeader(p.Status)
 	r.w.Write(body)
@@ -675,7 +667,7 @@ func (r *request) fail(err error) {
 
 // Part 5: problems.
 
-// A problem is an error for a client (RFC 9457). It is passed by value, so fail fills in a copy.
+// A problem is an error for a client (RFC 9457).
 type problem struct {
 	Title     string      `json:"title"`
 	Status    int         `json:"status"`
@@ -725,8 +717,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns a 401. The reason (missing, forged, expired or ended) is for the log; the
-// client gets the same answer for all of them.
+// unauthenticated returns a 401. The reason (missing, forged, expired or ended)
+// is only logged.
 func unauthenticated(reason string) problem {
 	p := newProblem(401, "unauthenticated",
 		"Please sign in: the session is missing, expired or ended.")
@@ -734,7 +726,6 @@ func unauthenticated(reason string) problem {
 	return p
 }
 
-// unavailable returns a 503 for a failure that may soon pass.
 func unavailable(cause error) problem {
 	p := newProblem(503, "unavailable",
 		"The service can't answer now. Please try again in a moment.")
@@ -772,14 +763,11 @@ func invalid(errs ...fieldError) problem {
 	return p
 }
 
-// toProblem returns the problem for an error. An unexpected one, such as a bug or a broken disk,
-// becomes a 500, so that no text of PostgreSQL, the file system or Go reaches a client.
+// toProblem turns an unexpected error into a 500, so that no text of
+// PostgreSQL, the file system or Go reaches a client.
 func toProblem(err error) problem {
 	if p, ok := errors.AsType[problem](err); ok {
 		return p
-	}
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return errTooLarge
 	}
 	p := newProblem(500, "internal", "The service has failed. Its operator can find out why.")
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
@@ -789,8 +777,8 @@ func toProblem(err error) problem {
 	return p
 }
 
-// bodyProblem returns the problem for an error while a body was read or stored. Unless the disk has
-// failed, it is the client's fault.
+// bodyProblem blames the client for an error of reading or storing a body,
+// unless the disk has failed.
 func bodyProblem(err error) problem {
 	p := toProblem(err)
 	_, isDiskError := errors.AsType[*fs.PathError](err)
@@ -803,9 +791,10 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// Part 6: the log. The line of a request is made from an allow-list, so it needs no mask. A client
-// can write three texts into it, in a checked form: the request id, an id in the path, and the
-// origin. Events contain texts of errors, which are masked.
+// Part 6: the log. The line of a request is made from an allow-list, so it
+// needs no mask: a client can write only a request id, an id in the path and an
+// origin into it, in a checked form. Events contain texts of errors, which are
+// masked.
 
 func (r *request) log() *slog.Logger {
 	log := r.serverLog.With("requestId", r.id, "client", r.client)
@@ -817,8 +806,7 @@ func (r *request) log() *slog.Logger {
 
 var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
 
-// logRequest writes the line of a request. It leaves out a healthy /healthz, which proxies ask for
-// every second.
+// logRequest leaves out a healthy /healthz, which proxies ask for every second.
 func (s *server) logRequest(r *request, started time.Time) {
 	if r.route.path() == healthPath && r.w.status == 200 {
 		return
@@ -848,7 +836,11 @@ func (s *server) logRequest(r *request, started time.Time) {
 			add(strings.ToLower(name), "***")
 		}
 	}
-	attrs = append(attrs, "status", r.w.status, "bytes", r.w.bytes, "duration", time.Since(started))
+	sentBytes := r.w.bytes
+	if r.Method == "HEAD" {
+		sentBytes = 0 // net/http has discarded them
+	}
+	attrs = append(attrs, "status", r.w.status, "bytes", sentBytes, "duration", time.Since(started))
 	s.requestLog.Info("request", attrs...)
 }
 
@@ -862,13 +854,14 @@ func (r *request) originForLog() string {
 	return origin
 }
 
-// logRefusedOrigin tells the developer of a page why its request fails. The browser hides that.
+// logRefusedOrigin tells why a page's request fails, which its browser hides.
 func (r *request) logRefusedOrigin(attrs ...any) {
 	r.log().With("origin", r.originForLog()).Info(
 		"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)", attrs...)
 }
 
-// logProblem logs failures of the server, and refusals that may be an attack (G4).
+// logProblem logs failures of the server, and refusals that may be an attack
+// (G4).
 func (r *request) logProblem(p problem) {
 	switch {
 	case p.Status >= 500:
@@ -883,7 +876,7 @@ func (r *request) logProblem(p problem) {
 // unmasked are the attributes of events whose texts have a checked form.
 var unmasked = []string{"requestId", "userId", "fileId", "client", "origin"}
 
-// maskAttr masks all other texts of an event (G2).
+// maskAttr masks the other texts of an event (G2).
 func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	kind := a.Value.Kind()
 	isText := kind == slog.KindString || kind == slog.KindAny
@@ -902,16 +895,18 @@ var masks = []struct {
 	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*@`), "$1***@"},
 	// smtps://user:password@mail.example.com → smtps://***@mail.example.com
 	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
-	// A key, or a part of a token. An id has only 36 characters.
+	// A key, or a part of a token. An id is shorter.
 	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
 	// A one-time code, and every longer number.
 	{regexp.MustCompile(`[0-9]{6,}`), "***"},
 }
 
-// maxLoggedText is in bytes. JSON can double a text, so a line has less than 2 kB (H4).
+// maxLoggedText is in bytes. JSON can double a text, so a line has less than 2
+// kB (H4).
 const maxLoggedText = 460
 
-// maskText masks a text, then cuts it. A mask might not recognize the first half of a secret.
+// maskText masks a text, then cuts it. A mask might not recognize the first
+// half of a secret.
 func maskText(text string) string {
 	text = strings.Map(visible, text)
 	for _, mask := range masks {
@@ -920,10 +915,14 @@ func maskText(text string) string {
 	return text[:min(len(text), maxLoggedText)]
 }
 
-// visible replaces a character that can't be seen, which could hide a secret from the masks.
+// visible removes characters that can't be seen, which could hide a secret from
+// the masks.
 func visible(c rune) rune {
-	if unicode.IsPrint(c) {
+	switch {
+	case unicode.IsPrint(c):
 		return c
+	case unicode.IsSpace(c):
+		return ' '
 	}
-	return ' '
+	return -1
 }

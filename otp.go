@@ -1,8 +1,8 @@
 package main
 
-// One-time codes: the map that holds them, what happens after a request for one, and its mail. A
-// code leaves this process only by mail or, in the local environment without a mail server, on
-// standard output.
+// One-time codes: the map that holds them, what a request for one does, and its
+// mail. A code leaves this process only by mail or, locally without a mail
+// server, on standard output.
 
 import (
 	"cmp"
@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"math/big"
 	"net"
 	"net/mail"
@@ -32,41 +31,43 @@ const (
 	codeCount  = 1_000_000 // codes of that length
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum time between two mails to one address
-	codeRenew  = codeTTL / 2 // age from which on a request for a code makes a new one
+	codeRenew  = codeTTL / 2 // age from which on a request makes a new code
 	maxGuesses = 10          // wrong guesses that end a code
 
 	maxCodeRequests  = 1000                   // unfinished requests for a code
-	codeDelay        = 500 * time.Millisecond // longest random delay before the work on a request
+	codeDelay        = 500 * time.Millisecond // longest random delay before the work
 	codeMaxWait      = time.Minute            // longest wait for a mail slot
 	maxConversations = 32                     // simultaneous conversations with the mail server
-	mailTimeout      = 10 * time.Second       // for one whole conversation
+	mailTimeout      = 10 * time.Second       // for one conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
 )
 
 var codePattern = regexp.MustCompile("^[0-9]{6}$")
 
-// A oneTimeCode works once. It ends codeTTL after it was issued, or after maxGuesses wrong guesses.
+// A oneTimeCode works once. It ends codeTTL after it was issued, or after
+// maxGuesses wrong guesses.
 type oneTimeCode struct {
 	digits     string
-	issuedAt   time.Time // monotonic, like mailedAt, so a step of the clock changes no age
+	issuedAt   time.Time // monotonic, so a step of the clock changes no age
 	userID     string    // whom the code signs in
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
 	mailedAt time.Time // when the last mail began; zero after withdraw
-	mails    int       // mails that have begun, except one that was withdrawn
-	guesses  int       // wrong guesses
+	mails    int       // that have begun, except one that was withdrawn
+	guesses  int       // wrong ones
 }
 
-// isFor reports whether a code still signs a user in. It does not if the user was signed out
-// everywhere after the account was read for the code, because somebody else may have been reading
-// the mailbox (S1), or if the address has got another account since then.
+// isFor reports whether a code still signs a user in. It does not if the user
+// was signed out everywhere since the account was read for it, because somebody
+// else may have been reading the mailbox (S1), or if the address now belongs to
+// another account.
 func (code *oneTimeCode) isFor(u *user) bool {
 	return code.userID == u.UserID && !code.userReadAt.Before(u.signedOutAt)
 }
 
-// oneTimeCodes maps each address, in lower case, to its current code. Strangers can't fill it,
-// because only active users get codes. A restart forgets all codes.
+// oneTimeCodes maps each address, in lower case, to its current code. Strangers
+// can't fill it, because only active users get codes. A restart forgets all.
 type oneTimeCodes struct {
 	mu      sync.Mutex
 	byEmail map[string]*oneTimeCode
@@ -77,12 +78,13 @@ var (
 	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
 )
 
-// issue returns the current code of a user, or a new one, if a mail is due. Its errors say why none
-// is.
+// issue returns the current code of a user, or a new one, if a mail is due. Its
+// errors say why none is.
 //
-// However many clients ask, a mailbox gets one mail per codeResend, unless the code was used or is
-// no longer for this user (O7). While a code is young, the same one is mailed again. So whichever
-// mail the user opens has the right code, and a stranger who asks for one voids nothing.
+// However many clients ask, a mailbox gets one mail per codeResend, unless the
+// code was used or is no longer for this user (O7). A young code is mailed
+// again, so whichever mail the user opens has the right code, and a stranger
+// who asks for one voids nothing.
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,8 +99,8 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	if now.Sub(code.issuedAt) >= codeRenew {
 		code = c.makeCode(email, u)
 	}
-	// Guesses have ended this code. If a new one replaced it at once, each request for a code would
-	// bring maxGuesses more (L5).
+	// Guesses have ended this code. If a new one replaced it at once, each
+	// request would bring maxGuesses more (L5).
 	if code.guesses >= maxGuesses {
 		return nil, errGuessedOut
 	}
@@ -107,10 +109,10 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	return code, nil
 }
 
-// makeCode makes a code that was not mailed yet. All codes from 000000 to 999999 are equally likely
-// (O1). The caller holds the lock.
+// makeCode makes a code; all from 000000 to 999999 are equally likely (O1). The
+// caller holds the lock.
 func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
-	n, _ := rand.Int(rand.Reader, big.NewInt(codeCount)) // never fails (see crypto/rand.Reader)
+	n, _ := rand.Int(rand.Reader, big.NewInt(codeCount)) // rand.Reader never fails
 	code := &oneTimeCode{
 		digits:     fmt.Sprintf("%0*d", codeLength, n),
 		issuedAt:   time.Now(),
@@ -118,30 +120,30 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 		userReadAt: u.now,
 	}
 	c.byEmail[email] = code
-	// This only frees memory. find checks the age itself.
+	// This frees memory; find checks the age itself.
 	time.AfterFunc(codeTTL, func() { c.remove(email, code) })
 	return code
 }
 
-// withdraw takes back a code whose first mail has failed. It can't be used until it is mailed
-// again. It is not deleted, because its count of guesses would start anew, and a stranger can make
-// mail fail: they fill the mailbox.
+// withdraw takes back a code whose first mail has failed, until it is mailed
+// again. It does not delete the code: a stranger who makes mail fail, by
+// filling the mailbox, would reset its guesses.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if code.mails > 1 { // an earlier mail has arrived
+	if code.mails > 1 { // an earlier mail may have arrived
 		return
 	}
 	code.mails = 0
 	code.mailedAt = time.Time{}
 }
 
-// find returns the code of an address if the digits match and it has not expired (O2). It does not
-// use the code up; remove does.
+// find returns the code of an address if the digits match and it has not
+// expired (O2). It does not use the code up; remove does.
 //
-// find counts the wrong guesses at a code, besides guessLimit, because a flood can make a limiter
-// forget an address. So there are at most maxGuesses at each code, and issue makes a new one at
-// most every codeRenew (L5).
+// find counts the wrong guesses at a code, because a flood can make guessLimit
+// forget an address. So each code takes at most maxGuesses, and issue makes a
+// new one at most every codeRenew (L5).
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,8 +162,9 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	return code
 }
 
-// remove deletes a code. It returns false if the code was removed or replaced before, so of several
-// requests that have found the same code, one succeeds.
+// remove deletes a code. It returns false if that was done before, or the code
+// was replaced. So of several requests that have found the same code, one
+// succeeds.
 func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,9 +175,10 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	return true
 }
 
-// scheduleCode runs sendCode after a random delay. ok is false if maxCodeRequests are unfinished.
-// Without the delay, a client could see the work of a mail in the time of its next request, and
-// learn that the address is known (O10).
+// scheduleCode runs sendCode after a random delay. ok is false if
+// maxCodeRequests are unfinished. Without the delay, the time of a client's
+// next request would show the work of a mail, and so that the address is known
+// (O10).
 func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
@@ -190,9 +194,9 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	return true
 }
 
-// sendCode mails a code if the address belongs to an active user. The mail goes to the address as
-// stored, never to what a client has sent. Each mail has a conversation of its own. In one queue,
-// the delay of a client's own mail would tell whether another address has an account (M2).
+// sendCode mails a code to the address as stored, if it belongs to an active
+// user. Each mail has a conversation of its own. In one queue, the delay of a
+// client's own mail would tell whether another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -210,7 +214,7 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Warn("code not sent: waited too long")
 		return
 	}
-	code, err := s.codes.issue(email, u) // only now, so a request that is dropped makes no code
+	code, err := s.codes.issue(email, u) // only now: a request that was dropped makes no code
 	if err != nil {
 		log.Info("code not sent: " + err.Error())
 		return
@@ -225,40 +229,37 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	log.Info("code sent")
 }
 
-// mailCode mails a code, or prints it if no mail server is configured.
 func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
 		_, err := fmt.Fprintf(s.out, "\nSign-in code for %s: %s\n\n", to, code.digits)
 		return err
 	}
 	service := s.cfg.mail.domain()
-	left := codeTTL - time.Since(code.issuedAt)
+	left := (codeTTL - time.Since(code.issuedAt)).Round(time.Second)
 	text := fmt.Sprintf(`Your sign-in code for %s is %s.
 
-It works once, within %.0f minutes. Do not tell it to anyone.
+It works once, within %d minutes. Do not tell it to anyone.
 If you did not ask for it, ignore this mail.
-`, service, code.digits, math.Ceil(left.Minutes()))
+`, service, code.digits, left/time.Minute)
 	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)
 }
 
-// A mailer sends mail through one server.
 type mailer struct {
 	server *url.URL // SMTP_URL; nil only in the local environment: codes are printed
 	from   *mail.Address
 }
 
-// domain returns the domain of MAIL_FROM. It names the service to users, and this machine to mail
-// servers.
+// domain names the service to users, and this machine to mail servers.
 func (m mailer) domain() string {
 	_, domain, _ := strings.Cut(m.from.Address, "@")
 	return domain
 }
 
-// smtpPorts has the default ports. smtp begins in plain text, smtps with TLS.
+// smtpPorts are the default ports. smtp begins in plain text, smtps with TLS.
 var smtpPorts = map[string]string{"smtp": "587", "smtps": "465"}
 
-// send delivers a mail. net/smtp bounds neither the time nor the bytes of a conversation, so send
-// does, before TLS begins as well (M1).
+// send delivers a mail. It bounds the time and the bytes of the conversation,
+// which net/smtp does not (M1).
 func (m mailer) send(to, subject, text string) error {
 	host := m.server.Hostname()
 	port := cmp.Or(m.server.Port(), smtpPorts[m.server.Scheme])
@@ -280,7 +281,7 @@ func (m mailer) send(to, subject, text string) error {
 		return failedStep("greeting", err)
 	}
 	if err := client.Hello(m.domain()); err != nil {
-		// If EHLO is refused, err has only the answer to HELO. With smtps, nothing else is known.
+		// err has only the answer to HELO, which net/smtp tries next.
 		if heard.Len() > 0 {
 			err = fmt.Errorf("%w; all that it has said: %.200q", err, heard.String())
 		}
@@ -292,7 +293,6 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, m.message(to, subject, text))
 }
 
-// A boundedReply is a connection that is read through reply, which has a limit.
 type boundedReply struct {
 	net.Conn
 	reply io.Reader
@@ -304,7 +304,7 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// usualCauses says what an operator should check first if a step of a conversation fails.
+// usualCauses says what an operator should check first if a step fails.
 var usualCauses = map[string]string{
 	"connect":   "host and port of SMTP_URL; a firewall",
 	"greeting":  "smtps:// for port 465, else smtp://; SSL_CERT_FILE for a private authority",
@@ -320,11 +320,11 @@ func failedStep(step string, err error) error {
 	return fmt.Errorf("%s (check %s): %w", step, usualCauses[step], err)
 }
 
-// encryptAndLogIn begins TLS, and sends user and password.
 func (m mailer) encryptAndLogIn(client *smtp.Client) error {
 	host := m.server.Hostname()
-	// Require STARTTLS even if the server does not offer it, because an attacker may have removed
-	// the offer (D4). On loopback nobody stands in between, and the certificate has another name.
+	// Require STARTTLS even if the server does not offer it: an attacker may
+	// have removed the offer (D4). On loopback nobody stands in between, and
+	// the certificate has another name.
 	isLoopback := slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 	if m.server.Scheme == "smtp" && !isLoopback {
 		if err := client.StartTLS(tlsConfig(host)); err != nil {
@@ -340,7 +340,8 @@ func (m mailer) encryptAndLogIn(client *smtp.Client) error {
 	return nil
 }
 
-// auth returns AUTH PLAIN, or else AUTH LOGIN, because Microsoft 365 offers only that.
+// auth returns AUTH PLAIN, or else AUTH LOGIN, because Microsoft 365 offers
+// only that.
 func (m mailer) auth(client *smtp.Client) smtp.Auth {
 	user := m.server.User.Username()
 	password, _ := m.server.User.Password()
@@ -352,7 +353,7 @@ func (m mailer) auth(client *smtp.Client) smtp.Auth {
 	return &loginAuth{offered: mechanisms, answers: []string{user, password}}
 }
 
-// A loginAuth is AUTH LOGIN, which net/smtp lacks. The server asks for user and password in turn.
+// A loginAuth is AUTH LOGIN: the server asks for user and password in turn.
 type loginAuth struct {
 	offered []string
 	answers []string
@@ -377,11 +378,10 @@ func (a *loginAuth) Next(_ []byte, more bool) ([]byte, error) {
 	return []byte(answer), nil
 }
 
-// errUnconfirmed means that the mail server has the whole mail, but has neither accepted nor
-// refused it. The mail may arrive.
+// errUnconfirmed means that the mail server has the whole mail, so it may
+// arrive.
 var errUnconfirmed = errors.New("neither accepted nor refused")
 
-// deliver sends the mail. The server has accepted it when body.Close returns nil.
 func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	if err := client.Mail(m.from.Address); err != nil {
 		return failedStep("sender", err)
@@ -407,8 +407,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	return nil
 }
 
-// message returns a mail in the format of RFC 5322. Neither address can contain a line break,
-// because the settings and the table users refuse it.
+// message returns a mail (RFC 5322). The settings and the table users keep line
+// breaks out of both addresses (I4).
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

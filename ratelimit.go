@@ -1,7 +1,6 @@
 package main
 
-// The rate limiter: a token bucket for each key, in bounded memory. limitClient and serveRoute in
-// middleware.go spend the tokens.
+// The rate limiter: a token bucket for each key, in bounded memory.
 
 import (
 	"fmt"
@@ -12,13 +11,14 @@ import (
 
 const maxKeys = 65_536 // most keys that one limiter keeps
 
-// A limiter keeps a bucket of burst tokens for each key. Each token comes back one period after it
-// was spent. This equals a sliding-window log: at most burst requests pass in any interval of one
-// period (L1). A bucket that refills continuously would let twice as many pass. The price is
-// memory: about 100 bytes for each key, and up to 16 for each request of the last period.
+// A limiter keeps a bucket of burst tokens for each key. Each token comes back
+// one period after it was spent. This equals a sliding-window log: at most
+// burst requests pass in any interval of one period (L1). A bucket that refills
+// continuously would let twice as many pass. The price is memory: about 100
+// bytes for each key, and up to 16 for each request of the last period.
 //
-// Only the hash of a key is kept, so that long keys cost no more. Two keys share a hash with a
-// probability of 2^-64.
+// It keeps only the hash of a key, so that long keys cost no more. Two keys
+// share one with a probability of 2^-64.
 type limiter struct {
 	burst  int
 	period time.Duration
@@ -51,8 +51,8 @@ func (l *limiter) String() string {
 	return fmt.Sprintf("%d in %s by %s", l.burst, period, l.by)
 }
 
-// spend spends a token, or returns a 429 with the exact time until the next one comes back. An
-// empty key is not counted.
+// spend spends a token, or returns a 429 with the exact time until the next one
+// comes back. An empty key is not counted.
 func (l *limiter) spend(key string) error {
 	if key == "" {
 		return nil
@@ -74,7 +74,6 @@ func (l *limiter) spend(key string) error {
 	return nil
 }
 
-// stillSpent returns the times of the tokens that have not come back yet.
 func (l *limiter) stillSpent(hash uint64, now time.Duration) []time.Duration {
 	spent := l.spent[hash]
 	for len(spent) > 0 && now-spent[0] >= l.period {
@@ -96,9 +95,9 @@ func (l *limiter) sweep(now time.Duration) {
 	l.sweptAt = now
 }
 
-// dropAnyKey makes room, so that nobody is refused because of other clients' keys (L3). It may drop
-// a key that is being refused. What a flood gains by that at a mailbox is bounded by the code
-// itself (see find in otp.go).
+// dropAnyKey makes room, so that nobody is refused because of other clients'
+// keys (L3). The code itself bounds what a flood gains by that at a mailbox
+// (see find in otp.go).
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)

@@ -1,7 +1,7 @@
 package main
 
-// The store: PostgreSQL through database/sql. Each statement stands beside the handler that uses
-// it. When the database fails, a request gets this:
+// The store: PostgreSQL through database/sql. When the database fails, a request
+// gets this:
 //
 //	no connection is free         503 after slotTimeout
 //	a statement runs too long     503 after statementTimeout
@@ -37,24 +37,24 @@ const (
 	dbTimeout        = 2 * time.Second // for each dial, socket read and socket write
 )
 
-// serverSettings are set on each connection of a server.
+// serverSettings are set on each connection.
 var serverSettings = map[string]string{
 	"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
-	// Plan a list once (54 µs a call instead of 79), and for its index even while the table is
-	// small.
+	// Plan a list once (54 µs a call instead of 79), and for its index even
+	// while the table is small.
 	"plan_cache_mode": "force_generic_plan",
 	"enable_seqscan":  "off",
 }
 
-// A store runs the statements of requests. Its methods take no context, because database/sql and
-// lib/pq start two goroutines for each read with one. That is 5 % of a request's processor time.
+// A store runs the statements of requests. Its methods take no context, because
+// each read with one starts two goroutines, which cost 5 % of a request's
+// processor time.
 type store struct {
 	db         *sql.DB
 	slots      chan struct{} // each statement under way has put one element into it
 	statements sync.Map      // text of a read → *sql.Stmt, prepared at its first use
 }
 
-// openStore connects to the database and checks that the tables can be read.
 func openStore(databaseURL string) (*store, error) {
 	connector, err := newConnector(databaseURL, serverSettings)
 	if err != nil {
@@ -72,7 +72,8 @@ func openStore(databaseURL string) (*store, error) {
 	return st, nil
 }
 
-// probeTables returns an error if a table or a column can't be read. It reads no row.
+// probeTables returns an error if a table or a column can't be read. It reads
+// no row.
 func (st *store) probeTables() error {
 	err := st.read(`select from
 		(select user_id, email, permission, suspended, signed_out_at from users) u,
@@ -86,8 +87,8 @@ func (st *store) probeTables() error {
 	return err
 }
 
-// read runs a statement that changes nothing, and scans its only row. Without a row, it returns
-// sql.ErrNoRows.
+// read runs a statement that changes nothing, and scans its only row. Without a
+// row, it returns sql.ErrNoRows.
 func (st *store) read(text string, args []any, dest ...any) error {
 	found := false
 	err := st.list(text, args, func(rows *sql.Rows) error {
@@ -100,8 +101,9 @@ func (st *store) read(text string, args []any, dest ...any) error {
 	return err
 }
 
-// list runs a statement that changes nothing, and calls scan for each row. If the connection turns
-// out to be dead before the first row, database/sql sends the statement again on another one (D5).
+// list runs a statement that changes nothing, and calls scan for each row. If
+// the connection is dead, database/sql sends the statement again on another one
+// (D5).
 func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -111,17 +113,22 @@ func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error
 	if err != nil {
 		return classify(err)
 	}
+	return scanAll(rows, scan)
+}
+
+// scanAll reads rows to the end, because an error can follow a row.
+func scanAll(rows *sql.Rows, scan func(*sql.Rows) error) error {
 	defer rows.Close()
 	for rows.Next() {
-		if err := scan(rows); err != nil { // a bug of this program
+		if err := scan(rows); err != nil {
 			return err
 		}
 	}
 	return classify(rows.Err())
 }
 
-// query prepares each text at its first use, which halves the cost of a read. There are few texts,
-// because no value is part of one.
+// query prepares each text at its first use, which halves the cost of a read.
+// No value is part of a text, so there are few.
 func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	prepared, isPrepared := st.statements.Load(text)
 	if !isPrepared {
@@ -132,13 +139,12 @@ func (st *store) query(text string, args []any) (*sql.Rows, error) {
 		prepared, _ = st.statements.LoadOrStore(text, fresh)
 	}
 	rows, err := prepared.(*sql.Stmt).Query(args...)
-	if sqlState(err) == "0A000" { // a column has another type than when the text was prepared
+	if sqlState(err) == "0A000" { // the type of a column was changed
 		st.statements.Delete(text)
 	}
 	return rows, err
 }
 
-// takeSlot waits for a turn. Without a context, database/sql would wait for ever.
 func (st *store) takeSlot() error {
 	select {
 	case st.slots <- struct{}{}:
@@ -150,13 +156,12 @@ func (st *store) takeSlot() error {
 
 func (st *store) freeSlot() { <-st.slots }
 
-// write runs a statement that changes something, and scans its only row. Without a row, it returns
-// sql.ErrNoRows.
+// write is like read, for a statement that changes something.
 //
-// A write must not be sent twice, because PostgreSQL may have committed it before its connection
-// broke (D1). database/sql sends nothing again on a *sql.Conn. The statement has no context with a
-// deadline. At a deadline, lib/pq would cancel it, and a PostgreSQL that waits for its standby
-// would report success too early.
+// A write must not be sent twice, because PostgreSQL may have committed it
+// before its connection broke (D1). database/sql sends nothing again on a
+// *sql.Conn. The context has no deadline: lib/pq would cancel the statement,
+// and a PostgreSQL that waits for its standby would then report success.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -171,25 +176,19 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	if err != nil {
 		return classify(err)
 	}
-	defer rows.Close()
 	found := false
-	for rows.Next() { // to the end, because an error can follow the row
+	err = scanAll(rows, func(rows *sql.Rows) error {
 		found = true
-		if err := rows.Scan(dest...); err != nil {
-			return err
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return classify(err)
-	}
-	if !found {
+		return rows.Scan(dest...)
+	})
+	if err == nil && !found {
 		return sql.ErrNoRows
 	}
-	return nil
+	return err
 }
 
-// writableConn returns a connection that has just answered that it can write. It drops those that
-// are dead or whose server has become a standby, and begins no new try after dbTimeout.
+// writableConn returns a connection that has just answered that it can write.
+// It drops those that are dead or whose server has become a standby.
 func (st *store) writableConn() (*sql.Conn, error) {
 	ctx := context.Background()
 	started := time.Now()
@@ -211,7 +210,7 @@ func (st *store) writableConn() (*sql.Conn, error) {
 	return nil, lastErr
 }
 
-// orNotFound turns a missing row into a 404. An insert without a row is a bug, and a 500.
+// orNotFound turns a missing row into a 404.
 func orNotFound(err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return errNotFound
@@ -219,7 +218,7 @@ func orNotFound(err error) error {
 	return err
 }
 
-// endedIfUserGone returns a 401 if a write failed because its user was deleted meanwhile.
+// endedIfUserGone returns a 401 if the user of a write was deleted meanwhile.
 func endedIfUserGone(err error) error {
 	if sqlState(err) == "23503" { // foreign_key_violation
 		return unauthenticated("ended")
@@ -236,11 +235,11 @@ func sqlState(err error) string {
 	return string(dbErr.Code)
 }
 
-// outageClasses are the classes of SQLSTATEs whose cause may soon pass. All others mean a bug or a
-// wrong setup.
+// outageClasses are the classes of SQLSTATEs whose cause may soon pass. All
+// others mean a bug or a wrong setup.
 var outageClasses = []string{
 	"08", // connection
-	"0A", // not supported: a column has another type than when its statement was prepared
+	"0A", // the type of a column was changed after its statement was prepared
 	"25", // the server has become read-only
 	"40", // serialization, deadlock
 	"53", // resources
@@ -249,15 +248,16 @@ var outageClasses = []string{
 	"58", // system, such as a failed disk
 }
 
-// classify turns a failure of the database into a 503, so that nobody gets or loses a session
-// through it (Z2). An error that PostgreSQL reports stays as it is, unless its cause may soon pass.
+// classify turns a failure of the database into a 503, so that nobody gets or
+// loses a session through it (Z2). An error that PostgreSQL reports stays as it
+// is, unless its cause may soon pass.
 func classify(err error) error {
 	if err == nil {
 		return nil
 	}
 	dbErr, isReported := errors.AsType[*pq.Error](err)
-	// Without a report, the connection is broken. (A wrong number of arguments gets here, too.)
-	// FATAL means that PostgreSQL does not accept the connection.
+	// Without a report, the connection is broken. FATAL means that PostgreSQL
+	// refuses it.
 	if !isReported || dbErr.Fatal() {
 		return unavailable(err)
 	}
@@ -267,8 +267,8 @@ func classify(err error) error {
 	return err
 }
 
-// deadlineDialer dials connections on which every read and write times out. lib/pq alone would wait
-// for a hung PostgreSQL for ever.
+// A deadlineDialer dials connections on which every read and write times out.
+// lib/pq alone would wait for a hung PostgreSQL for ever.
 type deadlineDialer struct{}
 
 // Dial gives each address of a host name its share of dbTimeout.
@@ -303,8 +303,9 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
-// Read closes the connection after any error. Otherwise lib/pq could take the late rest of one
-// answer for the next answer. A reset becomes io.EOF, after which database/sql sends a read again.
+// Read closes the connection after any error, so that lib/pq can't take the
+// late rest of one answer for the next. A reset becomes io.EOF, after which
+// database/sql sends a read again.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
