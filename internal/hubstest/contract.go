@@ -121,6 +121,9 @@ func limitsOf(operation any) (limits []Limit) {
 func fieldsOf(operation any) (fields []Field) {
 	parameters, _ := within(operation, "parameters").([]any)
 	for _, parameter := range parameters {
+		if within(resolve(parameter), "in") != "query" {
+			continue
+		}
 		name := within(resolve(parameter), "name").(string)
 		schema := within(resolve(parameter), "schema").(map[string]any)
 		fields = append(fields, Field{Name: name, Schema: schema})
