@@ -23,7 +23,7 @@ import (
 const TERMS_VERSION = "2026-11-01"
 
 const (
-	sessionTTL = 60 * 24 * time.Hour // of a session token and of its cookie
+	sessionTTL = 60 * 24 * time.Hour // life of a session token and its cookie
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
 	maxCookies = 8                   // of our name; each may cost a signature for each key
 )

@@ -6,8 +6,8 @@ package main
 // An upload has two names on disk: its working name, unfinished/<id>, and its
 // final name, <id>, a link to the same bytes. The order is: working name,
 // bytes, fsync, link, fsync of the folder, row (F4). So a file with a row is
-// whole and on disk. The working name goes last: by it, the sweep finds what an
-// upload that was cut off has left.
+// whole and on disk. The working name goes last, because it leads the sweep to
+// what an upload that was cut off has left.
 
 import (
 	"crypto/rand"
@@ -165,8 +165,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	err = s.store.write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
-	// Unless PostgreSQL itself says that the insert has failed, it may have
-	// committed the row.
+	// An error that PostgreSQL reports means that it has committed nothing.
+	// After any other one, it may have.
 	hasFailed := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows)
 	rowMayExist = !hasFailed
 	if err != nil {
@@ -212,14 +212,20 @@ func (s *server) removeUpload(id string) error {
 }
 
 // An uploadForm reads a multipart form with one file. Package multipart reads
-// the body through its Read, which keeps the bounds of bytes and of time.
+// the body through Read, which keeps the bounds:
+//
+//	maxPartHeaders    bytes before the file begins              413
+//	maxFile           bytes of the file                         413
+//	maxFormBytes      bytes of the form, its file not counted   413
+//	stallTimeout      time without progress                     400
+//	transferTimeout   time for what was received so far         400
 type uploadForm struct {
 	request *request
 	maxFile int64 // bytes
 	started time.Time
 
 	received int64 // bytes of the body
-	limit    int64 // for received; it grows as the form is read
+	limit    int64 // for received: it depends on what is being read
 	isCut    bool  // Read has refused to go beyond limit
 	parts    *multipart.Reader
 	part     *multipart.Part // the file
@@ -228,7 +234,7 @@ type uploadForm struct {
 func (form *uploadForm) Read(p []byte) (int, error) {
 	timeLeft := transferTimeout(form.received) - time.Since(form.started)
 	form.setReadTimeout(min(stallTimeout, timeLeft))
-	rest := max(form.limit-form.received, 1) // the byte after limit is an excess
+	rest := max(form.limit-form.received, 1) // at the limit, one byte more shows an excess
 	n, err := form.request.Body.Read(p[:min(int64(len(p)), rest)])
 	form.received += int64(n)
 	if form.received > form.limit {

@@ -40,8 +40,8 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts all that the table accepts: a hub that an operator named
-// with a tab must not break its page. A zero time means that the scan has
+// validate accepts all that the table accepts. A hub whose name an operator
+// wrote with a tab must not break its page. A zero time means that the scan has
 // missed a column.
 func (h hub) validate() (errs fieldErrors) {
 	errs.checkLength("name", h.Name, 1, maxHubName)

@@ -4,12 +4,14 @@
 //
 // A request, such as PATCH /hubs/{hubId}, takes these steps:
 //
-//  1. ServeHTTP (middleware.go) takes it through the six steps of the specification. The last one
-//     finds its route in the table below, and calls serveRoute.
-//  2. serveRoute reads and validates the fields, checks session, terms and role, spends the route's
-//     own limit, and calls the handler, changeHub.
+//  1. ServeHTTP (middleware.go) takes it through the six steps that
+//     README.md lists. The last one finds its route in the table below, and
+//     calls serveRoute.
+//  2. serveRoute reads and validates the fields, checks session, terms and
+//     role, spends the route's own limit, and calls the handler, changeHub.
 //  3. The handler runs a statement. It returns an output or an error.
-//  4. answer lets the output validate itself, and sends it. fail sends an error instead.
+//  4. answer lets the output validate itself, and sends it. fail sends an error
+//     instead.
 //
 // An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an
 // order in which to read the files. Leave the end of this one, configuration
@@ -100,6 +102,7 @@ func run(args []string) error {
 	return nil
 }
 
+// A server holds what the handlers share.
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
@@ -543,7 +546,7 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 		cfg.Runtime = map[string]string{}
 	}
 	maps.Copy(cfg.Runtime, settings)
-	cfg.BinaryParameters = true // saves a round trip for each write
+	cfg.BinaryParameters = true // a write needs one round trip less
 	return pq.NewConnectorConfig(cfg)
 }
 

@@ -35,7 +35,7 @@ import (
 // Part 1: the steps.
 
 // A request is an HTTP request and what the steps have found out about it.
-// Header has its headers, w.Header() those of the answer.
+// r.Header has the headers of the request, r.w.Header() those of the answer.
 type request struct {
 	*http.Request
 	w         *response
@@ -48,12 +48,11 @@ type request struct {
 	// Step 6.
 	route     route       // the zero route if none matches
 	fields    fields      // the input, valid when the handler is called
-	badFields fieldErrors // what is wrong with it besides the errors of the check
+	badFields fieldErrors // what is wrong with it, besides what the check finds
 	user      *user       // the account; nil without a session
 	session   sessionToken
 }
 
-// ServeHTTP takes a request through the six steps of the specification.
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 	r := &request{Request: httpRequest, w: &response{ResponseWriter: w}, serverLog: s.log}
 	if s.cfg.env != envLocal {
@@ -143,8 +142,8 @@ func (c *config) allowsOrigin(origin string) bool {
 
 var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// identify keeps the client's request id only in a form that can't forge a line
-// of a log (G1).
+// identify finds the request's id and the client's address. It keeps an id that
+// the client has sent only in a form that can't forge a line of a log (G1).
 func (s *server) identify(r *request) {
 	r.id = r.Header.Get("X-Request-Id")
 	if !requestIDPattern.MatchString(r.id) {
@@ -193,9 +192,9 @@ func (r *request) clientKey() string {
 	return network.String()
 }
 
-// limitClient does not count preflights of allowed origins. They do no work, a
-// browser sends one before each new URL, and a page can't see that one was
-// refused.
+// limitClient counts the request, unless it is a preflight of an allowed
+// origin. These read no data, a browser sends one before each new URL, and a
+// page can't see that one was refused.
 func (s *server) limitClient(r *request) error {
 	if r.isPreflight() && r.originAllowed {
 		return nil
@@ -222,7 +221,7 @@ var crossOriginCheck = http.NewCrossOriginProtection()
 // checkOrigin answers preflights of allowed origins, and refuses writes from
 // foreign ones. SameSite=Lax alone would let writes from sibling subdomains
 // pass (C2). A request with neither Sec-Fetch-Site nor Origin passes, because
-// no browser sends such a write.
+// no current browser sends such a write.
 func (r *request) checkOrigin() (isAnswered bool) {
 	isForeignWrite := crossOriginCheck.Check(r.Request) != nil && !r.originAllowed
 	switch {
@@ -266,6 +265,46 @@ func (s *server) addRoute(rt route) {
 	})
 }
 
+// An errorCatcher is the ResponseWriter of the two parts of net/http that write
+// errors themselves, its router and http.ServeContent. It drops an error, and
+// passes a success on. It also carries the request through the router.
+type errorCatcher struct {
+	*response
+	request *request
+	caught  int // status of the error; 0 if there is none
+}
+
+func (w *errorCatcher) WriteHeader(status int) {
+	if status < 300 || status == 304 {
+		w.response.WriteHeader(status)
+		return
+	}
+	w.caught = status
+}
+
+func (w *errorCatcher) Write(b []byte) (int, error) {
+	if w.caught != 0 {
+		return len(b), nil
+	}
+	return w.response.Write(b)
+}
+
+func (w *errorCatcher) toError() error {
+	switch w.caught {
+	case 0:
+		return nil
+	case 405: // net/http has set Allow
+		return errMethod
+	case 412:
+		return errPrecondition
+	case 416:
+		return errRange
+	case 500:
+		return errors.New("http.ServeContent could not read the file")
+	}
+	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
+}
+
 // Part 2: the contract of a route. Its types stand beside the route table.
 
 // An output is what a handler returns for a success. It is nil if the answer
@@ -295,8 +334,8 @@ func (s *server) serveRoute(r *request) error {
 	if inputErr != nil {
 		return inputErr
 	}
-	// No resource that can be written has an ETag, so only "*" holds on a write
-	// (RFC 9110 13.1.1).
+	// What can be written has no ETag, so no If-Match but "*" matches (RFC 9110
+	// 13.1.1).
 	ifMatch := r.Header.Get("If-Match")
 	if ifMatch != "" && ifMatch != "*" && !isRead(r.Method) {
 		return errPrecondition
@@ -319,7 +358,8 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input.
+// Part 3: strict input. addField finds what is wrong for any route, the route's
+// check the rest. A handler then parses the fields again, and can't fail.
 
 // fields are the members of a JSON object, or the parameters of a query. All
 // values are strings.
@@ -400,7 +440,7 @@ func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
-	maxFields      = 50       // of an input; 16 kB of them would take 5 ms
+	maxFields      = 50       // of an input; those of 16 kB would take 5 ms
 	maxContentType = 256      // bytes; parsing 16 kB would take 2 ms
 )
 
@@ -416,6 +456,8 @@ func (r *request) readFields() error {
 	if err := read(); err != nil {
 		return err
 	}
+	// The client gets the first error of each field: that of the check, which
+	// says best what is expected.
 	errs := append(r.route.check(r.fields), r.badFields...)
 	if errs != nil {
 		return invalid(errs...)
@@ -548,46 +590,6 @@ func (w *response) ReadFrom(src io.Reader) (int64, error) {
 
 // Unwrap is for http.ResponseController, which sets deadlines.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// An errorCatcher stands before the two parts of net/http that write errors
-// themselves, its router and http.ServeContent. It drops an error, and passes a
-// success on.
-type errorCatcher struct {
-	*response
-	request *request // for addRoute
-	caught  int      // status of the error; 0 if there is none
-}
-
-func (w *errorCatcher) WriteHeader(status int) {
-	if status < 300 || status == 304 {
-		w.response.WriteHeader(status)
-		return
-	}
-	w.caught = status
-}
-
-func (w *errorCatcher) Write(b []byte) (int, error) {
-	if w.caught != 0 {
-		return len(b), nil
-	}
-	return w.response.Write(b)
-}
-
-func (w *errorCatcher) toError() error {
-	switch w.caught {
-	case 0:
-		return nil
-	case 405: // net/http has set Allow
-		return errMethod
-	case 412:
-		return errPrecondition
-	case 416:
-		return errRange
-	case 500:
-		return errors.New("http.ServeContent could not read the file")
-	}
-	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
-}
 
 // A timestamp has three decimals in answers, because many parsers read no other
 // number of them.

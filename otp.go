@@ -53,9 +53,9 @@ type oneTimeCode struct {
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mailedAt time.Time // when the last mail began; zero after withdraw
-	mails    int       // that have begun, except one that was withdrawn
-	guesses  int       // wrong ones
+	mailedAt     time.Time // when the last mail began; zero if nobody has the code
+	mailedBefore bool      // there was a mail before the last one
+	guesses      int       // wrong guesses
 }
 
 // isFor reports whether a code still signs a user in. It does not if the user
@@ -82,9 +82,9 @@ var (
 // errors say why none is.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the
-// code was used or is no longer for this user (O7). A young code is mailed
-// again, so whichever mail the user opens has the right code, and a stranger
-// who asks for one voids nothing.
+// code was used, is no longer for this user, or could not be mailed (O7). A
+// young code is mailed again, so whichever mail the user opens has the right
+// code, and a stranger who asks for one voids nothing.
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +104,8 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	if code.guesses >= maxGuesses {
 		return nil, errGuessedOut
 	}
+	code.mailedBefore = !code.mailedAt.IsZero()
 	code.mailedAt = now
-	code.mails++
 	return code, nil
 }
 
@@ -125,17 +125,16 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 	return code
 }
 
-// withdraw takes back a code whose first mail has failed, until it is mailed
-// again. It does not delete the code: a stranger who makes mail fail, by
-// filling the mailbox, would reset its guesses.
+// withdraw is for a code whose last mail has failed. If that was the first one,
+// nobody has the code, so it can't be used until it is mailed. It is not
+// deleted, because its count of guesses would start anew, and a stranger can
+// make mails fail: they fill the mailbox.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if code.mails > 1 { // an earlier mail may have arrived
-		return
+	if !code.mailedBefore {
+		code.mailedAt = time.Time{}
 	}
-	code.mails = 0
-	code.mailedAt = time.Time{}
 }
 
 // find returns the code of an address if the digits match and it has not
@@ -148,7 +147,7 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	code := c.byEmail[email]
-	if code == nil || code.mails == 0 {
+	if code == nil || code.mailedAt.IsZero() {
 		return nil
 	}
 	hasExpired := time.Since(code.issuedAt) >= codeTTL
@@ -176,9 +175,9 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 }
 
 // scheduleCode runs sendCode after a random delay. ok is false if
-// maxCodeRequests are unfinished. Without the delay, the time of a client's
-// next request would show the work of a mail, and so that the address is known
-// (O10).
+// maxCodeRequests are unfinished. Without the delay, the work on a mail would
+// slow down the client's next request, which would tell that the address is
+// known (O10).
 func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
@@ -195,8 +194,9 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 }
 
 // sendCode mails a code to the address as stored, if it belongs to an active
-// user. Each mail has a conversation of its own. In one queue, the delay of a
-// client's own mail would tell whether another address has an account (M2).
+// user. Each mail has a conversation of its own. If mails waited in one queue,
+// the delay of a client's own mail would tell whether another address has an
+// account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
@@ -219,14 +219,16 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Info("code not sent: " + err.Error())
 		return
 	}
-	if err := s.mailCode(u.Email, code); err != nil {
-		if !errors.Is(err, errUnconfirmed) {
-			s.codes.withdraw(code)
-		}
+	err = s.mailCode(u.Email, code)
+	switch {
+	case err == nil:
+		log.Info("code sent")
+	case errors.Is(err, errUnconfirmed):
+		log.Error("code perhaps sent", "error", err)
+	default:
+		s.codes.withdraw(code)
 		log.Error("code not sent", "error", err)
-		return
 	}
-	log.Info("code sent")
 }
 
 func (s *server) mailCode(to string, code *oneTimeCode) error {
@@ -244,6 +246,7 @@ If you did not ask for it, ignore this mail.
 	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)
 }
 
+// A mailer sends mail through one server.
 type mailer struct {
 	server *url.URL // SMTP_URL; nil only in the local environment: codes are printed
 	from   *mail.Address
@@ -281,7 +284,7 @@ func (m mailer) send(to, subject, text string) error {
 		return failedStep("greeting", err)
 	}
 	if err := client.Hello(m.domain()); err != nil {
-		// err has only the answer to HELO, which net/smtp tries next.
+		// net/smtp tries HELO next, and err has only the answer to that.
 		if heard.Len() > 0 {
 			err = fmt.Errorf("%w; all that it has said: %.200q", err, heard.String())
 		}
@@ -378,9 +381,8 @@ func (a *loginAuth) Next(_ []byte, more bool) ([]byte, error) {
 	return []byte(answer), nil
 }
 
-// errUnconfirmed means that the mail server has the whole mail, so it may
-// arrive.
-var errUnconfirmed = errors.New("neither accepted nor refused")
+var errUnconfirmed = errors.New(
+	"the mail server has neither accepted nor refused the mail")
 
 func (m mailer) deliver(client *smtp.Client, to, message string) error {
 	if err := client.Mail(m.from.Address); err != nil {
@@ -401,7 +403,7 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 		return failedStep("data", err)
 	}
 	if err != nil {
-		return failedStep("data", fmt.Errorf("%w: %w", errUnconfirmed, err))
+		return fmt.Errorf("data: %w: %w", errUnconfirmed, err)
 	}
 	client.Text.Cmd("QUIT") // don't wait for the reply
 	return nil

@@ -13,9 +13,10 @@ const maxKeys = 65_536 // most keys that one limiter keeps
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back
 // one period after it was spent. This equals a sliding-window log: at most
-// burst requests pass in any interval of one period (L1). A bucket that refills
-// continuously would let twice as many pass. The price is memory: about 100
-// bytes for each key, and up to 16 for each request of the last period.
+// burst requests pass in any interval of one period (L1), unless dropAnyKey has
+// dropped the key. A bucket that refills continuously would let twice as many
+// pass. The price is memory: about 100 bytes for each key, and up to 16 for
+// each request of the last period.
 //
 // It keeps only the hash of a key, so that long keys cost no more. Two keys
 // share one with a probability of 2^-64.
@@ -96,8 +97,8 @@ func (l *limiter) sweep(now time.Duration) {
 }
 
 // dropAnyKey makes room, so that nobody is refused because of other clients'
-// keys (L3). The code itself bounds what a flood gains by that at a mailbox
-// (see find in otp.go).
+// keys (L3). So a flood can reset the count of an address, but each code counts
+// the guesses at it, too (see find in otp.go).
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)

@@ -1,13 +1,18 @@
 package main
 
-// The store: PostgreSQL through database/sql. When the database fails, a request
-// gets this:
+// The store: PostgreSQL through database/sql. When the database fails, a
+// request gets this:
 //
 //	no connection is free         503 after slotTimeout
 //	a statement runs too long     503 after statementTimeout
 //	PostgreSQL does not answer    503: the socket times out (deadlineConn)
-//	a connection is dead          database/sql sends a read again; a write takes another one
 //	PostgreSQL reports an error   503 or 500 (classify)
+//	a connection is dead          nothing: another one is taken
+//
+// lib/pq reports a dead connection as driver.ErrBadConn. Then database/sql
+// sends the statement again on another one, but it never does so on a
+// *sql.Conn. So reads run on the pool, and each write on a *sql.Conn that has
+// just answered.
 
 import (
 	"cmp"
@@ -34,14 +39,14 @@ const (
 	poolSize         = 8               // connections; on two cores, 16 served no more requests
 	slotTimeout      = time.Second     // longest wait for a connection
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
-	dbTimeout        = 2 * time.Second // for each dial, socket read and socket write
+	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
 )
 
 // serverSettings are set on each connection.
 var serverSettings = map[string]string{
 	"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
-	// Plan a list once (54 µs a call instead of 79), and for its index even
-	// while the table is small.
+	// Plan each statement once (a list then takes 54 µs instead of 79), and use
+	// the indexes even while a table is small.
 	"plan_cache_mode": "force_generic_plan",
 	"enable_seqscan":  "off",
 }
@@ -51,7 +56,7 @@ var serverSettings = map[string]string{
 // processor time.
 type store struct {
 	db         *sql.DB
-	slots      chan struct{} // each statement under way has put one element into it
+	slots      chan struct{} // one element for each statement under way
 	statements sync.Map      // text of a read → *sql.Stmt, prepared at its first use
 }
 
@@ -101,9 +106,8 @@ func (st *store) read(text string, args []any, dest ...any) error {
 	return err
 }
 
-// list runs a statement that changes nothing, and calls scan for each row. If
-// the connection is dead, database/sql sends the statement again on another one
-// (D5).
+// list runs a statement that changes nothing, and calls scan for each row. Its
+// statement may be sent again (D5).
 func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -159,9 +163,9 @@ func (st *store) freeSlot() { <-st.slots }
 // write is like read, for a statement that changes something.
 //
 // A write must not be sent twice, because PostgreSQL may have committed it
-// before its connection broke (D1). database/sql sends nothing again on a
-// *sql.Conn. The context has no deadline: lib/pq would cancel the statement,
-// and a PostgreSQL that waits for its standby would then report success.
+// before its connection broke (D1). The context has no deadline, at which
+// lib/pq would cancel the statement: a PostgreSQL that waits for its standby
+// then reports success.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if err := st.takeSlot(); err != nil {
 		return err
@@ -188,7 +192,8 @@ func (st *store) write(text string, args []any, dest ...any) error {
 }
 
 // writableConn returns a connection that has just answered that it can write.
-// It drops those that are dead or whose server has become a standby.
+// It drops those that are dead or whose server has become a standby. This costs
+// each write a round trip.
 func (st *store) writableConn() (*sql.Conn, error) {
 	ctx := context.Background()
 	started := time.Now()
@@ -304,8 +309,8 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 type deadlineConn struct{ net.Conn }
 
 // Read closes the connection after any error, so that lib/pq can't take the
-// late rest of one answer for the next. A reset becomes io.EOF, after which
-// database/sql sends a read again.
+// late rest of one answer for the next. A reset becomes io.EOF, which lib/pq
+// reports as driver.ErrBadConn.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
