@@ -215,22 +215,6 @@ func TestSignOutEndsACode(t *testing.T) {
 	}
 }
 
-// S1: A code signs in only the user whom it was made for. If the address has got another account
-// since then, the code is refused, and the next request makes a new one.
-func TestCodeIsForOneUser(t *testing.T) {
-	t.Parallel()
-	codes := newCodes()
-	first, _ := codes.issue("a", &user{UserID: "ada"})
-	next := &user{UserID: "ben"}
-	if first.isFor(next) {
-		t.Error("another account with the address: got the code good for it, want it refused")
-	}
-	second, _ := codes.issue("a", next)
-	if second == nil || second == first || !second.isFor(next) {
-		t.Errorf("the next request: got %+v, want a code for the other account", second)
-	}
-}
-
 // O3: A code works only for its own address, only as a whole, and only once. When it was used, the
 // next request brings a new one at once.
 func TestCodeWorksOnce(t *testing.T) {
@@ -308,59 +292,6 @@ func contend(mu *sync.Mutex, try func() bool) int64 {
 	mu.Unlock()
 	all.Wait()
 	return won.Load()
-}
-
-// L5: For an hour, an attacker asks each second for a code of one mailbox, and makes nine guesses. In
-// between, 10,000 attempts a second at other addresses make the limiter forget the mailbox. From the
-// third minute on, the test makes it forget at once, as no flood could. The codes bound the guesses
-// all the same: at most ten a code, and a new code at most every five minutes.
-func TestFloodGainsFewGuesses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		codes, limit := newCodes(), newServer(config{}, nil, nil).guessLimit
-		made := map[*oneTimeCode]bool{}
-		attempts := 0 // that the limiter has let pass
-		for second := range 3600 {
-			ask(codes, "victim")
-			code := codes.byEmail["victim"]
-			made[code] = true
-			for range limit.burst - 1 {
-				if limit.spend("victim") == nil {
-					attempts++
-					guessWrong(codes, "victim", code, 1)
-				}
-			}
-			if second < 120 {
-				flood(limit, second, 10_000)
-			} else {
-				clear(limit.spent)
-			}
-			if second == 119 && attempts <= limit.burst {
-				t.Errorf("got %d attempts in two minutes, want more by the flood", attempts)
-			}
-			time.Sleep(time.Second)
-		}
-
-		most := int(time.Hour / codeRenew)
-		if len(made) != most {
-			t.Errorf("got %d codes in %d attempts of an hour, want %d", len(made), attempts, most)
-		}
-		for code := range made {
-			if code.guesses != maxGuesses {
-				t.Errorf("got %d guesses at a code, want %d", code.guesses, maxGuesses)
-			}
-		}
-		withoutFlood := limit.burst * int(time.Hour/limit.period)
-		fmt.Fprintf(t.Output(), "guesses a day at one mailbox: %d with a flood, %d without\n",
-			24*most*maxGuesses, 24*withoutFlood)
-	})
-}
-
-// flood makes attempts with n keys, which no other second has.
-func flood(l *limiter, second, n int) {
-	for i := range n {
-		l.spend(fmt.Sprint(second, " ", i))
-	}
 }
 
 // Codes that nobody uses are removed from memory when they expire. The timer of a code that was
