@@ -179,15 +179,15 @@ func TestStopEndsThoughNobodyReadsTheLog(t *testing.T) {
 	unread, output, err := os.Pipe()
 	hubstest.Must(t, err)
 	t.Cleanup(func() { unread.Close() })
-	addr := hubstest.FreeAddr(t)
 	cmd := hubstest.Serve()
-	for name, value := range hubstest.ServerEnv(t, map[string]string{"ADDR": addr}) {
+	for name, value := range hubstest.ServerEnv(t) {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	cmd.Stdout = output
 	hubstest.Must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill() })
-	hubstest.WaitListening(t, addr)
+	_, err = unread.Read(make([]byte, 4096)) // the line that the server listens
+	hubstest.Must(t, err)
 	fillPipe(t, output)
 
 	cmd.Process.Signal(syscall.SIGTERM)
