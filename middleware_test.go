@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -59,23 +58,6 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 		text, _ := start(rt).(string)
 		if !strings.HasSuffix(text, pattern) {
 			t.Errorf("%s: got the panic %q, want one that names %s", name, text, pattern)
-		}
-	}
-}
-
-// The server has the page at / only in the local environment.
-func TestPageIsLocal(t *testing.T) {
-	t.Parallel()
-	for environment, want := range map[string]int{
-		envLocal:      200,
-		envStaging:    404,
-		envProduction: 404,
-	} {
-		s := newServer(config{env: environment}, nil, io.Discard)
-		answer := httptest.NewRecorder()
-		s.ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
-		if got := answer.Code; got != want {
-			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}
 }

@@ -421,7 +421,7 @@ func (r *Response) headers() map[string]string {
 		want["Content-Security-Policy"] = policy +
 			"; style-src 'unsafe-inline'; sandbox allow-downloads"
 		want["Cache-Control"] = "private, no-cache"
-	} else if r.Path == "/" { // the page has a further policy in its text
+	} else if r.Path == "/" && r.Status < 400 { // the page has a further policy in its text
 		want["Content-Security-Policy"] = "frame-ancestors 'none'"
 	}
 	switch r.Status {
