@@ -136,13 +136,14 @@ func wantErrorLogged(t *testing.T, log *bytes.Buffer) {
 }
 
 // G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
-// reveal the cause, and has no header of the failed answer. The log has one error, with the same
-// request id.
+// reveal the cause, and has no header of the failed answer, but for the one with which a stopping
+// server ends its connections. The log has one error, with the same request id.
 func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
 	for name, handle := range failing {
 		t.Run(name, func(t *testing.T) {
 			s, log := newLoggedServer()
+			s.stopping.Store(true)
 			answer, fault := call(s, handle)
 			if fault != nil {
 				t.Errorf("got the panic %v, want none", fault)
@@ -154,6 +155,9 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 			if answer.Code != 500 || p.Code != "internal" || p.RequestID != failedID {
 				t.Errorf("got status %d and %+v, want 500, internal and the id of call",
 					answer.Code, p)
+			}
+			if got := answer.Header().Get("Connection"); got != "close" {
+				t.Errorf("got Connection %q, want close", got)
 			}
 			text := fmt.Sprint(answer.Header(), answer.Body)
 			if strings.Contains(text, secret) {
@@ -193,17 +197,6 @@ func TestPanicIsLoggedWithItsFunction(t *testing.T) {
 	call(s, panics)
 	if want := ".panics:"; !strings.Contains(log.String(), want) {
 		t.Errorf("got the log\n%s\nwant %s in it", log, want)
-	}
-}
-
-// An error keeps the header with which a stopping server ends its connections.
-func TestErrorsOfAStoppingServerEndConnections(t *testing.T) {
-	t.Parallel()
-	s, _ := newLoggedServer()
-	s.stopping.Store(true)
-	answer, _ := call(s, fails)
-	if got := answer.Header().Get("Connection"); got != "close" {
-		t.Errorf("got Connection %q, want close", got)
 	}
 }
 

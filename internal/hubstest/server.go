@@ -248,12 +248,6 @@ func (s *Server) Code(t testing.TB, email string) string {
 	if s.Mail != nil {
 		return s.Mail.WaitMail(t, email).Code(t)
 	}
-	return s.printedCode(t, email)
-}
-
-// printedCode returns the next code for the address that a server without a mail server prints.
-func (s *Server) printedCode(t testing.TB, email string) string {
-	t.Helper()
 	prefix := codeLinePrefix + email + ": "
 	s.mu.Lock()
 	from := s.codeLine[prefix]

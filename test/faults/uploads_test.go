@@ -14,12 +14,6 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// onDisk returns where the bytes of a file are on disk. path is its path in the API.
-func (s *service) onDisk(path string) string {
-	id := strings.Split(path, "/")[2]
-	return filepath.Join(s.Env["FILES_DIR"], id)
-}
-
 // waitSwept starts another server on the same data, and returns when its first sweep is over. A
 // server sweeps the working names in alphabetical order. So this method makes the last working name
 // that there can be, and waits until it is gone.
