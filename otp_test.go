@@ -97,8 +97,8 @@ func TestCodesExpire(t *testing.T) {
 	}
 }
 
-// O7: A mailbox gets at most one mail every codeResend, counted from the last one. While half of its
-// life is left, the same code is mailed again; after that, a new one. A code that nobody uses is
+// O7: A mailbox gets at most one mail every codeResend, counted from the last one. While a code is
+// younger than codeRenew, it is mailed again; after that, a new one. A code that nobody uses is
 // removed from memory when it expires, and no code that was replaced takes the next one with it.
 func TestSameCodeIsMailedAgain(t *testing.T) {
 	t.Parallel()
@@ -121,7 +121,7 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 			{email: "b", at: codeRenew, want: nothing},
 			{email: "b", at: codeRenew + codeResend - 2, want: nothing}, // counted from the second mail
 			{email: "b", at: codeRenew + codeResend - 1, want: other},
-			{email: "b", at: 2*codeRenew + codeResend - 1, want: other}, // exactly half of a life later
+			{email: "b", at: 2*codeRenew + codeResend - 1, want: other}, // exactly codeRenew later
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
 			code, _ := codes.issue(step.email, &user{now: time.Now()})
@@ -154,8 +154,8 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 	})
 }
 
-// L5: Ten wrong guesses end a code, also for who knows it. It stays until half of its life is over,
-// so that asking again brings no new guesses.
+// L5: The wrong guess number maxGuesses ends a code, also for who knows it. It stays for codeRenew, so
+// that asking again brings no new guesses.
 func TestTenGuessesEndACode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -172,13 +172,13 @@ func TestTenGuessesEndACode(t *testing.T) {
 		for _, pause := range []time.Duration{codeResend, codeRenew - codeResend - 1} {
 			time.Sleep(pause)
 			if ask(codes, "a") != nil {
-				t.Fatal("before half of its life is over: got a mail, want none")
+				t.Fatal("before codeRenew: got a mail, want none")
 			}
 		}
 		time.Sleep(time.Nanosecond)
 		second := ask(codes, "a")
 		if second == nil || !redeem(codes, "a", second.digits) {
-			t.Errorf("after half of its life: got the code %v, want a new one that works", second)
+			t.Errorf("after codeRenew: got the code %v, want a new one that works", second)
 		}
 	})
 }
@@ -251,8 +251,8 @@ func TestCodeWorksOnce(t *testing.T) {
 	}
 }
 
-// O3, O7, L5: Of many requests at once, one makes a code, ten wrong guesses count, and one of those
-// that have found the code removes it, and so opens a session.
+// O3, O7, L5: Of many requests at once, one makes a code, maxGuesses wrong guesses count, and one of
+// those that have found the code removes it, and so opens a session.
 func TestCodesInParallel(t *testing.T) {
 	t.Parallel()
 	codes := newCodes()
