@@ -143,8 +143,8 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 
 		time.Sleep(codeTTL - 1)
 		synctest.Wait()
-		if codes.byEmail["b"] != last["b"] {
-			t.Errorf("before its end: got the code %v, want the last one", codes.byEmail["b"])
+		if codes.find("b", last["b"].digits) == nil {
+			t.Error("before its end: got the last code refused, want it found")
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
