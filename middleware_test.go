@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -59,23 +58,6 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 		text, _ := start(rt).(string)
 		if !strings.HasSuffix(text, pattern) {
 			t.Errorf("%s: got the panic %q, want one that names %s", name, text, pattern)
-		}
-	}
-}
-
-// The server has the page at / only in the local environment.
-func TestPageIsLocal(t *testing.T) {
-	t.Parallel()
-	for environment, want := range map[string]int{
-		envLocal:      200,
-		envStaging:    404,
-		envProduction: 404,
-	} {
-		s := newServer(config{env: environment}, nil, io.Discard)
-		answer := httptest.NewRecorder()
-		s.ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
-		if got := answer.Code; got != want {
-			t.Errorf("GET / in %s: got status %d, want %d", environment, got, want)
 		}
 	}
 }
@@ -154,13 +136,14 @@ func wantErrorLogged(t *testing.T, log *bytes.Buffer) {
 }
 
 // G3, I5: A panic, an unknown error or an output that breaks its contract is a 500 that does not
-// reveal the cause, and has no header of the failed answer. The log has one error, with the same
-// request id.
+// reveal the cause, and has no header of the failed answer, but for the one with which a stopping
+// server ends its connections. The log has one error, with the same request id.
 func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	t.Parallel()
 	for name, handle := range failing {
 		t.Run(name, func(t *testing.T) {
 			s, log := newLoggedServer()
+			s.stopping.Store(true)
 			answer, fault := call(s, handle)
 			if fault != nil {
 				t.Errorf("got the panic %v, want none", fault)
@@ -172,6 +155,9 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 			if answer.Code != 500 || p.Code != "internal" || p.RequestID != failedID {
 				t.Errorf("got status %d and %+v, want 500, internal and the id of call",
 					answer.Code, p)
+			}
+			if got := answer.Header().Get("Connection"); got != "close" {
+				t.Errorf("got Connection %q, want close", got)
 			}
 			text := fmt.Sprint(answer.Header(), answer.Body)
 			if strings.Contains(text, secret) {
@@ -211,17 +197,6 @@ func TestPanicIsLoggedWithItsFunction(t *testing.T) {
 	call(s, panics)
 	if want := ".panics:"; !strings.Contains(log.String(), want) {
 		t.Errorf("got the log\n%s\nwant %s in it", log, want)
-	}
-}
-
-// An error keeps the header with which a stopping server ends its connections.
-func TestErrorsOfAStoppingServerEndConnections(t *testing.T) {
-	t.Parallel()
-	s, _ := newLoggedServer()
-	s.stopping.Store(true)
-	answer, _ := call(s, fails)
-	if got := answer.Header().Get("Connection"); got != "close" {
-		t.Errorf("got Connection %q, want close", got)
 	}
 }
 

@@ -98,47 +98,37 @@ func TestLimitSlides(t *testing.T) {
 
 // L3: A million new keys leave the memory of a limiter bounded, and each of them passes: nobody is
 // refused because of other clients' keys. A known key needs no room: it pushes out no other.
-func TestFloodOfNewKeys(t *testing.T) {
-	t.Parallel()
-	l := newLimiter(2, time.Hour, "")
-	const keys = 1_000_000
-	for i := range keys {
-		if got := refusedFor(t, l, strconv.Itoa(i)); got != 0 {
-			t.Fatalf("new key %d: got refused for %v, want passed", i, got)
-		}
-	}
-	if got := len(l.spent); got > maxKeys {
-		t.Errorf("got %d keys in memory, want at most %d", got, maxKeys)
-	}
-	known := strconv.Itoa(keys - 1)
-	if got := refusedFor(t, l, known); got != 0 || len(l.spent) != maxKeys {
-		t.Errorf("a known key: got refused for %v, and %d keys in memory, want passed, and %d",
-			got, len(l.spent), maxKeys)
-	}
-}
-
+//
 // A limiter sweeps at most once a period, because sweeping a full limiter takes milliseconds. Until
 // the next sweep, it keeps a key whose token has come back.
-func TestSweepIsOnceAPeriod(t *testing.T) {
+func TestFloodOfNewKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLimiter(1, time.Minute, "")
-		for n, step := range []struct {
-			pause time.Duration
-			kept  int // keys in memory after one more
-		}{
-			{0, 1},
-			{30 * time.Second, 2},
-			{30*time.Second - 1, 3},
-			{1, 3}, // a sweep, which discards the first key
-			{40 * time.Second, 4},
-			{20 * time.Second, 2}, // a sweep, which keeps only the last one before
-		} {
-			time.Sleep(step.pause)
-			l.spend(strconv.Itoa(n))
-			if got := len(l.spent); got != step.kept {
-				t.Errorf("key %d: got %d keys in memory, want %d", n, got, step.kept)
+		l := newLimiter(2, time.Hour, "")
+		kept := func(pause time.Duration, key string) int { // keys in memory after one more
+			time.Sleep(pause)
+			if got := refusedFor(t, l, key); got != 0 {
+				t.Fatalf("new key %s: got refused for %v, want passed", key, got)
 			}
+			return len(l.spent)
+		}
+		kept(1, "early")
+		kept(l.period-1, "at the sweep")
+		if got := kept(1, "after the sweep"); got != 3 {
+			t.Fatalf("between two sweeps: got %d keys in memory, want 3", got)
+		}
+		const keys = 1_000_000
+		for i := range keys {
+			kept(0, strconv.Itoa(i))
+		}
+		if got := len(l.spent); got > maxKeys {
+			t.Errorf("got %d keys in memory, want at most %d", got, maxKeys)
+		}
+		if got := kept(0, strconv.Itoa(keys-1)); got != maxKeys {
+			t.Errorf("after a known key: got %d keys in memory, want %d", got, maxKeys)
+		}
+		if got := kept(l.period, "at the next sweep"); got != 1 {
+			t.Errorf("after the next sweep: got %d keys in memory, want 1", got)
 		}
 	})
 }

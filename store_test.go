@@ -138,7 +138,7 @@ func TestDeadAddressLeavesTimeForTheNext(t *testing.T) {
 	defer alive.Close()
 	real := net.DefaultResolver
 	defer func() { net.DefaultResolver = real }()
-	net.DefaultResolver = newResolver(t)
+	net.DefaultResolver = newResolver()
 
 	start := time.Now()
 	conn, err := deadlineDialer{}.DialTimeout("tcp", "db.example.:"+port, 10*time.Second)
@@ -153,31 +153,23 @@ func TestDeadAddressLeavesTimeForTheNext(t *testing.T) {
 }
 
 // newResolver returns a resolver for which db.example. has the addresses 127.0.0.1 and 127.0.0.2.
-func newResolver(t *testing.T) *net.Resolver {
-	t.Helper()
-	dns, err := net.ListenPacket("udp", "127.0.0.1:0")
-	hubstest.Must(t, err)
-	t.Cleanup(func() { dns.Close() })
-	go func() {
-		query := make([]byte, 512)
-		for {
-			_, client, err := dns.ReadFrom(query)
-			if err != nil {
-				return
-			}
-			dns.WriteTo(answerDNS(query), client)
-		}
-	}()
+func newResolver() *net.Resolver {
 	return &net.Resolver{
 		PreferGo: true,
 		Dial: func(context.Context, string, string) (net.Conn, error) {
-			return net.Dial("udp", dns.LocalAddr().String())
+			ours, theirs := net.Pipe()
+			go func() {
+				query := make([]byte, 512)
+				theirs.Read(query) // the whole query, because the resolver writes it in one piece
+				theirs.Write(answerDNS(query[2:]))
+			}()
+			return ours, nil
 		},
 	}
 }
 
-// answerDNS returns the answer to a query for db.example. (RFC 1035, 4.1). Only a query of type A
-// gets the addresses.
+// answerDNS returns the answer to a query for db.example. (RFC 1035, 4.1), after its length. Only a
+// query of type A gets the addresses.
 func answerDNS(query []byte) []byte {
 	const header, typeA = 12, 1
 	question := query[header : header+len("\x02db\x07example\x00")+4] // name, type, class
@@ -189,5 +181,5 @@ func answerDNS(query []byte) []byte {
 		const record = "\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x00\x00\x04"
 		answer = append(answer, record+"\x7f\x00\x00\x01"+record+"\x7f\x00\x00\x02"...)
 	}
-	return answer
+	return append([]byte{0, byte(len(answer))}, answer...)
 }

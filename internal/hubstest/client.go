@@ -135,11 +135,15 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 	reader, isRaw := body.(io.Reader)
 	isJSON := body != nil && !isRaw
 	if isJSON {
-		text, err := encode(body)
-		if err != nil {
-			return answer, err
+		text, isText := body.(string)
+		if !isText {
+			encoded, err := json.Marshal(body)
+			if err != nil {
+				return answer, err
+			}
+			text = string(encoded)
 		}
-		reader = bytes.NewReader(text)
+		reader = strings.NewReader(text)
 	}
 	req, err := http.NewRequest(method, c.srv.Base+path, reader)
 	if err != nil {
@@ -160,14 +164,6 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 		return answer, err
 	}
 	return answer, answer.read(resp)
-}
-
-// encode returns a string as it is, and any other value as JSON.
-func encode(body any) ([]byte, error) {
-	if text, isText := body.(string); isText {
-		return []byte(text), nil
-	}
-	return json.Marshal(body)
 }
 
 // read copies the status and the headers of resp, and reads its body to the end.
@@ -421,7 +417,7 @@ func (r *Response) headers() map[string]string {
 		want["Content-Security-Policy"] = policy +
 			"; style-src 'unsafe-inline'; sandbox allow-downloads"
 		want["Cache-Control"] = "private, no-cache"
-	} else if r.Path == "/" { // the page has a further policy in its text
+	} else if r.Path == "/" && r.Status < 400 { // the page has a further policy in its text
 		want["Content-Security-Policy"] = "frame-ancestors 'none'"
 	}
 	switch r.Status {
@@ -477,14 +473,6 @@ func (r *Response) Fields() (names []string) {
 		names = append(names, e.Field)
 	}
 	return names
-}
-
-// Details returns the sentences in the problem's errors.
-func (r *Response) Details() (details []string) {
-	for _, e := range r.problem().Errors {
-		details = append(details, e.Detail)
-	}
-	return details
 }
 
 // A page may show the detail of an error to its user. So it is a sentence, without a path, the name

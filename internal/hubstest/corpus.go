@@ -207,7 +207,7 @@ func (r *Response) WantAnswer(t testing.TB, want Expected) {
 		return
 	}
 	if want.Detail != "" {
-		WantEqual(t, "detail", r.Details()[:1], []string{want.Detail})
+		WantEqual(t, "detail", r.problem().Errors[0].Detail, want.Detail)
 	}
 	r.WantHeaders(t, want.Headers)
 	for path, value := range want.Body {

@@ -108,18 +108,16 @@ func (p *FaultProxy) Resume() {
 // When calls do once, when a client sends the text, before the proxy passes the text on. If do is
 // Cut, the statement is not executed. A text that arrives in two pieces is not found.
 func (p *FaultProxy) When(text string, do func()) {
-	p.when(trigger{text, false}, do)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.triggers[trigger{text, false}] = do
 }
 
 // WhenAnswered is like When, for a text that the server sends. Any data contains the text "".
 func (p *FaultProxy) WhenAnswered(text string, do func()) {
-	p.when(trigger{text, true}, do)
-}
-
-func (p *FaultProxy) when(on trigger, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.triggers[on] = do
+	p.triggers[trigger{text, true}] = do
 }
 
 // Record begins a new record of the data that clients send.

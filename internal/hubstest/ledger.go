@@ -47,19 +47,6 @@ func NewLedger(t testing.TB) *Ledger {
 	}
 }
 
-// Acknowledged returns how many writes were acknowledged, without deletions. No request may be under
-// way.
-func (l *Ledger) Acknowledged() int {
-	n := len(l.files)
-	for _, hub := range l.hubs {
-		n += hub.changed
-		if hub.created {
-			n++
-		}
-	}
-	return n
-}
-
 // WriteHub creates, changes or deletes a hub, at random.
 func (l *Ledger) WriteHub(c *Client) *Response {
 	draw := mathrand.IntN(10)

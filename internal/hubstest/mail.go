@@ -150,13 +150,6 @@ type Mail struct {
 
 var mailServers sync.Map // URL → *MailServer
 
-// mailServerOf returns the mail server at a URL, or nil if the tests run none there.
-func mailServerOf(smtpURL string) *MailServer {
-	m, _ := mailServers.Load(smtpURL)
-	server, _ := m.(*MailServer)
-	return server
-}
-
 // NewMailServer starts a mail server that runs until the test ends.
 func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	t.Helper()

@@ -156,12 +156,6 @@ func WithDatabase(databaseURL, name string) string {
 	return u.String()
 }
 
-// database returns the name of the database in a valid URL.
-func database(databaseURL string) string {
-	u, _ := url.Parse(databaseURL)
-	return strings.TrimPrefix(u.Path, "/")
-}
-
 // serial counts databases, users, clients and more, so that each gets a name of its own.
 var serial atomic.Int64
 
@@ -263,10 +257,12 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 	t.Helper()
 	const password = "secret-1"
+	u, err := url.Parse(databaseURL)
+	Must(t, err)
 	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
 	Must(t, operate(databaseURL,
 		"create role "+role+" login password '"+password+"'",
-		"grant connect on database "+database(databaseURL)+" to "+role,
+		"grant connect on database "+strings.TrimPrefix(u.Path, "/")+" to "+role,
 		"grant usage on schema public to "+role))
 	t.Cleanup(func() {
 		// This changes rights of the whole cluster, as roles.sql does.

@@ -2,36 +2,11 @@ package hubstest
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"testing"
 	"time"
 )
-
-// FreeAddr returns an address, host:port, at which no process listens. It is for a program that
-// can't choose a free port itself.
-func FreeAddr(t testing.TB) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	Must(t, err)
-	defer listener.Close()
-	return listener.Addr().String()
-}
-
-// WaitListening waits until a process accepts connections at addr.
-func WaitListening(t testing.TB, addr string) {
-	t.Helper()
-	WaitUntil(t, "a process that listens at "+addr, func() bool {
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			return false
-		}
-		conn.Close()
-		return true
-	})
-}
 
 // Memory returns a size from /proc/PID/status in bytes: "VmRSS" is the memory that the process uses
 // now, "VmHWM" the most that it has used so far. Without such a file, Memory returns 0.

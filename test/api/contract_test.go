@@ -11,9 +11,10 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// In the local environment, the server sends web/index.html byte for byte. The policy in that file
-// has hashes of its script and style (TestPageHashes), so a browser would not run a script with
-// another byte. In web/openapi.json, the server changes the name of the cookie to its own.
+// In the local environment, and in no other, the server sends web/index.html, byte for byte. The
+// policy in that file has hashes of its script and style (TestPageHashes), so a browser would not
+// run a script with another byte. In web/openapi.json, the server changes the name of the cookie to
+// its own.
 func TestDocumentsAreServed(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t, map[string]string{"COOKIE_PREFIX": "acme"})
@@ -23,6 +24,9 @@ func TestDocumentsAreServed(t *testing.T) {
 	contract := hubstest.ReadFile(t, "web/openapi.json")
 	want := strings.Replace(contract, `"name": "hubs_auth_local"`, `"name": "acme_auth_local"`, 1)
 	wantText(t, "GET /openapi.json", string(served.Body), want)
+	for _, deployed := range []map[string]string{staging(t), production(t)} {
+		hubstest.Start(t, deployed).Client(t).Get("/").Want(t, 404)
+	}
 }
 
 // routeRow matches a row of the table that the command routes prints: method, path, needs, limits.
@@ -43,7 +47,7 @@ func routeTable(text string) map[string]string {
 func TestRoutesAreThoseOfTheContract(t *testing.T) {
 	t.Parallel()
 	const page = "GET /{$}" // in the local environment only
-	printed := map[string]string{page: "- 100 in 10 s by client address"}
+	printed := map[string]string{page: "- " + hubstest.LimitOf(t, "GET /healthz").String()}
 	listed := map[string]string{page: "- "}
 	for _, r := range routes {
 		var limits []string
@@ -197,17 +201,25 @@ func TestInputsAreThoseOfTheContract(t *testing.T) {
 	}
 }
 
+// A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
+// is accepted.
+//
 // H4: Each route with a JSON body refuses another content type, and a body of over 16 KiB, also one
 // that is sent in chunks. bodies.json has the largest body that is accepted.
-func TestJSONBodiesNeedTypeAndSize(t *testing.T) {
+func TestWritesCheckConditionTypeAndSize(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
 	for _, r := range routes {
+		if strings.HasPrefix(r.Route, "GET ") {
+			continue
+		}
 		q := validCall(t, s, admin.Elsewhere(), r)
+		c := s.With(t, admin.Token())
+		q.send(c, "If-Match", `"1"`).WantProblem(t, 412, "precondition_failed")
+		q.send(c, "If-Match", "*").Want(t, r.Status)
 		if _, isJSON := q.body.(map[string]any); !isJSON {
 			continue
 		}
-		c := s.With(t, admin.Token())
 		q.send(c, "Content-Type", "text/plain").WantProblem(t, 415, "unsupported_media_type")
 		for _, way := range bothWays(strings.Repeat(" ", 16<<10) + "{}") {
 			q.body = way.body

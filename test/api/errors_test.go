@@ -27,23 +27,6 @@ func TestRouterProblems(t *testing.T) {
 	s.Wire(t, "OPTIONS *", nil).WantProblem(t, 404, "not_found")
 }
 
-// A write with If-Match is a 412, because nothing that can be written has an ETag. Only the value *
-// is accepted.
-func TestIfMatchRefusesWrites(t *testing.T) {
-	t.Parallel()
-	s, admin := start(t, "admin")
-	for _, r := range routes {
-		if strings.HasPrefix(r.Route, "GET ") {
-			continue
-		}
-		q := validCall(t, s, admin, r)
-		token := admin.Token()
-		refused := q.send(s.With(t, token), "If-Match", `"1"`)
-		refused.WantProblem(t, 412, "precondition_failed")
-		q.send(s.With(t, token), "If-Match", "*").Want(t, r.Status)
-	}
-}
-
 // I5: An answer made from a row that breaks its constraints is a 500, and no part of the row is
 // sent. The log has the error under the id of the request.
 func TestBrokenRowsAreNotSent(t *testing.T) {

@@ -185,6 +185,7 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	words := []string{
 		"<id>", id,
 		"<ID>", strings.ToUpper(id),
+		"<digits>", strings.ReplaceAll(id, "-", ""),
 		"<etag>", `"` + id + `"`,
 		"<before>", created.Add(-time.Hour).Format(http.TimeFormat),
 		"<after>", created.Add(time.Hour).Format(http.TimeFormat),

@@ -84,6 +84,13 @@ func exactFilters(t *testing.T) map[string]string {
 	return filters
 }
 
+// lastList selects the statement of the last GET /hubs. If it finds no row, the statement of a list
+// has changed: adapt it.
+const lastList = `select query from pg_stat_activity
+	where query like 'select %from hubs%'
+		and datname = current_database() and pid <> pg_backend_pid()
+	order by query_start desc limit 1`
+
 // A list reads only its page and the hubs before it, in an index that has the order of the list
 // and, if the list is filtered by a whole value, that value. At a large offset, or with a filter by
 // name, it finds the ids of the page in the index alone, and reads the rows of its page only.
@@ -116,7 +123,7 @@ func TestHubListReadsLittle(t *testing.T) {
 			for page, scan := range scans {
 				path := "/hubs?" + order + filter + page
 				member.Elsewhere().Get(path).Must(t, 200)
-				plan := explain(t, planner, lastList(t, s.Database))
+				plan := explain(t, planner, hubstest.Query[string](t, s.Database, lastList))
 				_, belowLimit, _ := strings.Cut(plan, "Limit") // above it, only the page is sorted
 				if !strings.Contains(belowLimit, scan) || readsMore.MatchString(belowLimit) {
 					t.Errorf("GET %s: got the plan\n%swant an %s below the Limit, and no %v",
@@ -125,14 +132,4 @@ func TestHubListReadsLittle(t *testing.T) {
 			}
 		}
 	}
-}
-
-// lastList returns the statement of the last GET /hubs. It fails if there was none.
-func lastList(t *testing.T, database string) string {
-	t.Helper()
-	return hubstest.Query[string](t, database, `select query from pg_stat_activity
-		-- If this finds no row, the statement of a list has changed: adapt the next line.
-		where query like 'select %from hubs%'
-			and datname = current_database() and pid <> pg_backend_pid()
-		order by query_start desc limit 1`)
 }

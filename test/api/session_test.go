@@ -168,31 +168,6 @@ func TestCookiesAreExact(t *testing.T) {
 	}
 }
 
-// T1: A token has exactly these four claims. Its times are whole seconds: iat is the time of the
-// sign-in, and exp is the time in the answer.
-func TestTokenHasFourClaims(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	email, userID := s.NewUser(t, "admin")
-	c := s.Client(t)
-	view := c.SignIn(email)
-	header, claims := hubstest.ReadToken(t, c.Token())
-	wantEqual(t, "header", header, map[string]any{
-		"alg": "HS256",
-		"typ": "JWT",
-	})
-	expires := timeOf(t, view, "expiresAt")
-	issued := expires.Add(-sessionLife)
-	wantNow(t, "the token's start", issued)
-	wantEqual(t, "claims", claims, map[string]any{
-		"email":  email,
-		"userId": userID,
-		"iat":    float64(issued.Unix()),
-		"exp":    float64(expires.Unix()),
-	})
-	wantEqual(t, "whole seconds", expires, expires.Truncate(time.Second))
-}
-
 // T5, S1: A change of an account takes effect at the next request of each session that began before
 // the change, and at a sign-in with a code that was sent before it.
 func TestSessionFollowsAccount(t *testing.T) {
@@ -258,8 +233,9 @@ func TestSignOutIsExactToTheSecond(t *testing.T) {
 	}
 }
 
-// T5: The start of a session and the time of a "sign out everywhere" both come from the database's
-// clock. So the server knows which of them was first, although its own clock is an hour off.
+// T1, T5: A token has exactly these four claims. Its times are whole seconds: exp is the time in the
+// answer, and iat is the time of the sign-in by the database's clock, which also dates a "sign out
+// everywhere". So the server knows which of them was first, although its own clock is an hour off.
 func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 	t.Parallel()
 	const shift = time.Hour
@@ -270,15 +246,28 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 		language sql return pg_catalog.clock_timestamp() + interval '1 hour'`)
 	shifted := database + "&search_path=shifted,pg_catalog,public"
 	s := hubstest.Start(t, map[string]string{"DATABASE_URL": shifted})
-	email, _ := s.NewUser(t, "member")
+	email, userID := s.NewUser(t, "member")
 
-	before := s.SignIn(t, email)
-	before.Get("/auth/session").Want(t, 200)
-	_, claims := hubstest.ReadToken(t, before.Token())
-	issued := time.Unix(int64(claims["iat"].(float64)), 0)
-	wantNow(t, "iat, less the difference of the clocks", issued.Add(-shift))
+	c := s.Client(t)
+	view := c.SignIn(email)
+	c.Get("/auth/session").Want(t, 200)
+	header, claims := hubstest.ReadToken(t, c.Token())
+	wantEqual(t, "header", header, map[string]any{
+		"alg": "HS256",
+		"typ": "JWT",
+	})
+	expires := timeOf(t, view, "expiresAt")
+	issued := expires.Add(-sessionLife)
+	wantNow(t, "the token's start, less the difference of the clocks", issued.Add(-shift))
+	wantEqual(t, "claims", claims, map[string]any{
+		"email":  email,
+		"userId": userID,
+		"iat":    float64(issued.Unix()),
+		"exp":    float64(expires.Unix()),
+	})
+	wantEqual(t, "whole seconds", expires, expires.Truncate(time.Second))
 	s.User(t, "signout", email)
-	before.Get("/auth/session").Want(t, 401)
+	c.Get("/auth/session").Want(t, 401)
 }
 
 // W1: A client can't keep its rights by withholding the end of a body: the account is read after
@@ -327,7 +316,8 @@ func accept(c *hubstest.Client, version string) *hubstest.Response {
 }
 
 // Only an acceptance of the current version of the terms counts. No other version can be accepted,
-// and an acceptance that an older or newer release has recorded does not count.
+// and an acceptance that an older or newer release has recorded does not count. A user who accepts
+// the terms again, at the same time or later, gets the time of the first acceptance.
 func TestOnlyTheCurrentTermsCount(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
@@ -338,22 +328,6 @@ func TestOnlyTheCurrentTermsCount(t *testing.T) {
 			"insert into terms_acceptances (user_id, version) values ($1, $2)", userID, version)
 		wantTerms(t, c, false)
 	}
-	c.AcceptTerms()
-	wantTerms(t, c, true)
-	// After a release with new terms, the accepted version is no longer the current one.
-	hubstest.Exec(t, s.Database,
-		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
-	wantTerms(t, c, false)
-	c.AcceptTerms()
-	wantTerms(t, c, true)
-}
-
-// A user who accepts the terms again, at the same time or later, gets the time of the first
-// acceptance.
-func TestFirstAcceptanceIsKept(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	c, _, current := newcomer(t, s)
 	answers := make(chan string, 2)
 	for range 2 {
 		go func() {
@@ -367,6 +341,13 @@ func TestFirstAcceptanceIsKept(t *testing.T) {
 	wantEqual(t, "accepted again later", string(later.Body), first)
 	later.WantField(t, "version", current)
 	wantNow(t, "acceptedAt", timeOf(t, later, "acceptedAt"))
+	wantTerms(t, c, true)
+	// After a release with new terms, the accepted version is no longer the current one.
+	hubstest.Exec(t, s.Database,
+		"update terms_acceptances set version = '2025-01-01' where version = $1", current)
+	wantTerms(t, c, false)
+	c.AcceptTerms()
+	wantTerms(t, c, true)
 }
 
 // wantTerms checks that the session says whether the terms are accepted, and that the user may read

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -203,7 +204,10 @@ func (s *side) start(
 	variable string,
 	env map[string]string,
 ) string {
-	addr := hubstest.FreeAddr(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	hubstest.Must(t, err)
+	addr := listener.Addr().String()
+	listener.Close() // the process can't choose a free port itself
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -215,7 +219,13 @@ func (s *side) start(
 	})
 	s.process = cmd
 	s.base = "http://" + addr
-	hubstest.WaitListening(t, addr)
+	hubstest.WaitUntil(t, "a process that listens at "+addr, func() bool {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
 	return addr
 }
 

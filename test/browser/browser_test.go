@@ -114,9 +114,7 @@ func (b *browser) step(name string, take func()) {
 // wantEqual compares two values of one type. what names the value.
 func (b *browser) wantEqual(what string, got, want any) {
 	b.t.Helper()
-	if got != want {
-		b.t.Errorf("%s: got %+v, want %+v", what, got, want)
-	}
+	hubstest.WantEqual(b.t, what, got, want)
 }
 
 // command sends one command of the WebDriver protocol, and decodes its result into out. If out is

@@ -157,10 +157,7 @@ func TestUploadRecipes(t *testing.T) {
 		writePage(w, strings.Replace(recipesPage, "RECIPES", recipes, 1))
 	}))
 	s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": page})
-	c := s.Client(t)
-	email, _ := s.NewUser(t, "member")
-	c.SignIn(email)
-	c.AcceptTerms()
+	c, _ := s.Member(t, "member")
 	b := newBrowser(t, "")
 	b.open(page + "/node_modules/")
 	// The cookie of localhost belongs to all its ports.

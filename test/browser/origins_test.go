@@ -168,34 +168,6 @@ func (o originTest) useAll() {
 	o.read(200, write("PATCH "+o.hub, `{"status":"archived"}`))
 }
 
-// A page of an allowed origin gets every answer that the limit by client address permits, although
-// the id of a request makes the browser send a preflight for each URL. It can read the refusals.
-func TestPageMayUseTheLimit(t *testing.T) {
-	t.Parallel()
-	allowed := withLocalhost(servePage(t, emptyPage))
-	s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": allowed})
-	b := newBrowser(t, "")
-	b.open(allowed)
-	const more = 40
-	limit := hubstest.LimitOf(t, "GET /hubs").Requests
-
-	got := script[map[string]int](b, `
-		const [url, requests] = arguments;
-		const ask = (_, n) => fetch(url + n, {
-			credentials: 'include',
-			headers: {'x-request-id': crypto.randomUUID()}
-		}).then(answer => answer.status + ' ' + answer.headers.has('retry-after'), String);
-		return Promise.all(Array.from({length: requests}, ask)).then(seen =>
-			Object.fromEntries(seen.map(s => [s, seen.filter(other => other === s).length])))`,
-		withLocalhost(s.Base)+"/hubs?offset=", limit+more)
-
-	// Nobody is signed in, so an answer is a 401. A slow machine needs longer than the period.
-	answered, refused := got["401 false"], got["429 true"]
-	if answered < limit || refused == 0 || answered+refused != limit+more {
-		t.Errorf("got %v, want %d 401s, else 429s with a Retry-After", got, limit)
-	}
-}
-
 // wantNoChange opens a page of the allowed origin again. Foreign pages have changed nothing. No
 // page, not even this one, can show an answer of the server in a frame.
 func (o originTest) wantNoChange() {

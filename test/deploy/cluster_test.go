@@ -81,11 +81,20 @@ func wantLimits(t *testing.T, c *cluster) {
 	s := c.servers[0]
 
 	// A limit forgets a request after its period. So the clients keep their connections: a TLS
-	// handshake for each request could take that long on a busy machine.
+	// handshake for each request could take that long on a busy machine. Each connection has a new
+	// address of the same /64, which HAProxy gets by the PROXY protocol.
+	dial := func(context.Context, string, string) (net.Conn, error) {
+		conn, err := net.Dial("tcp", c.proxyProtocolAddr)
+		if err == nil {
+			host := serial.Add(1)
+			_, err = fmt.Fprintf(conn, "PROXY TCP6 2001:db8:1:1::%x 2001:db8::1 1024 443\r\n", host)
+		}
+		return conn, err
+	}
 	var network []*hubstest.Client
 	for range 7 { // HAProxy would hardly send so many addresses to the same server by chance
 		client := c.clientFrom(s, "")
-		client.HTTP.Transport.(*http.Transport).DialContext = c.dialFromNetwork
+		client.HTTP.Transport.(*http.Transport).DialContext = dial
 		network = append(network, client)
 	}
 	wantLimit(t, "GET /hubs", more, func(n int) *hubstest.Response {
@@ -111,17 +120,6 @@ func wantLimit(t *testing.T, route string, more int, send func(n int) *hubstest.
 			t.Errorf("%s: got %v for request %d, want %d without a 429", route, r, n+1, limit)
 		}
 	}
-}
-
-// dialFromNetwork connects to HAProxy as a new client. Each call takes a new address of the same
-// /64, and gives it to HAProxy by the PROXY protocol.
-func (c *cluster) dialFromNetwork(context.Context, string, string) (net.Conn, error) {
-	conn, err := net.Dial("tcp", c.proxyProtocolAddr)
-	if err == nil {
-		host := serial.Add(1)
-		_, err = fmt.Fprintf(conn, "PROXY TCP6 2001:db8:1:1::%x 2001:db8::1 1024 443\r\n", host)
-	}
-	return conn, err
 }
 
 // P1: a request that a server takes as one to /auth/otp/* must have come to the active server,

@@ -9,7 +9,6 @@ package faults
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -157,15 +156,6 @@ func (c *clients) waitForEach(n int, kind string, counts []int) {
 		}
 		return "none"
 	})
-}
-
-// wantNoOutage fails the test if a client has had a 503 since the last waitForOutage. The clients
-// must have ended.
-func (c *clients) wantNoOutage() {
-	c.t.Helper()
-	if slices.Max(c.outages) > 0 {
-		c.t.Errorf("503s of each client: got %d, want none", c.outages)
-	}
 }
 
 // end stops the clients and waits for their last answers. It may be called more than once.

@@ -136,7 +136,8 @@ func TestDiskFailsMidDownload(t *testing.T) {
 	s, c := start(t)
 	large := make([]byte, 16<<20) // more than the buffers of a connection hold
 	path := location(t, c.Upload("large.bin", large))
-	tr := attachFault(t, s, "sendfile", "EIO", "-P", s.onDisk(path))
+	onDisk := filepath.Join(s.Env["FILES_DIR"], s.FilesIn(t)[0])
+	tr := attachFault(t, s, "sendfile", "EIO", "-P", onDisk)
 	r, err := c.Elsewhere().Try("GET "+path, nil)
 	tr.wantInjected()
 	if !errors.Is(err, io.ErrUnexpectedEOF) {

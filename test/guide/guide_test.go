@@ -17,7 +17,8 @@ import (
 var named = regexp.MustCompile(`^For commit ([0-9a-f]{40})\n`)
 
 // The tests of test/api that say what is missing after a change of a resource.
-const tests = "Hub|Room|Route|HeadIs|Input|JSONBodies|Schema|Migrat|Broken|Contract|IDOfAPath"
+const tests = "Hub|Room|Route|HeadIs|Input|JSONBodies|WritesCheck|Schema|Migrat|Broken|Contract|" +
+	"IDOfAPath"
 
 // Each patch names an earlier commit of this history and applies to it. Then the first tier passes,
 // and so do the tests of what the patch changes.
