@@ -205,6 +205,27 @@ func TestWithdrawnCodeKeepsItsGuesses(t *testing.T) {
 	}
 }
 
+// D3, O7: Once a mail with a code has arrived, no later mail that fails takes the code back, nor lets
+// the next one come earlier.
+func TestMailedCodeIsNotWithdrawn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		codes := newCodes()
+		code := ask(codes, "a")
+		for range 2 {
+			time.Sleep(codeResend)
+			again := ask(codes, "a")
+			codes.withdraw(again)
+			if again != code || codes.find("a", code.digits) == nil {
+				t.Fatalf("after a later mail has failed: got %+v, want a code that works", again)
+			}
+			if ask(codes, "a") != nil {
+				t.Error("just after a later mail has failed: got a mail, want none")
+			}
+		}
+	})
+}
+
 // S1: A code from before the user was signed out everywhere is refused, and the next request
 // replaces it at once. Only the database's clock counts.
 func TestSignOutEndsACode(t *testing.T) {

@@ -141,6 +141,17 @@ func TestHeadersAreBounded(t *testing.T) {
 	get(17<<10).Want(t, 431)
 }
 
+// H1: A refusal does not wait for a body that nothing reads. A client that withholds it gets its
+// answer long before the time limit of a body, which is 15 s.
+func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	conn := hubstest.Dial(t, s.Addr)
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	head := s.Client(t).Head("POST /nothing", "Content-Length", "5")
+	conn.Send(t, head).WantProblem(t, 404, "not_found")
+}
+
 // H1: The server closes a connection whose headers or body take longer than their time limit, even
 // if the client sends a little every second. It does not do so earlier, and answers other clients
 // meanwhile.

@@ -97,6 +97,11 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	tokenOf := func(s *hubstest.Server) string {
 		return hubstest.Token{}.Sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
 	}
+	expiredPayload := `{"email":"<email>","userId":"<userId>","iat":<now-3600>,"exp":<now-60>}`
+	expiredOf := func(s *hubstest.Server) string {
+		return hubstest.Token{Payload: &expiredPayload}.Sign(s.Env["SESSION_SECRET"],
+			"<email>", email, "<userId>", id)
+	}
 
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -104,6 +109,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 			s := hubstest.Named(t, servers, c.Server)
 			words := []string{
 				"<token>", tokenOf(s),
+				"<expired>", expiredOf(s),
 				"<other>", tokenOf(other),
 			}
 			headers := []string{"X-Forwarded-For", hubstest.NewIP()}
