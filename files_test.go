@@ -157,6 +157,14 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 		}
 		hubstest.Must(t, os.RemoveAll(filepath.Dir(working)))
 		time.Sleep(sweepInterval)
+		before := log.Count(`"the sweep of an unfinished upload failed"`, id)
+		hubstest.Must(t, os.Mkdir(filepath.Dir(working), 0o700))
+		hubstest.Must(t, os.WriteFile(working, nil, 0o600))
+		hubstest.Must(t, os.Chtimes(working, time.Time{}, time.Unix(0, 0)))
+		time.Sleep(2 * sweepInterval)
+		if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got == before {
+			t.Error("got no sweep after one without the folder, want the next ones")
+		}
 		s.stopping.Store(true)
 		time.Sleep(2 * sweepInterval) // sweepUploads ends
 	})

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -37,6 +38,16 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		r.WantProblem(t, 413, "too_large")
 		r = c.Do("POST /auth/otp/request", strings.Repeat("x", 20<<10))
 		r.WantProblem(t, 413, "too_large")
+		// Only the server knows how large a file may be: the longest upload, too, reaches it.
+		conn := p.mustDial(newAddress())
+		defer conn.Close()
+		io.WriteString(conn, "POST /files/upload HTTP/1.1\r\nHost: api.example.com\r\n"+
+			"Content-Length: 1099511627776\r\n\r\n")
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || answer.Header.Get("X-Request-Id") == "" {
+			t.Errorf("1 TiB: got the error %v and %v, want an answer of the server", err, answer)
+		}
+		c.Get("/openapi.json", "X-Padding", strings.Repeat("x", 15<<10)).Want(t, 200)
 		// The server compares Origin with Host, so the proxy must not change Host.
 		c.Do("POST /auth/logout", nil, "Origin", s.Base).Want(t, 204)
 
@@ -50,6 +61,20 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 				t.Errorf("got %v, want a Retry-After", r)
 			}
 		})
+	})
+}
+
+// A server that accepts no connection is away, like one that refuses connections.
+func TestSilentServerIsAway(t *testing.T) {
+	forEachProxy(t, func(t *testing.T, engine string) {
+		p := startProxy(t, engine, hubstest.FullQueue(t))
+		r, err := p.client(publicServer).Try("GET /hubs", nil)
+		if err != nil || r.Status != 503 || r.Code() != "unavailable" {
+			t.Fatalf("got the error %v and %v, want 503 unavailable", err, r)
+		}
+		if r.Header.Get("Retry-After") == "" {
+			t.Errorf("got %v, want a Retry-After", r)
+		}
 	})
 }
 
@@ -160,7 +185,7 @@ func (p *frontProxy) waitLine(address string) {
 func TestProxySendsOnce(t *testing.T) {
 	forEachProxy(t, func(t *testing.T, engine string) {
 		backend := newRecorder(t, func(r *http.Request) string {
-			if strings.HasPrefix(r.URL.Path, "/dies") {
+			if strings.Contains(r.URL.Path, "/dies/") {
 				return ""
 			}
 			return emptyAnswer
@@ -175,14 +200,17 @@ func TestProxySendsOnce(t *testing.T) {
 			for range 3 {
 				lives, _ := c.Try("POST /lives", "{}")
 				lives.Want(t, 200)
-				path := "/dies/" + hubstest.NewUUID()
-				r, err := c.Try("POST "+path, "{}")
-				if err != nil || r.Status != 502 && r.Status != 503 {
-					t.Errorf("POST /dies: got the error %v and %v, want 502 or 503", err, r)
-				}
-				got := backend.seen("POST " + path + " ")
-				if len(got) != 1 {
-					t.Errorf("%s: got %d requests at the server, want 1", path, len(got))
+				for _, folder := range []string{"/dies/", "/auth/otp/dies/"} { // for both backends of HAProxy
+					path := folder + hubstest.NewUUID()
+					r, err := c.Try("POST "+path, "{}")
+					if err != nil || r.Status != 502 && r.Status != 503 || r.Code() != "unavailable" {
+						t.Errorf("POST %s: got the error %v and %v, want 502 or 503 unavailable",
+							path, err, r)
+					}
+					got := backend.seen("POST " + path + " ")
+					if len(got) != 1 {
+						t.Errorf("%s: got %d requests at the server, want 1", path, len(got))
+					}
 				}
 			}
 		}

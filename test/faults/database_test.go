@@ -293,6 +293,8 @@ func TestBusyPoolIsUnavailable(t *testing.T) {
 	for range 2 * pool {
 		get(c, "/hubs").Want(t, 200)
 	}
+	// They stay open: a new connection for each burst of requests would cost more than they do.
+	s.wantRows(pool, "pg_stat_activity where datname = current_database() and usename = 'hubs_server'")
 }
 
 // A row that the server can't scan is a bug (500), not an outage (503). Each such statement still
@@ -377,6 +379,22 @@ func TestWriteIsNotDoneTwice(t *testing.T) {
 	s.loseAnswerTo(id)
 	wantUnavailable(t, admin.Do("DELETE "+first, nil))
 	get(admin, first).WantProblem(t, 404, "not_found")
+}
+
+// D1: If the database hangs before a write, the write is not tried on one connection after another.
+func TestHungWriteIsTriedOnce(t *testing.T) {
+	t.Parallel()
+	s, admin := startBehindProxy(t)
+	s.AllowErrorsWithAnyOf(unavailable)
+	s.openConns(admin)
+	const question = "show transaction_read_only"
+	s.proxy.Record()
+	s.proxy.When(question, s.proxy.Hang)
+	wantUnavailable(t, createHub(admin, "North"))
+	s.proxy.Resume()
+	if n := strings.Count(string(s.proxy.Sent()), question); n != 1 {
+		t.Errorf("got %d connections that were asked whether they can write, want 1", n)
+	}
 }
 
 // D1: A write that fails when it is committed is no success, although its row has arrived.

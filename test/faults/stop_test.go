@@ -166,6 +166,22 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	upload.BreakOff()
 }
 
+// A server that is stopping gives its time to requests, and then again to mail: it says what it has
+// cut off, although mail is under way for longer than requests may take.
+func TestStopWaitsForRequestsThenMail(t *testing.T) {
+	t.Parallel()
+	s := startWithMail(t)
+	s.AllowErrorsWithAnyOf("code not sent")
+	c, _ := s.Member(t, "member")
+	s.Mail.Fail(hubstest.MailHangs)
+	upload := c.StartUpload("a.txt")
+	askCodes(t, s, manyMails)
+	s.Signal(t, syscall.SIGTERM)
+	wantExit(t, s, 1)
+	s.ExpectStderr(t, "cut off")
+	upload.BreakOff()
+}
+
 // A server whose standard output is a pipe that nobody reads stands still when the pipe is full.
 // SIGTERM ends it all the same, after the time that it gives to requests and then to mail.
 func TestStopEndsThoughNobodyReadsTheLog(t *testing.T) {
