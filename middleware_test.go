@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -60,24 +59,6 @@ func TestIncompleteRouteDoesNotStart(t *testing.T) {
 		if !strings.HasSuffix(text, pattern) {
 			t.Errorf("%s: got the panic %q, want one that names %s", name, text, pattern)
 		}
-	}
-}
-
-// A route's own limit counts only requests of those who may call the route. Otherwise a stranger
-// could spend what a user has.
-func TestRefusedRequestSpendsNoLimit(t *testing.T) {
-	t.Parallel()
-	s := newServer(config{env: envLocal}, nil, io.Discard)
-	limit := newLimiter(1, time.Hour, "")
-	s.addRoute(route{
-		pattern: "GET /x", access: sessionOnly, status: 200,
-		limit: limit, limitKey: (*request).clientKey, handle: panics,
-	})
-	answer := httptest.NewRecorder()
-	s.ServeHTTP(answer, httptest.NewRequest("GET", "/x", nil))
-	if answer.Code != 401 || len(limit.spent) != 0 {
-		t.Errorf("without a session: got status %d and %d keys with spent tokens, want 401 and 0",
-			answer.Code, len(limit.spent))
 	}
 }
 

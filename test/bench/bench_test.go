@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -296,42 +295,4 @@ func postgresCPU(pg *hubstest.Postgres) time.Duration {
 		sum += hubstest.CPU(child)
 	}
 	return sum
-}
-
-// growthBounds has the most bytes by which a request to each path may make the server's memory
-// grow: the value that was measured, plus a tenth. A change that needs more must raise the bound.
-var growthBounds = map[string]int{
-	"/auth/session": 10_800,
-	"/hubs":         32_000,
-}
-
-// A request makes the server's resident memory grow by no more than its bound. The server runs
-// without garbage collection, so over 2,000 requests this is about what they allocate, in net/http
-// too.
-func TestAllocationsOfARequest(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("this test reads /proc")
-	}
-	s := hubstest.Start(t, map[string]string{"GOGC": "off"})
-	client, _ := s.Member(t, "member")
-	hubstest.Exec(t, s.Database, `insert into hubs (name, description)
-		select 'Harbour Station ' || n, 'Trains and trams, a bakery and a reading room, ' || n
-		from generate_series(1, 100) n`)
-	send := func(path string, requests int) {
-		for range requests {
-			client.Elsewhere().Get(path).Must(t, 200)
-		}
-	}
-
-	for path, most := range growthBounds {
-		const requests = 2000
-		send(path, 200) // allocates what later requests use again, such as connections
-		before := hubstest.Memory(s.Cmd.Process.Pid, "VmRSS")
-		send(path, requests)
-		each := (hubstest.Memory(s.Cmd.Process.Pid, "VmRSS") - before) / requests
-		fmt.Fprintf(t.Output(), "GET %s: %d bytes\n", path, each)
-		if each <= 0 || each > most {
-			t.Errorf("GET %s: memory grew by %d bytes a request, want 1 to %d", path, each, most)
-		}
-	}
 }

@@ -64,20 +64,6 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 	})
 }
 
-// A server that accepts no connection is away, like one that refuses connections.
-func TestSilentServerIsAway(t *testing.T) {
-	forEachProxy(t, func(t *testing.T, engine string) {
-		p := startProxy(t, engine, hubstest.FullQueue(t))
-		r, err := p.client(publicServer).Try("GET /hubs", nil)
-		if err != nil || r.Status != 503 || r.Code() != "unavailable" {
-			t.Fatalf("got the error %v and %v, want 503 unavailable", err, r)
-		}
-		if r.Header.Get("Retry-After") == "" {
-			t.Errorf("got %v, want a Retry-After", r)
-		}
-	})
-}
-
 // uploadLimit is in bytes, and more than nginx lets pass by default.
 const uploadLimit = 2 << 20
 

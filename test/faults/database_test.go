@@ -2,7 +2,6 @@ package faults
 
 import (
 	"database/sql"
-	"encoding/binary"
 	"errors"
 	"maps"
 	"strings"
@@ -445,44 +444,6 @@ func TestCommandsHaveNoTimeLimit(t *testing.T) {
 		t.Errorf("got exit status %d, error %q, want 0", code, errOut)
 	}
 	s.wantRows(0, "users where email = $1", email)
-}
-
-// A read that was prepared before takes one exchange of messages with PostgreSQL, without its text.
-// A write takes two: one asks the connection whether it works and can write. Neither sends anything
-// else.
-func TestStatementsArePreparedOnce(t *testing.T) {
-	t.Parallel()
-	s, admin := startBehindProxy(t)
-	hub := location(t, createHub(admin, "North"))
-	const (
-		read  = "BES"    // Bind, Execute, Sync
-		write = "QPBDES" // Query; Parse, Bind, Describe, Execute, Sync
-	)
-	for _, test := range []struct {
-		request, want string
-		body          any
-	}{
-		{request: "GET /auth/session", want: read},
-		{request: "GET /hubs?filters[name]=o", want: read + read},
-		{request: "PATCH " + hub, body: `{"name":"a"}`, want: read + write},
-	} {
-		admin.Elsewhere().Do(test.request, test.body) // prepares what is not prepared yet
-		s.proxy.Record()
-		admin.Elsewhere().Do(test.request, test.body)
-		if got := messages(s.proxy.Sent()); got != test.want {
-			t.Errorf("%s: got the message types %s, want %s", test.request, got, test.want)
-		}
-	}
-}
-
-// messages returns the types of the messages that a client of PostgreSQL has sent, one letter for
-// each. sent must not include the start of a connection, because the first message has no type.
-func messages(sent []byte) (types string) {
-	for len(sent) >= 5 {
-		types += string(sent[:1])
-		sent = sent[1+binary.BigEndian.Uint32(sent[1:5]):]
-	}
-	return types
 }
 
 // Every connection sets what the server's statements need, whatever DATABASE_URL says, and nothing

@@ -153,21 +153,8 @@ func TestStopGivesUpOnMail(t *testing.T) {
 	s.ExpectStderr(t, "mail unsent")
 }
 
-// If a request does not end, a server that is stopping waits for it only for a limited time. Then
-// it cuts the request off, says so in the log and on standard error, and ends with exit status 1.
-func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
-	t.Parallel()
-	s, c := start(t)
-	upload := c.StartUpload("a.txt")
-	s.Signal(t, syscall.SIGTERM)
-	wantExit(t, s.Server, 1)
-	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
-	s.ExpectStderr(t, "cut off")
-	upload.BreakOff()
-}
-
-// A server that is stopping gives its time to requests, and then again to mail: it says what it has
-// cut off, although mail is under way for longer than requests may take.
+// A server that is stopping gives its time to requests, and then again to mail. It cuts off a request
+// that does not end, says so in the log and on standard error, and ends with exit status 1.
 func TestStopWaitsForRequestsThenMail(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
@@ -178,6 +165,7 @@ func TestStopWaitsForRequestsThenMail(t *testing.T) {
 	askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s, 1)
+	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
 	s.ExpectStderr(t, "cut off")
 	upload.BreakOff()
 }
