@@ -35,7 +35,7 @@ const (
 	stallTimeout  = 30 * time.Second // for an upload that makes no progress
 	drainTimeout  = 5 * time.Second  // for the rest of a refused upload
 
-	maxPartHeaders = 4 << 10  // bytes of a form before its file begins
+	maxPartHeaders = 4 << 10  // bytes before the file begins; multipart would take 10 MB
 	maxFormBytes   = 64 << 10 // bytes of a form, its file not counted
 	sniffedBytes   = 512      // http.DetectContentType looks at no more
 	maxRanges      = 16       // in a Range header; one with more is ignored
@@ -225,7 +225,7 @@ type uploadForm struct {
 	started time.Time
 
 	received int64 // bytes of the body
-	limit    int64 // for received: it depends on what is being read
+	limit    int64 // for received: maxPartHeaders, then with the largest file, then with this one
 	isCut    bool  // Read has refused to go beyond limit
 	parts    *multipart.Reader
 	part     *multipart.Part // the file
@@ -264,7 +264,8 @@ func (form *uploadForm) readHead() (name string, err error) {
 	}
 	form.parts = multipart.NewReader(form, params["boundary"])
 	form.part, err = form.parts.NextRawPart() // NextPart would decode quoted-printable
-	if form.isCut {                           // err may say that the headers are malformed
+	// If the headers were cut, err may say that they are malformed.
+	if form.isCut {
 		return "", errTooLarge
 	}
 	if err == io.EOF {
@@ -308,7 +309,7 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	if err != io.EOF { // the form was cut off: package multipart wraps io.EOF
+	if err != io.EOF { // the form was cut off, for which package multipart wraps io.EOF
 		return 0, err
 	}
 	_, err = io.Copy(io.Discard, form)

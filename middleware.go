@@ -233,7 +233,7 @@ func (r *request) checkOrigin() (isAnswered bool) {
 		header.Set("Access-Control-Max-Age", "7200")
 		r.w.WriteHeader(204)
 		return true
-	case r.isPreflight(): // the router refuses it, without CORS headers
+	case r.isPreflight(): // of another origin: the router refuses it
 		r.logRefusedOrigin()
 	case isForeignWrite:
 		r.fail(errCrossOrigin) // logs the origin
