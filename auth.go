@@ -25,7 +25,7 @@ const TERMS_VERSION = "2026-11-01"
 const (
 	sessionTTL = 60 * 24 * time.Hour // life of a session token and its cookie
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
-	maxCookies = 8                   // of our name; each may cost a signature for each key
+	maxCookies = 8                   // with our name; to check one costs a signature for each key
 )
 
 const (
@@ -47,8 +47,8 @@ type user struct {
 	now           time.Time // the database's clock when the row was read
 }
 
-// A userCondition is part of a statement. Its type keeps texts of clients out
-// (I1).
+// A userCondition is part of a statement. Because of its type, no text of a
+// client can become one (I1).
 type userCondition string
 
 const (
@@ -98,8 +98,8 @@ func (f fields) email() string {
 	return strings.ToLower(email)
 }
 
-func (errs *fieldErrors) checkEmail(email string) {
-	errs.check(email != "", "email",
+func (errs *fieldErrors) requireEmail(email string) {
+	errs.require(email != "", "email",
 		"must be an ASCII e-mail address (an international domain as xn--…)")
 }
 
@@ -117,7 +117,7 @@ func codeRequestKey(r *request) string {
 func guessKey(r *request) string { return r.fields.email() }
 
 func checkCodeRequest(f fields) (errs fieldErrors) {
-	errs.checkEmail(f.email())
+	errs.requireEmail(f.email())
 	return errs
 }
 
@@ -138,8 +138,8 @@ func (s *server) requestCode(r *request) (output, error) {
 }
 
 func checkGuess(f fields) (errs fieldErrors) {
-	errs.checkEmail(f.email())
-	errs.check(codePattern.MatchString(f["code"]), "code", "must be six digits, 0 to 9")
+	errs.requireEmail(f.email())
+	errs.require(codePattern.MatchString(f["code"]), "code", "must be six digits, 0 to 9")
 	return errs
 }
 
@@ -191,8 +191,8 @@ type termsView struct {
 }
 
 func (v sessionView) validate() (errs fieldErrors) {
-	errs.check(isEmail(v.User.Email), "email", "is not valid")
-	errs.checkOneOf("permission", v.User.Permission, allRoles)
+	errs.require(isEmail(v.User.Email), "email", "is not valid")
+	errs.requireOneOf("permission", v.User.Permission, allRoles)
 	return errs
 }
 
@@ -312,7 +312,7 @@ func (s *server) authorize(r *request) error {
 }
 
 func checkAcceptance(f fields) (errs fieldErrors) {
-	errs.checkLength("version", f["version"], 1, 100)
+	errs.requireLength("version", f["version"], 1, 100)
 	return errs
 }
 

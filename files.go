@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	transferStart = time.Minute      // time that every upload and download may take
+	transferStart = time.Minute      // base of the time limit of an upload or a download
 	transferPace  = 16 << 10         // bytes that add one second to it
 	stallTimeout  = 30 * time.Second // for an upload that makes no progress
 	drainTimeout  = 5 * time.Second  // for the rest of a refused upload
@@ -60,8 +60,8 @@ type file struct {
 }
 
 func (f file) validate() (errs fieldErrors) {
-	errs.checkFileName(f.Name)
-	errs.check(f.ContentType != "", "contentType", "is empty")
+	errs.requireFileName(f.Name)
+	errs.require(f.ContentType != "", "contentType", "is empty")
 	return errs
 }
 
@@ -69,16 +69,16 @@ func (f file) validate() (errs fieldErrors) {
 // + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const directionControls = "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
-// checkFileName checks that a name is safe in a path and in a header.
-func (errs *fieldErrors) checkFileName(name string) {
+// requireFileName requires that a name is safe in a path and in a header.
+func (errs *fieldErrors) requireFileName(name string) {
 	isFolder := name == "." || name == ".." || strings.ContainsAny(name, `/\`)
-	errs.check(name != "", "file", "must have a file name")
-	errs.check(!isFolder, "file", "must have the name of a file, not of a folder")
-	errs.check(len(name) <= 255, "file", "must have a name of at most 255 bytes in UTF-8")
-	errs.check(utf8.ValidString(name), "file", "must have a name in UTF-8")
-	errs.check(!strings.ContainsFunc(name, unicode.IsControl), "file",
+	errs.require(name != "", "file", "must have a file name")
+	errs.require(!isFolder, "file", "must have the name of a file, not of a folder")
+	errs.require(len(name) <= 255, "file", "must have a name of at most 255 bytes in UTF-8")
+	errs.require(utf8.ValidString(name), "file", "must have a name in UTF-8")
+	errs.require(!strings.ContainsFunc(name, unicode.IsControl), "file",
 		"must have a name without control characters")
-	errs.check(!strings.ContainsAny(name, directionControls), "file",
+	errs.require(!strings.ContainsAny(name, directionControls), "file",
 		"must not have a name that changes the direction of text")
 }
 
@@ -102,7 +102,8 @@ func (s *server) openFiles() error {
 }
 
 // probeFiles returns an error if FILES_DIR is gone. It looks by path, because
-// s.files would still see a lost mount.
+// s.files would still see a lost mount. FILES_DIR must lie inside its mount
+// (docs/deploy.md), or a start without it would pass.
 func (s *server) probeFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -113,7 +114,7 @@ func (s *server) upload(r *request) (output, error) {
 		request: r,
 		maxFile: s.cfg.maxUploadBytes,
 		started: time.Now(),
-		limit:   maxPartHeaders,
+		allowed: maxPartHeaders,
 	}
 	f, err := s.storeUpload(r, form)
 	// The upload may have used up the time to write the answer, which began
@@ -165,10 +166,10 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	err = s.store.write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
-	// An error that PostgreSQL reports means that it has committed nothing.
-	// After any other one, it may have.
-	hasFailed := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows)
-	rowMayExist = !hasFailed
+	// There is certainly no row if PostgreSQL has reported an error, or has not
+	// got the insert.
+	isUnwritten := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows) || errors.Is(err, errNotSent)
+	rowMayExist = !isUnwritten
 	if err != nil {
 		return file{}, endedIfUserGone(err)
 	}
@@ -192,7 +193,7 @@ func (s *server) makeDurable(working *os.File, id string) error {
 		return err
 	}
 	if err := s.files.Link(path.Join(unfinished, id), id); err != nil {
-		return fmt.Errorf("FILES_DIR, whose file system must have hard links: %w", err)
+		return fmt.Errorf("no link in FILES_DIR (its file system must have hard links): %w", err)
 	}
 	folder, err := s.files.Open(".")
 	if err != nil {
@@ -225,7 +226,7 @@ type uploadForm struct {
 	started time.Time
 
 	received int64 // bytes of the body
-	limit    int64 // for received: maxPartHeaders, then with the largest file, then with this one
+	allowed  int64 // for received: until the file begins, then for the largest file, then for this one
 	isCut    bool  // Read has refused to go beyond limit
 	parts    *multipart.Reader
 	part     *multipart.Part // the file
@@ -234,10 +235,10 @@ type uploadForm struct {
 func (form *uploadForm) Read(p []byte) (int, error) {
 	timeLeft := transferTimeout(form.received) - time.Since(form.started)
 	form.setReadTimeout(min(stallTimeout, timeLeft))
-	rest := max(form.limit-form.received, 1) // at the limit, one byte more shows an excess
+	rest := max(form.allowed-form.received, 1) // then one byte more shows an excess
 	n, err := form.request.Body.Read(p[:min(int64(len(p)), rest)])
 	form.received += int64(n)
-	if form.received > form.limit {
+	if form.received > form.allowed {
 		form.isCut = true
 		return 0, errTooLarge
 	}
@@ -281,12 +282,12 @@ func fileName(part *multipart.Part) (string, error) {
 	name := part.FileName()
 	isFile := part.FormName() == "file"
 	var errs fieldErrors
-	errs.check(isFile || name != "", "file", "must come before all other parts of the form")
-	errs.check(isFile, "file", "must be the name of the part with the file")
+	errs.require(isFile || name != "", "file", "must come before all other parts of the form")
+	errs.require(isFile, "file", "must be the name of the part with the file")
 	if name != "" {
 		name = path.Base(strings.ReplaceAll(name, `\`, "/"))
 	}
-	errs.checkFileName(name)
+	errs.requireFileName(name)
 	if errs != nil {
 		return "", invalid(errs...)
 	}
@@ -296,7 +297,7 @@ func fileName(part *multipart.Part) (string, error) {
 // readFile writes the file to out, and reads the form to its end, which may
 // still refuse it.
 func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
-	form.limit = form.maxFile + maxFormBytes
+	form.allowed = form.maxFile + maxFormBytes
 	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
 	if err != nil {
 		return 0, err
@@ -304,7 +305,7 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if size > form.maxFile {
 		return 0, errTooLarge
 	}
-	form.limit = size + maxFormBytes
+	form.allowed = size + maxFormBytes
 	_, err = form.parts.NextRawPart()
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
@@ -405,7 +406,7 @@ const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-d
 func (s *server) getFile(r *request) (output, error) {
 	f := file{Name: r.PathValue("name")}
 	var errs fieldErrors
-	errs.checkFileName(f.Name)
+	errs.requireFileName(f.Name)
 	if errs != nil {
 		return nil, errNotFound
 	}

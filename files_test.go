@@ -78,7 +78,7 @@ func TestUploadDeadlines(t *testing.T) {
 				request:  r,
 				started:  time.Now().Add(-test.started),
 				received: test.received,
-				limit:    test.received + 1,
+				allowed:  test.received + 1,
 			}
 			form.Read(make([]byte, 1))
 			if got := time.Until(d.read); got != test.want {

@@ -40,15 +40,15 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts all that the table accepts. A hub whose name an operator
-// wrote with a tab must not break its page. A zero time means that the scan has
-// missed a column.
+// validate accepts all that the table accepts. An operator may have written a
+// name with a tab, which must not break its page. A time is zero if the scan
+// has missed its column.
 func (h hub) validate() (errs fieldErrors) {
-	errs.checkLength("name", h.Name, 1, maxHubName)
-	errs.checkLength("description", h.Description, 0, maxHubDescription)
-	errs.checkOneOf("status", h.Status, hubStatuses)
-	errs.check(!h.CreatedAt.IsZero(), "createdAt", "is zero")
-	errs.check(!h.UpdatedAt.IsZero(), "updatedAt", "is zero")
+	errs.requireLength("name", h.Name, 1, maxHubName)
+	errs.requireLength("description", h.Description, 0, maxHubDescription)
+	errs.requireOneOf("status", h.Status, hubStatuses)
+	errs.require(!h.CreatedAt.IsZero(), "createdAt", "is zero")
+	errs.require(!h.UpdatedAt.IsZero(), "updatedAt", "is zero")
 	return errs
 }
 
@@ -67,15 +67,15 @@ func newHubInput(f fields) hubInput {
 
 func (in hubInput) validate() (errs fieldErrors) {
 	if in.name != nil {
-		errs.checkLength("name", *in.name, 1, maxHubName)
-		errs.checkControls("name", *in.name, "")
+		errs.requireLength("name", *in.name, 1, maxHubName)
+		errs.forbidControls("name", *in.name, "")
 	}
 	if in.description != nil {
-		errs.checkLength("description", *in.description, 0, maxHubDescription)
-		errs.checkControls("description", *in.description, "\r\n\t")
+		errs.requireLength("description", *in.description, 0, maxHubDescription)
+		errs.forbidControls("description", *in.description, "\r\n\t")
 	}
 	if in.status != nil {
-		errs.checkOneOf("status", *in.status, hubStatuses)
+		errs.requireOneOf("status", *in.status, hubStatuses)
 	}
 	return errs
 }
@@ -83,7 +83,7 @@ func (in hubInput) validate() (errs fieldErrors) {
 func checkNewHub(f fields) fieldErrors {
 	in := newHubInput(f)
 	errs := in.validate()
-	errs.check(in.name != nil, "name", "is required")
+	errs.require(in.name != nil, "name", "is required")
 	return errs
 }
 
@@ -103,7 +103,7 @@ func (s *server) createHub(r *request) (output, error) {
 func checkHubChange(f fields) fieldErrors {
 	in := newHubInput(f)
 	errs := in.validate()
-	errs.check(in != hubInput{}, "body", "must have at least one of name, description, status")
+	errs.require(in != hubInput{}, "body", "must have at least one of name, description, status")
 	return errs
 }
 
@@ -168,16 +168,16 @@ var hubOrders = map[string]string{
 }
 
 func (q hubQuery) validate() (errs fieldErrors) {
-	errs.checkNumber("limit", q.limit, 1, maxPageLimit)
-	errs.checkNumber("offset", q.offset, 0, maxPageOffset)
-	errs.check(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")
-	errs.checkOneOf("orderDirection", q.orderDirection, []string{"asc", "desc"})
+	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
+	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
+	errs.require(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")
+	errs.requireOneOf("orderDirection", q.orderDirection, []string{"asc", "desc"})
 	if q.name != nil {
-		errs.checkLength(nameFilter, *q.name, 1, maxHubName)
-		errs.checkControls(nameFilter, *q.name, "")
+		errs.requireLength(nameFilter, *q.name, 1, maxHubName)
+		errs.forbidControls(nameFilter, *q.name, "")
 	}
 	if q.status != nil {
-		errs.checkOneOf(statusFilter, *q.status, hubStatuses)
+		errs.requireOneOf(statusFilter, *q.status, hubStatuses)
 	}
 	return errs
 }

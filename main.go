@@ -303,7 +303,8 @@ func sendDocument(r *request, contentType, policy, text string) {
 	io.WriteString(r.w, text)
 }
 
-// Time limits of a request. Uploads and downloads have their own (files.go).
+// Limits of a request and its connection. Uploads and downloads have their own
+// (files.go).
 const (
 	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body
@@ -419,7 +420,8 @@ func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	return err
 }
 
-// warnOfDatabaseRights warns if an SQL injection could make an administrator.
+// warnOfDatabaseRights warns if the server may write users, because an SQL
+// injection could then make an administrator.
 func (s *server) warnOfDatabaseRights() {
 	if s.cfg.env == envLocal {
 		return
@@ -464,7 +466,7 @@ type config struct {
 // (K1).
 type settingReader []error
 
-func (settings *settingReader) check(ok bool, complaint string) {
+func (settings *settingReader) require(ok bool, complaint string) {
 	if !ok {
 		*settings = append(*settings, usageError(complaint))
 	}
@@ -482,7 +484,7 @@ func (settings *settingReader) get(name, fallback string) string {
 	case "DATABASE_URL": // may end in a quoted password
 		isQuoted = strings.TrimLeft(value, quotes) != value
 	}
-	settings.check(!isQuoted && strings.TrimSpace(value) == value,
+	settings.require(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
 	return cmp.Or(value, fallback)
 }
@@ -501,20 +503,20 @@ func loadConfig() (config, error) {
 		databaseURL: settings.get("DATABASE_URL", ""),
 		filesDir:    settings.get("FILES_DIR", "data/files"),
 	}
-	settings.check(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
+	settings.require(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
 	if _, err := newConnector(cfg.databaseURL, nil); err != nil {
 		settings = append(settings, err)
 	}
 	size, err := strconv.ParseUint(settings.get("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
-	settings.check(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
+	settings.require(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
 	cfg.maxUploadBytes = int64(size)
 	cfg.sessionKeys = readSessionKeys(&settings)
 	cfg.readCookie(&settings)
 	cfg.readOrigins(&settings)
 	for _, text := range settings.list("TRUSTED_PROXIES", "") {
 		network, err := netip.ParsePrefix(text)
-		settings.check(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
+		settings.require(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
 			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		cfg.trustedProxies = append(cfg.trustedProxies, network)
 	}
@@ -562,9 +564,9 @@ func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
 			different[char] = true
 		}
 		isStrong := len(key) >= 32 && len(different) >= 10
-		settings.check(isStrong && strings.TrimSpace(key) == key,
+		settings.require(isStrong && strings.TrimSpace(key) == key,
 			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
-		settings.check(key != placeholderKey,
+		settings.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		keys.Keys = append(keys.Keys, []byte(key))
 	}
@@ -583,19 +585,19 @@ func (cfg *config) readCookie(settings *settingReader) {
 	}
 	prefix := settings.get("COOKIE_PREFIX", defaultPrefix)
 	lower := strings.ToLower(prefix)
-	settings.check(cookiePrefixPattern.MatchString(prefix),
+	settings.require(cookiePrefixPattern.MatchString(prefix),
 		"COOKIE_PREFIX: must be letters, digits, - and _")
-	settings.check(!strings.HasPrefix(lower, "__host-"),
+	settings.require(!strings.HasPrefix(lower, "__host-"),
 		"COOKIE_PREFIX: __Host- does not go with a Domain")
 	cfg.cookieName = prefix + "_auth_" + cfg.env
 	cfg.cookieDomain = strings.ToLower(settings.get("COOKIE_DOMAIN", ""))
 	if isLocal {
-		settings.check(!strings.HasPrefix(lower, "__secure-"),
+		settings.require(!strings.HasPrefix(lower, "__secure-"),
 			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
-		settings.check(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
+		settings.require(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
 		return
 	}
-	settings.check(isParentDomain(cfg.cookieDomain),
+	settings.require(isParentDomain(cfg.cookieDomain),
 		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
 }
 
@@ -620,16 +622,16 @@ func (cfg *config) readOrigins(settings *settingReader) {
 	cfg.allowedOrigins = settings.list("ALLOWED_ORIGINS", fallback)
 	cfg.originDomain = strings.ToLower(settings.get("ALLOWED_ORIGIN_DOMAIN", ""))
 	if cfg.env == envProduction {
-		settings.check(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
-		settings.check(isParentDomain(cfg.originDomain),
+		settings.require(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
+		settings.require(isParentDomain(cfg.originDomain),
 			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
 		return
 	}
-	settings.check(cfg.originDomain == "",
+	settings.require(cfg.originDomain == "",
 		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 	for _, origin := range cfg.allowedOrigins {
 		u, err := url.Parse(origin)
-		settings.check(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
+		settings.require(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
 			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a path")
 	}
 }
@@ -647,12 +649,12 @@ func readMailer(settings *settingReader) mailer {
 	text := settings.get("SMTP_URL", "")
 	smtpURL, err := url.Parse(text)
 	isValid := err == nil && smtpPattern.MatchString(text)
-	settings.check(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+
+	settings.require(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+
 		"special characters in the password percent-encoded; it may be unset locally only")
-	settings.check(!isValid || isPortOrEmpty(smtpURL.Port()),
+	settings.require(!isValid || isPortOrEmpty(smtpURL.Port()),
 		"SMTP_URL: the port must be 1 to 65535")
 	from, err := mail.ParseAddress(settings.get("MAIL_FROM", ""))
-	settings.check(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
+	settings.require(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
 	return mailer{server: smtpURL, from: from}
 }
 

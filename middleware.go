@@ -193,8 +193,8 @@ func (r *request) clientKey() string {
 }
 
 // limitClient counts the request, unless it is a preflight of an allowed
-// origin. These read no data, a browser sends one before each new URL, and a
-// page can't see that one was refused.
+// origin. A browser sends one before each new URL. If it were refused, the page
+// could not see why.
 func (s *server) limitClient(r *request) error {
 	if r.isPreflight() && r.originAllowed {
 		return nil
@@ -334,8 +334,8 @@ func (s *server) serveRoute(r *request) error {
 	if inputErr != nil {
 		return inputErr
 	}
-	// What can be written has no ETag, so no If-Match but "*" matches (RFC 9110
-	// 13.1.1).
+	// Nothing that can be written has an ETag, so only the If-Match "*" matches
+	// (RFC 9110 13.1.1).
 	ifMatch := r.Header.Get("If-Match")
 	if ifMatch != "" && ifMatch != "*" && !isRead(r.Method) {
 		return errPrecondition
@@ -358,8 +358,9 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
-// Part 3: strict input. addField finds what is wrong for any route, the route's
-// check the rest. A handler then parses the fields again, and can't fail.
+// Part 3: strict input. addField finds mistakes that no route allows, and the
+// route's check the others. The handler then parses the fields again, which
+// can't fail.
 
 // fields are the members of a JSON object, or the parameters of a query. All
 // values are strings.
@@ -406,41 +407,41 @@ type fieldError struct {
 
 type fieldErrors []fieldError
 
-func (errs *fieldErrors) check(ok bool, name, detail string) {
+func (errs *fieldErrors) require(ok bool, name, detail string) {
 	if !ok {
 		*errs = append(*errs, fieldError{name, detail})
 	}
 }
 
-func (errs *fieldErrors) checkLength(name, text string, least, most int) {
+func (errs *fieldErrors) requireLength(name, text string, least, most int) {
 	length := utf8.RuneCountInString(text)
 	if length < least || length > most {
-		errs.check(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
+		errs.require(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
 	}
 }
 
-func (errs *fieldErrors) checkControls(name, text, allowed string) {
+func (errs *fieldErrors) forbidControls(name, text, allowed string) {
 	isForbidden := func(c rune) bool {
 		return unicode.IsControl(c) && !strings.ContainsRune(allowed, c)
 	}
-	errs.check(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
+	errs.require(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
 }
 
-func (errs *fieldErrors) checkOneOf(name, text string, allowed []string) {
+func (errs *fieldErrors) requireOneOf(name, text string, allowed []string) {
 	if !slices.Contains(allowed, text) {
-		errs.check(false, name, "must be "+strings.Join(allowed, " or "))
+		errs.require(false, name, "must be "+strings.Join(allowed, " or "))
 	}
 }
 
-func (errs *fieldErrors) checkNumber(name string, n, least, most int) {
+func (errs *fieldErrors) requireNumber(name string, n, least, most int) {
 	if n < least || n > most {
-		errs.check(false, name, fmt.Sprintf("must be a whole number from %d to %d", least, most))
+		errs.require(false, name, fmt.Sprintf("must be a whole number from %d to %d", least, most))
 	}
 }
 
 const (
 	maxJSONBody    = 16 << 10 // bytes
-	maxFields      = 50       // of an input; those of 16 kB would take 5 ms
+	maxFields      = 50       // of an input; 16 kB full of fields would take 5 ms
 	maxContentType = 256      // bytes; parsing 16 kB would take 2 ms
 )
 
@@ -456,8 +457,8 @@ func (r *request) readFields() error {
 	if err := read(); err != nil {
 		return err
 	}
-	// The client gets the first error of each field: that of the check, which
-	// says best what is expected.
+	// The client gets the first error of each field. That of the check says
+	// best what is expected, so it comes first.
 	errs := append(r.route.check(r.fields), r.badFields...)
 	if errs != nil {
 		return invalid(errs...)
@@ -531,10 +532,10 @@ func (r *request) addField(name, value string, isText bool) {
 	_, isRepeated := r.fields[name]
 	isKnown := slices.Contains(r.route.input, name)
 	isUnicode := !strings.ContainsRune(value, utf8.RuneError)
-	r.badFields.check(isKnown, name, "is not known here")
-	r.badFields.check(!isRepeated, name, "is sent more than once")
-	r.badFields.check(isText, name, "must be a string")
-	r.badFields.check(isUnicode, name, "must be Unicode text without U+FFFD")
+	r.badFields.require(isKnown, name, "is not known here")
+	r.badFields.require(!isRepeated, name, "is sent more than once")
+	r.badFields.require(isText, name, "must be a string")
+	r.badFields.require(isUnicode, name, "must be Unicode text without U+FFFD")
 	r.fields[name] = value
 }
 
@@ -907,8 +908,8 @@ var masks = []struct {
 // kB (H4).
 const maxLoggedText = 460
 
-// maskText masks a text, then cuts it. A mask might not recognize the first
-// half of a secret.
+// maskText masks a text, then cuts it, because a mask might not recognize the
+// first half of a secret.
 func maskText(text string) string {
 	text = strings.Map(visible, text)
 	for _, mask := range masks {

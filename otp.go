@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	codeLength = 6         // digits
+	codeLength = 6         // digits; codePattern and the messages say so, too
 	codeCount  = 1_000_000 // codes of that length
 	codeTTL    = 10 * time.Minute
 	codeResend = time.Minute // minimum time between two mails to one address
@@ -53,9 +53,9 @@ type oneTimeCode struct {
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mailedAt     time.Time // when the last mail began; zero if nobody has the code
-	mailedBefore bool      // there was a mail before the last one
-	guesses      int       // wrong guesses
+	mails    int       // that have begun and have not failed; without one, the code can't be used
+	mailedAt time.Time // when the last one began
+	guesses  int       // wrong guesses
 }
 
 // isFor reports whether a code still signs a user in. It does not if the user
@@ -78,13 +78,13 @@ var (
 	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
 )
 
-// issue returns the current code of a user, or a new one, if a mail is due. Its
-// errors say why none is.
+// issue returns the code to mail to a user, the current one or a new one. It
+// returns an error if no mail is due.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the
-// code was used, is no longer for this user, or could not be mailed (O7). A
-// young code is mailed again, so whichever mail the user opens has the right
-// code, and a stranger who asks for one voids nothing.
+// code was used, is no longer for this user, or could not be mailed (O7). Until
+// codeRenew, the same code is mailed again. So whichever mail the user opens
+// has the right code, and a stranger who asks for one voids nothing.
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	if code == nil || !code.isFor(u) {
 		code = c.makeCode(email, u)
 	}
-	if now.Sub(code.mailedAt) < codeResend {
+	if code.mails > 0 && now.Sub(code.mailedAt) < codeResend {
 		return nil, errJustMailed
 	}
 	if now.Sub(code.issuedAt) >= codeRenew {
@@ -104,7 +104,7 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	if code.guesses >= maxGuesses {
 		return nil, errGuessedOut
 	}
-	code.mailedBefore = !code.mailedAt.IsZero()
+	code.mails++
 	code.mailedAt = now
 	return code, nil
 }
@@ -125,16 +125,13 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 	return code
 }
 
-// withdraw is for a code whose last mail has failed. If that was the first one,
-// nobody has the code, so it can't be used until it is mailed. It is not
-// deleted, because its count of guesses would start anew, and a stranger can
-// make mails fail: they fill the mailbox.
+// withdraw is for a mail that has failed. It does not delete the code. A new
+// one would have new guesses, and a stranger can make mails fail, by filling
+// the mailbox.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !code.mailedBefore {
-		code.mailedAt = time.Time{}
-	}
+	code.mails--
 }
 
 // find returns the code of an address if the digits match and it has not
@@ -147,7 +144,7 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	code := c.byEmail[email]
-	if code == nil || code.mailedAt.IsZero() {
+	if code == nil || code.mails == 0 {
 		return nil
 	}
 	hasExpired := time.Since(code.issuedAt) >= codeTTL

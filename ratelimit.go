@@ -97,8 +97,8 @@ func (l *limiter) sweep(now time.Duration) {
 }
 
 // dropAnyKey makes room, so that nobody is refused because of other clients'
-// keys (L3). So a flood can reset the count of an address, but each code counts
-// the guesses at it, too (see find in otp.go).
+// keys (L3). A flood can drop the key of an address, and so allow more guesses
+// at its code. Therefore a code counts them, too (see find in otp.go).
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)

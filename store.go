@@ -7,7 +7,7 @@ package main
 //	a statement runs too long     503 after statementTimeout
 //	PostgreSQL does not answer    503: the socket times out (deadlineConn)
 //	PostgreSQL reports an error   503 or 500 (classify)
-//	a connection is dead          nothing: another one is taken
+//	a connection is dead          nothing, if it was idle: another one is taken
 //
 // lib/pq reports a dead connection as driver.ErrBadConn. Then database/sql
 // sends the statement again on another one, but it never does so on a
@@ -95,15 +95,15 @@ func (st *store) probeTables() error {
 // read runs a statement that changes nothing, and scans its only row. Without a
 // row, it returns sql.ErrNoRows.
 func (st *store) read(text string, args []any, dest ...any) error {
-	found := false
-	err := st.list(text, args, func(rows *sql.Rows) error {
-		found = true
-		return rows.Scan(dest...)
-	})
-	if err == nil && !found {
-		return sql.ErrNoRows
+	if err := st.takeSlot(); err != nil {
+		return err
 	}
-	return err
+	defer st.freeSlot()
+	rows, err := st.query(text, args)
+	if err != nil {
+		return err
+	}
+	return scanOne(rows, dest)
 }
 
 // list runs a statement that changes nothing, and calls scan for each row. Its
@@ -115,9 +115,22 @@ func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error
 	defer st.freeSlot()
 	rows, err := st.query(text, args)
 	if err != nil {
-		return classify(err)
+		return err
 	}
 	return scanAll(rows, scan)
+}
+
+// scanOne scans the only row.
+func scanOne(rows *sql.Rows, dest []any) error {
+	found := false
+	err := scanAll(rows, func(rows *sql.Rows) error {
+		found = true
+		return rows.Scan(dest...)
+	})
+	if err == nil && !found {
+		return sql.ErrNoRows
+	}
+	return err
 }
 
 // scanAll reads rows to the end, because an error can follow a row.
@@ -138,7 +151,7 @@ func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	if !isPrepared {
 		fresh, err := st.db.Prepare(text)
 		if err != nil {
-			return nil, err
+			return nil, classify(err)
 		}
 		prepared, _ = st.statements.LoadOrStore(text, fresh)
 	}
@@ -146,7 +159,7 @@ func (st *store) query(text string, args []any) (*sql.Rows, error) {
 	if sqlState(err) == "0A000" { // the type of a column was changed
 		st.statements.Delete(text)
 	}
-	return rows, err
+	return rows, classify(err)
 }
 
 func (st *store) takeSlot() error {
@@ -160,36 +173,31 @@ func (st *store) takeSlot() error {
 
 func (st *store) freeSlot() { <-st.slots }
 
-// write is like read, for a statement that changes something.
+// write is like read, for a statement that changes something. It returns
+// errNotSent if PostgreSQL has not got the statement.
 //
 // A write must not be sent twice, because PostgreSQL may have committed it
-// before its connection broke (D1). The context has no deadline, at which
-// lib/pq would cancel the statement: a PostgreSQL that waits for its standby
-// then reports success.
+// before its connection broke (D1). The context has no deadline. At a deadline,
+// lib/pq would cancel the statement. If PostgreSQL was waiting for its standby,
+// it would then report success.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if err := st.takeSlot(); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errNotSent, err)
 	}
 	defer st.freeSlot()
 	conn, err := st.writableConn()
 	if err != nil {
-		return classify(err)
+		return fmt.Errorf("%w: %w", errNotSent, classify(err))
 	}
 	defer conn.Close()
 	rows, err := conn.QueryContext(context.Background(), text, args...)
 	if err != nil {
 		return classify(err)
 	}
-	found := false
-	err = scanAll(rows, func(rows *sql.Rows) error {
-		found = true
-		return rows.Scan(dest...)
-	})
-	if err == nil && !found {
-		return sql.ErrNoRows
-	}
-	return err
+	return scanOne(rows, dest)
 }
+
+var errNotSent = errors.New("not sent")
 
 // writableConn returns a connection that has just answered that it can write.
 // It drops those that are dead or whose server has become a standby. This costs

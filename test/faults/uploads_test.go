@@ -160,6 +160,20 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 	}
 }
 
+// An upload whose insert was not sent leaves nothing. A read-only database answers reads, so every
+// upload comes so far, and their bytes would fill the disk.
+func TestUnsentRowLeavesNoBytes(t *testing.T) {
+	t.Parallel()
+	s, c := startBehindProxy(t)
+	s.AllowErrorsWithAnyOf(unavailable)
+	s.exec(`do $$ begin
+		execute format('alter database %I set default_transaction_read_only = on', current_database());
+	end $$`)
+	s.dropConnections()
+	wantUnavailable(t, sendUpload(c, "a.txt"))
+	s.WantStored(t, 0)
+}
+
 // In the local environment, the server creates FILES_DIR. TestCommands shows that it does not start
 // elsewhere.
 func TestFilesDirMissing(t *testing.T) {
