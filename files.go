@@ -168,8 +168,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
 	// There is certainly no row if PostgreSQL has reported an error, or has not
 	// got the insert.
-	isUnwritten := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows) || errors.Is(err, errNotSent)
-	rowMayExist = !isUnwritten
+	hasFailed := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows)
+	rowMayExist = !hasFailed && !errors.Is(err, errNotSent)
 	if err != nil {
 		return file{}, endedIfUserGone(err)
 	}

@@ -54,7 +54,8 @@ type request struct {
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
-	r := &request{Request: httpRequest, w: &response{ResponseWriter: w}, serverLog: s.log}
+	r := &request{Request: httpRequest, serverLog: s.log}
+	r.w = &response{ResponseWriter: w, isHead: r.Method == "HEAD"}
 	if s.cfg.env != envLocal {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
 	}
@@ -561,6 +562,7 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 // A response passes on what is written, and counts it for the log.
 type response struct {
 	http.ResponseWriter
+	isHead  bool  // net/http discards the body
 	status  int   // 0 if none was sent
 	bytes   int64 // of the body
 	copyErr error // why a file could not be sent to its end
@@ -576,7 +578,9 @@ func (w *response) Write(b []byte) (int, error) {
 		w.WriteHeader(200)
 	}
 	n, err := w.ResponseWriter.Write(b)
-	w.bytes += int64(n)
+	if !w.isHead {
+		w.bytes += int64(n)
+	}
 	return n, err
 }
 
@@ -839,11 +843,7 @@ func (s *server) logRequest(r *request, started time.Time) {
 			add(strings.ToLower(name), "***")
 		}
 	}
-	sentBytes := r.w.bytes
-	if r.Method == "HEAD" {
-		sentBytes = 0 // net/http has discarded them
-	}
-	attrs = append(attrs, "status", r.w.status, "bytes", sentBytes, "duration", time.Since(started))
+	attrs = append(attrs, "status", r.w.status, "bytes", r.w.bytes, "duration", time.Since(started))
 	s.requestLog.Info("request", attrs...)
 }
 
