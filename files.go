@@ -226,7 +226,7 @@ type uploadForm struct {
 	started time.Time
 
 	received int64 // bytes of the body
-	allowed  int64 // for received: until the file begins, then for the largest file, then for this one
+	allowed  int64 // most of received: until the file begins, for the largest file, for this one
 	isCut    bool  // Read has refused to go beyond limit
 	parts    *multipart.Reader
 	part     *multipart.Part // the file
