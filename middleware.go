@@ -851,10 +851,10 @@ var loggedOriginPattern = regexp.MustCompile(`^https?://[a-z0-9.:\[\]-]{1,260}$`
 
 func (r *request) originForLog() string {
 	origin := r.Header.Get("Origin")
-	if !loggedOriginPattern.MatchString(origin) {
-		return ""
+	if r.originAllowed || loggedOriginPattern.MatchString(origin) {
+		return origin
 	}
-	return origin
+	return ""
 }
 
 // logRefusedOrigin tells why a page's request fails, which its browser hides.
