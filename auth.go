@@ -35,11 +35,10 @@ const (
 
 var allRoles = []string{roleMember, roleAdmin}
 
-// A user is an account as just read.
 type user struct {
 	UserID     string `json:"userId"`
 	Email      string `json:"email"`
-	Permission string `json:"permission"` // the role
+	Permission string `json:"permission"`
 
 	suspended     bool
 	termsAccepted bool      // the user has accepted TERMS_VERSION

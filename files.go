@@ -49,7 +49,6 @@ func transferTimeout(bytes int64) time.Duration {
 	return transferStart + time.Duration(bytes/transferPace)*time.Second
 }
 
-// A file is a row of the table files, and its JSON.
 type file struct {
 	FileID      string    `json:"fileId"`
 	Name        string    `json:"name"`
@@ -249,8 +248,6 @@ func (form *uploadForm) setReadTimeout(timeout time.Duration) {
 	http.NewResponseController(form.request.w).SetReadDeadline(time.Now().Add(timeout))
 }
 
-// readHead reads the form up to the bytes of the file, and returns the file's
-// name.
 func (form *uploadForm) readHead() (name string, err error) {
 	kind, params := mediaType(form.request.Header)
 	if kind != "multipart/form-data" {

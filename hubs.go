@@ -23,7 +23,6 @@ const (
 
 var hubStatuses = []string{"active", "archived"}
 
-// A hub is a row of the table hubs, and its JSON.
 type hub struct {
 	HubID       string    `json:"hubId"`
 	Name        string    `json:"name"`
@@ -223,12 +222,7 @@ func (s *server) listHubs(r *request) (output, error) {
 // index (schema.sql). No text of a client is part of it (I1).
 //
 // A page at a large offset, or with a filter by name, may skip many hubs. It
-// finds its ids in the index alone, then reads their rows:
-//
-//	select … from hubs where hub_id = any (array(select hub_id
-//		from hubs where true and strpos(name_lower, (select hub_name_key($3))) > 0
-//		order by name asc, hub_id asc limit $1 offset $2))
-//	order by name asc, hub_id asc
+// finds its ids in the index alone, then reads their rows.
 func (q hubQuery) statement() (text string, args []any) {
 	args = []any{q.limit + 1, q.offset} // one row more, for HasMore
 	where := "true"

@@ -149,7 +149,6 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 	return s
 }
 
-// A route is one endpoint: a row of the route table.
 type route struct {
 	pattern  string // method and path
 	access   access
@@ -446,13 +445,12 @@ const (
 	envProduction = "production"
 )
 
-// config holds the validated settings.
 type config struct {
 	env            string
 	addr           string
 	databaseURL    string
 	filesDir       string
-	sessionKeys    jwt.VerificationKeySet // the first key signs, all keys verify
+	sessionKeys    jwt.VerificationKeySet
 	cookieName     string
 	cookieDomain   string         // "" in the local environment: a host-only cookie
 	allowedOrigins []string       // local and staging
@@ -552,7 +550,6 @@ func newConnector(databaseURL string, settings map[string]string) (*pq.Connector
 	return pq.NewConnectorConfig(cfg)
 }
 
-// placeholderKey is the session key in the examples of deploy/.
 const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 
 // readSessionKeys requires keys as long as the hash (RFC 7518 3.2), of more
@@ -736,7 +733,6 @@ var userCommands = map[string]struct {
 		from users` + whereAddress},
 }
 
-// userCommand runs a line such as "add -role admin ada@example.com".
 func userCommand(ctx context.Context, line []string) error {
 	if len(line) == 0 {
 		return usageError("user: name a command\n\n" + usage)
@@ -850,7 +846,6 @@ func openForCommand(ctx context.Context) (*sql.Conn, error) {
 	return conn, nil
 }
 
-// explainDBError says what an operator can do about a usual mistake.
 func explainDBError(err error) error {
 	const refusedSetting = "DATABASE_URL: the database, or a pooler before it, refuses a setting"
 	advice := map[string]string{

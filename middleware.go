@@ -143,8 +143,8 @@ func (c *config) allowsOrigin(origin string) bool {
 
 var requestIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// identify finds the request's id and the client's address. It keeps an id that
-// the client has sent only in a form that can't forge a line of a log (G1).
+// identify keeps the client's request id only in a form that can't forge a line
+// of a log (G1).
 func (s *server) identify(r *request) {
 	r.id = r.Header.Get("X-Request-Id")
 	if !requestIDPattern.MatchString(r.id) {
@@ -237,7 +237,7 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	case r.isPreflight(): // of another origin: the router refuses it
 		r.logRefusedOrigin()
 	case isForeignWrite:
-		r.fail(errCrossOrigin) // logs the origin
+		r.fail(errCrossOrigin)
 		return true
 	}
 	return false
@@ -363,8 +363,7 @@ func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 // route's check the others. The handler then parses the fields again, which
 // can't fail.
 
-// fields are the members of a JSON object, or the parameters of a query. All
-// values are strings.
+// fields are the members of a JSON object, or the parameters of a query.
 type fields map[string]string
 
 func (f fields) text(name, fallback string) string {
@@ -557,9 +556,7 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 }
 
 // Part 4: the answer. answer sends the output of a handler, and fail its error.
-// Only handlers of files and documents write themselves, and return sent.
 
-// A response passes on what is written, and counts it for the log.
 type response struct {
 	http.ResponseWriter
 	isHead  bool  // net/http discards the body
@@ -628,7 +625,7 @@ func (r *request) answer(out output) error {
 	header.Set("Content-Type", "application/json")
 	header.Set("Content-Length", strconv.Itoa(body.Len()))
 	r.w.WriteHeader(r.route.status)
-	r.w.Write(body.Bytes()) // an error means that the client has gone
+	r.w.Write(body.Bytes())
 	return nil
 }
 
@@ -889,7 +886,6 @@ func maskAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// masks are applied in this order.
 var masks = []struct {
 	pattern     *regexp.Regexp
 	replacement string

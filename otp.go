@@ -181,7 +181,7 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	default:
 		return false
 	}
-	log = log.With("email", email) // masked by maskAttr
+	log = log.With("email", email)
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.sendCode(email, log)
@@ -304,7 +304,6 @@ func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
 }
 
-// usualCauses says what an operator should check first if a step fails.
 var usualCauses = map[string]string{
 	"connect":   "host and port of SMTP_URL; a firewall",
 	"greeting":  "smtps:// for port 465, else smtp://; SSL_CERT_FILE for a private authority",

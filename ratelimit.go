@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-const maxKeys = 65_536 // most keys that one limiter keeps
+const maxKeys = 65_536
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back
 // one period after it was spent. This equals a sliding-window log: at most

@@ -42,7 +42,6 @@ const (
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
 )
 
-// serverSettings are set on each connection.
 var serverSettings = map[string]string{
 	"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
 	// Plan each statement once (a list then takes 54 µs instead of 79), and use
@@ -51,9 +50,8 @@ var serverSettings = map[string]string{
 	"enable_seqscan":  "off",
 }
 
-// A store runs the statements of requests. Its methods take no context, because
-// each read with one starts two goroutines, which cost 5 % of a request's
-// processor time.
+// The methods of a store take no context, because each read with one starts two
+// goroutines, which cost 5 % of a request's processor time.
 type store struct {
 	db         *sql.DB
 	slots      chan struct{} // one element for each statement under way
@@ -120,7 +118,6 @@ func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error
 	return scanAll(rows, scan)
 }
 
-// scanOne scans the only row.
 func scanOne(rows *sql.Rows, dest []any) error {
 	found := false
 	err := scanAll(rows, func(rows *sql.Rows) error {
