@@ -20,7 +20,7 @@ usage() {
 		./dev.sh release [OS/ARCH...]     binaries of HEAD, SBOMs, checksums: .dev/release
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
 		./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
-		run and user use a private PostgreSQL in .dev/, unless DATABASE_URL is set.
+		run and user use a private PostgreSQL in .dev/ (root: /var/lib/hubs-dev-*), unless DATABASE_URL is set.
 	END
 }
 wrong() { usage >&2; exit 2; }

@@ -220,7 +220,7 @@ func TestNumbersAreAsDocumented(t *testing.T) {
 			t.Errorf("docs/runbook.md: got the constant %s, which the code lacks", name)
 			continue
 		}
-		hubstest.WantEqual(t, name, value, parseNumber(t, text))
+		hubstest.WantEqual(t, "docs/runbook.md: "+name, value, parseNumber(t, text))
 	}
 }
 
@@ -318,7 +318,7 @@ func TestSendBufferIsBounded(t *testing.T) {
 	}
 }
 
-var twoRequirements = regexp.MustCompile(`^module hubs
+var twoRequirements = regexp.MustCompile(`^module \S+
 
 go \S+
 

@@ -125,7 +125,7 @@ func TestMailIsWellFormed(t *testing.T) {
 	minutes := fmt.Sprint(lifetimes[0].(float64) / 60)
 	said := messageText.FindSubmatch(body)
 	if said == nil || string(said[1]) != minutes {
-		t.Errorf("got the text %q, want a match of %s with %s minutes", body, messageText, minutes)
+		t.Errorf("got the text %q, want a match of %s with the %s minutes of the contract", body, messageText, minutes)
 	}
 }
 
