@@ -53,7 +53,7 @@ type file struct {
 	FileID      string    `json:"fileId"`
 	Name        string    `json:"name"`
 	ContentType string    `json:"contentType"`
-	Size        int64     `json:"size"` // bytes
+	Size        int64     `json:"size"`
 	Path        string    `json:"path"`
 	CreatedAt   timestamp `json:"createdAt"`
 }
@@ -205,7 +205,7 @@ func (s *server) makeDurable(working *os.File, id string) error {
 // removeUpload removes the working name last: if the other can't be removed,
 // the sweep finds it by this one.
 func (s *server) removeUpload(id string) error {
-	if err := s.files.RemoveAll(id); err != nil { // no error if it is missing
+	if err := s.files.RemoveAll(id); err != nil {
 		return err
 	}
 	return s.files.RemoveAll(path.Join(unfinished, id))
@@ -307,7 +307,9 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	if err != io.EOF { // the form was cut off, for which package multipart wraps io.EOF
+	// Package multipart wraps io.EOF if the form is cut off before the end of
+	// the file.
+	if err != io.EOF {
 		return 0, err
 	}
 	_, err = io.Copy(io.Discard, form)
@@ -444,8 +446,9 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	header.Set("Cache-Control", "private, no-cache")
 	header.Set("ETag", `"`+f.FileID+`"`)
 	// 4,500 ranges of one byte would take 90 ms (H7). One comma means two
-	// ranges.
-	if strings.Count(r.Header.Get("Range"), ",") >= maxRanges {
+	// ranges. http.ServeContent knows no other unit, and no empty file.
+	ranges, isBytes := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
+	if !isBytes || f.Size == 0 || strings.Count(ranges, ",") >= maxRanges {
 		r.Header.Del("Range")
 	}
 	deadline := time.Now().Add(transferTimeout(f.Size))

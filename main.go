@@ -106,10 +106,10 @@ func run(args []string) error {
 type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
-	requestLog *slog.Logger // one line for each request
-	out        io.Writer    // standard output: both logs, and local codes
+	requestLog *slog.Logger
+	out        io.Writer // standard output: both logs, and local codes
 	store      *store
-	files      *os.Root // FILES_DIR
+	files      *os.Root
 	codes      oneTimeCodes
 	mux        *http.ServeMux
 	stopping   atomic.Bool // each new request ends its connection
@@ -269,8 +269,12 @@ func (health) validate() fieldErrors { return nil }
 // getHealth returns a 503 if the tables can't be read or FILES_DIR is missing
 // (E1).
 func (s *server) getHealth(*request) (output, error) {
+	started := time.Now()
 	if err := errors.Join(s.store.probeTables(), s.probeFiles()); err != nil {
 		return nil, unavailable(err)
+	}
+	if time.Since(started) > dbTimeout {
+		return nil, unavailable(errors.New("the tables can be read, but too slowly"))
 	}
 	return health{"ok"}, nil
 }
@@ -281,7 +285,6 @@ var openAPI string
 //go:embed web/index.html
 var indexPage string
 
-// getOpenAPI sends the contract, with the cookie's name in this environment.
 func (s *server) getOpenAPI(r *request) (output, error) {
 	text := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
 	sendDocument(r, "application/json", contentPolicy, text)
@@ -302,8 +305,7 @@ func sendDocument(r *request, contentType, policy, text string) {
 	io.WriteString(r.w, text)
 }
 
-// Limits of a request and its connection. Uploads and downloads have their own
-// (files.go).
+// Limits of a request and its connection; files.go has those of transfers.
 const (
 	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body
@@ -452,10 +454,10 @@ type config struct {
 	filesDir       string
 	sessionKeys    jwt.VerificationKeySet
 	cookieName     string
-	cookieDomain   string         // "" in the local environment: a host-only cookie
-	allowedOrigins []string       // local and staging
-	originDomain   string         // production: its https subdomains are allowed
-	trustedProxies []netip.Prefix // proxies whose X-Forwarded-For is believed
+	cookieDomain   string // "" in the local environment: a host-only cookie
+	allowedOrigins []string
+	originDomain   string // production: its https subdomains are allowed
+	trustedProxies []netip.Prefix
 	mail           mailer
 	maxUploadBytes int64
 }
@@ -638,7 +640,6 @@ func isPortOrEmpty(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-// smtpPattern matches scheme://[user:password@]host[:port][/].
 var smtpPattern = regexp.MustCompile(
 	`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 

@@ -1,7 +1,6 @@
 package main
 
-// Everything between net/http and the handlers. A first reading can leave out
-// parts 5 and 6, the problems and the log.
+// Everything between net/http and the handlers.
 
 import (
 	"bytes"
@@ -457,8 +456,8 @@ func (r *request) readFields() error {
 	if err := read(); err != nil {
 		return err
 	}
-	// The client gets the first error of each field. That of the check says
-	// best what is expected, so it comes first.
+	// The client gets the first error of each field; that of the check says
+	// best what is expected.
 	errs := append(r.route.check(r.fields), r.badFields...)
 	if errs != nil {
 		return invalid(errs...)
@@ -900,6 +899,9 @@ var masks = []struct {
 	{regexp.MustCompile(`[0-9]{6,}`), "***"},
 }
 
+// escapes matches what the verb %q writes for characters that can't be printed.
+var escapes = regexp.MustCompile(`\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})`)
+
 // maxLoggedText is in bytes. JSON can double a text, so a line has less than 2
 // kB (H4).
 const maxLoggedText = 460
@@ -907,15 +909,15 @@ const maxLoggedText = 460
 // maskText masks a text, then cuts it, because a mask might not recognize the
 // first half of a secret.
 func maskText(text string) string {
-	text = strings.Map(visible, text)
+	text = escapes.ReplaceAllString(strings.Map(visible, text), "")
 	for _, mask := range masks {
 		text = mask.pattern.ReplaceAllString(text, mask.replacement)
 	}
 	return text[:min(len(text), maxLoggedText)]
 }
 
-// visible removes characters that can't be seen, which could hide a secret from
-// the masks.
+// visible removes characters that can't be printed, which could hide a secret
+// from the masks.
 func visible(c rune) rune {
 	switch {
 	case unicode.IsPrint(c):

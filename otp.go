@@ -283,7 +283,7 @@ func (m mailer) send(to, subject, text string) error {
 	if err := client.Hello(m.domain()); err != nil {
 		// net/smtp tries HELO next, and err has only the answer to that.
 		if heard.Len() > 0 {
-			err = fmt.Errorf("%w; all that it has said: %.200q", err, heard.String())
+			err = fmt.Errorf("%w; all that it has said: %q", err, heard.String())
 		}
 		return failedStep("EHLO", err)
 	}
@@ -395,7 +395,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 		return failedStep("data", err)
 	}
 	err = body.Close()
-	if _, isRefused := errors.AsType[*textproto.Error](err); isRefused {
+	reply, hasReplied := errors.AsType[*textproto.Error](err)
+	if hasReplied && reply.Code >= 400 {
 		return failedStep("data", err)
 	}
 	if err != nil {
