@@ -132,6 +132,7 @@ const (
 	MailCloses               // closes a new connection at once, an open one at DATA or QUIT
 	MailHangs                // never greets
 	MailHangsEnd             // receives the mail, but never confirms it
+	MailTakesOddly           // confirms the mail with another number than 250
 	MailRepeats              // receives the mail; its refusal repeats addresses and codes
 	MailIgnoresQuit          // confirms the mail, but never answers QUIT
 	MailFloods               // greets with a line that never ends
@@ -489,6 +490,8 @@ func (c *smtpConversation) data() string {
 	switch c.hang(MailHangsEnd) {
 	case MailCloses:
 		return c.end("")
+	case MailTakesOddly:
+		return "251 taken"
 	case MailRepeats:
 		private := append(mail.To, mail.Codes()...)
 		return "554 no: " + strings.Join(private, " ")

@@ -145,8 +145,8 @@ func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, hubstest.MaskedEmail(email))
 }
 
-// D3: If the mail server has the whole mail, but closes the connection instead of confirming it,
-// the mail may still arrive. So its code works. If the mail server refuses the mail, its code does
+// D3: If the mail server has the whole mail, but closes the connection instead of confirming it, or
+// confirms it in an odd way, the mail may still arrive. So its code works. If the mail server refuses the mail, its code does
 // not, and does not count as mailed: the next request mails a code, although it comes a moment
 // later. The refusal repeats the address and the code, so the harness sees that both are masked.
 func TestUnconfirmedCodeWorks(t *testing.T) {
@@ -156,6 +156,11 @@ func TestUnconfirmedCodeWorks(t *testing.T) {
 	s.Mail.Fail(hubstest.MailCloses)
 	s.Log.WaitFor(t, `"msg":"code perhaps sent"`, hubstest.MaskedEmail(unconfirmed.Email))
 	unconfirmed.Present(unconfirmed.Code).Want(t, 200)
+
+	s.Mail.Fail(hubstest.MailTakesOddly)
+	odd := s.NewGuest(t)
+	s.Log.WaitFor(t, `"msg":"code perhaps sent"`, hubstest.MaskedEmail(odd.Email))
+	odd.Present(odd.Code).Want(t, 200)
 
 	s.Mail.Fail(hubstest.MailRepeats)
 	refused := s.NewGuest(t)
