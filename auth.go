@@ -7,8 +7,12 @@ package main
 // of a user, but not one alone.
 
 import (
+	"context"
 	"database/sql"
 	"errors"
+	"flag"
+	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -346,4 +350,177 @@ func (s *server) logout(r *request) (output, error) {
 	s.setSessionCookie(r, "", -1)
 	r.log().Info("signed out")
 	return nil, nil
+}
+
+// The settings of sessions.
+
+const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
+
+// readSessionKeys requires keys as long as the hash (RFC 7518 3.2), of more
+// different bytes than most that are typed by hand (T3).
+func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
+	for key := range strings.SplitSeq(settings.get("SESSION_SECRET", ""), ",") {
+		different := map[byte]bool{}
+		for _, char := range []byte(key) {
+			different[char] = true
+		}
+		isStrong := len(key) >= 32 && len(different) >= 10
+		settings.require(isStrong && strings.TrimSpace(key) == key,
+			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
+		settings.require(key != placeholderKey,
+			"SESSION_SECRET: is the placeholder; make a key of your own")
+		keys.Keys = append(keys.Keys, []byte(key))
+	}
+	return keys
+}
+
+var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// readCookie sets the cookie's name and domain (T8). Browsers take __Host- only
+// without a Domain, and __Secure- only over HTTPS, in any letter case.
+func (cfg *config) readCookie(settings *settingReader) {
+	isLocal := cfg.env == envLocal
+	defaultPrefix := "__Secure-hubs"
+	if isLocal {
+		defaultPrefix = "hubs"
+	}
+	prefix := settings.get("COOKIE_PREFIX", defaultPrefix)
+	lower := strings.ToLower(prefix)
+	settings.require(cookiePrefixPattern.MatchString(prefix),
+		"COOKIE_PREFIX: must be letters, digits, - and _")
+	settings.require(!strings.HasPrefix(lower, "__host-"),
+		"COOKIE_PREFIX: __Host- does not go with a Domain")
+	cfg.cookieName = prefix + "_auth_" + cfg.env
+	cfg.cookieDomain = strings.ToLower(settings.get("COOKIE_DOMAIN", ""))
+	if isLocal {
+		settings.require(!strings.HasPrefix(lower, "__secure-"),
+			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
+		settings.require(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
+		return
+	}
+	settings.require(isParentDomain(cfg.cookieDomain),
+		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
+}
+
+// isParentDomain does not know public suffixes such as co.uk.
+func isParentDomain(domain string) bool {
+	dot := strings.LastIndex(domain, ".")
+	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
+	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
+}
+
+// The commands for users, which an operator runs.
+
+const userLine = `format('%s  %s  %s  added %s', email, permission,
+	case when suspended then 'suspended' else 'active' end, created_at)`
+
+// whereAddress compares addresses as the index users_email has them.
+const whereAddress = ` where lower(email) = lower($1 collate "C") `
+
+// userCommands has the number of arguments of each command, without flags, and
+// its statement, which returns the text to print. $1 is the user's address, $2
+// the role or the new address.
+var userCommands = map[string]struct {
+	arguments int
+	text      string
+}{
+	"add": {1, `insert into users (email, permission) values ($1, $2)
+		returning format('%s: added', email)`},
+	"role": {2, `update users set permission = $2` + whereAddress +
+		`returning format('%s: has the new role from the next request on', email)`},
+	"suspend": {1, `update users set suspended = true` + whereAddress +
+		`returning format('%s: suspended from the next request on', email)`},
+	"activate": {1, `update users set suspended = false` + whereAddress +
+		`returning format('%s: active from the next request on', email)`},
+	"signout": {1, `update users set signed_out_at = clock_timestamp()` + whereAddress +
+		`returning format('%s: signed out everywhere', email)`},
+	// Without the sign-out, changing the address back would revive old
+	// sessions.
+	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
+		`returning format('%s: the new address; signed out everywhere', email)`},
+	"delete": {1, `delete from users` + whereAddress +
+		`returning format('%s: deleted; uploaded files stay', email)`},
+	"list": {0, "select coalesce(string_agg(" + userLine + `, E'\n' order by lower(email)),
+		'there are no users') from users`},
+	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
+			'  signed out everywhere ' || signed_out_at,
+			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
+				order by accepted_at)
+				from terms_acceptances t where t.user_id = users.user_id))
+		from users` + whereAddress},
+}
+
+func userCommand(ctx context.Context, line []string) error {
+	if len(line) == 0 {
+		return usageError("user: name a command\n\n" + usage)
+	}
+	name := line[0]
+	command, isKnown := userCommands[name]
+	if !isKnown {
+		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
+	}
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	role := roleMember
+	if name == "add" {
+		flags.StringVar(&role, "role", role, "")
+	}
+	if err := flags.Parse(line[1:]); err != nil {
+		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
+	}
+	args := flags.Args()
+	if len(args) != command.arguments {
+		complaint := fmt.Sprintf("user %s: takes %d argument(s), got %d",
+			name, command.arguments, len(args))
+		if name == "add" {
+			complaint += "; -role comes before the address"
+		}
+		return usageError(complaint + "\n\n" + usage)
+	}
+	if name == "add" {
+		args = append(args, role)
+	}
+	if err := validateUserArguments(name, args); err != nil {
+		return err
+	}
+	return runUserCommand(ctx, command.text, args)
+}
+
+func validateUserArguments(name string, args []string) error {
+	for i, arg := range args {
+		isRole := i == 1 && name != "email"
+		if isRole && !slices.Contains(allRoles, arg) {
+			roles := strings.Join(allRoles, " or ")
+			return usageError("there is no role \"" + arg + "\": it is " + roles)
+		}
+		if !isRole && !isEmail(arg) {
+			return usageError("\"" + arg + "\" is not an ASCII e-mail address")
+		}
+	}
+	return nil
+}
+
+func runUserCommand(ctx context.Context, text string, args []string) error {
+	conn, err := openForCommand(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var values []any
+	for _, arg := range args {
+		values = append(values, arg)
+	}
+	var answer string
+	err = conn.QueryRowContext(ctx, text, values...).Scan(&answer)
+	if errors.Is(err, sql.ErrNoRows) {
+		return errors.New("there is no user with this address; \"user list\" shows all")
+	}
+	if sqlState(err) == "23505" { // unique_violation
+		return errors.New("there would be two users with the same address; nothing was changed")
+	}
+	if err != nil {
+		return explainDBError(err)
+	}
+	fmt.Println(answer)
+	return nil
 }

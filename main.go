@@ -21,19 +21,14 @@ package main
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	_ "embed"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
-	"net/mail"
 	"net/netip"
-	"net/url"
 	"os"
 	"os/signal"
 	"regexp"
@@ -45,9 +40,9 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/golang-jwt/jwt/v5"
-	"github.com/lib/pq"
 )
 
 func main() {
@@ -147,71 +142,6 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 		s.addRoute(rt)
 	}
 	return s
-}
-
-type route struct {
-	pattern  string // method and path
-	access   access
-	status   int                      // of a success; http.ServeContent chooses that of a file
-	input    []string                 // names of the fields; if nil, body and query are ignored
-	check    func(fields) fieldErrors // validates the fields
-	limit    *limiter                 // the endpoint's own, besides the one of step 4
-	limitKey func(*request) string    // what limit counts by; "" if the request does not count
-	handle   func(*request) (output, error)
-}
-
-func (rt route) path() string {
-	_, path, _ := strings.Cut(rt.pattern, " ")
-	return path
-}
-
-// An access says who may call an endpoint: everyone, or the users who meet all
-// conditions.
-type access struct {
-	public  bool
-	session bool     // is signed in and not suspended
-	terms   bool     // has accepted the current terms
-	roles   []string // has one of these roles; nil means any
-}
-
-var (
-	public          = access{public: true}
-	sessionOnly     = access{session: true}
-	sessionAndTerms = access{session: true, terms: true}
-	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
-)
-
-func (a access) String() string {
-	if a.public {
-		return "-"
-	}
-	text := "session"
-	if a.terms {
-		text += ", terms"
-	}
-	if a.roles != nil {
-		text += ", " + strings.Join(a.roles, " or ")
-	}
-	return text
-}
-
-// mustBeValid prevents the start if a route has no access rule or status, an
-// input without a check, or a limit without its key (Z1).
-func (rt route) mustBeValid() {
-	a := rt.access
-	hasConditions := a.session || a.terms || a.roles != nil
-	if a.public == hasConditions || hasConditions && !a.session {
-		panic("the access must be public, or a session with conditions: " + rt.pattern)
-	}
-	if rt.status == 0 {
-		panic("a route must state its status: " + rt.pattern)
-	}
-	if (rt.input == nil) != (rt.check == nil) {
-		panic("an input must have a check, and a check must have an input: " + rt.pattern)
-	}
-	if (rt.limit == nil) != (rt.limitKey == nil) {
-		panic("a limit must have a key, and a key must have a limit: " + rt.pattern)
-	}
 }
 
 const healthPath = "/healthz"
@@ -438,6 +368,140 @@ func (s *server) warnOfDatabaseRights() {
 	}
 }
 
+// The log. The line of a request is made from an allow-list, so it
+// needs no mask: a client can write only a request id, an id in the path and an
+// origin into it, in a checked form. Events contain texts of errors, which are
+// masked.
+
+func (r *request) log() *slog.Logger {
+	log := r.serverLog.With("requestId", r.id, "client", r.client)
+	if r.user != nil {
+		log = log.With("userId", r.user.UserID)
+	}
+	return log
+}
+
+var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
+
+// logRequest leaves out a healthy /healthz, which proxies ask for every second.
+func (s *server) logRequest(r *request, started time.Time) {
+	if r.route.path() == healthPath && r.w.status == 200 {
+		return
+	}
+	attrs := []any{"requestId", r.id, "client", r.client.String()}
+	add := func(name, value string) {
+		if value != "" {
+			attrs = append(attrs, name, value)
+		}
+	}
+	if slices.Contains(knownMethods, r.Method) {
+		add("method", r.Method)
+	}
+	add("route", r.route.path())
+	for part := range strings.SplitSeq(r.route.path(), "/") {
+		name := strings.Trim(part, "{}") // hubId, if the part is {hubId}
+		if id := r.PathValue(name); isUUID(id) {
+			add(name, id)
+		}
+	}
+	if r.user != nil {
+		add("userId", r.user.UserID)
+	}
+	add("origin", r.originForLog())
+	for _, name := range []string{"Cookie", "Authorization"} {
+		if r.Header[name] != nil {
+			add(strings.ToLower(name), "***")
+		}
+	}
+	attrs = append(attrs, "status", r.w.status, "bytes", r.w.bytes, "duration", time.Since(started))
+	s.requestLog.Info("request", attrs...)
+}
+
+var loggedOriginPattern = regexp.MustCompile(`^https?://[a-z0-9.:\[\]-]{1,260}$`)
+
+func (r *request) originForLog() string {
+	origin := r.Header.Get("Origin")
+	if r.originAllowed || loggedOriginPattern.MatchString(origin) {
+		return origin
+	}
+	return ""
+}
+
+// logRefusedOrigin tells why a page's request fails, which its browser hides.
+func (r *request) logRefusedOrigin(attrs ...any) {
+	r.log().With("origin", r.originForLog()).Info(
+		"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)", attrs...)
+}
+
+// logProblem logs failures of the server, and refusals that may be an attack
+// (G4).
+func (r *request) logProblem(p problem) {
+	switch {
+	case p.Status >= 500:
+		r.log().Error("failed", "code", p.Code, "error", p, "route", r.route.path())
+	case p.Code == errCrossOrigin.Code:
+		r.logRefusedOrigin("code", p.Code)
+	case p.Status == 401 || p.Status == 403 || p.Status == 429:
+		r.log().Info("refused", "code", p.Code, "reason", p.reason, "route", r.route.path())
+	}
+}
+
+// unmasked are the attributes of events whose texts have a checked form.
+var unmasked = []string{"requestId", "userId", "fileId", "client", "origin"}
+
+// maskAttr masks the other texts of an event (G2).
+func maskAttr(_ []string, a slog.Attr) slog.Attr {
+	kind := a.Value.Kind()
+	isText := kind == slog.KindString || kind == slog.KindAny
+	if isText && !slices.Contains(unmasked, a.Key) {
+		a.Value = slog.StringValue(maskText(a.Value.String()))
+	}
+	return a
+}
+
+var masks = []struct {
+	pattern     *regexp.Regexp
+	replacement string
+}{
+	// jane.roe@example.com → j***@example.com
+	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*@`), "$1***@"},
+	// smtps://user:password@mail.example.com → smtps://***@mail.example.com
+	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
+	// A key, or a part of a token. An id is shorter.
+	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
+	// A one-time code, and every longer number.
+	{regexp.MustCompile(`[0-9]{6,}`), "***"},
+}
+
+// escapes matches what the verb %q writes for characters that can't be printed.
+var escapes = regexp.MustCompile(`\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})`)
+
+// maxLoggedText is in bytes. JSON can double a text, so a line has less than 2
+// kB (H4).
+const maxLoggedText = 460
+
+// maskText masks a text, then cuts it, because a mask might not recognize the
+// first half of a secret.
+func maskText(text string) string {
+	text = escapes.ReplaceAllString(strings.Map(visible, text), "")
+	for _, mask := range masks {
+		text = mask.pattern.ReplaceAllString(text, mask.replacement)
+	}
+	return text[:min(len(text), maxLoggedText)]
+}
+
+// visible removes characters that can't be printed, which could hide a secret
+// from the masks.
+func visible(c rune) rune {
+	switch {
+	case unicode.IsPrint(c):
+		return c
+	case unicode.IsSpace(c):
+		return ' '
+	}
+	return -1
+}
+
 // The configuration.
 
 // The values of APP_ENV. Local is for development, without HTTPS and mail.
@@ -526,136 +590,6 @@ func loadConfig() (config, error) {
 	return cfg, errors.Join(settings...)
 }
 
-var (
-	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
-	// libpq's form for several hosts, which lib/pq does not know
-	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
-)
-
-// newConnector parses DATABASE_URL. It accepts only PostgreSQL's forms, because
-// lib/pq would take the URL of another database for key=value, and send the
-// password to localhost. It leaves out lib/pq's error, which may quote the
-// password.
-func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
-	cfg, err := pq.NewConfig(databaseURL)
-	isKnownForm := databaseURLPattern.MatchString(databaseURL)
-	if err != nil || !isKnownForm || portBeforeComma.MatchString(databaseURL) {
-		return nil, usageError("DATABASE_URL: must be postgres://… or key=value …, special " +
-			"characters in the password percent-encoded; several hosts as " +
-			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
-	}
-	if cfg.Runtime == nil {
-		cfg.Runtime = map[string]string{}
-	}
-	maps.Copy(cfg.Runtime, settings)
-	cfg.BinaryParameters = true // a write needs one round trip less
-	return pq.NewConnectorConfig(cfg)
-}
-
-const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
-
-// readSessionKeys requires keys as long as the hash (RFC 7518 3.2), of more
-// different bytes than most that are typed by hand (T3).
-func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
-	for key := range strings.SplitSeq(settings.get("SESSION_SECRET", ""), ",") {
-		different := map[byte]bool{}
-		for _, char := range []byte(key) {
-			different[char] = true
-		}
-		isStrong := len(key) >= 32 && len(different) >= 10
-		settings.require(isStrong && strings.TrimSpace(key) == key,
-			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
-		settings.require(key != placeholderKey,
-			"SESSION_SECRET: is the placeholder; make a key of your own")
-		keys.Keys = append(keys.Keys, []byte(key))
-	}
-	return keys
-}
-
-var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-
-// readCookie sets the cookie's name and domain (T8). Browsers take __Host- only
-// without a Domain, and __Secure- only over HTTPS, in any letter case.
-func (cfg *config) readCookie(settings *settingReader) {
-	isLocal := cfg.env == envLocal
-	defaultPrefix := "__Secure-hubs"
-	if isLocal {
-		defaultPrefix = "hubs"
-	}
-	prefix := settings.get("COOKIE_PREFIX", defaultPrefix)
-	lower := strings.ToLower(prefix)
-	settings.require(cookiePrefixPattern.MatchString(prefix),
-		"COOKIE_PREFIX: must be letters, digits, - and _")
-	settings.require(!strings.HasPrefix(lower, "__host-"),
-		"COOKIE_PREFIX: __Host- does not go with a Domain")
-	cfg.cookieName = prefix + "_auth_" + cfg.env
-	cfg.cookieDomain = strings.ToLower(settings.get("COOKIE_DOMAIN", ""))
-	if isLocal {
-		settings.require(!strings.HasPrefix(lower, "__secure-"),
-			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
-		settings.require(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
-		return
-	}
-	settings.require(isParentDomain(cfg.cookieDomain),
-		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
-}
-
-// isParentDomain does not know public suffixes such as co.uk.
-func isParentDomain(domain string) bool {
-	dot := strings.LastIndex(domain, ".")
-	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
-	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
-}
-
-const localOrigins = "http://localhost:3000 http://localhost:4200 http://localhost:5173 " +
-	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +
-	"http://127.0.0.1:8081"
-
-var originPattern = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
-
-func (cfg *config) readOrigins(settings *settingReader) {
-	fallback := ""
-	if cfg.env == envLocal {
-		fallback = localOrigins
-	}
-	cfg.allowedOrigins = settings.list("ALLOWED_ORIGINS", fallback)
-	cfg.originDomain = strings.ToLower(settings.get("ALLOWED_ORIGIN_DOMAIN", ""))
-	if cfg.env == envProduction {
-		settings.require(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
-		settings.require(isParentDomain(cfg.originDomain),
-			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
-		return
-	}
-	settings.require(cfg.originDomain == "",
-		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
-	for _, origin := range cfg.allowedOrigins {
-		u, err := url.Parse(origin)
-		settings.require(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
-			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a path")
-	}
-}
-
-func isPortOrEmpty(text string) bool {
-	port, err := strconv.ParseUint(text, 10, 16) // at most 65535
-	return text == "" || err == nil && port > 0
-}
-
-var smtpPattern = regexp.MustCompile(
-	`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
-
-func readMailer(settings *settingReader) mailer {
-	text := settings.get("SMTP_URL", "")
-	smtpURL, err := url.Parse(text)
-	isValid := err == nil && smtpPattern.MatchString(text)
-	settings.require(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+
-		"special characters in the password percent-encoded; it may be unset locally only")
-	settings.require(!isValid || isPortOrEmpty(smtpURL.Port()),
-		"SMTP_URL: the port must be 1 to 65535")
-	from, err := mail.ParseAddress(settings.get("MAIL_FROM", ""))
-	settings.require(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
-	return mailer{server: smtpURL, from: from}
-}
-
 // The commands of an operator.
 
 const usage = `usage: hubs [COMMAND]
@@ -693,184 +627,4 @@ func printRoutes() {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", method, path, rt.access, limit)
 	}
 	table.Flush()
-}
-
-const userLine = `format('%s  %s  %s  added %s', email, permission,
-	case when suspended then 'suspended' else 'active' end, created_at)`
-
-// whereAddress compares addresses as the index users_email has them.
-const whereAddress = ` where lower(email) = lower($1 collate "C") `
-
-// userCommands has the number of arguments of each command, without flags, and
-// its statement, which returns the text to print. $1 is the user's address, $2
-// the role or the new address.
-var userCommands = map[string]struct {
-	arguments int
-	text      string
-}{
-	"add": {1, `insert into users (email, permission) values ($1, $2)
-		returning format('%s: added', email)`},
-	"role": {2, `update users set permission = $2` + whereAddress +
-		`returning format('%s: has the new role from the next request on', email)`},
-	"suspend": {1, `update users set suspended = true` + whereAddress +
-		`returning format('%s: suspended from the next request on', email)`},
-	"activate": {1, `update users set suspended = false` + whereAddress +
-		`returning format('%s: active from the next request on', email)`},
-	"signout": {1, `update users set signed_out_at = clock_timestamp()` + whereAddress +
-		`returning format('%s: signed out everywhere', email)`},
-	// Without the sign-out, changing the address back would revive old
-	// sessions.
-	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
-		`returning format('%s: the new address; signed out everywhere', email)`},
-	"delete": {1, `delete from users` + whereAddress +
-		`returning format('%s: deleted; uploaded files stay', email)`},
-	"list": {0, "select coalesce(string_agg(" + userLine + `, E'\n' order by lower(email)),
-		'there are no users') from users`},
-	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
-			'  signed out everywhere ' || signed_out_at,
-			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
-				order by accepted_at)
-				from terms_acceptances t where t.user_id = users.user_id))
-		from users` + whereAddress},
-}
-
-func userCommand(ctx context.Context, line []string) error {
-	if len(line) == 0 {
-		return usageError("user: name a command\n\n" + usage)
-	}
-	name := line[0]
-	command, isKnown := userCommands[name]
-	if !isKnown {
-		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
-	}
-	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	role := roleMember
-	if name == "add" {
-		flags.StringVar(&role, "role", role, "")
-	}
-	if err := flags.Parse(line[1:]); err != nil {
-		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
-	}
-	args := flags.Args()
-	if len(args) != command.arguments {
-		complaint := fmt.Sprintf("user %s: takes %d argument(s), got %d",
-			name, command.arguments, len(args))
-		if name == "add" {
-			complaint += "; -role comes before the address"
-		}
-		return usageError(complaint + "\n\n" + usage)
-	}
-	if name == "add" {
-		args = append(args, role)
-	}
-	if err := validateUserArguments(name, args); err != nil {
-		return err
-	}
-	return runUserCommand(ctx, command.text, args)
-}
-
-func validateUserArguments(name string, args []string) error {
-	for i, arg := range args {
-		isRole := i == 1 && name != "email"
-		if isRole && !slices.Contains(allRoles, arg) {
-			roles := strings.Join(allRoles, " or ")
-			return usageError("there is no role \"" + arg + "\": it is " + roles)
-		}
-		if !isRole && !isEmail(arg) {
-			return usageError("\"" + arg + "\" is not an ASCII e-mail address")
-		}
-	}
-	return nil
-}
-
-func runUserCommand(ctx context.Context, text string, args []string) error {
-	conn, err := openForCommand(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	var values []any
-	for _, arg := range args {
-		values = append(values, arg)
-	}
-	var answer string
-	err = conn.QueryRowContext(ctx, text, values...).Scan(&answer)
-	if errors.Is(err, sql.ErrNoRows) {
-		return errors.New("there is no user with this address; \"user list\" shows all")
-	}
-	if sqlState(err) == "23505" { // unique_violation
-		return errors.New("there would be two users with the same address; nothing was changed")
-	}
-	if err != nil {
-		return explainDBError(err)
-	}
-	fmt.Println(answer)
-	return nil
-}
-
-func mailTest(args []string) error {
-	if len(args) != 1 {
-		return usageError("mail-test: takes one address\n\n" + usage)
-	}
-	var settings settingReader
-	m := readMailer(&settings)
-	if settings != nil {
-		return errors.Join(settings...)
-	}
-	if !isEmail(args[0]) {
-		return usageError("mail-test: \"" + args[0] + "\" is not an ASCII e-mail address")
-	}
-	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
-	if err != nil {
-		return fmt.Errorf("the mail was not sent: %w", err)
-	}
-	fmt.Println(m.server.Host, "has accepted the mail")
-	return nil
-}
-
-// openForCommand sets no time limits, because building an index takes long.
-func openForCommand(ctx context.Context) (*sql.Conn, error) {
-	var settings settingReader
-	databaseURL := settings.get("DATABASE_URL", "")
-	connector, err := newConnector(databaseURL, map[string]string{"timezone": "UTC"})
-	if settings != nil {
-		return nil, errors.Join(settings...)
-	}
-	if err != nil {
-		return nil, err
-	}
-	conn, err := sql.OpenDB(connector).Conn(ctx)
-	if err != nil {
-		return nil, explainDBError(err)
-	}
-	return conn, nil
-}
-
-func explainDBError(err error) error {
-	const refusedSetting = "DATABASE_URL: the database, or a pooler before it, refuses a setting"
-	advice := map[string]string{
-		"08P01": refusedSetting,
-		"42704": refusedSetting,
-		"28000": "DATABASE_URL: the database refuses this user",
-		"28P01": "DATABASE_URL: the database refuses this user or password",
-		"42P01": "the database lacks the tables (run: hubs migrate)",
-		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
-		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
-	}
-	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
-	return fmt.Errorf("%s: %w", sentence, err)
-}
-
-func migrate(ctx context.Context) error {
-	conn, err := openForCommand(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if _, err := conn.ExecContext(ctx, schema); err != nil {
-		return explainDBError(err)
-	}
-	fmt.Println("the tables are up to date")
-	return nil
 }

@@ -422,3 +422,41 @@ Content-Type: text/plain; charset=us-ascii
 %s`, m.from, to, subject, date, rand.Text(), m.domain(), text)
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }
+
+// The settings of mail, and the command that tries them.
+
+var smtpPattern = regexp.MustCompile(
+	`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
+
+func readMailer(settings *settingReader) mailer {
+	text := settings.get("SMTP_URL", "")
+	smtpURL, err := url.Parse(text)
+	isValid := err == nil && smtpPattern.MatchString(text)
+	settings.require(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+
+		"special characters in the password percent-encoded; it may be unset locally only")
+	settings.require(!isValid || isPortOrEmpty(smtpURL.Port()),
+		"SMTP_URL: the port must be 1 to 65535")
+	from, err := mail.ParseAddress(settings.get("MAIL_FROM", ""))
+	settings.require(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
+	return mailer{server: smtpURL, from: from}
+}
+
+func mailTest(args []string) error {
+	if len(args) != 1 {
+		return usageError("mail-test: takes one address\n\n" + usage)
+	}
+	var settings settingReader
+	m := readMailer(&settings)
+	if settings != nil {
+		return errors.Join(settings...)
+	}
+	if !isEmail(args[0]) {
+		return usageError("mail-test: \"" + args[0] + "\" is not an ASCII e-mail address")
+	}
+	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
+	if err != nil {
+		return fmt.Errorf("the mail was not sent: %w", err)
+	}
+	fmt.Println(m.server.Host, "has accepted the mail")
+	return nil
+}

@@ -23,8 +23,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -331,4 +333,78 @@ func (c deadlineConn) Read(b []byte) (int, error) {
 func (c deadlineConn) Write(b []byte) (int, error) {
 	c.SetWriteDeadline(time.Now().Add(dbTimeout))
 	return c.Conn.Write(b)
+}
+
+// The configuration of the database, and commands.
+
+var (
+	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
+	// libpq's form for several hosts, which lib/pq does not know
+	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
+)
+
+// newConnector parses DATABASE_URL. It accepts only PostgreSQL's forms, because
+// lib/pq would take the URL of another database for key=value, and send the
+// password to localhost. It leaves out lib/pq's error, which may quote the
+// password.
+func newConnector(databaseURL string, settings map[string]string) (*pq.Connector, error) {
+	cfg, err := pq.NewConfig(databaseURL)
+	isKnownForm := databaseURLPattern.MatchString(databaseURL)
+	if err != nil || !isKnownForm || portBeforeComma.MatchString(databaseURL) {
+		return nil, usageError("DATABASE_URL: must be postgres://… or key=value …, special " +
+			"characters in the password percent-encoded; several hosts as " +
+			"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+	}
+	if cfg.Runtime == nil {
+		cfg.Runtime = map[string]string{}
+	}
+	maps.Copy(cfg.Runtime, settings)
+	cfg.BinaryParameters = true // a write needs one round trip less
+	return pq.NewConnectorConfig(cfg)
+}
+
+// openForCommand sets no time limits, because building an index takes long.
+func openForCommand(ctx context.Context) (*sql.Conn, error) {
+	var settings settingReader
+	databaseURL := settings.get("DATABASE_URL", "")
+	connector, err := newConnector(databaseURL, map[string]string{"timezone": "UTC"})
+	if settings != nil {
+		return nil, errors.Join(settings...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, err := sql.OpenDB(connector).Conn(ctx)
+	if err != nil {
+		return nil, explainDBError(err)
+	}
+	return conn, nil
+}
+
+func explainDBError(err error) error {
+	const refusedSetting = "DATABASE_URL: the database, or a pooler before it, refuses a setting"
+	advice := map[string]string{
+		"08P01": refusedSetting,
+		"42704": refusedSetting,
+		"28000": "DATABASE_URL: the database refuses this user",
+		"28P01": "DATABASE_URL: the database refuses this user or password",
+		"42P01": "the database lacks the tables (run: hubs migrate)",
+		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
+		"42501": "the database role lacks a right (migrate and user need the owner's DATABASE_URL)",
+	}
+	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
+	return fmt.Errorf("%s: %w", sentence, err)
+}
+
+func migrate(ctx context.Context) error {
+	conn, err := openForCommand(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.ExecContext(ctx, schema); err != nil {
+		return explainDBError(err)
+	}
+	fmt.Println("the tables are up to date")
+	return nil
 }
