@@ -359,7 +359,7 @@ const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
 // readSessionKeys requires keys as long as the hash (RFC 7518 3.2), of more
 // different bytes than most that are typed by hand (T3).
 func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
-	for key := range strings.SplitSeq(settings.get("SESSION_SECRET", ""), ",") {
+	for key := range strings.SplitSeq(settings.secret("SESSION_SECRET"), ",") {
 		different := map[byte]bool{}
 		for _, char := range []byte(key) {
 			different[char] = true
@@ -483,7 +483,7 @@ func userCommand(ctx context.Context, line []string) error {
 	if err := validateUserArguments(name, args); err != nil {
 		return err
 	}
-	return runUserCommand(ctx, command.text, args)
+	return runUserCommand(ctx, name, command.text, args)
 }
 
 func validateUserArguments(name string, args []string) error {
@@ -500,8 +500,8 @@ func validateUserArguments(name string, args []string) error {
 	return nil
 }
 
-func runUserCommand(ctx context.Context, text string, args []string) error {
-	conn, err := openForCommand(ctx)
+func runUserCommand(ctx context.Context, name, text string, args []string) error {
+	conn, err := openForCommand(ctx, "user "+name)
 	if err != nil {
 		return err
 	}

@@ -356,7 +356,7 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 // MAX_UPLOAD_BYTES.
 func (s *server) sweepUploads() {
 	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
-	for !s.stopping.Load() {
+	for !s.isStopping() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
 		if err != nil {
 			s.log.Error("the sweep of unfinished uploads failed", "error", err)
@@ -380,14 +380,18 @@ func (s *server) sweepUploads() {
 // a row (F3).
 func (s *server) sweepUpload(id string) error {
 	s.log.Info("sweeping an unfinished upload", "fileId", id)
-	err := s.store.read("select from files where file_id = $1", []any{id})
-	if errors.Is(err, sql.ErrNoRows) {
-		return s.removeUpload(id)
-	}
-	if err != nil {
+	var hasRow, isFiltered bool
+	err := s.store.read(`select exists (select from files where file_id = $1),
+		row_security_active('files')`, []any{id}, &hasRow, &isFiltered)
+	switch {
+	case err != nil:
 		return err
+	case isFiltered: // the row may be hidden (D8)
+		return errors.New("row-level security is active on the table files")
+	case hasRow:
+		return s.files.RemoveAll(path.Join(unfinished, id))
 	}
-	return s.files.RemoveAll(path.Join(unfinished, id))
+	return s.removeUpload(id)
 }
 
 // inlineTypes are the types that a browser may display. It downloads all

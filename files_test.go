@@ -165,7 +165,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 		if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got == before {
 			t.Error("got no sweep after one without the folder, want the next ones")
 		}
-		s.stopping.Store(true)
+		close(s.stopping)
 		time.Sleep(2 * sweepInterval) // sweepUploads ends
 	})
 	if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got < 2 {

@@ -5,7 +5,6 @@ package main
 // output or an error.
 
 import (
-	"database/sql"
 	"fmt"
 )
 
@@ -204,9 +203,15 @@ func (s *server) listHubs(r *request) (output, error) {
 	// Items is never nil, which JSON would show as null.
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	text, args := q.statement()
-	err := s.store.list(text, args, func(rows *sql.Rows) error {
+	if q.name != nil { // others must not wait for slow searches
+		if !s.store.searches.take(slotTimeout) {
+			return nil, errBusy
+		}
+		defer s.store.searches.free()
+	}
+	err := s.store.list(text, args, func() []any {
 		page.Items = append(page.Items, hub{})
-		return rows.Scan(page.Items[len(page.Items)-1].targets()...)
+		return page.Items[len(page.Items)-1].targets()
 	})
 	if err != nil {
 		return nil, err

@@ -36,6 +36,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"text/tabwriter"
@@ -43,6 +44,7 @@ import (
 	"unicode"
 
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/lib/pq"
 )
 
 func main() {
@@ -75,7 +77,11 @@ func run(args []string) error {
 	if args[0] == "mail-test" {
 		return mailTest(args[1:])
 	}
-	ctx, release := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	endings := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup(1)
+		endings = append(endings, syscall.SIGHUP)
+	}
+	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	context.AfterFunc(ctx, release) // so that a second signal ends the process
 	if args[0] == "user" {
 		return userCommand(ctx, args[1:])
@@ -87,6 +93,8 @@ func run(args []string) error {
 		return migrate(ctx)
 	case "routes":
 		printRoutes()
+	case "health":
+		return askHealth()
 	case "version", "--version":
 		if info, ok := debug.ReadBuildInfo(); ok {
 			fmt.Println("hubs", info.Main.Version, info.GoVersion)
@@ -102,16 +110,19 @@ type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
 	requestLog *slog.Logger
-	out        io.Writer // standard output: both logs, and local codes
+	out        *logWriter // both logs, and local codes
 	store      *store
 	files      *os.Root
 	codes      oneTimeCodes
 	mux        *http.ServeMux
-	stopping   atomic.Bool // each new request ends its connection
+	stopping   chan struct{} // closed by stop
+	codeSlots  slots         // requests for a code that are unfinished
+	mailSlots  slots         // conversations with the mail server
 
-	// Semaphores: each piece of work under way has one element in the channel.
-	codeSlots chan struct{} // requests for a code that are unfinished
-	mailSlots chan struct{} // conversations with the mail server
+	healthMu sync.Mutex
+	health   *healthCheck // the one under way; nil if there is none
+
+	proxyWarning sync.Once
 
 	// The first two are for step 4, the others for routes. A new code resets
 	// none of them (O5).
@@ -122,17 +133,18 @@ type server struct {
 }
 
 func newServer(cfg config, st *store, out io.Writer) *server {
-	masked := &slog.HandlerOptions{ReplaceAttr: maskAttr}
+	written := &logWriter{Writer: out}
 	s := &server{
 		cfg:              cfg,
-		log:              slog.New(slog.NewJSONHandler(out, masked)),
-		requestLog:       slog.New(slog.NewJSONHandler(out, nil)),
-		out:              out,
+		log:              newEventLog(written),
+		requestLog:       slog.New(slog.NewJSONHandler(written, nil)),
+		out:              written,
 		store:            st,
 		codes:            oneTimeCodes{byEmail: map[string]*oneTimeCode{}},
 		mux:              http.NewServeMux(),
-		codeSlots:        make(chan struct{}, maxCodeRequests),
-		mailSlots:        make(chan struct{}, maxConversations),
+		stopping:         make(chan struct{}),
+		codeSlots:        make(slots, maxCodeRequests),
+		mailSlots:        make(slots, maxConversations),
 		requestLimit:     newLimiter(100, 10*time.Second, "client address"),
 		fileLimit:        newLimiter(500, time.Second, "client address"),
 		codeRequestLimit: newLimiter(5, 15*time.Minute, "e-mail and client address"),
@@ -196,17 +208,41 @@ type health struct {
 
 func (health) validate() fieldErrors { return nil }
 
-// getHealth returns a 503 if the tables can't be read or FILES_DIR is missing
-// (E1).
+// A healthCheck is the answer to all questions that come while it is under way.
+// So a folder that hangs holds one thread, however many ask (E2).
+type healthCheck struct {
+	ended chan struct{} // closed when err is known
+	err   error
+}
+
+// getHealth returns a 503 if a table or a right is missing, if FILES_DIR is, or if
+// nobody takes the log (E1).
 func (s *server) getHealth(*request) (output, error) {
-	started := time.Now()
-	if err := errors.Join(s.store.probeTables(), s.probeFiles()); err != nil {
-		return nil, unavailable(err)
+	s.healthMu.Lock()
+	check, timeout := s.health, slotTimeout
+	if check == nil {
+		check, timeout = &healthCheck{ended: make(chan struct{})}, dbTimeout
+		s.health = check
+		go s.checkHealth(check)
 	}
-	if time.Since(started) > dbTimeout {
-		return nil, unavailable(errors.New("the tables can be read, but too slowly"))
+	s.healthMu.Unlock()
+	select {
+	case <-check.ended:
+	case <-time.After(timeout):
+		return nil, unavailable(errors.New("the tables or FILES_DIR do not answer in time"))
+	}
+	if check.err != nil {
+		return nil, unavailable(check.err)
 	}
 	return health{"ok"}, nil
+}
+
+func (s *server) checkHealth(check *healthCheck) {
+	check.err = errors.Join(s.store.probe(), s.probeFiles(), s.out.probe())
+	s.healthMu.Lock()
+	s.health = nil
+	s.healthMu.Unlock()
+	close(check.ended)
 }
 
 //go:embed web/openapi.json
@@ -240,7 +276,7 @@ const (
 	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
-	idleTimeout   = time.Minute      // between an answer and the next request
+	idleTimeout   = 2 * time.Minute  // between an answer and the next request; proxies keep less
 	maxHeader     = 16 << 10         // bytes of a request's header
 
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
@@ -257,7 +293,15 @@ func serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	st, err := openStore(cfg.databaseURL)
+	// Without its reader, the log is lost, and the service goes on.
+	signal.Ignore(syscall.SIGPIPE)
+	log := newEventLog(os.Stdout)
+	if cfg.env != envLocal && isUnverified(cfg.database) {
+		log.Warn("DATABASE_URL: another machine could answer in place of the database, and read or " +
+			"change all that passes (use sslmode=verify-full; verify-ca for a name that is not in " +
+			"its certificate)")
+	}
+	st, err := openStore(cfg.database, log)
 	if err != nil {
 		return err
 	}
@@ -267,9 +311,11 @@ func serve(ctx context.Context) error {
 	}
 	listener, err := listen(cfg.addr)
 	if err != nil {
-		return usageError("ADDR, or the socket of LISTEN_FDS: " + err.Error())
+		return err
 	}
-	s.warnOfDatabaseRights()
+	if cfg.env != envLocal {
+		s.warnOfDatabaseRights()
+	}
 	go s.sweepUploads()
 	httpServer := s.newHTTPServer()
 	failed := make(chan error, 1)
@@ -287,14 +333,16 @@ func serve(ctx context.Context) error {
 // (sd_listen_fds(3)).
 func listen(addr string) (net.Listener, error) {
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
-		return net.Listen("tcp", addr)
+		listener, err := net.Listen("tcp", addr)
+		if err != nil {
+			return nil, usageError("ADDR: " + err.Error() +
+				" (another address would be, for example, ADDR=127.0.0.1:9000)")
+		}
+		return listener, nil
 	}
 	listener, err := net.FileListener(os.NewFile(3, "LISTEN_FDS"))
-	if err != nil {
-		return nil, err
-	}
 	if _, isTCP := listener.(*net.TCPListener); !isTCP {
-		return nil, errors.New("must be a TCP socket that listens")
+		return nil, usageError(fmt.Sprint("LISTEN_FDS: must be a TCP socket that listens: ", err))
 	}
 	return listener, nil
 }
@@ -329,7 +377,7 @@ func limitSendBuffer(ctx context.Context, conn net.Conn) context.Context {
 func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	// Exit even if nobody reads the log and a write to it blocks.
 	time.AfterFunc(arrivalTime+2*stopTimeout+time.Second, func() { os.Exit(1) })
-	s.stopping.Store(true)
+	close(s.stopping)
 	listener.Close()
 	time.Sleep(arrivalTime)
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
@@ -351,20 +399,26 @@ func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	return err
 }
 
-// warnOfDatabaseRights warns if the server may write users, because an SQL
-// injection could then make an administrator.
+// isStopping reports whether new requests must end their connections.
+func (s *server) isStopping() bool {
+	select {
+	case <-s.stopping:
+		return true
+	default:
+		return false
+	}
+}
+
+// warnOfDatabaseRights warns of what an SQL injection could do besides what the
+// server does. If the server may write users, it could make an administrator.
 func (s *server) warnOfDatabaseRights() {
-	if s.cfg.env == envLocal {
-		return
-	}
-	var mayWrite bool
-	err := s.store.read(`select has_any_column_privilege('users', 'insert, update')
-		or has_table_privilege('users', 'delete')`, nil, &mayWrite)
+	rights, err := s.store.excessRights()
 	if err != nil {
-		s.log.Warn("the database role could not be checked", "error", err)
+		s.log.Warn("the rights of the database role could not be checked", "error", err)
 	}
-	if mayWrite {
-		s.log.Warn("the database role may write users: use the role of deploy/roles.sql")
+	if rights != "" {
+		s.log.Warn("the database role has rights that the server does not need (run "+
+			"deploy/roles.sql, and use its role)", "rights", rights)
 	}
 }
 
@@ -372,6 +426,29 @@ func (s *server) warnOfDatabaseRights() {
 // needs no mask: a client can write only a request id, an id in the path and an
 // origin into it, in a checked form. Events contain texts of errors, which are
 // masked.
+
+// A logWriter is standard output. It remembers whether the last write has failed.
+type logWriter struct {
+	io.Writer
+	hasFailed atomic.Bool
+}
+
+func (w *logWriter) Write(line []byte) (int, error) {
+	n, err := w.Writer.Write(line)
+	w.hasFailed.Store(err != nil)
+	return n, err
+}
+
+func (w *logWriter) probe() error {
+	if w.hasFailed.Load() {
+		return errors.New("the log can't be written to standard output")
+	}
+	return nil
+}
+
+func newEventLog(out io.Writer) *slog.Logger {
+	return slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: maskAttr}))
+}
 
 func (r *request) log() *slog.Logger {
 	log := r.serverLog.With("requestId", r.id, "client", r.client)
@@ -383,9 +460,11 @@ func (r *request) log() *slog.Logger {
 
 var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
 
-// logRequest leaves out a healthy /healthz, which proxies ask for every second.
+// logRequest leaves out a healthy /healthz, which proxies ask for every second,
+// and a preflight that is allowed, which no limit counts.
 func (s *server) logRequest(r *request, started time.Time) {
-	if r.route.path() == healthPath && r.w.status == 200 {
+	isHealthy := r.route.path() == healthPath && r.w.status == 200
+	if isHealthy || r.isPreflight() && r.w.status == 204 {
 		return
 	}
 	attrs := []any{"requestId", r.id, "client", r.client.String()}
@@ -514,7 +593,7 @@ const (
 type config struct {
 	env            string
 	addr           string
-	databaseURL    string
+	database       pq.Config
 	filesDir       string
 	sessionKeys    jwt.VerificationKeySet
 	cookieName     string
@@ -536,10 +615,15 @@ func (settings *settingReader) require(ok bool, complaint string) {
 	}
 }
 
-// get refuses quotes and white space around a value: docker --env-file keeps
-// quotes, and a secret from a file ends in a line break.
 func (settings *settingReader) get(name, fallback string) string {
 	value := os.Getenv(name)
+	settings.requirePlain(name, value)
+	return cmp.Or(value, fallback)
+}
+
+// requirePlain refuses quotes and white space around a value: docker --env-file
+// keeps quotes, and a secret often ends in a line break.
+func (settings *settingReader) requirePlain(name, value string) {
 	const quotes = `"'`
 	isQuoted := strings.Trim(value, quotes) != value
 	switch name {
@@ -550,28 +634,50 @@ func (settings *settingReader) get(name, fallback string) string {
 	}
 	settings.require(!isQuoted && strings.TrimSpace(value) == value,
 		name+": must not be in quotes, or begin or end with a space or a line break")
-	return cmp.Or(value, fallback)
+}
+
+// secret reads a setting that may be in a file instead, whose path is in
+// NAME_FILE. Docker, Kubernetes and systemd make such files.
+func (settings *settingReader) secret(name string) string {
+	value := settings.get(name, "")
+	path := settings.get(name+"_FILE", "")
+	if path == "" {
+		return value
+	}
+	content, err := os.ReadFile(path)
+	text := strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
+	complaint := ""
+	switch {
+	case value != "":
+		complaint = "must be unset if " + name + " is set"
+	case err != nil:
+		complaint = err.Error()
+	case text == "" || strings.Contains(text, "\n"):
+		complaint = "must name a file of one line, the value"
+	}
+	settings.require(complaint == "", name+"_FILE: "+complaint)
+	settings.requirePlain(name, text)
+	return text
 }
 
 func (settings *settingReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(settings.get(name, fallback), ",", " "))
 }
 
+const defaultAddr = "127.0.0.1:8080"
+
 // loadConfig reads the settings, and refuses those that are malformed or
 // dangerous (K3). ADDR and FILES_DIR are checked where they are used.
 func loadConfig() (config, error) {
 	var settings settingReader
 	cfg := config{
-		env:         settings.get("APP_ENV", ""),
-		addr:        settings.get("ADDR", "127.0.0.1:8080"),
-		databaseURL: settings.get("DATABASE_URL", ""),
-		filesDir:    settings.get("FILES_DIR", "data/files"),
+		env:      settings.get("APP_ENV", ""),
+		addr:     settings.get("ADDR", defaultAddr),
+		database: settings.database(),
+		filesDir: settings.get("FILES_DIR", "data/files"),
 	}
 	settings.require(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
-	if _, err := newConnector(cfg.databaseURL, nil); err != nil {
-		settings = append(settings, err)
-	}
 	size, err := strconv.ParseUint(settings.get("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
 	settings.require(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
 	cfg.maxUploadBytes = int64(size)
@@ -584,7 +690,8 @@ func loadConfig() (config, error) {
 			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
 		cfg.trustedProxies = append(cfg.trustedProxies, network)
 	}
-	if cfg.env != envLocal || os.Getenv("SMTP_URL") != "" { // locally, codes may be printed instead
+	// Locally, codes may be printed instead.
+	if cfg.env != envLocal || os.Getenv("SMTP_URL")+os.Getenv("SMTP_URL_FILE") != "" {
 		cfg.mail = readMailer(&settings)
 	}
 	return cfg, errors.Join(settings...)
@@ -607,12 +714,39 @@ const usage = `usage: hubs [COMMAND]
   user list                           list the users
   user show EMAIL                     show one user
   mail-test EMAIL                     send a mail through SMTP_URL, and say what became of it
+  health                              ask /healthz at ADDR: exit status 0 if it is well
   version                             print the version
   help                                print this text
 
 Settings are environment variables; docs/deploy.md lists them. The commands migrate and
 user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
 `
+
+// askHealth is for images without a shell. The address that it names can belong
+// to no client, so it shares no limit with one (H9).
+func askHealth() error {
+	host, port, err := net.SplitHostPort(cmp.Or(os.Getenv("ADDR"), defaultAddr))
+	if err != nil {
+		return usageError("ADDR: " + err.Error())
+	}
+	url := "http://" + net.JoinHostPort(cmp.Or(host, "localhost"), port) + healthPath
+	question, err := http.NewRequest("GET", url, nil)
+	if err != nil {
+		return usageError("ADDR: " + err.Error())
+	}
+	question.Header.Set("X-Forwarded-For", "100::1") // RFC 6666: the discard prefix
+	client := http.Client{Transport: &http.Transport{}, Timeout: answerTimeout}
+	answer, err := client.Do(question)
+	if err != nil {
+		return err
+	}
+	answer.Body.Close()
+	if answer.StatusCode != 200 {
+		return errors.New(url + " answers " + answer.Status + "; the server's log says why")
+	}
+	fmt.Println("ok")
+	return nil
+}
 
 func printRoutes() {
 	s := newServer(config{env: envLocal}, nil, io.Discard)

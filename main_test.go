@@ -72,7 +72,7 @@ func matchesInProduct(t *testing.T, expression string) (found []string) {
 // code.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := matchesInProduct(t, `settings\.(?:get|list)\("(\w+)"`)
+	names := matchesInProduct(t, `settings\.(?:get|list|secret)\("(\w+)"`)
 	slices.Sort(names)
 	return slices.Compact(names)
 }

@@ -117,7 +117,7 @@ func (s *server) setCommonHeaders(r *request) {
 	for name, value := range securityHeaders {
 		header.Set(name, value)
 	}
-	if s.stopping.Load() {
+	if s.isStopping() {
 		header.Set("Connection", "close")
 	}
 	origin := r.Header.Get("Origin")
@@ -151,6 +151,13 @@ func (s *server) identify(r *request) {
 	}
 	r.w.Header().Set("X-Request-Id", r.id)
 	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
+	peer := parseAddress(r.RemoteAddr)
+	if r.Header["X-Forwarded-For"] != nil && !isWithin(peer, s.cfg.trustedProxies) {
+		s.proxyWarning.Do(func() {
+			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its sender; " +
+				"if that is a proxy, all of its clients share one limit")
+		})
+	}
 }
 
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }

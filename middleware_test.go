@@ -143,7 +143,7 @@ func TestInternalErrorsAreLoggedNotShown(t *testing.T) {
 	for name, handle := range failing {
 		t.Run(name, func(t *testing.T) {
 			s, log := newLoggedServer()
-			s.stopping.Store(true)
+			close(s.stopping)
 			answer, fault := call(s, handle)
 			if fault != nil {
 				t.Errorf("got the panic %v, want none", fault)

@@ -429,7 +429,7 @@ var smtpPattern = regexp.MustCompile(
 	`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
 
 func readMailer(settings *settingReader) mailer {
-	text := settings.get("SMTP_URL", "")
+	text := settings.secret("SMTP_URL")
 	smtpURL, err := url.Parse(text)
 	isValid := err == nil && smtpPattern.MatchString(text)
 	settings.require(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+

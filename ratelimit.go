@@ -117,16 +117,19 @@ func (l *limiter) dropAnyKey() {
 // can be forged (L2).
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
-	isTrusted := func(proxy netip.Prefix) bool { return proxy.Contains(client) }
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
 	for _, text := range slices.Backward(hops) {
 		hop := parseAddress(strings.TrimSpace(text))
-		if !hop.IsValid() || !slices.ContainsFunc(trusted, isTrusted) {
+		if !hop.IsValid() || !isWithin(client, trusted) {
 			break
 		}
 		client = hop
 	}
 	return client
+}
+
+func isWithin(addr netip.Addr, networks []netip.Prefix) bool {
+	return slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(addr) })
 }
 
 // parseAddress parses an address with or without a port. It returns the zero
