@@ -28,6 +28,7 @@ const TERMS_VERSION = "2026-11-01"
 
 const (
 	sessionTTL = 60 * 24 * time.Hour // life of a session token and its cookie
+	clockStep  = time.Minute         // how far clocks may differ, or go back
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
 	maxCookies = 8                   // with our name; to check one costs a signature for each key
 )
@@ -114,14 +115,10 @@ func codeRequestKey(r *request) string {
 	return email + " " + r.clientKey()
 }
 
-// guessKey leaves out the client, so that many clients have no more guesses
-// (O4). The price is that a stranger who keeps guessing locks an address out of
-// sign-in (O8).
-func guessKey(r *request) string { return r.fields.email() }
-
-func checkCodeRequest(f fields) (errs fieldErrors) {
-	errs.requireEmail(f.email())
-	return errs
+func parseCodeRequest(f fields) (email string, errs fieldErrors) {
+	email = f.email()
+	errs.requireEmail(email)
+	return email, errs
 }
 
 type codeAnswer struct {
@@ -133,28 +130,35 @@ func (codeAnswer) validate() fieldErrors { return nil }
 
 // requestCode answers before the account is looked up, so that neither the
 // answer nor its time tells whether there is one (O6).
-func (s *server) requestCode(r *request) (output, error) {
-	if !s.scheduleCode(r.fields.email(), r.log()) {
+func (s *server) requestCode(r *request, email string) (output, error) {
+	if !s.scheduleCode(email, r.log()) {
 		return nil, unavailable(errors.New("too many unfinished requests for a code"))
 	}
 	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-func checkGuess(f fields) (errs fieldErrors) {
-	errs.requireEmail(f.email())
-	errs.require(codePattern.MatchString(f["code"]), "code", "must be six digits, 0 to 9")
-	return errs
+// guessKey leaves out the client, so that many clients have no more guesses
+// (O4). The price is that a stranger who keeps guessing locks an address out of
+// sign-in (O8).
+func guessKey(r *request) string { return r.fields.email() }
+
+type guess struct{ email, code string }
+
+func parseGuess(f fields) (in guess, errs fieldErrors) {
+	in = guess{email: f.email(), code: f["code"]}
+	errs.requireEmail(in.email)
+	errs.require(codePattern.MatchString(in.code), "code", "must be six digits, 0 to 9")
+	return in, errs
 }
 
 // validateCode exchanges an address and its code for a session. It refuses
 // unknown addresses and wrong, used or expired codes alike, without a query.
-func (s *server) validateCode(r *request) (output, error) {
-	email := r.fields.email()
-	code := s.codes.find(email, r.fields["code"]) // not used up yet: the database may be away
+func (s *server) validateCode(r *request, in guess) (output, error) {
+	code := s.codes.find(in.email, in.code) // not used up yet: the database may be away
 	if code == nil {
 		return nil, errInvalidCode
 	}
-	u, err := s.loadUser(whereEmail, email)
+	u, err := s.loadUser(whereEmail, in.email)
 	if err != nil {
 		return nil, err
 	}
@@ -163,11 +167,11 @@ func (s *server) validateCode(r *request) (output, error) {
 	}
 	r.user = u
 	// Of several requests with the same code, only one removes it (O3).
-	if !s.codes.remove(email, code) {
+	if !s.codes.remove(in.email, code) {
 		return nil, errInvalidCode
 	}
-	if !code.isFor(u) {
-		return nil, errInvalidCode
+	if reason := code.fault(u); reason != "" {
+		return nil, errInvalidCode.because(reason)
 	}
 	if u.suspended {
 		return nil, errSuspended
@@ -225,11 +229,10 @@ func (s *server) signToken(token sessionToken) string {
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // rejects none, HS384 and HS512
 	jwt.WithStrictDecoding(),                // rejects base64 with nonzero padding bits
-	jwt.WithExpirationRequired(),
+	jwt.WithoutClaimsValidation(),           // fault compares the times with the database's clock
 )
 
-// verifyToken checks the form, the signature (T1) and the expiry (T2) of a
-// token.
+// verifyToken checks the form and the signature of a token (T1).
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	if len(text) > maxToken {
 		return sessionToken{}, unauthenticated("forged")
@@ -238,17 +241,32 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil // the library tries each key
 	})
-	if errors.Is(err, jwt.ErrTokenExpired) {
-		return sessionToken{}, unauthenticated("expired")
-	}
 	if err != nil {
 		return sessionToken{}, unauthenticated("forged")
 	}
 	_, isCritical := parsed.Header["crit"] // RFC 7515 4.1.11: no extension is supported
-	if isCritical || token.IssuedAt == nil || !isUUID(token.UserID) {
+	hasTimes := token.IssuedAt != nil && token.ExpiresAt != nil
+	if isCritical || !hasTimes || !isUUID(token.UserID) {
 		return sessionToken{}, unauthenticated("forged")
 	}
 	return token, nil
+}
+
+// fault says in one word, for the log, why a token does not open a session of its
+// user, or returns "". All times are the database's (T2). Its clock may have
+// gone back. A token of the time before could outlive a sign-out (T9).
+func (token sessionToken) fault(u *user) string {
+	switch {
+	case token.IssuedAt.After(u.now.Add(clockStep)), u.signedOutAt.After(u.now):
+		return "future"
+	case !u.now.Before(token.ExpiresAt.Time):
+		return "expired"
+	// iat has whole seconds, so a token of the very second of the sign-out is
+	// refused, too.
+	case u.Email != token.Email, !token.IssuedAt.After(u.signedOutAt):
+		return "ended"
+	}
+	return ""
 }
 
 // setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge
@@ -266,19 +284,32 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the first token that verifies. After a change of
-// COOKIE_DOMAIN, a browser sends the old cookie beside the new one.
+// readToken returns the newest token that verifies. After a change of
+// COOKIE_DOMAIN, a browser sends the old cookie beside the new one (T7). A token
+// from the future comes last, or it would hide each new sign-in.
 func (s *server) readToken(r *request) (sessionToken, error) {
+	latest := time.Now().Add(clockStep)
+	issuedAt := func(token sessionToken) time.Time {
+		if token.IssuedAt.After(latest) {
+			return time.Time{}
+		}
+		return token.IssuedAt.Time
+	}
+	var newest *sessionToken
 	var refusal error = unauthenticated("missing")
 	cookies := r.CookiesNamed(s.cfg.cookieName)
 	for _, cookie := range cookies[:min(len(cookies), maxCookies)] {
 		token, err := s.verifyToken(cookie.Value)
-		if err == nil {
-			return token, nil
+		if err != nil {
+			refusal = err
+		} else if newest == nil || issuedAt(token).After(issuedAt(*newest)) {
+			newest = &token
 		}
-		refusal = err
 	}
-	return sessionToken{}, refusal
+	if newest == nil {
+		return sessionToken{}, refusal
+	}
+	return *newest, nil
 }
 
 // authorize checks the token, the account, the terms and the role. It reads the
@@ -297,13 +328,11 @@ func (s *server) authorize(r *request) error {
 	}
 	r.user = u
 	r.session = token
-	// iat has whole seconds, so a token of the very second of the sign-out is
-	// refused, too.
-	isSignedOut := !token.IssuedAt.After(u.signedOutAt)
+	if reason := token.fault(u); reason != "" {
+		return unauthenticated(reason)
+	}
 	needs := r.route.access
 	switch {
-	case u.Email != token.Email || isSignedOut:
-		return unauthenticated("ended")
 	case u.suspended:
 		return errSuspended
 	case needs.terms && !u.termsAccepted:
@@ -314,9 +343,10 @@ func (s *server) authorize(r *request) error {
 	return nil
 }
 
-func checkAcceptance(f fields) (errs fieldErrors) {
-	errs.requireLength("version", f["version"], 1, 100)
-	return errs
+func parseAcceptance(f fields) (version string, errs fieldErrors) {
+	version = f["version"]
+	errs.requireLength("version", version, 1, 100)
+	return version, errs
 }
 
 type acceptanceView struct {
@@ -328,8 +358,8 @@ func (acceptanceView) validate() fieldErrors { return nil }
 
 // acceptTerms records the acceptance. The update changes nothing, but returns
 // the row of a user who has accepted before.
-func (s *server) acceptTerms(r *request) (output, error) {
-	if r.fields["version"] != TERMS_VERSION {
+func (s *server) acceptTerms(r *request, version string) (output, error) {
+	if version != TERMS_VERSION {
 		return nil, newProblem(409, "conflict",
 			"The current version of the terms is "+TERMS_VERSION+".")
 	}

@@ -160,35 +160,25 @@ const healthPath = "/healthz"
 
 func (s *server) routes() []route {
 	table := []route{
-		{
+		withInput(route{
 			pattern: "POST /auth/otp/request", access: public, status: 200,
-			input: []string{"email"}, check: checkCodeRequest,
-			limit: s.codeRequestLimit, limitKey: codeRequestKey, handle: s.requestCode,
-		},
-		{
+			limit: s.codeRequestLimit, limitKey: codeRequestKey,
+		}, []string{"email"}, parseCodeRequest, s.requestCode),
+		withInput(route{
 			pattern: "POST /auth/otp/validate", access: public, status: 200,
-			input: []string{"email", "code"}, check: checkGuess,
-			limit: s.guessLimit, limitKey: guessKey, handle: s.validateCode,
-		},
+			limit: s.guessLimit, limitKey: guessKey,
+		}, []string{"email", "code"}, parseGuess, s.validateCode),
 		{pattern: "POST /auth/logout", access: sessionOnly, status: 204, handle: s.logout},
 		{pattern: "GET /auth/session", access: sessionOnly, status: 200, handle: s.getSession},
-		{
-			pattern: "POST /terms/acceptance", access: sessionOnly, status: 200,
-			input: []string{"version"}, check: checkAcceptance, handle: s.acceptTerms,
-		},
-		{
-			pattern: "GET /hubs", access: sessionAndTerms, status: 200,
-			input: hubQueryFields, check: checkHubQuery, handle: s.listHubs,
-		},
+		withInput(route{pattern: "POST /terms/acceptance", access: sessionOnly, status: 200},
+			[]string{"version"}, parseAcceptance, s.acceptTerms),
+		withInput(route{pattern: "GET /hubs", access: sessionAndTerms, status: 200},
+			hubQueryFields, parseHubQuery, s.listHubs),
 		{pattern: "GET /hubs/{hubId}", access: sessionAndTerms, status: 200, handle: s.getHub},
-		{
-			pattern: "POST /hubs", access: adminOnly, status: 201,
-			input: hubFields, check: checkNewHub, handle: s.createHub,
-		},
-		{
-			pattern: "PATCH /hubs/{hubId}", access: adminOnly, status: 200,
-			input: hubFields, check: checkHubChange, handle: s.changeHub,
-		},
+		withInput(route{pattern: "POST /hubs", access: adminOnly, status: 201},
+			hubFields, parseNewHub, s.createHub),
+		withInput(route{pattern: "PATCH /hubs/{hubId}", access: adminOnly, status: 200},
+			hubFields, parseHubChange, s.changeHub),
 		{pattern: "DELETE /hubs/{hubId}", access: adminOnly, status: 204, handle: s.deleteHub},
 		{pattern: "POST /files/upload", access: sessionAndTerms, status: 201, handle: s.upload},
 		{pattern: "GET /files/{fileId}/{name}", access: sessionAndTerms, status: 200, handle: s.getFile},

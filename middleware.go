@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/json"
@@ -46,14 +47,17 @@ type request struct {
 
 	// Step 6.
 	route     route       // the zero route if none matches
-	fields    fields      // the input, valid when the handler is called
-	badFields fieldErrors // what is wrong with it, besides what the check finds
+	fields    fields      // the input, before it is parsed
+	badFields fieldErrors // what is wrong with it on every route
 	user      *user       // the account; nil without a session
 	session   sessionToken
 }
 
+type requestKey struct{} // of a request in its own context
+
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
-	r := &request{Request: httpRequest, serverLog: s.log}
+	r := &request{serverLog: s.log}
+	r.Request = httpRequest.WithContext(context.WithValue(httpRequest.Context(), requestKey{}, r))
 	r.w = &response{ResponseWriter: w, isHead: r.Method == "HEAD"}
 	if s.cfg.env != envLocal {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
@@ -196,19 +200,19 @@ func (r *request) checkOrigin() (isAnswered bool) {
 // dispatch lets net/http's router call the route. If the router writes an error
 // itself, such as a 404, dispatch answers with a problem instead.
 func (s *server) dispatch(r *request) {
-	catcher := &errorCatcher{response: r.w, request: r}
+	catcher := &errorCatcher{response: r.w}
 	s.mux.ServeHTTP(catcher, r.Request)
 	if err := catcher.toError(); err != nil {
 		r.fail(err)
 	}
 }
 
-// addRoute registers a route with the router, which passes on the
-// ResponseWriter of dispatch.
+// addRoute registers a route with the router. Our request travels through it in
+// the context.
 func (s *server) addRoute(rt route) {
 	rt.mustBeValid()
-	s.mux.HandleFunc(rt.pattern, func(w http.ResponseWriter, _ *http.Request) {
-		r := w.(*errorCatcher).request
+	s.mux.HandleFunc(rt.pattern, func(_ http.ResponseWriter, httpRequest *http.Request) {
+		r := httpRequest.Context().Value(requestKey{}).(*request)
 		r.route = rt
 		if err := s.serveRoute(r); err != nil {
 			r.fail(err)
@@ -218,11 +222,10 @@ func (s *server) addRoute(rt route) {
 
 // An errorCatcher is the ResponseWriter of the two parts of net/http that write
 // errors themselves, its router and http.ServeContent. It drops an error, and
-// passes a success on. It also carries the request through the router.
+// passes a success on.
 type errorCatcher struct {
 	*response
-	request *request
-	caught  int // status of the error; 0 if there is none
+	caught int // status of the error; 0 if there is none
 }
 
 func (w *errorCatcher) WriteHeader(status int) {
@@ -261,11 +264,10 @@ func (w *errorCatcher) toError() error {
 type route struct {
 	pattern  string // method and path
 	access   access
-	status   int                      // of a success; http.ServeContent chooses that of a file
-	input    []string                 // names of the fields; if nil, body and query are ignored
-	check    func(fields) fieldErrors // validates the fields
-	limit    *limiter                 // the endpoint's own, besides the one of step 4
-	limitKey func(*request) string    // what limit counts by; "" if the request does not count
+	status   int                   // of a success; http.ServeContent chooses that of a file
+	input    []string              // names of the fields; if nil, body and query are ignored
+	limit    *limiter              // the endpoint's own, besides the one of step 4
+	limitKey func(*request) string // what limit counts by; "" if the request does not count
 	handle   func(*request) (output, error)
 }
 
@@ -274,20 +276,37 @@ func (rt route) path() string {
 	return path
 }
 
+// withInput completes a route that has an input. A handler gets it from parse
+// only, so it can't forget to check it.
+func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
+	handle func(*request, T) (output, error)) route {
+	rt.input = names
+	rt.handle = func(r *request) (output, error) {
+		in, errs := parse(r.fields)
+		// The client gets the first error of each field; that of parse says best
+		// what is expected.
+		errs = append(errs, r.badFields...)
+		if errs != nil {
+			return nil, invalid(errs...)
+		}
+		return handle(r, in)
+	}
+	return rt
+}
+
 // An access says who may call an endpoint: everyone, or the users who meet all
-// conditions.
+// conditions. Its zero value is a session.
 type access struct {
-	public  bool
-	session bool     // is signed in and not suspended
-	terms   bool     // has accepted the current terms
-	roles   []string // has one of these roles; nil means any
+	public bool
+	terms  bool     // only users who have accepted the current terms
+	roles  []string // only users with one of these roles; nil means any
 }
 
 var (
 	public          = access{public: true}
-	sessionOnly     = access{session: true}
-	sessionAndTerms = access{session: true, terms: true}
-	adminOnly       = access{session: true, terms: true, roles: []string{roleAdmin}}
+	sessionOnly     = access{}
+	sessionAndTerms = access{terms: true}
+	adminOnly       = access{terms: true, roles: []string{roleAdmin}}
 )
 
 func (a access) String() string {
@@ -304,21 +323,15 @@ func (a access) String() string {
 	return text
 }
 
-// mustBeValid prevents the start if a route has no access rule or status, an
-// input without a check, or a limit without its key (Z1).
+// mustBeValid prevents the start with a route whose access contradicts itself,
+// that has no status or handler, or whose limit has no key (Z1).
 func (rt route) mustBeValid() {
-	a := rt.access
-	hasConditions := a.session || a.terms || a.roles != nil
-	if a.public == hasConditions || hasConditions && !a.session {
-		panic("the access must be public, or a session with conditions: " + rt.pattern)
-	}
-	if rt.status == 0 {
-		panic("a route must state its status: " + rt.pattern)
-	}
-	if (rt.input == nil) != (rt.check == nil) {
-		panic("an input must have a check, and a check must have an input: " + rt.pattern)
-	}
-	if (rt.limit == nil) != (rt.limitKey == nil) {
+	switch {
+	case rt.access.public && (rt.access.terms || rt.access.roles != nil):
+		panic("a public route can have no conditions: " + rt.pattern)
+	case rt.status == 0 || rt.handle == nil:
+		panic("a route must have a status and a handler: " + rt.pattern)
+	case (rt.limit == nil) != (rt.limitKey == nil):
 		panic("a limit must have a key, and a key must have a limit: " + rt.pattern)
 	}
 }
@@ -375,8 +388,7 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
 // Part 3: strict input. addField finds mistakes that no route allows, and the
-// route's check the others. The handler then parses the fields again, which
-// can't fail.
+// route's parse function the others.
 
 // fields are the members of a JSON object, or the parameters of a query.
 type fields map[string]string
@@ -400,10 +412,12 @@ func (f fields) optional(name string) *string {
 func (f fields) trimmed(name string) *string {
 	value := f.optional(name)
 	if value != nil {
-		*value = strings.Trim(*value, " ")
+		*value = strings.TrimFunc(*value, isBlank)
 	}
 	return value
 }
+
+func isBlank(c rune) bool { return unicode.IsSpace(c) || c == '\uFEFF' }
 
 // number returns -1, which no field allows, for anything but plain digits.
 func (f fields) number(name, fallback string) int {
@@ -469,16 +483,7 @@ func (r *request) readFields() error {
 	if isRead(r.Method) {
 		read = r.readQuery
 	}
-	if err := read(); err != nil {
-		return err
-	}
-	// The client gets the first error of each field; that of the check says
-	// best what is expected.
-	errs := append(r.route.check(r.fields), r.badFields...)
-	if errs != nil {
-		return invalid(errs...)
-	}
-	return nil
+	return read()
 }
 
 func (r *request) readBody() error {
@@ -697,7 +702,7 @@ type problem struct {
 
 	retryAfter time.Duration // sent in whole seconds, rounded up; not sent if 0
 	cause      error         // only logged
-	reason     string        // why a session was refused, in one word; only logged
+	reason     string        // why a session or a code was refused, in one word; only logged
 }
 
 func (p problem) Error() string {
@@ -736,11 +741,15 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns a 401. The reason (missing, forged, expired or ended)
-// is only logged.
+// unauthenticated returns a 401. The reason (missing, forged, expired, ended or
+// future) is only logged.
 func unauthenticated(reason string) problem {
-	p := newProblem(401, "unauthenticated",
-		"Please sign in: the session is missing, expired or ended.")
+	return newProblem(401, "unauthenticated",
+		"Please sign in: the session is missing, expired or ended.").because(reason)
+}
+
+// because adds a reason for the log.
+func (p problem) because(reason string) problem {
 	p.reason = reason
 	return p
 }

@@ -3,6 +3,16 @@ package main
 // One-time codes: the map that holds them, what a request for one does, and its
 // mail. A code leaves this process only by mail or, locally without a mail
 // server, on standard output.
+//
+// The life of a code, by its age, and what a request for a code does meanwhile:
+//
+//	0 ─────────── codeRenew ──────────────────── codeTTL
+//	mails it again,          makes a new code        (it is gone)
+//	codeResend after         in its place
+//	the last mail
+//
+// A sign-in ends a code. So does the wrong guess number maxGuesses, but then the
+// next code still comes only after codeRenew.
 
 import (
 	"cmp"
@@ -36,7 +46,8 @@ const (
 
 	maxCodeRequests  = 1000                   // unfinished requests for a code
 	codeDelay        = 500 * time.Millisecond // longest random delay before the work
-	codeMaxWait      = time.Minute            // longest wait for a mail slot
+	codeMaxWait      = 50 * time.Second       // from a request to its last attempt to send mail
+	mailPause        = time.Second            // before the second attempt; then two, three and so on
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
@@ -53,17 +64,21 @@ type oneTimeCode struct {
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mails    int       // that have begun and have not failed; without one, the code can't be used
-	mailedAt time.Time // when the last one began
+	mailedAt time.Time // when the last mail began; zero if that mail has failed
 	guesses  int       // wrong guesses
 }
 
-// isFor reports whether a code still signs a user in. It does not if the user
-// was signed out everywhere since the account was read for it, because somebody
-// else may have been reading the mailbox (S1), or if the address now belongs to
-// another account.
-func (code *oneTimeCode) isFor(u *user) bool {
-	return code.userID == u.UserID && !code.userReadAt.Before(u.signedOutAt)
+// fault says in one word, for the log, why a code does not sign a user in, or
+// returns "". After a sign-out everywhere, somebody else may have been reading
+// the mailbox (S1). The database's clock may have gone back (T9).
+func (code *oneTimeCode) fault(u *user) string {
+	switch {
+	case code.userReadAt.After(u.now), u.signedOutAt.After(u.now):
+		return "future"
+	case code.userID != u.UserID, code.userReadAt.Before(u.signedOutAt):
+		return "ended"
+	}
+	return ""
 }
 
 // oneTimeCodes maps each address, in lower case, to its current code. Strangers
@@ -73,40 +88,53 @@ type oneTimeCodes struct {
 	byEmail map[string]*oneTimeCode
 }
 
-var (
-	errJustMailed = errors.New("the last mail is too young")
-	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
+// notDue is an error that says why no mail is due.
+type notDue string
+
+func (e notDue) Error() string { return string(e) }
+
+const (
+	errJustMailed = notDue("the last mail is too young")
+	errGuessedOut = notDue("wrong guesses have ended the code; the next one comes later")
+	errCodeEnded  = notDue("the code has ended meanwhile")
 )
 
 // issue returns the code to mail to a user, the current one or a new one. It
 // returns an error if no mail is due.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the
-// code was used, is no longer for this user, or could not be mailed (O7). Until
+// code was used, is no longer for this user, or its mail has failed (O7). Until
 // codeRenew, the same code is mailed again. So whichever mail the user opens
-// has the right code, and a stranger who asks for one voids nothing.
+// has the right code, and a stranger who asks for one voids nothing. A code that
+// guesses have ended stays until then: if a new one replaced it at once, each
+// request would bring maxGuesses more (L5).
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	if code == nil || !code.isFor(u) {
-		code = c.makeCode(email, u)
-	}
-	if code.mails > 0 && now.Sub(code.mailedAt) < codeResend {
+	isForUser := code != nil && code.fault(u) == ""
+	switch {
+	case isForUser && now.Sub(code.mailedAt) < codeResend:
 		return nil, errJustMailed
-	}
-	if now.Sub(code.issuedAt) >= codeRenew {
+	case !isForUser || now.Sub(code.issuedAt) >= codeRenew:
 		code = c.makeCode(email, u)
-	}
-	// Guesses have ended this code. If a new one replaced it at once, each
-	// request would bring maxGuesses more (L5).
-	if code.guesses >= maxGuesses {
+	case code.guesses >= maxGuesses:
 		return nil, errGuessedOut
 	}
-	code.mails++
 	code.mailedAt = now
 	return code, nil
+}
+
+// issueAgain is for another attempt to mail a code.
+func (c *oneTimeCodes) issueAgain(email string, code *oneTimeCode) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byEmail[email] != code || code.guesses >= maxGuesses {
+		return errCodeEnded
+	}
+	code.mailedAt = time.Now()
+	return nil
 }
 
 // makeCode makes a code; all from 000000 to 999999 are equally likely (O1). The
@@ -125,13 +153,15 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 	return code
 }
 
-// withdraw is for a mail that has failed. It does not delete the code. A new
-// one would have new guesses, and a stranger can make mails fail, by filling
-// the mailbox.
+// withdraw is for a mail that has failed. The next request mails at once. The
+// code keeps its age and its guesses, because a stranger can make mails fail, by
+// filling the mailbox.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	code.mails--
+	if code != nil {
+		code.mailedAt = time.Time{}
+	}
 }
 
 // find returns the code of an address if the digits match and it has not
@@ -144,7 +174,7 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	code := c.byEmail[email]
-	if code == nil || code.mails == 0 {
+	if code == nil {
 		return nil
 	}
 	hasExpired := time.Since(code.issuedAt) >= codeTTL
@@ -185,7 +215,7 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.sendCode(email, log)
-		<-s.codeSlots // released after the work, because stop waits for all slots
+		s.codeSlots.free() // after the work, because stop waits for all slots
 	})
 	return true
 }
@@ -195,6 +225,7 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 // the delay of a client's own mail would tell whether another address has an
 // account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
+	lastStart := time.Now().Add(codeMaxWait)
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		log.Error("code not sent", "error", err)
@@ -204,22 +235,17 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Info("code not sent: no active user")
 		return
 	}
-	select {
-	case s.mailSlots <- struct{}{}:
-		defer func() { <-s.mailSlots }()
-	case <-time.After(codeMaxWait):
-		log.Warn("code not sent: waited too long")
+	if u.signedOutAt.After(u.now) { // no code could sign this user in
+		log.Warn("code not sent: the user was signed out in the future")
 		return
 	}
-	code, err := s.codes.issue(email, u) // only now: a request that was dropped makes no code
-	if err != nil {
-		log.Info("code not sent: " + err.Error())
-		return
-	}
-	err = s.mailCode(u.Email, code)
+	code, err := s.mailUntil(lastStart, email, u, log)
+	_, isNotDue := errors.AsType[notDue](err)
 	switch {
 	case err == nil:
 		log.Info("code sent")
+	case isNotDue:
+		log.Info("code not sent: " + err.Error())
 	case errors.Is(err, errUnconfirmed):
 		log.Error("code perhaps sent", "error", err)
 	default:
@@ -227,6 +253,45 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Error("code not sent", "error", err)
 	}
 }
+
+// mailUntil mails a code. A mail that is refused for now, such as by a server
+// that takes few conversations at once, is tried again, and for the last time
+// when the server stops.
+func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
+	code *oneTimeCode, err error) {
+	for pause := mailPause; ; pause += mailPause {
+		if !s.mailSlots.take(time.Until(lastStart)) {
+			return code, errors.New("waited too long for other mail")
+		}
+		if code == nil { // only now: a request that was dropped makes no code
+			code, err = s.codes.issue(email, u)
+		} else {
+			err = s.codes.issueAgain(email, code)
+		}
+		if err == nil {
+			err = s.mailCode(u.Email, code)
+		}
+		s.mailSlots.free()
+		isLast := s.isStopping() || time.Now().Add(pause).After(lastStart)
+		if isLast || !isRefusedForNow(err) {
+			return code, err
+		}
+		log.Warn("code refused for now, and tried again soon", "error", err)
+		select {
+		case <-time.After(pause):
+		case <-s.stopping:
+		}
+	}
+}
+
+// isRefusedForNow reports whether the mail server has answered 4yz (RFC 5321
+// 4.2.1). Its answer to EHLO gets lost.
+func isRefusedForNow(err error) bool {
+	reply, hasReplied := errors.AsType[*textproto.Error](err)
+	return hasReplied && reply.Code/100 == 4 || errors.Is(err, errAfterEHLO)
+}
+
+var errAfterEHLO = errors.New("the mail server has ended the conversation")
 
 func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
@@ -236,10 +301,11 @@ func (s *server) mailCode(to string, code *oneTimeCode) error {
 	service := s.cfg.mail.domain()
 	left := (codeTTL - time.Since(code.issuedAt)).Round(time.Second)
 	text := fmt.Sprintf(`Your sign-in code for %s is %s.
+Digit by digit: %s
 
-It works once, within %d minutes. Do not tell it to anyone.
+It works once, within %d minutes, or until a newer code replaces it. Do not tell it to anyone.
 If you did not ask for it, ignore this mail.
-`, service, code.digits, left/time.Minute)
+`, service, code.digits, strings.Join(strings.Split(code.digits, ""), " "), left/time.Minute)
 	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)
 }
 
@@ -282,6 +348,9 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	if err := client.Hello(m.domain()); err != nil {
 		// net/smtp tries HELO next, and err has only the answer to that.
+		if _, hasReplied := errors.AsType[*textproto.Error](err); !hasReplied {
+			err = fmt.Errorf("%w: %w", errAfterEHLO, err)
+		}
 		if heard.Len() > 0 {
 			err = fmt.Errorf("%w; all that it has said: %q", err, heard.String())
 		}
@@ -407,7 +476,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 }
 
 // message returns a mail (RFC 5322). The settings and the table users keep line
-// breaks out of both addresses (I4).
+// breaks out of both addresses (I4). X-Entity-Ref-ID makes Gmail show each mail
+// by itself, instead of folding it under an older one.
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s
@@ -415,11 +485,12 @@ To: <%s>
 Subject: %s
 Date: %s
 Message-ID: <%s@%s>
+X-Entity-Ref-ID: %s
 Auto-Submitted: auto-generated
 MIME-Version: 1.0
 Content-Type: text/plain; charset=us-ascii
 
-%s`, m.from, to, subject, date, rand.Text(), m.domain(), text)
+%s`, m.from, to, subject, date, rand.Text(), m.domain(), rand.Text(), text)
 	return strings.ReplaceAll(message, "\n", "\r\n")
 }
 

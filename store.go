@@ -197,9 +197,7 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	if isKnown {
 		return known.(*preparedRead), nil
 	}
-	hash := fnv.New64a()
-	io.WriteString(hash, text)
-	p := &preparedRead{number: int64(hash.Sum64() >> 1)}
+	p := &preparedRead{number: int64(hashOf(text) >> 1)}
 	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
 		p.parameters++
 	}
@@ -211,6 +209,12 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	}
 	first, _ := st.statements.LoadOrStore(text, p)
 	return first.(*preparedRead), nil
+}
+
+func hashOf(text string) uint64 {
+	hash := fnv.New64a()
+	io.WriteString(hash, text)
+	return hash.Sum64()
 }
 
 // sessionErrors report that a connection has no such prepared statement, or has
