@@ -95,6 +95,8 @@ func run(args []string) error {
 		printRoutes()
 	case "health":
 		return askHealth()
+	case "licenses":
+		fmt.Print(licenses)
 	case "version", "--version":
 		if info, ok := debug.ReadBuildInfo(); ok {
 			fmt.Println("hubs", info.Main.Version, info.GoVersion)
@@ -237,6 +239,9 @@ func (s *server) checkHealth(check *healthCheck) {
 
 //go:embed web/openapi.json
 var openAPI string
+
+//go:embed web/licenses.txt
+var licenses string
 
 //go:embed web/index.html
 var indexPage string
@@ -654,7 +659,10 @@ func (settings *settingReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(settings.get(name, fallback), ",", " "))
 }
 
-const defaultAddr = "127.0.0.1:8080"
+const (
+	defaultAddr     = "127.0.0.1:8080"
+	defaultFilesDir = "data/files"
+)
 
 // loadConfig reads the settings, and refuses those that are malformed or
 // dangerous (K3). ADDR and FILES_DIR are checked where they are used.
@@ -663,11 +671,11 @@ func loadConfig() (config, error) {
 	cfg := config{
 		env:      settings.get("APP_ENV", ""),
 		addr:     settings.get("ADDR", defaultAddr),
-		database: settings.database(),
-		filesDir: settings.get("FILES_DIR", "data/files"),
+		filesDir: settings.get("FILES_DIR", defaultFilesDir),
 	}
 	settings.require(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
+	cfg.database = settings.database()
 	size, err := strconv.ParseUint(settings.get("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
 	settings.require(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
 	cfg.maxUploadBytes = int64(size)
@@ -700,16 +708,20 @@ const usage = `usage: hubs [COMMAND]
   user activate EMAIL                 lift a suspension
   user signout EMAIL                  end all sessions of the user
   user email EMAIL NEW                change the address, and end all sessions
-  user delete EMAIL                   delete the user; uploaded files stay
+  user delete [-files] EMAIL          delete the user, and with -files what they have uploaded
+  user export EMAIL                   print all that is stored about the user, as JSON
+  user history EMAIL                  print who has changed the account, when and how
   user list                           list the users
   user show EMAIL                     show one user
   mail-test EMAIL                     send a mail through SMTP_URL, and say what became of it
   health                              ask /healthz at ADDR: exit status 0 if it is well
+  licenses                            print the licences of all that is in this program
   version                             print the version
   help                                print this text
 
 Settings are environment variables; docs/deploy.md lists them. The commands migrate and
-user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
+user need DATABASE_URL only (user delete -files also FILES_DIR), mail-test needs SMTP_URL and
+MAIL_FROM only.
 `
 
 // askHealth is for images without a shell. The address that it names can belong
