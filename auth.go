@@ -435,9 +435,13 @@ func (cfg *config) readCookie(settings *settingReader) {
 
 // isParentDomain does not know public suffixes such as co.uk.
 func isParentDomain(domain string) bool {
-	dot := strings.LastIndex(domain, ".")
-	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
-	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
+	return strings.Contains(domain, ".") && !endsInDigits(domain) && domainPattern.MatchString(domain)
+}
+
+// endsInDigits reports whether the last label is a number, as in an IPv4 address.
+func endsInDigits(domain string) bool {
+	label := domain[strings.LastIndex(domain, ".")+1:]
+	return strings.Trim(label, "0123456789") == ""
 }
 
 // The commands for users, which an operator runs.
