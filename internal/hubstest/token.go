@@ -69,10 +69,10 @@ func (tok Token) Sign(key string, words ...string) string {
 	return sent[:len(sent)-tok.Cut]
 }
 
-// fill returns a header or payload. It replaces ' by ", and fills in words and times.
+// fill returns a header or payload. It fills in words and times.
 func fill(text string, words []string) []byte {
 	now := time.Now().Unix()
-	text = FillIn(strings.ReplaceAll(text, "'", `"`), words...)
+	text = FillIn(text, words...)
 	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // <now> has the offset 0

@@ -64,6 +64,39 @@ func askForNewUser(t *testing.T, s *hubstest.Server) (email string) {
 var (
 	wantEqual = hubstest.WantEqual
 	wantText  = hubstest.WantText
+	repeat    = strings.Repeat
+)
+
+// Short names for the tables of cases.
+type (
+	group[C any] = hubstest.Group[C]
+	answer       = hubstest.Expected
+	headers      = map[string]string
+	values       = map[string]any
+)
+
+// ok is a 200.
+var ok = answer{Status: 200}
+
+// fails returns an error with this status and code.
+func fails(status int, code string) answer {
+	return answer{Status: status, Code: code}
+}
+
+// invalid returns the error about these fields of an input.
+func invalid(fields ...string) answer {
+	return answer{Status: 400, Code: "invalid_request", Fields: fields}
+}
+
+// items returns a page with the items of these names, in order.
+func items(names ...string) answer {
+	return answer{Items: append([]string{}, names...)}
+}
+
+// The lengths of the contract that the tables go up to.
+var (
+	maxName        = hubstest.MaxLength("Hub", "name")
+	maxDescription = hubstest.MaxLength("Hub", "description")
 )
 
 // wantNow checks that a time is within a minute of now.

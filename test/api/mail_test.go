@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"net/mail"
@@ -12,59 +11,6 @@ import (
 
 	"hubs/internal/hubstest"
 )
-
-// D4: Codes are mailed over TLS to another machine, and in plain text to this one, where nobody
-// stands in between. A mail that is not sent is reported with the step that has failed, the mail
-// server's own words and the usual cause: by the command mail-test, and in the log.
-func TestMailServers(t *testing.T) {
-	t.Parallel()
-	database := hubstest.NewDatabase(t)
-	for _, c := range hubstest.ReadCases[struct {
-		Name, URL, Step string
-		Options         hubstest.MailOptions
-		TLS             bool
-		Says            []string
-	}](t, "testdata/mail.json") {
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			m := hubstest.NewMailServer(t, c.Options)
-			env := hubstest.StagingEnv(m)
-			_, address, _ := strings.Cut(m.URL, "://")
-			env["SMTP_URL"] = cmp.Or(strings.Replace(c.URL, "HOST", address, 1), m.URL)
-			s := hubstest.Start(t, env, map[string]string{"DATABASE_URL": database})
-			if c.Step != "" {
-				s.AllowErrorsWithAnyOf("code not sent")
-			}
-			email := askForNewUser(t, s)
-			logged := s.Log.WaitFor(t, `"msg":"code `, hubstest.MaskedEmail(email))
-			status, said := run(t, env, "mail-test", email)
-
-			if c.Step == "" {
-				wantEqual(t, "exit status", status, 0)
-				server, _, isAccepted := strings.Cut(said, " has accepted the mail")
-				isNamed := isAccepted && strings.HasSuffix(m.URL, server)
-				wantEqual(t, "the mail server is named in "+said, isNamed, true)
-				hubstest.WaitFor(t, "QUITs", 2, m.Quits)
-				for _, got := range m.Received() {
-					wantEqual(t, "TLS", got.TLS, c.TLS)
-					wantEqual(t, "user", got.User, c.Options.User)
-				}
-				return
-			}
-			wantEqual(t, "exit status", status, 1)
-			for _, text := range []string{said, logged} {
-				_, text, _ = strings.Cut(text, "sent") // the mail was not sent; code not sent
-				for _, part := range append(c.Says, c.Step) {
-					if !strings.Contains(text, part) {
-						t.Errorf("got %q, want %q in it", text, part)
-					}
-				}
-			}
-			wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
-			wantEqual(t, "mails at the mail server", len(m.Received()), 0)
-		})
-	}
-}
 
 var (
 	messageID   = regexp.MustCompile(`^<[A-Z2-7]{26}@example\.com>$`)
