@@ -193,11 +193,25 @@ var settingCases = []settingCase{
 			"":                  "the default",
 			"https://a.example": "one",
 			"http://localhost:3000,https://b.example:8443": "two, with ports",
+			"http://a.example:443":                         "the default port of another scheme",
+			"http://127.0.0.1:3000,http://[::1]:3000":      "addresses",
+			"http://xn--bcher-kva.example":                 "an international domain",
 		},
 		bad: map[string]string{
 			"*":                      "every origin",
 			"null":                   "the origin of any sandboxed frame",
 			"a.example":              "no scheme",
+			"https://a.example:443":  "browsers leave the default port out",
+			"http://a.example:80":    "browsers leave the default port out",
+			"http://a.example:080":   "a zero before the port",
+			"https://a.example:":     "a colon without a port",
+			"https://a.example.":     "a dot at the end",
+			"https://a..example":     "an empty label",
+			"https://-a.example":     "a hyphen before a label",
+			"https://a-.example":     "a hyphen behind a label",
+			"http://1.2.3":           "no address: browsers make 1.2.0.3 of it",
+			"http://127.0.0.01":      "no form of an address that browsers send",
+			"http://[::0001]":        "browsers shorten an address",
 			"https://a.example/":     "a slash behind: no origin has one",
 			"https://a.example/x":    "a path",
 			"https://*.example":      "no pattern",
@@ -393,11 +407,23 @@ func validSettings(name string) map[string]string {
 	return env
 }
 
+// matchesInProduct is hubstest.Matches in all files of the server.
+func matchesInProduct(t *testing.T, expression string) (found []string) {
+	t.Helper()
+	paths, _ := filepath.Glob("*.go") // the pattern is well formed
+	for _, path := range paths {
+		if !strings.HasSuffix(path, "_test.go") {
+			found = append(found, hubstest.Matches(t, path, expression)...)
+		}
+	}
+	return found
+}
+
 // settings returns the names of all settings, which are the arguments of setting and list in the
 // code.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := hubstest.Matches(t, "main.go", `settings\.(?:get|list)\("(\w+)"`)
+	names := matchesInProduct(t, `settings\.(?:get|list|secret)\("(\w+)"`)
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -424,7 +450,7 @@ func TestSettingsAreExplained(t *testing.T) {
 		}
 	}
 	document := hubstest.ReadFile(t, "docs/deploy.md")
-	for _, value := range hubstest.Matches(t, "main.go", `settings\.get\("\w+", "([^"]+)"`) {
+	for _, value := range matchesInProduct(t, `settings\.get\("\w+", "([^"]+)"`) {
 		if !strings.Contains(document, value) {
 			t.Errorf("docs/deploy.md: the default %s is missing", value)
 		}

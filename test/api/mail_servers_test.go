@@ -61,7 +61,7 @@ var mailCases = []mailCase{
 			User: "hubs", Password: "secret-word"},
 		step: "greeting", says: []string{"certificate for 0.0.0.0"}},
 	{name: "busy", options: mailOptions{Answers: headers{"EHLO": "421 4.3.2 come later"}},
-		step: "EHLO", says: []string{"4.3.2 come later", "this machine"}},
+		step: "EHLO", says: []string{"4.3.2 come later", "refused for now"}},
 	{name: "a refusal of two lines",
 		options: mailOptions{Answers: headers{"EHLO": "550-5.7.1 not\r\n550 5.7.1 you"}},
 		step:    "EHLO", says: []string{"you", "this machine"}},
@@ -93,7 +93,7 @@ var mailCases = []mailCase{
 		options: mailOptions{Answers: headers{"RCPT": "554 5.7.1 relay access denied"}},
 		step:    "recipient", says: []string{"relay access denied", "SMTP_URL"}},
 	{name: "data", options: mailOptions{Answers: headers{"DATA": "452 4.2.2 disk is full"}},
-		step: "data", says: []string{"disk is full", "MAIL_FROM"}},
+		step: "data", says: []string{"disk is full", "refused for now"}},
 	{name: "text",
 		options: mailOptions{Answers: headers{"mail": "550 5.7.509 looks like spam"}},
 		step:    "data", says: []string{"looks like spam", "MAIL_FROM"}},
@@ -134,7 +134,6 @@ func TestMailServers(t *testing.T) {
 			}
 			wantEqual(t, "exit status", status, 1)
 			for _, text := range []string{said, logged} {
-				_, text, _ = strings.Cut(text, "sent") // the mail was not sent; code not sent
 				for _, part := range append(c.says, c.step) {
 					if !strings.Contains(text, part) {
 						t.Errorf("got %q, want %q in it", text, part)
