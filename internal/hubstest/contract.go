@@ -45,6 +45,13 @@ func Contract[T any](t testing.TB, names ...string) T {
 	return found
 }
 
+// MaxLength returns the maxLength of a property of a schema of the contract, such as Hub and name.
+// It panics if there is none.
+func MaxLength(schema, property string) int {
+	limit := within(document(), "components", "schemas", schema, "properties", property, "maxLength")
+	return int(limit.(float64))
+}
+
 // An Operation is an operation of the contract, but for HEAD, which answers as GET does.
 type Operation struct {
 	Route  string // "GET /hubs"

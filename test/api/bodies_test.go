@@ -42,9 +42,9 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 	}
 
 	created := 1
-	hubstest.RunCases(t, bodyCases, func(t *testing.T, c bodyCase) {
-		session := hubstest.Named(t, sessions, c.As).Token()
-		c.send(t, s, session, words).WantAnswer(t, c.Want)
+	runCases(t, bodyCases, func(t *testing.T, c bodyCase) {
+		session := named(t, sessions, c.As).Token()
+		wantAnswer(t, c.send(t, s, session, words), c.Want)
 		if c.Want.Status == 201 {
 			created++
 		}

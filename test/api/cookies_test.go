@@ -36,7 +36,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	db := hubstest.NewDatabase(t)
 	email := hubstest.NewEmail()
 	id := hubstest.AddUser(t, db, email, "member")
-	servers := hubstest.StartEnvironments(t, map[string]map[string]string{
+	servers := startEnvironments(t, map[string]map[string]string{
 		"local": {
 			"SESSION_SECRET": "corpus-secret-of-the-local-environment",
 			"DATABASE_URL":   db,
@@ -62,9 +62,9 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 			"<email>", email, "<userId>", id)
 	}
 
-	hubstest.RunCases(t, cookieCases, func(t *testing.T, c cookieCase) {
-		other := hubstest.Named(t, servers, cmp.Or(c.Other, "production"))
-		s := hubstest.Named(t, servers, c.Server)
+	runCases(t, cookieCases, func(t *testing.T, c cookieCase) {
+		other := named(t, servers, cmp.Or(c.Other, "production"))
+		s := named(t, servers, c.Server)
 		words := []string{
 			"<token>", tokenOf(s),
 			"<expired>", expiredOf(s),
@@ -75,7 +75,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 			headers = append(headers, hubstest.FillIn(text, words...))
 		}
 		target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-		s.Wire(t, "GET "+target, nil, headers...).WantAnswer(t, c.Want)
+		wantAnswer(t, s.Wire(t, "GET "+target, nil, headers...), c.Want)
 	})
 }
 
@@ -214,7 +214,7 @@ func TestCookiesAreExact(t *testing.T) {
 			wantCookie := func(r *hubstest.Response, token, age string) {
 				t.Helper()
 				cookie := hubstest.FillIn(test.cookie, "<token>", token, "<age>", age)
-				r.WantHeaders(t, headers{"Set-Cookie": cookie})
+				wantHeaders(t, r, headers{"Set-Cookie": cookie})
 			}
 
 			in := c.SignIn(email)

@@ -40,7 +40,7 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	reader, _ := s.Member(t, "member")
 	cookie := s.CookieName() + "=" + reader.Token()
 
-	hubstest.RunCases(t, downloadCases, func(t *testing.T, c downloadCase) {
+	runCases(t, downloadCases, func(t *testing.T, c downloadCase) {
 		path := hubstest.FillIn(cmp.Or(c.Path, "/files/<id>/a.txt"), words...)
 		headers := []string{
 			"Cookie", cookie,
@@ -49,9 +49,9 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 		for _, header := range c.Headers {
 			headers = append(headers, hubstest.FillIn(header, words...))
 		}
-		s.Wire(t, "HEAD "+path, nil, headers...).WantAnswer(t, c.Want)
+		wantAnswer(t, s.Wire(t, "HEAD "+path, nil, headers...), c.Want)
 		r := s.Wire(t, "GET "+path, nil, headers...)
-		r.WantAnswer(t, c.Want)
+		wantAnswer(t, r, c.Want)
 		if c.Content != nil {
 			wantEqual(t, "content", string(r.Body), *c.Content)
 		}

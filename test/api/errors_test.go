@@ -22,11 +22,11 @@ func TestRouterProblems(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
 	file := admin.Store("a.txt", "hello")
-	hubstest.RunCases(t, routerCases, func(t *testing.T, c routerCase) {
+	runCases(t, routerCases, func(t *testing.T, c routerCase) {
 		request := hubstest.FillIn(c.Request, "<file>", file)
 		r := admin.In(t).Do(request, nil, c.Headers...)
-		r.WantAnswer(t, c.Want)
-		r.WantHeaders(t, headers{
+		wantAnswer(t, r, c.Want)
+		wantHeaders(t, r, headers{
 			"Location":            "",
 			"ETag":                "",
 			"Last-Modified":       "",
@@ -110,7 +110,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 		update files set name = 'a.txt', content_type = 'text/plain', size = 5;
 		update users set permission = 'admin'`
 
-	for _, c := range hubstest.ReadTextCases(t, "broken-rows.txt") {
+	for _, c := range readTextCases(t, "broken-rows.txt") {
 		t.Run(c.Name, func(t *testing.T) {
 			text := hubstest.FillIn(strings.TrimSpace(c.Text), "<hub>", hub, "<file>", file)
 			change, path, _ := strings.Cut(text, "\nGET ")

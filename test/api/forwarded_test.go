@@ -41,20 +41,20 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 			"TRUSTED_PROXIES": proxies,
 		}
 	}
-	servers := hubstest.StartEnvironments(t, map[string]map[string]string{
+	servers := startEnvironments(t, map[string]map[string]string{
 		"trusting":  trusting("127.0.0.0/8,10.0.0.0/8,fd00::/8"),
 		"none":      trusting(""),
 		"elsewhere": trusting("10.0.0.0/8"),
 	})
 	limit := hubstest.LimitOf(t, askRoute)
 
-	hubstest.RunCases(t, forwardedCases, func(t *testing.T, c forwardedCase) {
+	runCases(t, forwardedCases, func(t *testing.T, c forwardedCase) {
 		t.Parallel()
-		s := hubstest.Named(t, servers, c.Server)
+		s := named(t, servers, c.Server)
 		email := hubstest.NewEmail()
 		for range limit.Requests {
 			r := onTheWire(t, s, email, c.Headers...)
-			r.WantAnswer(t, c.Want)
+			wantAnswer(t, r, c.Want)
 			waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 		}
 

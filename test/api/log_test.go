@@ -211,7 +211,7 @@ func TestEventsInTheLog(t *testing.T) {
 		waitLogged(t, s, c.Get("/hubs"), parts...)
 	}
 
-	waitLogged(t, s, c.AskCode(email), `"msg":"code sent"`, hubstest.MaskedEmail(email))
+	waitLogged(t, s, c.AskCode(email), `"msg":"code sent"`, maskedEmail(email))
 	code := s.Code(t, email)
 	wrong := c.PresentCode(email, hubstest.OtherCode(code, 1))
 	waitLogged(t, s, wrong, `"msg":"refused"`, `"code":"invalid_code"`)

@@ -117,7 +117,7 @@ func TestMailServers(t *testing.T) {
 				s.AllowErrorsWithAnyOf("code not sent")
 			}
 			email := askForNewUser(t, s)
-			logged := s.Log.WaitFor(t, `"msg":"code `, hubstest.MaskedEmail(email))
+			logged := s.Log.WaitFor(t, `"msg":"code `, maskedEmail(email))
 			status, said := run(t, env, "mail-test", email)
 
 			if c.step == "" {

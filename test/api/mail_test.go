@@ -90,7 +90,7 @@ func startFailing(t *testing.T, mode hubstest.MailMode) *hubstest.Server {
 // waitNotSent waits for the error in the log that the code for an address was not sent.
 func waitNotSent(t *testing.T, s *hubstest.Server, email string) {
 	t.Helper()
-	s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, hubstest.MaskedEmail(email))
+	s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, maskedEmail(email))
 }
 
 // D3: If the mail server has the whole mail, but closes the connection instead of confirming it, or
@@ -102,12 +102,12 @@ func TestUnconfirmedCodeWorks(t *testing.T) {
 	s := startFailing(t, hubstest.MailHangsEnd)
 	unconfirmed := s.NewGuest(t)
 	s.Mail.Fail(hubstest.MailCloses)
-	s.Log.WaitFor(t, `"msg":"code perhaps sent"`, hubstest.MaskedEmail(unconfirmed.Email))
+	s.Log.WaitFor(t, `"msg":"code perhaps sent"`, maskedEmail(unconfirmed.Email))
 	unconfirmed.Present(unconfirmed.Code).Want(t, 200)
 
 	s.Mail.Fail(hubstest.MailTakesOddly)
 	odd := s.NewGuest(t)
-	s.Log.WaitFor(t, `"msg":"code perhaps sent"`, hubstest.MaskedEmail(odd.Email))
+	s.Log.WaitFor(t, `"msg":"code perhaps sent"`, maskedEmail(odd.Email))
 	odd.Present(odd.Code).Want(t, 200)
 
 	s.Mail.Fail(hubstest.MailRepeats)
@@ -128,7 +128,7 @@ func TestMailIsSentBeforeQUIT(t *testing.T) {
 	email, _ := s.NewUser(t, "member")
 	clockIsRunning := startMailClock(t)
 	s.Client(t).SignIn(email)
-	s.Log.WaitFor(t, `"msg":"code sent"`, hubstest.MaskedEmail(email))
+	s.Log.WaitFor(t, `"msg":"code sent"`, maskedEmail(email))
 	waitConnections(t, s, 0)
 	if !clockIsRunning() {
 		t.Error("the server waited for the answer to QUIT, want it to go at once")
@@ -251,7 +251,7 @@ func TestWaitingRequestMakesNoCode(t *testing.T) {
 	waitConnections(t, s, hubstest.MailConversations)
 	email := askForNewUser(t, s)
 	s.Client(t).AskCode(email)
-	masked := hubstest.MaskedEmail(email)
+	masked := maskedEmail(email)
 
 	// If the first request had made a code, the second would be answered by it, at once. No event
 	// marks the beginning of the wait.

@@ -41,12 +41,12 @@ var originSettings = map[string]map[string]string{
 // other origin but the server's own is refused.
 func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 	t.Parallel()
-	all := hubstest.StartEnvironments(t, originSettings)
+	all := startEnvironments(t, originSettings)
 
-	hubstest.RunCases(t, originCases, func(t *testing.T, c originCase) {
+	runCases(t, originCases, func(t *testing.T, c originCase) {
 		servers := all
 		if c.Server != "" {
-			servers = map[string]*hubstest.Server{c.Server: hubstest.Named(t, all, c.Server)}
+			servers = map[string]*hubstest.Server{c.Server: named(t, all, c.Server)}
 		}
 		for _, name := range slices.Sorted(maps.Keys(servers)) {
 			s := servers[name]
@@ -267,8 +267,8 @@ func wantCORS(t *testing.T, s *hubstest.Server, sent []string, cors headers, wri
 	send := func(want answer, method, path, body string, more ...string) {
 		t.Helper()
 		r := s.Wire(t, method+" "+path, []byte(body), slices.Concat(sent, more)...)
-		r.WantAnswer(t, want)
-		r.WantHeaders(t, cors)
+		wantAnswer(t, r, want)
+		wantHeaders(t, r, cors)
 		for name := range r.Header {
 			if cors == nil && strings.HasPrefix(name, "Access-Control-") {
 				t.Errorf("got the header %s: %q, want no CORS header, in %v", name, r.Header[name], r)

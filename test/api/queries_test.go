@@ -37,11 +37,10 @@ func TestHubListParameters(t *testing.T) {
 	}
 	member, _ := s.Member(t, "member")
 	cookie := s.CookieName() + "=" + member.Token()
-	hubstest.RunCases(t, queryCases, func(t *testing.T, c queryCase) {
+	runCases(t, queryCases, func(t *testing.T, c queryCase) {
 		target := cmp.Or(c.Path, "/hubs") + "?" + c.Query
-		s.Wire(t, "GET "+target, nil,
-			"Cookie", cookie,
-			"X-Forwarded-For", hubstest.NewIP()).WantAnswer(t, c.Want)
+		r := s.Wire(t, "GET "+target, nil, "Cookie", cookie, "X-Forwarded-For", hubstest.NewIP())
+		wantAnswer(t, r, c.Want)
 	})
 }
 

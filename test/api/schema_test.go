@@ -110,9 +110,9 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 func TestSchemaConstraints(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
-	for _, c := range hubstest.ReadTextCases(t, "constraints.txt") {
+	for _, c := range readTextCases(t, "constraints.txt") {
 		t.Run(c.Name, func(t *testing.T) {
-			statements, line, _ := strings.Cut(hubstest.FillInLimits(c.Text), "\n[")
+			statements, line, _ := strings.Cut(fillInLimits(c.Text), "\n[")
 			want, _, _ := strings.Cut(line, "]")
 			wantEqual(t, statements, sqlErrorOf(t, db, statements), want)
 		})

@@ -27,7 +27,7 @@ type accountCase struct {
 func TestSessionFollowsAccount(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	hubstest.RunCases(t, accountCases, func(t *testing.T, c accountCase) {
+	runCases(t, accountCases, func(t *testing.T, c accountCase) {
 		t.Parallel()
 		one, email := s.Member(t, cmp.Or(c.Role, "admin"))
 		other := s.SignIn(t, email)
@@ -39,10 +39,10 @@ func TestSessionFollowsAccount(t *testing.T) {
 		}
 
 		for _, client := range []*hubstest.Client{one, other} {
-			client.Do("POST /hubs", `{"name":"North"}`).WantAnswer(t, c.Want)
+			wantAnswer(t, client.Do("POST /hubs", `{"name":"North"}`), c.Want)
 		}
 		r := s.Client(t).PresentCode(email, code)
-		r.WantAnswer(t, c.Validate)
+		wantAnswer(t, r, c.Validate)
 		if c.Validate.Code == "account_suspended" {
 			// The right code proves that the attempt is the user's own, so the log has the id.
 			waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)

@@ -49,15 +49,15 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 	hubstest.Exec(t, s.Database, `update users
 		set signed_out_at = now() - interval '100 s' where user_id = $1`, users["signedOut"].id)
 
-	hubstest.RunCases(t, tokenCases, func(t *testing.T, c tokenCase) {
-		key := hubstest.Named(t, tokenKeys, cmp.Or(c.Key, "first"))
-		user := hubstest.Named(t, users, cmp.Or(c.User, "active"))
+	runCases(t, tokenCases, func(t *testing.T, c tokenCase) {
+		key := named(t, tokenKeys, cmp.Or(c.Key, "first"))
+		user := named(t, users, cmp.Or(c.User, "active"))
 		token := c.Token.Sign(key, tokenWords(user, users["other"])...)
 		r := s.Wire(t, "GET /auth/session", nil,
 			"X-Forwarded-For", hubstest.NewIP(),
 			"Cookie", s.CookieName()+"="+token)
 
-		r.WantAnswer(t, c.Want)
+		wantAnswer(t, r, c.Want)
 		if r.Status == 401 && c.Reason != "any" {
 			waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
 		}

@@ -59,11 +59,11 @@ func TestUploadsAreStoredAsSent(t *testing.T) {
 	t.Parallel()
 	s, c := start(t, "member")
 	stored := 0
-	hubstest.RunCases(t, uploadCases, func(t *testing.T, test uploadCase) {
+	runCases(t, uploadCases, func(t *testing.T, test uploadCase) {
 		c := c.In(t)
 		for _, way := range bothWays(test.body()) {
 			r := c.Elsewhere().Do(uploadRoute, way.body, test.headers()...)
-			r.WantAnswer(t, test.Want)
+			wantAnswer(t, r, test.Want)
 			if r.Status == 201 {
 				stored++
 				wantStoredFile(t, c, r, test)

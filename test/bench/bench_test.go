@@ -274,10 +274,10 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 		url,
 		"--", server.cookies, method, contentType, body, header, value, // for bench.lua
 	)
-	serverBefore := hubstest.CPU(s.process.Process.Pid)
+	serverBefore := cpuTime(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)
 	out, err := wrk.CombinedOutput()
-	serverUsed := hubstest.CPU(s.process.Process.Pid) - serverBefore
+	serverUsed := cpuTime(s.process.Process.Pid) - serverBefore
 	postgresUsed := postgresCPU(pg) - postgresBefore
 	_, result, _ := strings.Cut(string(out), "\nresult ")
 	var requests, took, p50, p99, failed float64
@@ -306,9 +306,24 @@ func tempFile(t testing.TB, content []byte) (path string) {
 // postgresCPU returns the CPU time that all processes of PostgreSQL have used so far.
 func postgresCPU(pg *hubstest.Postgres) time.Duration {
 	postmaster := pg.Postmaster()
-	sum := hubstest.CPU(postmaster)
+	sum := cpuTime(postmaster)
 	for _, child := range pg.Children(postmaster) {
-		sum += hubstest.CPU(child)
+		sum += cpuTime(child)
+	}
+	return sum
+}
+
+// cpuTime returns the CPU time that the threads of a process have used so far, without the threads
+// that have ended. It reads the first number of each schedstat, in nanoseconds. Without such files,
+// it returns 0.
+func cpuTime(pid int) (sum time.Duration) {
+	// The pattern is well formed, so Glob returns no error.
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, thread := range threads {
+		text, _ := os.ReadFile(thread) // an error means that the thread has just ended
+		var ran time.Duration
+		fmt.Sscan(string(text), &ran)
+		sum += ran
 	}
 	return sum
 }
