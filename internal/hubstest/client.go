@@ -92,6 +92,9 @@ type Response struct {
 	Header       http.Header
 	Body         []byte
 	Closes       bool // the server announces that it closes the connection
+
+	sent     http.Header // of the request
+	sentBody string      // of the request; "" if the test streams it
 }
 
 // String describes the request and the answer, for messages. A long body is cut.
@@ -143,6 +146,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 			}
 			text = string(encoded)
 		}
+		answer.sentBody = text
 		reader = strings.NewReader(text)
 	}
 	req, err := http.NewRequest(method, c.srv.Base+path, reader)
@@ -159,6 +163,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 		req.Header.Set(pair[0], pair[1])
 	}
 	req.Host = req.Header.Get("Host")
+	answer.sent = req.Header
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return answer, err
