@@ -16,6 +16,7 @@ usage() {
 		./dev.sh test guide       the patches of examples/, applied and tested
 		./dev.sh prove [ROW...]   takes protections out and shows that the tests notice
 		./dev.sh fuzz             each fuzz target for FUZZTIME, or 3 s
+		./dev.sh mutate [SEED [CHANGES]]  changes of single operators that no test notices; an hour or two
 		./dev.sh soak [MINUTES]   clients that write and read while PostgreSQL fails again and again
 		./dev.sh bench [COMMIT]   what requests cost, beside bare net/http or beside a commit
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
@@ -260,9 +261,12 @@ test_all() {
 	return "$failed"
 }
 
-cmd_prove() {
+# The programs of tools/ that run tests of changed servers.
+cmd_prove() { with_postgres go run ./tools/prove "$@"; }
+cmd_mutate() { with_postgres go run ./tools/mutate "$@"; }
+with_postgres() {
 	start_postgres "$tmp/postgres"
-	HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false go run ./tools/prove "$@"
+	HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false "$@"
 }
 
 # go test -fuzz takes one target at a time, and would link its package anew for each.
@@ -294,6 +298,7 @@ postgres | tour) [ $# -le 1 ] || wrong; "cmd_$command" "$@" ;;
 soak) need_postgres && SOAK_MINUTES=${1:-10} go test -count=1 -timeout=0 -v \
 	-run '^TestLoadOutlivesTheDatabase$' ./test/faults ;;
 fuzz) [ $# = 0 ] || wrong; cmd_fuzz ;;
+mutate) [ $# -le 2 ] || wrong; cmd_mutate "$@" ;;
 user | test | prove) "cmd_$command" "$@" ;;
 bench) need_postgres; ./tools/bench.sh "$@" ;;
 release) ./tools/release.sh "$@" ;;
