@@ -227,6 +227,7 @@ func TestSignOutEndsACode(t *testing.T) {
 		{signedOut: time.Microsecond, now: time.Microsecond, want: "ended"},
 		{signedOut: time.Microsecond, want: "future"},
 		{now: -time.Microsecond, want: "future"},
+		{signedOut: -time.Hour, now: -time.Microsecond, want: "future"},
 	} {
 		u := &user{UserID: "ada", now: readAt.Add(test.now), signedOutAt: readAt.Add(test.signedOut)}
 		if got := first.fault(u); got != test.want {
