@@ -688,6 +688,8 @@ var twoRequirements = regexp.MustCompile(`^module \S+
 
 go \S+
 
+toolchain go\S+
+
 require \(
 	github.com/golang-jwt/jwt/v5 v\S+
 	github.com/lib/pq v\S+
