@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -434,9 +435,13 @@ func (cfg *config) readCookie(settings *settingReader) {
 
 // isParentDomain does not know public suffixes such as co.uk.
 func isParentDomain(domain string) bool {
-	dot := strings.LastIndex(domain, ".")
-	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
-	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
+	return strings.Contains(domain, ".") && !endsInDigits(domain) && domainPattern.MatchString(domain)
+}
+
+// endsInDigits reports whether the last label is a number, as in an IPv4 address.
+func endsInDigits(domain string) bool {
+	label := domain[strings.LastIndex(domain, ".")+1:]
+	return strings.Trim(label, "0123456789") == ""
 }
 
 // The commands for users, which an operator runs.
@@ -469,14 +474,32 @@ var userCommands = map[string]struct {
 	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
 		`returning format('%s: the new address; signed out everywhere', email)`},
 	"delete": {1, `delete from users` + whereAddress +
-		`returning format('%s: deleted; uploaded files stay', email)`},
+		`returning format('%s: deleted; %s uploaded files stay, and others can read them', email,
+			(select count(*) from files f where f.user_id = users.user_id))`},
 	"list": {0, "select coalesce(string_agg(" + userLine + `, E'\n' order by lower(email)),
 		'there are no users') from users`},
 	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
-			'  signed out everywhere ' || signed_out_at,
+			'  signed out everywhere ' || signed_out_at || case when signed_out_at > clock_timestamp()
+				then ': in the future, and no sign-in until then' else '' end,
 			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
 				order by accepted_at)
 				from terms_acceptances t where t.user_id = users.user_id))
+		from users` + whereAddress},
+	"history": {1, `select string_agg(format('%s  %s  %s  %s', changed_at, database_role, program,
+			(select string_agg(format('%s: %s → %s', key, coalesce(before ->> key, '-'),
+				coalesce(after ->> key, '-')), ', ' order by key)
+				from jsonb_object_keys(coalesce(after, before)) key
+				where before ->> key is distinct from after ->> key)), E'\n' order by changed_at)
+		from account_changes where user_id in (select user_id from users` + whereAddress + `
+			union select user_id from account_changes
+			where lower($1 collate "C") in (lower(before ->> 'email'), lower(after ->> 'email')))
+		having count(*) > 0`},
+	"export": {1, `select jsonb_build_object('user', to_jsonb(users),
+		'terms_acceptances', (select jsonb_agg(t) from terms_acceptances t
+			where t.user_id = users.user_id),
+		'files', (select jsonb_agg(f) from files f where f.user_id = users.user_id),
+		'account_changes', (select jsonb_agg(c order by changed_at) from account_changes c
+			where c.user_id = users.user_id))
 		from users` + whereAddress},
 }
 
@@ -492,8 +515,12 @@ func userCommand(ctx context.Context, line []string) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	role := roleMember
-	if name == "add" {
+	withFiles := false
+	switch name {
+	case "add":
 		flags.StringVar(&role, "role", role, "")
+	case "delete":
+		flags.BoolVar(&withFiles, "files", false, "")
 	}
 	if err := flags.Parse(line[1:]); err != nil {
 		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
@@ -502,9 +529,9 @@ func userCommand(ctx context.Context, line []string) error {
 	if len(args) != command.arguments {
 		complaint := fmt.Sprintf("user %s: takes %d argument(s), got %d",
 			name, command.arguments, len(args))
-		if name == "add" {
-			complaint += "; -role comes before the address"
-		}
+		flags.VisitAll(func(f *flag.Flag) {
+			complaint += "; -" + f.Name + " comes before the address"
+		})
 		return usageError(complaint + "\n\n" + usage)
 	}
 	if name == "add" {
@@ -512,6 +539,9 @@ func userCommand(ctx context.Context, line []string) error {
 	}
 	if err := validateUserArguments(name, args); err != nil {
 		return err
+	}
+	if withFiles {
+		return deleteWithFiles(ctx, args[0])
 	}
 	return runUserCommand(ctx, name, command.text, args)
 }
@@ -543,7 +573,7 @@ func runUserCommand(ctx context.Context, name, text string, args []string) error
 	var answer string
 	err = conn.QueryRowContext(ctx, text, values...).Scan(&answer)
 	if errors.Is(err, sql.ErrNoRows) {
-		return errors.New("there is no user with this address; \"user list\" shows all")
+		return errNoUser
 	}
 	if sqlState(err) == "23505" { // unique_violation
 		return errors.New("there would be two users with the same address; nothing was changed")
@@ -551,6 +581,81 @@ func runUserCommand(ctx context.Context, name, text string, args []string) error
 	if err != nil {
 		return explainDBError(err)
 	}
+	if name == "export" {
+		answer = addPaths(answer)
+	}
 	fmt.Println(answer)
+	return nil
+}
+
+var errNoUser = errors.New("there is no user with this address; \"user list\" shows all")
+
+// addPaths adds the paths of the files to an export, and indents it.
+func addPaths(text string) string {
+	export := struct {
+		User             json.RawMessage  `json:"user"`
+		TermsAcceptances json.RawMessage  `json:"terms_acceptances"`
+		Files            []map[string]any `json:"files"`
+		AccountChanges   json.RawMessage  `json:"account_changes"`
+	}{}
+	json.Unmarshal([]byte(text), &export) // PostgreSQL has made it
+	for _, f := range export.Files {
+		f["path"] = filePath(f["file_id"].(string), f["name"].(string))
+	}
+	indented, _ := json.MarshalIndent(export, "", "  ")
+	return string(indented)
+}
+
+// deleteWithFiles removes the bytes before the rows that lead to them. So after
+// a crash at any step, running it again finishes. The lock keeps uploads of the
+// user out.
+func deleteWithFiles(ctx context.Context, email string) error {
+	files, err := openFilesDir()
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	conn, err := openForCommand(ctx, "user delete -files")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(ctx, nil)
+	if err != nil {
+		return explainDBError(err)
+	}
+	defer tx.Rollback()
+	var userID, list string
+	err = tx.QueryRow("select user_id from users"+whereAddress+"for update", email).Scan(&userID)
+	if errors.Is(err, sql.ErrNoRows) {
+		return errNoUser
+	}
+	if err == nil {
+		err = tx.QueryRow("select coalesce(string_agg(file_id::text, ' '), '') from files "+
+			"where user_id = $1", userID).Scan(&list)
+	}
+	if err != nil {
+		return explainDBError(err)
+	}
+	ids := strings.Fields(list)
+	for _, id := range ids {
+		if err := removeUpload(files, id); err != nil {
+			return err
+		}
+	}
+	if err := syncFolder(files); err != nil {
+		return err
+	}
+	_, err = tx.Exec("delete from files where user_id = $1", userID)
+	if err == nil {
+		_, err = tx.Exec("delete from users where user_id = $1", userID)
+	}
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		return explainDBError(err)
+	}
+	fmt.Printf("%s: deleted, and %d uploaded files\n", email, len(ids))
 	return nil
 }

@@ -113,18 +113,33 @@ func (s *server) tryUpload() error {
 		return err
 	}
 	defer working.Close()
-	defer s.removeUpload(id)
+	defer removeUpload(s.files, id)
 	if _, err := working.WriteString("x"); err != nil {
 		return err
 	}
 	if err := s.makeDurable(working, id); err != nil {
 		return err
 	}
-	return s.removeUpload(id)
+	return removeUpload(s.files, id)
 }
 
 func (s *server) createWorking(id string) (*os.File, error) {
 	return s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+}
+
+// openFilesDir opens FILES_DIR for a command, which takes no other folder for
+// it.
+func openFilesDir() (*os.Root, error) {
+	var settings settingReader
+	dir := settings.get("FILES_DIR", defaultFilesDir)
+	files, err := os.OpenRoot(dir)
+	if err == nil {
+		_, err = files.Stat(unfinished)
+	}
+	if err != nil {
+		return nil, usageError("FILES_DIR: must be the folder of uploads: " + err.Error())
+	}
+	return files, errors.Join(settings...)
 }
 
 // probeFiles returns an error if FILES_DIR is gone. It looks by path, because
@@ -162,7 +177,7 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 		return file{}, err
 	}
 	id := newUUID()
-	f := file{FileID: id, Name: name, Path: "/files/" + id + "/" + url.PathEscape(name)}
+	f := file{FileID: id, Name: name, Path: filePath(id, name)}
 	working, err := s.createWorking(id)
 	if err != nil {
 		return file{}, err
@@ -171,7 +186,7 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	rowMayExist := false
 	defer func() {
 		if !rowMayExist {
-			s.removeUpload(id)
+			removeUpload(s.files, id)
 		}
 	}()
 	f.Size, err = form.readFile(working)
@@ -202,6 +217,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	return f, nil
 }
 
+func filePath(id, name string) string { return "/files/" + id + "/" + url.PathEscape(name) }
+
 // newUUID returns a random UUID (RFC 9562, version 4).
 func newUUID() string {
 	id := make([]byte, 16)
@@ -220,7 +237,11 @@ func (s *server) makeDurable(working *os.File, id string) error {
 	if err := s.files.Link(path.Join(unfinished, id), id); err != nil {
 		return fmt.Errorf("hard link to a file: %w", err)
 	}
-	folder, err := s.files.Open(".")
+	return syncFolder(s.files)
+}
+
+func syncFolder(files *os.Root) error {
+	folder, err := files.Open(".")
 	if err != nil {
 		return err
 	}
@@ -233,11 +254,11 @@ func (s *server) makeDurable(working *os.File, id string) error {
 
 // removeUpload removes the working name last: if the other can't be removed,
 // the sweep finds it by this one.
-func (s *server) removeUpload(id string) error {
-	if err := s.files.RemoveAll(id); err != nil {
+func removeUpload(files *os.Root, id string) error {
+	if err := files.RemoveAll(id); err != nil {
 		return err
 	}
-	return s.files.RemoveAll(path.Join(unfinished, id))
+	return files.RemoveAll(path.Join(unfinished, id))
 }
 
 // An uploadForm reads a multipart form with one file. Package multipart reads
@@ -426,7 +447,7 @@ func (s *server) sweepUpload(id string) error {
 	case hasRow:
 		return s.files.RemoveAll(path.Join(unfinished, id))
 	}
-	return s.removeUpload(id)
+	return removeUpload(s.files, id)
 }
 
 // inlineTypes are the types that a browser may display. It downloads all

@@ -74,35 +74,34 @@ func run(args []string) error {
 		fmt.Print(usage)
 		return nil
 	}
-	if args[0] == "mail-test" {
-		return mailTest(args[1:])
-	}
 	endings := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup(1)
 		endings = append(endings, syscall.SIGHUP)
 	}
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	context.AfterFunc(ctx, release) // so that a second signal ends the process
-	if args[0] == "user" {
+	switch args[0] {
+	case "user":
 		return userCommand(ctx, args[1:])
+	case "mail-test":
+		return mailTest(args[1:])
 	}
-	switch line := strings.Join(args, " "); line {
-	case "serve":
-		return serve(ctx)
-	case "migrate":
-		return migrate(ctx)
-	case "routes":
-		printRoutes()
-	case "health":
-		return askHealth()
-	case "version", "--version":
-		if info, ok := debug.ReadBuildInfo(); ok {
-			fmt.Println("hubs", info.Main.Version, info.GoVersion)
-		}
-	default:
-		return usageError("there is no command \"" + line + "\"\n\n" + usage)
+	command, isKnown := commands[strings.Join(args, " ")]
+	if !isKnown {
+		return usageError("there is no command \"" + strings.Join(args, " ") + "\"\n\n" + usage)
 	}
-	return nil
+	return command(ctx)
+}
+
+// commands are those without arguments.
+var commands = map[string]func(context.Context) error{
+	"serve":     serve,
+	"migrate":   migrate,
+	"health":    askHealth,
+	"routes":    printRoutes,
+	"licenses":  printLicenses,
+	"version":   printVersion,
+	"--version": printVersion,
 }
 
 // A server holds what the handlers share.
@@ -237,6 +236,9 @@ func (s *server) checkHealth(check *healthCheck) {
 
 //go:embed web/openapi.json
 var openAPI string
+
+//go:embed web/licenses.txt
+var licenses string
 
 //go:embed web/index.html
 var indexPage string
@@ -654,7 +656,10 @@ func (settings *settingReader) list(name, fallback string) []string {
 	return strings.Fields(strings.ReplaceAll(settings.get(name, fallback), ",", " "))
 }
 
-const defaultAddr = "127.0.0.1:8080"
+const (
+	defaultAddr     = "127.0.0.1:8080"
+	defaultFilesDir = "data/files"
+)
 
 // loadConfig reads the settings, and refuses those that are malformed or
 // dangerous (K3). ADDR and FILES_DIR are checked where they are used.
@@ -663,11 +668,11 @@ func loadConfig() (config, error) {
 	cfg := config{
 		env:      settings.get("APP_ENV", ""),
 		addr:     settings.get("ADDR", defaultAddr),
-		database: settings.database(),
-		filesDir: settings.get("FILES_DIR", "data/files"),
+		filesDir: settings.get("FILES_DIR", defaultFilesDir),
 	}
 	settings.require(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
+	cfg.database = settings.database()
 	size, err := strconv.ParseUint(settings.get("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
 	settings.require(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
 	cfg.maxUploadBytes = int64(size)
@@ -700,27 +705,31 @@ const usage = `usage: hubs [COMMAND]
   user activate EMAIL                 lift a suspension
   user signout EMAIL                  end all sessions of the user
   user email EMAIL NEW                change the address, and end all sessions
-  user delete EMAIL                   delete the user; uploaded files stay
+  user delete [-files] EMAIL          delete the user, and with -files what they have uploaded
+  user export EMAIL                   print all that is stored about the user, as JSON
+  user history EMAIL                  print who has changed the account, when and how
   user list                           list the users
   user show EMAIL                     show one user
   mail-test EMAIL                     send a mail through SMTP_URL, and say what became of it
   health                              ask /healthz at ADDR: exit status 0 if it is well
+  licenses                            print the licences of all that is in this program
   version                             print the version
   help                                print this text
 
 Settings are environment variables; docs/deploy.md lists them. The commands migrate and
-user need DATABASE_URL only, mail-test needs SMTP_URL and MAIL_FROM only.
+user need DATABASE_URL only (user delete -files also FILES_DIR), mail-test needs SMTP_URL and
+MAIL_FROM only.
 `
 
 // askHealth is for images without a shell. The address that it names can belong
 // to no client, so it shares no limit with one (H9).
-func askHealth() error {
+func askHealth(ctx context.Context) error {
 	host, port, err := net.SplitHostPort(cmp.Or(os.Getenv("ADDR"), defaultAddr))
 	if err != nil {
 		return usageError("ADDR: " + err.Error())
 	}
 	url := "http://" + net.JoinHostPort(cmp.Or(host, "localhost"), port) + healthPath
-	question, err := http.NewRequest("GET", url, nil)
+	question, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 	if err != nil {
 		return usageError("ADDR: " + err.Error())
 	}
@@ -738,7 +747,7 @@ func askHealth() error {
 	return nil
 }
 
-func printRoutes() {
+func printRoutes(context.Context) error {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
@@ -750,5 +759,19 @@ func printRoutes() {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", method, path, rt.access, limit)
 	}
-	table.Flush()
+	return table.Flush()
+}
+
+func printLicenses(context.Context) error {
+	_, err := fmt.Print(licenses)
+	return err
+}
+
+func printVersion(context.Context) error {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return errors.New("this program was built without its version")
+	}
+	fmt.Println("hubs", info.Main.Version, info.GoVersion)
+	return nil
 }

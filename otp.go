@@ -29,6 +29,7 @@ import (
 	"net/smtp"
 	"net/textproto"
 	"net/url"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -303,8 +304,8 @@ func (s *server) mailCode(to string, code *oneTimeCode) error {
 	text := fmt.Sprintf(`Your sign-in code for %s is %s.
 Digit by digit: %s
 
-It works once, within %d minutes, or until a newer code replaces it. Do not tell it to anyone.
-If you did not ask for it, ignore this mail.
+It works once, within %d minutes, or until a newer code replaces it.
+Do not tell it to anyone. If you did not ask for it, ignore this mail.
 `, service, code.digits, strings.Join(strings.Split(code.digits, ""), " "), left/time.Minute)
 	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)
 }
@@ -336,11 +337,10 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
-	var heard strings.Builder // what the server says in plain text
-	reply := io.LimitReader(dialed, maxMailReply)
-	var conn net.Conn = boundedReply{dialed, io.TeeReader(reply, &heard)}
+	bounded := &mailConn{Conn: dialed}
+	var conn net.Conn = bounded
 	if m.server.Scheme == "smtps" {
-		conn = tls.Client(boundedReply{dialed, reply}, tlsConfig(host))
+		conn = tls.Client(bounded, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
@@ -348,11 +348,12 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	if err := client.Hello(m.domain()); err != nil {
 		// net/smtp tries HELO next, and err has only the answer to that.
-		if _, hasReplied := errors.AsType[*textproto.Error](err); !hasReplied {
-			err = fmt.Errorf("%w: %w", errAfterEHLO, err)
+		if m.server.Scheme == "smtp" {
+			err = fmt.Errorf("%w; all that it has said: %q", err, bounded.heard)
 		}
-		if heard.Len() > 0 {
-			err = fmt.Errorf("%w; all that it has said: %q", err, heard.String())
+		_, hasReplied := errors.AsType[*textproto.Error](err)
+		if !hasReplied && !errors.Is(err, errEndlessReply) && !os.IsTimeout(err) {
+			err = fmt.Errorf("%w: %w", errAfterEHLO, err)
 		}
 		return failedStep("EHLO", err)
 	}
@@ -362,12 +363,23 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, m.message(to, subject, text))
 }
 
-type boundedReply struct {
+// A mailConn bounds and keeps what the mail server says, before TLS too.
+type mailConn struct {
 	net.Conn
-	reply io.Reader
+	heard []byte
 }
 
-func (c boundedReply) Read(p []byte) (int, error) { return c.reply.Read(p) }
+var errEndlessReply = errors.New("the mail server says more than a mail server should")
+
+func (c *mailConn) Read(p []byte) (int, error) {
+	left := maxMailReply - len(c.heard)
+	if left == 0 {
+		return 0, errEndlessReply
+	}
+	n, err := c.Conn.Read(p[:min(len(p), left)])
+	c.heard = append(c.heard, p[:n]...)
+	return n, err
+}
 
 func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
@@ -385,6 +397,9 @@ var usualCauses = map[string]string{
 }
 
 func failedStep(step string, err error) error {
+	if isRefusedForNow(err) { // no setting is wrong
+		return fmt.Errorf("%s (refused for now): %w", step, err)
+	}
 	return fmt.Errorf("%s (check %s): %w", step, usualCauses[step], err)
 }
 

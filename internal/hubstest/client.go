@@ -92,6 +92,9 @@ type Response struct {
 	Header       http.Header
 	Body         []byte
 	Closes       bool // the server announces that it closes the connection
+
+	sent     http.Header // of the request
+	sentBody string      // of the request; "" if the test streams it
 }
 
 // String describes the request and the answer, for messages. A long body is cut.
@@ -143,6 +146,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 			}
 			text = string(encoded)
 		}
+		answer.sentBody = text
 		reader = strings.NewReader(text)
 	}
 	req, err := http.NewRequest(method, c.srv.Base+path, reader)
@@ -159,6 +163,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 		req.Header.Set(pair[0], pair[1])
 	}
 	req.Host = req.Header.Get("Host")
+	answer.sent = req.Header
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return answer, err
@@ -391,6 +396,17 @@ func (r *Response) WantField(t testing.TB, path string, want any) {
 	}
 }
 
+// Decode decodes a JSON text into value. name is for messages. A member that value does not have
+// ends the test, so that no test overlooks one.
+func Decode(t testing.TB, name, text string, value any) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(value); err != nil {
+		t.Fatalf("setup: %s: %v", name, err)
+	}
+}
+
 // Code returns the code of an error, such as "invalid_request", or "".
 func (r *Response) Code() string { return r.text("code") }
 
@@ -416,7 +432,7 @@ func (r *Response) headers() map[string]string {
 	if isRead && r.Status < 400 && strings.HasPrefix(r.Path, "/files/") {
 		want["Content-Security-Policy"] = policy +
 			"; style-src 'unsafe-inline'; sandbox allow-downloads"
-		want["Cache-Control"] = "private, no-cache"
+		want["Cache-Control"] = "private, no-store"
 	} else if r.Path == "/" && r.Status < 400 { // the page has a further policy in its text
 		want["Content-Security-Policy"] = "frame-ancestors 'none'"
 	}
