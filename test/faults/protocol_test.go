@@ -28,6 +28,13 @@ func startBroken(t *testing.T) *brokenWorld {
 		map[string]string{"DATABASE_URL": through})
 	unit.AllowErrorsWithAnyOf("")
 	unit.Database = database
+	t.Cleanup(func() {
+		// Servers say there why they don't start, but none may crash.
+		if unit.Stderr.Count("goroutine ") > 0 {
+			t.Errorf("standard error: got a crash:\n%.5000s", unit.Stderr)
+		}
+		unit.Stderr = &hubstest.Log{}
+	})
 	s, admin := newService(t, unit)
 	return &brokenWorld{service: s, database: broken, admin: admin}
 }
