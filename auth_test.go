@@ -38,7 +38,7 @@ func TestTimesOfATokenAreExact(t *testing.T) {
 		if test.email != "" {
 			u.Email = test.email
 		}
-		if got := token.fault(u); got != test.want {
+		if got := token.whyRefused(u); got != test.want {
 			t.Errorf("%+v: got the fault %q, want %q", test, got, test.want)
 		}
 	}

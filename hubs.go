@@ -20,7 +20,7 @@ const (
 	maxHubDescription = 2000 // characters
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
-	maxAfter          = 1000 // bytes; a name of 100 characters makes 700
+	maxAfter          = 1000 // bytes; the longest name makes 600
 
 	// Up to this offset, reading the skipped rows is faster than finding the
 	// ids first.
@@ -204,15 +204,15 @@ func (q hubQuery) next(last hub) string {
 	value := last.Name
 	switch q.orderBy {
 	case "createdAt":
-		value = last.CreatedAt.Format(time.RFC3339Nano) // PostgreSQL has microseconds
+		value = last.CreatedAt.UTC().Format(time.RFC3339Nano) // PostgreSQL has microseconds
 	case "updatedAt":
-		value = last.UpdatedAt.Format(time.RFC3339Nano)
+		value = last.UpdatedAt.UTC().Format(time.RFC3339Nano)
 	}
 	text := q.list + " " + last.HubID + " " + value
 	return base64.RawURLEncoding.EncodeToString([]byte(text))
 }
 
-// parsePlace returns nil for what next does not return.
+// parsePlace returns nil for what can't be a place in this list.
 func (q hubQuery) parsePlace(text string) *place {
 	decoded, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	parts := strings.SplitN(string(decoded), " ", 3)

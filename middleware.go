@@ -48,12 +48,12 @@ type request struct {
 	// Step 6.
 	route     route       // the zero route if none matches
 	fields    fields      // the input, before it is parsed
-	badFields fieldErrors // what is wrong with it on every route
+	badFields fieldErrors // its mistakes that no route allows
 	user      *user       // the account; nil without a session
 	session   sessionToken
 }
 
-type requestKey struct{} // of a request in its own context
+type requestKey struct{} // the key of the request in its own context
 
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 	r := &request{serverLog: s.log}
@@ -154,14 +154,7 @@ func (s *server) identify(r *request) {
 		r.id = rand.Text()
 	}
 	r.w.Header().Set("X-Request-Id", r.id)
-	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
-	peer := parseAddress(r.RemoteAddr)
-	if r.Header["X-Forwarded-For"] != nil && !isWithin(peer, s.cfg.trustedProxies) {
-		s.proxyWarning.Do(func() {
-			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its sender; " +
-				"if that is a proxy, all of its clients share one limit")
-		})
-	}
+	r.client = s.identifyClient(r)
 }
 
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
@@ -259,7 +252,7 @@ func (w *errorCatcher) toError() error {
 	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
 }
 
-// Part 2: the contract of a route. Its types stand beside the route table.
+// Part 2: the contract of a route.
 
 type route struct {
 	pattern  string // method and path
@@ -276,8 +269,8 @@ func (rt route) path() string {
 	return path
 }
 
-// withInput completes a route that has an input. A handler gets it from parse
-// only, so it can't forget to check it.
+// withInput completes a route that has an input. Its handler gets the input only
+// after parse has accepted it.
 func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
 	handle func(*request, T) (output, error)) route {
 	rt.input = names
@@ -798,11 +791,15 @@ func toProblem(err error) problem {
 		return p
 	}
 	p := newProblem(500, "internal", "The service has failed. Its operator can find out why.")
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if isDiskFull(err) {
 		p = newProblem(507, "insufficient_storage", "There is no room for the file.")
 	}
 	p.cause = err
 	return p
+}
+
+func isDiskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // bodyProblem blames the client for an error of reading or storing a body,
@@ -860,8 +857,9 @@ func isOrigin(text string) bool {
 	host, port := u.Hostname(), u.Port()
 	isDefault := u.Scheme+port == "http80" || u.Scheme+port == "https443"
 	addr, err := netip.ParseAddr(host)
-	isHost := domainPattern.MatchString(host) && !endsInDigits(host) || err == nil && addr.String() == host
-	return isHost && !isDefault && isPortOrEmpty(port)
+	isAddress := err == nil && addr.String() == host
+	isName := domainPattern.MatchString(host) && !endsInDigits(host)
+	return (isAddress || isName) && !isDefault && isPortOrEmpty(port)
 }
 
 func isPortOrEmpty(text string) bool {

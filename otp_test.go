@@ -29,7 +29,7 @@ func newCodes() *oneTimeCodes {
 // ask asks for a code, for a user who was never signed out everywhere. It returns nil if no mail is
 // due.
 func ask(c *oneTimeCodes, email string) *oneTimeCode {
-	code, _ := c.issue(email, &user{now: time.Now()})
+	code, _ := c.issue(email, &user{now: time.Now()}, nil)
 	return code
 }
 
@@ -124,7 +124,7 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 			{email: "b", at: 2*codeRenew + codeResend - 1, want: other}, // exactly codeRenew later
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
-			code, _ := codes.issue(step.email, &user{now: time.Now()})
+			code, _ := codes.issue(step.email, &user{now: time.Now()}, nil)
 			got := other
 			switch code {
 			case nil:
@@ -184,14 +184,14 @@ func TestTenGuessesEndACode(t *testing.T) {
 
 // D3, L5, O7: A mail that failed counts as not sent, whichever it was: the next request mails at once.
 // It brings the same code, whose guesses still count.
-func TestWithdrawnCodeKeepsItsGuesses(t *testing.T) {
+func TestFailedMailKeepsTheGuesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		codes := newCodes()
 		code := ask(codes, "a")
 		for range 2 {
 			guessWrong(codes, "a", code, maxGuesses/2-1)
-			codes.withdraw(code)
+			codes.mailFailed(code)
 			again := ask(codes, "a")
 			if again != code || codes.find("a", code.digits) == nil {
 				t.Fatalf("the next request: got %+v, want the same code, which works", again)
@@ -202,8 +202,9 @@ func TestWithdrawnCodeKeepsItsGuesses(t *testing.T) {
 			time.Sleep(codeResend)
 		}
 		guessWrong(codes, "a", code, 2)
-		codes.withdraw(code)
-		if ask(codes, "a") != nil || codes.issueAgain("a", code) == nil {
+		codes.mailFailed(code)
+		_, err := codes.issue("a", &user{now: time.Now()}, code)
+		if ask(codes, "a") != nil || err == nil {
 			t.Errorf("after %d wrong guesses: got a mail, want none", maxGuesses)
 		}
 	})
@@ -217,7 +218,7 @@ func TestSignOutEndsACode(t *testing.T) {
 	codes := newCodes()
 	readAt := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	ada := &user{UserID: "ada", now: readAt}
-	first, _ := codes.issue("a", ada)
+	first, _ := codes.issue("a", ada, nil)
 	for _, test := range []struct {
 		signedOut, now time.Duration // after the code
 		want           string
@@ -227,16 +228,17 @@ func TestSignOutEndsACode(t *testing.T) {
 		{signedOut: time.Microsecond, now: time.Microsecond, want: "ended"},
 		{signedOut: time.Microsecond, want: "future"},
 		{now: -time.Microsecond, want: "future"},
+		{signedOut: -time.Hour, now: -time.Microsecond, want: "future"},
 	} {
 		u := &user{UserID: "ada", now: readAt.Add(test.now), signedOutAt: readAt.Add(test.signedOut)}
-		if got := first.fault(u); got != test.want {
+		if got := first.whyRefused(u, 0); got != test.want {
 			t.Errorf("%+v: got the fault %q, want %q", test, got, test.want)
 		}
 	}
 	later := readAt.Add(time.Second)
 	ada = &user{UserID: "ada", now: later, signedOutAt: later}
-	second, _ := codes.issue("a", ada)
-	if second == nil || second == first || second.fault(ada) != "" || codes.remove("a", first) {
+	second, _ := codes.issue("a", ada, nil)
+	if second == nil || second == first || second.whyRefused(ada, 0) != "" || codes.remove("a", first) {
 		t.Errorf("after the sign-out: got %+v, want another code", second)
 	}
 }

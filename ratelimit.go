@@ -112,6 +112,22 @@ func (l *limiter) dropAnyKey() {
 
 // Who is counted.
 
+// healthAddress is the client address that health checks send. It can belong to
+// no client (RFC 6666), so they share no limit with one (H9).
+const healthAddress = "100::1"
+
+func (s *server) identifyClient(r *request) netip.Addr {
+	peer := parseAddress(r.RemoteAddr)
+	sent := r.Header.Get("X-Forwarded-For")
+	if sent != "" && sent != healthAddress && !isWithin(peer, s.cfg.trustedProxies) {
+		s.proxyWarning.Do(func() {
+			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its "+
+				"sender; if that is a proxy, all of its clients share one limit", "peer", peer)
+		})
+	}
+	return clientAddress(r.Request, s.cfg.trustedProxies)
+}
+
 // clientAddress reads X-Forwarded-For from the right, because each proxy
 // appends its client's address. All to the left of the first untrusted address
 // can be forged (L2).
