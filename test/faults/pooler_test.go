@@ -67,6 +67,63 @@ func wantRefused(t *testing.T, databaseURL string) {
 	}
 }
 
+// Behind a pooler in session mode, the server works as it does without one: also if the pooler drops
+// what it does not know of a connection's start, or has fewer connections than the server wants.
+func TestPoolerInSessionModeWorks(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		processes int
+		settings  map[string]string
+		parallel  int // requests at the same time that the pooler has connections for
+	}{
+		"as Debian ships it":     {1, nil, pool},
+		"that drops parameters":  {1, map[string]string{"ignore_startup_parameters": "extra_float_digits,statement_timeout"}, pool},
+		"two processes":          {2, nil, pool},
+		"that takes turns":       {2, map[string]string{"server_round_robin": "1"}, pool},
+		"with three connections": {1, map[string]string{"default_pool_size": "3"}, 1},
+		"with one connection":    {1, map[string]string{"default_pool_size": "1"}, 1},
+		"for three clients":      {1, map[string]string{"max_client_conn": "3"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := hubstest.NewDatabase(t)
+			settings := map[string]string{"pool_mode": "session"}
+			maps.Copy(settings, test.settings)
+			pooler := hubstest.NewPooler(t, database, test.processes, settings)
+			s, admin := startBehindPooler(t, pooler, database)
+			hub, file := fillService(t, admin)
+			for range 10 {
+				answers := getAtOnce(t, test.parallel, admin, "/hubs?orderBy=createdAt")
+				hubstest.WantStatuses(t, answers, map[int]int{200: test.parallel})
+			}
+			get(admin, "/healthz").Want(t, 200)
+			s.wantUnchanged(admin, hub, file)
+		})
+	}
+}
+
+// A pooler in session mode that takes no more clients is an outage of those who get none (503), which
+// PostgreSQL's error in the log explains. The server goes on.
+func TestFullPoolerIsAnOutage(t *testing.T) {
+	t.Parallel()
+	database := hubstest.NewDatabase(t)
+	pooler := hubstest.NewPooler(t, database, 1,
+		map[string]string{"pool_mode": "session", "max_client_conn": "3"})
+	s, admin := startBehindPooler(t, pooler, database)
+	s.AllowErrorsWithAnyOf(unavailable)
+	for range 5 {
+		counts := hubstest.CountStatuses(getAtOnce(t, manyRequests, admin, "/hubs"))
+		if counts[200] == 0 || counts[200]+counts[503] != manyRequests {
+			t.Errorf("got the statuses %v, want some 200 and else 503", counts)
+		}
+	}
+	s.Log.WaitFor(t, "max_client_conn")
+	get(admin, "/healthz").Want(t, 200)
+	if n := s.Log.Count("session mode"); n != 0 {
+		t.Errorf("got %d lines that take it for a pooler in transaction mode, want none", n)
+	}
+}
+
 // D6: If the mode of a pooler changes under a running server (here by RELOAD), no answer is that of
 // another statement: the server ends before it sends one, and says why.
 func TestPoolerChangesItsMode(t *testing.T) {

@@ -176,3 +176,22 @@ func (w *brokenWorld) isWhole() bool {
 	})
 	return hubstest.CountStatuses(answers)[200] == 2*pool
 }
+
+// D7: A machine that was paused with statements under way, such as a laptop, does not count as a driver
+// that does not return: the server goes on.
+func TestPausedServerGoesOn(t *testing.T) {
+	t.Parallel()
+	s, c := startBehindProxy(t)
+	s.AllowErrorsWithAnyOf(unavailable)
+	s.proxy.Hang()
+	answers := getAtOnce(t, pool, c, "/auth/session")
+	hubstest.WaitUntil(t, "statements under way", func() bool { return s.proxy.Connections() >= pool/2 })
+	hubstest.Must(t, s.Cmd.Process.Signal(syscall.SIGSTOP))
+	time.Sleep(40 * time.Second) // longer than the driver may take
+	s.proxy.Resume()
+	hubstest.Must(t, s.Cmd.Process.Signal(syscall.SIGCONT))
+	hubstest.CountStatuses(answers)
+	for range 2 * pool {
+		get(c, "/auth/session").Want(t, 200)
+	}
+}
