@@ -73,7 +73,7 @@ func TestExampleInBrowser(t *testing.T) {
 
 	// Two host names are two sites. So the browser does not keep the cookie, which is SameSite=Lax.
 	e.begin(site + "/?api=" + s.Base)
-	e.signIn("unauthenticated")
+	e.signIn("The session has ended.")
 }
 
 // begin opens the example and waits for its first form. Nobody is signed in.

@@ -93,7 +93,7 @@ func (l *learner) codeIsSent() string {
 	schema := hubstest.Contract[any](l.t, "components", "schemas", "CodeAnswer")
 	answer := hubstest.Example(schema).(map[string]any)
 	minutes := answer["expiresInSeconds"].(float64) / 60
-	return fmt.Sprintf("a code of %v digits, good for %v minutes", answer["codeLength"], minutes)
+	return fmt.Sprintf("a code of %v digits for it, good for at most %v minutes", answer["codeLength"], minutes)
 }
 
 // chooseFile makes a file and chooses it in the page's input for files.
@@ -172,6 +172,7 @@ func (l *learner) signIn() {
 	l.waitRefused(place, "400 invalid_request")
 	l.enter("#code", hubstest.OtherCode(code, 1))
 	l.waitRefused(place, "401 invalid_code")
+	l.messages = append(l.messages, "a status of 401") // the page has asked for the session before
 	l.wantEqual("cookies after a wrong code", len(l.cookies()), 0)
 	l.enter("#code", asPasted(code))
 	l.waitText(place, "You are signed in as "+l.email)
@@ -369,7 +370,7 @@ func (l *learner) goBack() {
 func (l *learner) signOut() {
 	l.open(l.srv.Base + "/")
 	l.waitText("#message-session", "The session is good. You are "+l.email)
-	l.waitText("#exchange-session", "The browser sent it by itself")
+	l.waitText("#exchange", "The browser sent it by itself")
 	l.upload("note.txt", "mine")
 	l.waitText("#preview pre", "mine")
 	l.press("#sign-out")
@@ -387,23 +388,15 @@ func (l *learner) signOut() {
 // colors. step names its state in failure messages.
 func (l *learner) wantAccessible(step string) {
 	l.t.Helper()
-	devTools := func(method string, details params) {
-		l.post("/goog/cdp/execute", params{"cmd": method, "params": details})
-	}
 	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
-		devTools("Emulation.setDeviceMetricsOverride", params{
-			"width":             width,
-			"height":            900,
-			"deviceScaleFactor": 1,
-			"mobile":            false,
-		})
+		l.resize(width, 900)
 		colors := params{"name": "prefers-color-scheme", "value": scheme}
-		devTools("Emulation.setEmulatedMedia", params{"features": []params{colors}})
+		l.devTools("Emulation.setEmulatedMedia", params{"features": []params{colors}})
 		for _, finding := range script[[]string](l.browser, l.axe+findFaults, width) {
 			l.t.Errorf("%s, %s, %d px: got %s, want no finding", step, scheme, width, finding)
 		}
 	}
-	devTools("Emulation.clearDeviceMetricsOverride", params{})
+	l.devTools("Emulation.clearDeviceMetricsOverride", params{})
 	l.console() // what axe-core causes is not the page's
 }
 
