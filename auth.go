@@ -7,8 +7,13 @@ package main
 // of a user, but not one alone.
 
 import (
+	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -24,6 +29,7 @@ const TERMS_VERSION = "2026-11-01"
 
 const (
 	sessionTTL = 60 * 24 * time.Hour // life of a session token and its cookie
+	clockStep  = time.Minute         // how far clocks may differ, or go back
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
 	maxCookies = 8                   // with our name; to check one costs a signature for each key
 )
@@ -110,14 +116,10 @@ func codeRequestKey(r *request) string {
 	return email + " " + r.clientKey()
 }
 
-// guessKey leaves out the client, so that many clients have no more guesses
-// (O4). The price is that a stranger who keeps guessing locks an address out of
-// sign-in (O8).
-func guessKey(r *request) string { return r.fields.email() }
-
-func checkCodeRequest(f fields) (errs fieldErrors) {
-	errs.requireEmail(f.email())
-	return errs
+func parseCodeRequest(f fields) (email string, errs fieldErrors) {
+	email = f.email()
+	errs.requireEmail(email)
+	return email, errs
 }
 
 type codeAnswer struct {
@@ -129,28 +131,35 @@ func (codeAnswer) validate() fieldErrors { return nil }
 
 // requestCode answers before the account is looked up, so that neither the
 // answer nor its time tells whether there is one (O6).
-func (s *server) requestCode(r *request) (output, error) {
-	if !s.scheduleCode(r.fields.email(), r.log()) {
+func (s *server) requestCode(r *request, email string) (output, error) {
+	if !s.scheduleCode(email, r.log()) {
 		return nil, unavailable(errors.New("too many unfinished requests for a code"))
 	}
 	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-func checkGuess(f fields) (errs fieldErrors) {
-	errs.requireEmail(f.email())
-	errs.require(codePattern.MatchString(f["code"]), "code", "must be six digits, 0 to 9")
-	return errs
+// guessKey leaves out the client, so that many clients have no more guesses
+// (O4). The price is that a stranger who keeps guessing locks an address out of
+// sign-in (O8).
+func guessKey(r *request) string { return r.fields.email() }
+
+type guess struct{ email, code string }
+
+func parseGuess(f fields) (in guess, errs fieldErrors) {
+	in = guess{email: f.email(), code: f["code"]}
+	errs.requireEmail(in.email)
+	errs.require(codePattern.MatchString(in.code), "code", "must be six digits, 0 to 9")
+	return in, errs
 }
 
 // validateCode exchanges an address and its code for a session. It refuses
 // unknown addresses and wrong, used or expired codes alike, without a query.
-func (s *server) validateCode(r *request) (output, error) {
-	email := r.fields.email()
-	code := s.codes.find(email, r.fields["code"]) // not used up yet: the database may be away
+func (s *server) validateCode(r *request, in guess) (output, error) {
+	code := s.codes.find(in.email, in.code) // not used up yet: the database may be away
 	if code == nil {
 		return nil, errInvalidCode
 	}
-	u, err := s.loadUser(whereEmail, email)
+	u, err := s.loadUser(whereEmail, in.email)
 	if err != nil {
 		return nil, err
 	}
@@ -159,11 +168,11 @@ func (s *server) validateCode(r *request) (output, error) {
 	}
 	r.user = u
 	// Of several requests with the same code, only one removes it (O3).
-	if !s.codes.remove(email, code) {
+	if !s.codes.remove(in.email, code) {
 		return nil, errInvalidCode
 	}
-	if !code.isFor(u) {
-		return nil, errInvalidCode
+	if reason := code.fault(u); reason != "" {
+		return nil, errInvalidCode.because(reason)
 	}
 	if u.suspended {
 		return nil, errSuspended
@@ -221,11 +230,10 @@ func (s *server) signToken(token sessionToken) string {
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // rejects none, HS384 and HS512
 	jwt.WithStrictDecoding(),                // rejects base64 with nonzero padding bits
-	jwt.WithExpirationRequired(),
+	jwt.WithoutClaimsValidation(),           // fault compares the times with the database's clock
 )
 
-// verifyToken checks the form, the signature (T1) and the expiry (T2) of a
-// token.
+// verifyToken checks the form and the signature of a token (T1).
 func (s *server) verifyToken(text string) (sessionToken, error) {
 	if len(text) > maxToken {
 		return sessionToken{}, unauthenticated("forged")
@@ -234,17 +242,32 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	parsed, err := tokenParser.ParseWithClaims(text, &token, func(*jwt.Token) (any, error) {
 		return s.cfg.sessionKeys, nil // the library tries each key
 	})
-	if errors.Is(err, jwt.ErrTokenExpired) {
-		return sessionToken{}, unauthenticated("expired")
-	}
 	if err != nil {
 		return sessionToken{}, unauthenticated("forged")
 	}
 	_, isCritical := parsed.Header["crit"] // RFC 7515 4.1.11: no extension is supported
-	if isCritical || token.IssuedAt == nil || !isUUID(token.UserID) {
+	hasTimes := token.IssuedAt != nil && token.ExpiresAt != nil
+	if isCritical || !hasTimes || !isUUID(token.UserID) {
 		return sessionToken{}, unauthenticated("forged")
 	}
 	return token, nil
+}
+
+// fault says in one word, for the log, why a token does not open a session of its
+// user, or returns "". All times are the database's (T2). Its clock may have
+// gone back. A token of the time before could outlive a sign-out (T9).
+func (token sessionToken) fault(u *user) string {
+	switch {
+	case token.IssuedAt.After(u.now.Add(clockStep)), u.signedOutAt.After(u.now):
+		return "future"
+	case !u.now.Before(token.ExpiresAt.Time):
+		return "expired"
+	// iat has whole seconds, so a token of the very second of the sign-out is
+	// refused, too.
+	case u.Email != token.Email, !token.IssuedAt.After(u.signedOutAt):
+		return "ended"
+	}
+	return ""
 }
 
 // setSessionCookie sets the cookie for maxAge seconds, or clears it if maxAge
@@ -262,19 +285,32 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the first token that verifies. After a change of
-// COOKIE_DOMAIN, a browser sends the old cookie beside the new one.
+// readToken returns the newest token that verifies. After a change of
+// COOKIE_DOMAIN, a browser sends the old cookie beside the new one (T7). A token
+// from the future comes last, or it would hide each new sign-in.
 func (s *server) readToken(r *request) (sessionToken, error) {
+	latest := time.Now().Add(clockStep)
+	issuedAt := func(token sessionToken) time.Time {
+		if token.IssuedAt.After(latest) {
+			return time.Time{}
+		}
+		return token.IssuedAt.Time
+	}
+	var newest *sessionToken
 	var refusal error = unauthenticated("missing")
 	cookies := r.CookiesNamed(s.cfg.cookieName)
 	for _, cookie := range cookies[:min(len(cookies), maxCookies)] {
 		token, err := s.verifyToken(cookie.Value)
-		if err == nil {
-			return token, nil
+		if err != nil {
+			refusal = err
+		} else if newest == nil || issuedAt(token).After(issuedAt(*newest)) {
+			newest = &token
 		}
-		refusal = err
 	}
-	return sessionToken{}, refusal
+	if newest == nil {
+		return sessionToken{}, refusal
+	}
+	return *newest, nil
 }
 
 // authorize checks the token, the account, the terms and the role. It reads the
@@ -293,13 +329,11 @@ func (s *server) authorize(r *request) error {
 	}
 	r.user = u
 	r.session = token
-	// iat has whole seconds, so a token of the very second of the sign-out is
-	// refused, too.
-	isSignedOut := !token.IssuedAt.After(u.signedOutAt)
+	if reason := token.fault(u); reason != "" {
+		return unauthenticated(reason)
+	}
 	needs := r.route.access
 	switch {
-	case u.Email != token.Email || isSignedOut:
-		return unauthenticated("ended")
 	case u.suspended:
 		return errSuspended
 	case needs.terms && !u.termsAccepted:
@@ -310,9 +344,10 @@ func (s *server) authorize(r *request) error {
 	return nil
 }
 
-func checkAcceptance(f fields) (errs fieldErrors) {
-	errs.requireLength("version", f["version"], 1, 100)
-	return errs
+func parseAcceptance(f fields) (version string, errs fieldErrors) {
+	version = f["version"]
+	errs.requireLength("version", version, 1, 100)
+	return version, errs
 }
 
 type acceptanceView struct {
@@ -324,8 +359,8 @@ func (acceptanceView) validate() fieldErrors { return nil }
 
 // acceptTerms records the acceptance. The update changes nothing, but returns
 // the row of a user who has accepted before.
-func (s *server) acceptTerms(r *request) (output, error) {
-	if r.fields["version"] != TERMS_VERSION {
+func (s *server) acceptTerms(r *request, version string) (output, error) {
+	if version != TERMS_VERSION {
 		return nil, newProblem(409, "conflict",
 			"The current version of the terms is "+TERMS_VERSION+".")
 	}
@@ -346,4 +381,283 @@ func (s *server) logout(r *request) (output, error) {
 	s.setSessionCookie(r, "", -1)
 	r.log().Info("signed out")
 	return nil, nil
+}
+
+// The settings of sessions.
+
+const placeholderKey = "REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48"
+
+// readSessionKeys requires keys as long as the hash (RFC 7518 3.2), of more
+// different bytes than most that are typed by hand (T3).
+func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
+	for key := range strings.SplitSeq(settings.secret("SESSION_SECRET"), ",") {
+		different := map[byte]bool{}
+		for _, char := range []byte(key) {
+			different[char] = true
+		}
+		isStrong := len(key) >= 32 && len(different) >= 10
+		settings.require(isStrong && strings.TrimSpace(key) == key,
+			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
+		settings.require(key != placeholderKey,
+			"SESSION_SECRET: is the placeholder; make a key of your own")
+		keys.Keys = append(keys.Keys, []byte(key))
+	}
+	return keys
+}
+
+var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// readCookie sets the cookie's name and domain (T8). Browsers take __Host- only
+// without a Domain, and __Secure- only over HTTPS, in any letter case.
+func (cfg *config) readCookie(settings *settingReader) {
+	isLocal := cfg.env == envLocal
+	defaultPrefix := "__Secure-hubs"
+	if isLocal {
+		defaultPrefix = "hubs"
+	}
+	prefix := settings.get("COOKIE_PREFIX", defaultPrefix)
+	lower := strings.ToLower(prefix)
+	settings.require(cookiePrefixPattern.MatchString(prefix),
+		"COOKIE_PREFIX: must be letters, digits, - and _")
+	settings.require(!strings.HasPrefix(lower, "__host-"),
+		"COOKIE_PREFIX: __Host- does not go with a Domain")
+	cfg.cookieName = prefix + "_auth_" + cfg.env
+	cfg.cookieDomain = strings.ToLower(settings.get("COOKIE_DOMAIN", ""))
+	if isLocal {
+		settings.require(!strings.HasPrefix(lower, "__secure-"),
+			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
+		settings.require(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
+		return
+	}
+	settings.require(isParentDomain(cfg.cookieDomain),
+		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
+}
+
+// isParentDomain does not know public suffixes such as co.uk.
+func isParentDomain(domain string) bool {
+	dot := strings.LastIndex(domain, ".")
+	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
+	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
+}
+
+// The commands for users, which an operator runs.
+
+const userLine = `format('%s  %s  %s  added %s', email, permission,
+	case when suspended then 'suspended' else 'active' end, created_at)`
+
+// whereAddress compares addresses as the index users_email has them.
+const whereAddress = ` where lower(email) = lower($1 collate "C") `
+
+// userCommands has the number of arguments of each command, without flags, and
+// its statement, which returns the text to print. $1 is the user's address, $2
+// the role or the new address.
+var userCommands = map[string]struct {
+	arguments int
+	text      string
+}{
+	"add": {1, `insert into users (email, permission) values ($1, $2)
+		returning format('%s: added', email)`},
+	"role": {2, `update users set permission = $2` + whereAddress +
+		`returning format('%s: has the new role from the next request on', email)`},
+	"suspend": {1, `update users set suspended = true` + whereAddress +
+		`returning format('%s: suspended from the next request on', email)`},
+	"activate": {1, `update users set suspended = false` + whereAddress +
+		`returning format('%s: active from the next request on', email)`},
+	"signout": {1, `update users set signed_out_at = clock_timestamp()` + whereAddress +
+		`returning format('%s: signed out everywhere', email)`},
+	// Without the sign-out, changing the address back would revive old
+	// sessions.
+	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
+		`returning format('%s: the new address; signed out everywhere', email)`},
+	"delete": {1, `delete from users` + whereAddress +
+		`returning format('%s: deleted; %s uploaded files stay, and others can read them', email,
+			(select count(*) from files f where f.user_id = users.user_id))`},
+	"list": {0, "select coalesce(string_agg(" + userLine + `, E'\n' order by lower(email)),
+		'there are no users') from users`},
+	"show": {1, `select concat_ws(E'\n', ` + userLine + `,
+			'  signed out everywhere ' || signed_out_at || case when signed_out_at > clock_timestamp()
+				then ': in the future, and no sign-in until then' else '' end,
+			(select string_agg(format('  accepted terms %s at %s', version, accepted_at), E'\n'
+				order by accepted_at)
+				from terms_acceptances t where t.user_id = users.user_id))
+		from users` + whereAddress},
+	"history": {1, `select string_agg(format('%s  %s  %s  %s', changed_at, database_role, program,
+			(select string_agg(format('%s: %s → %s', key, coalesce(before ->> key, '-'),
+				coalesce(after ->> key, '-')), ', ' order by key)
+				from jsonb_object_keys(coalesce(after, before)) key
+				where before ->> key is distinct from after ->> key)), E'\n' order by changed_at)
+		from account_changes where user_id in (select user_id from users` + whereAddress + `
+			union select user_id from account_changes
+			where lower($1 collate "C") in (lower(before ->> 'email'), lower(after ->> 'email')))
+		having count(*) > 0`},
+	"export": {1, `select jsonb_build_object(
+		'user', jsonb_build_object('userId', user_id, 'email', email, 'permission', permission,
+			'suspended', suspended, 'signedOutAt', signed_out_at, 'createdAt', created_at),
+		'termsAcceptances', (select jsonb_agg(jsonb_build_object('version', version,
+			'acceptedAt', accepted_at) order by accepted_at)
+			from terms_acceptances t where t.user_id = users.user_id),
+		'files', (select jsonb_agg(jsonb_build_object('fileId', file_id, 'name', name,
+			'contentType', content_type, 'size', size, 'createdAt', created_at) order by created_at)
+			from files f where f.user_id = users.user_id),
+		'accountChanges', (select jsonb_agg(jsonb_build_object('changedAt', changed_at,
+			'databaseRole', database_role, 'program', program, 'before', before, 'after', after)
+			order by changed_at) from account_changes c where c.user_id = users.user_id))
+		from users` + whereAddress},
+}
+
+func userCommand(ctx context.Context, line []string) error {
+	if len(line) == 0 {
+		return usageError("user: name a command\n\n" + usage)
+	}
+	name := line[0]
+	command, isKnown := userCommands[name]
+	if !isKnown {
+		return usageError("there is no command \"user " + name + "\"\n\n" + usage)
+	}
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	role := roleMember
+	withFiles := false
+	switch name {
+	case "add":
+		flags.StringVar(&role, "role", role, "")
+	case "delete":
+		flags.BoolVar(&withFiles, "files", false, "")
+	}
+	if err := flags.Parse(line[1:]); err != nil {
+		return usageError(fmt.Sprintf("user %s: %v\n\n%s", name, err, usage))
+	}
+	args := flags.Args()
+	if len(args) != command.arguments {
+		complaint := fmt.Sprintf("user %s: takes %d argument(s), got %d",
+			name, command.arguments, len(args))
+		flags.VisitAll(func(f *flag.Flag) {
+			complaint += "; -" + f.Name + " comes before the address"
+		})
+		return usageError(complaint + "\n\n" + usage)
+	}
+	if name == "add" {
+		args = append(args, role)
+	}
+	if err := validateUserArguments(name, args); err != nil {
+		return err
+	}
+	if withFiles {
+		return deleteWithFiles(ctx, args[0])
+	}
+	return runUserCommand(ctx, name, command.text, args)
+}
+
+func validateUserArguments(name string, args []string) error {
+	for i, arg := range args {
+		isRole := i == 1 && name != "email"
+		if isRole && !slices.Contains(allRoles, arg) {
+			roles := strings.Join(allRoles, " or ")
+			return usageError("there is no role \"" + arg + "\": it is " + roles)
+		}
+		if !isRole && !isEmail(arg) {
+			return usageError("\"" + arg + "\" is not an ASCII e-mail address")
+		}
+	}
+	return nil
+}
+
+func runUserCommand(ctx context.Context, name, text string, args []string) error {
+	conn, err := openForCommand(ctx, "user "+name)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var values []any
+	for _, arg := range args {
+		values = append(values, arg)
+	}
+	var answer string
+	err = conn.QueryRowContext(ctx, text, values...).Scan(&answer)
+	if errors.Is(err, sql.ErrNoRows) {
+		return errNoUser
+	}
+	if sqlState(err) == "23505" { // unique_violation
+		return errors.New("there would be two users with the same address; nothing was changed")
+	}
+	if err != nil {
+		return explainDBError(err)
+	}
+	if name == "export" {
+		answer = addPaths(answer)
+	}
+	fmt.Println(answer)
+	return nil
+}
+
+var errNoUser = errors.New("there is no user with this address; \"user list\" shows all")
+
+// addPaths completes the files of an export, and indents it.
+func addPaths(text string) string {
+	export := struct {
+		User             json.RawMessage `json:"user"`
+		TermsAcceptances json.RawMessage `json:"termsAcceptances"`
+		Files            []file          `json:"files"`
+		AccountChanges   json.RawMessage `json:"accountChanges"`
+	}{}
+	json.Unmarshal([]byte(text), &export) // our own statement has made it
+	for i, f := range export.Files {
+		export.Files[i].Path = filePath(f.FileID, f.Name)
+	}
+	indented, _ := json.MarshalIndent(export, "", "  ")
+	return string(indented)
+}
+
+// deleteWithFiles removes the bytes before the rows that lead to them. So after
+// a crash at any step, running it again finishes. The lock keeps uploads of the
+// user out.
+func deleteWithFiles(ctx context.Context, email string) error {
+	files, err := openFilesDir()
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	conn, err := openForCommand(ctx, "user delete -files")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(ctx, nil)
+	if err != nil {
+		return explainDBError(err)
+	}
+	defer tx.Rollback()
+	var userID, list string
+	err = tx.QueryRow("select user_id from users"+whereAddress+"for update", email).Scan(&userID)
+	if errors.Is(err, sql.ErrNoRows) {
+		return errNoUser
+	}
+	if err == nil {
+		err = tx.QueryRow("select coalesce(string_agg(file_id::text, ' '), '') from files "+
+			"where user_id = $1", userID).Scan(&list)
+	}
+	if err != nil {
+		return explainDBError(err)
+	}
+	ids := strings.Fields(list)
+	for _, id := range ids {
+		if err := removeUpload(files, id); err != nil {
+			return err
+		}
+	}
+	if err := syncFolder(files); err != nil {
+		return err
+	}
+	_, err = tx.Exec("delete from files where user_id = $1", userID)
+	if err == nil {
+		_, err = tx.Exec("delete from users where user_id = $1", userID)
+	}
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		return explainDBError(err)
+	}
+	fmt.Printf("%s: deleted, and %d uploaded files\n", email, len(ids))
+	return nil
 }

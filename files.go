@@ -10,6 +10,7 @@ package main
 // what an upload that was cut off has left.
 
 import (
+	"bufio"
 	"crypto/rand"
 	"database/sql"
 	"errors"
@@ -37,6 +38,7 @@ const (
 
 	maxPartHeaders = 4 << 10  // bytes before the file begins; multipart would take 10 MB
 	maxFormBytes   = 64 << 10 // bytes of a form, its file not counted
+	pieceSize      = 32 << 10 // bytes of an upload that are read and written at once
 	sniffedBytes   = 512      // http.DetectContentType looks at no more
 	maxRanges      = 16       // in a Range header; one with more is ignored
 
@@ -97,7 +99,47 @@ func (s *server) openFiles() error {
 			"local environment makes it): " + err.Error())
 	}
 	s.files = files
+	if err := s.tryUpload(); err != nil {
+		return usageError("FILES_DIR: its file system can't keep uploads: " + err.Error())
+	}
 	return nil
+}
+
+// tryUpload does once what an upload does with FILES_DIR.
+func (s *server) tryUpload() error {
+	id := newUUID()
+	working, err := s.createWorking(id)
+	if err != nil {
+		return err
+	}
+	defer working.Close()
+	defer removeUpload(s.files, id)
+	if _, err := working.WriteString("x"); err != nil {
+		return err
+	}
+	if err := s.makeDurable(working, id); err != nil {
+		return err
+	}
+	return removeUpload(s.files, id)
+}
+
+func (s *server) createWorking(id string) (*os.File, error) {
+	return s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+}
+
+// openFilesDir opens FILES_DIR for a command, which takes no other folder for
+// it.
+func openFilesDir() (*os.Root, error) {
+	var settings settingReader
+	dir := settings.get("FILES_DIR", defaultFilesDir)
+	files, err := os.OpenRoot(dir)
+	if err == nil {
+		_, err = files.Stat(unfinished)
+	}
+	if err != nil {
+		return nil, usageError("FILES_DIR: must be the folder of uploads: " + err.Error())
+	}
+	return files, errors.Join(settings...)
 }
 
 // probeFiles returns an error if FILES_DIR is gone. It looks by path, because
@@ -135,9 +177,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 		return file{}, err
 	}
 	id := newUUID()
-	f := file{FileID: id, Name: name, Path: "/files/" + id + "/" + url.PathEscape(name)}
-	workingName := path.Join(unfinished, id)
-	working, err := s.files.OpenFile(workingName, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	f := file{FileID: id, Name: name, Path: filePath(id, name)}
+	working, err := s.createWorking(id)
 	if err != nil {
 		return file{}, err
 	}
@@ -145,7 +186,7 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	rowMayExist := false
 	defer func() {
 		if !rowMayExist {
-			s.removeUpload(id)
+			removeUpload(s.files, id)
 		}
 	}()
 	f.Size, err = form.readFile(working)
@@ -172,9 +213,11 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	if err != nil {
 		return file{}, endedIfUserGone(err)
 	}
-	s.files.Remove(workingName) // if this fails, the sweep does it
+	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
 	return f, nil
 }
+
+func filePath(id, name string) string { return "/files/" + id + "/" + url.PathEscape(name) }
 
 // newUUID returns a random UUID (RFC 9562, version 4).
 func newUUID() string {
@@ -189,26 +232,33 @@ func newUUID() string {
 // nil, both survive a power cut.
 func (s *server) makeDurable(working *os.File, id string) error {
 	if err := working.Sync(); err != nil {
-		return err
+		return fmt.Errorf("fsync of a file: %w", err)
 	}
 	if err := s.files.Link(path.Join(unfinished, id), id); err != nil {
-		return fmt.Errorf("no link in FILES_DIR (its file system must have hard links): %w", err)
+		return fmt.Errorf("hard link to a file: %w", err)
 	}
-	folder, err := s.files.Open(".")
+	return syncFolder(s.files)
+}
+
+func syncFolder(files *os.Root) error {
+	folder, err := files.Open(".")
 	if err != nil {
 		return err
 	}
 	defer folder.Close()
-	return folder.Sync()
+	if err := folder.Sync(); err != nil {
+		return fmt.Errorf("fsync of the folder: %w", err)
+	}
+	return nil
 }
 
 // removeUpload removes the working name last: if the other can't be removed,
 // the sweep finds it by this one.
-func (s *server) removeUpload(id string) error {
-	if err := s.files.RemoveAll(id); err != nil {
+func removeUpload(files *os.Root, id string) error {
+	if err := files.RemoveAll(id); err != nil {
 		return err
 	}
-	return s.files.RemoveAll(path.Join(unfinished, id))
+	return files.RemoveAll(path.Join(unfinished, id))
 }
 
 // An uploadForm reads a multipart form with one file. Package multipart reads
@@ -226,7 +276,7 @@ type uploadForm struct {
 
 	received int64 // bytes of the body
 	allowed  int64 // most of received: until the file begins, for the largest file, for this one
-	isCut    bool  // Read has refused to go beyond limit
+	isCut    bool  // Read has refused to go beyond allowed
 	parts    *multipart.Reader
 	part     *multipart.Part // the file
 }
@@ -260,7 +310,8 @@ func (form *uploadForm) readHead() (name string, err error) {
 	if form.request.ContentLength > form.maxFile+maxFormBytes { // -1 if unknown
 		return "", errTooLarge
 	}
-	form.parts = multipart.NewReader(form, params["boundary"])
+	// Package multipart alone would read 4 kB at a time.
+	form.parts = multipart.NewReader(bufio.NewReaderSize(form, pieceSize), params["boundary"])
 	form.part, err = form.parts.NextRawPart() // NextPart would decode quoted-printable
 	// If the headers were cut, err may say that they are malformed.
 	if form.isCut {
@@ -295,7 +346,12 @@ func fileName(part *multipart.Part) (string, error) {
 // still refuse it.
 func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	form.allowed = form.maxFile + maxFormBytes
-	size, err = io.Copy(out, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
+	// out is hidden, because io.Copy would write to an *os.File without the buffer.
+	buffer := bufio.NewWriterSize(struct{ io.Writer }{out}, pieceSize)
+	size, err = io.Copy(buffer, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
+	if err == nil {
+		err = buffer.Flush()
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -356,7 +412,7 @@ func contentType(content io.ReaderAt, size int64) (string, error) {
 // MAX_UPLOAD_BYTES.
 func (s *server) sweepUploads() {
 	longest := transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve
-	for !s.stopping.Load() {
+	for !s.isStopping() {
 		entries, err := fs.ReadDir(s.files.FS(), unfinished)
 		if err != nil {
 			s.log.Error("the sweep of unfinished uploads failed", "error", err)
@@ -380,14 +436,18 @@ func (s *server) sweepUploads() {
 // a row (F3).
 func (s *server) sweepUpload(id string) error {
 	s.log.Info("sweeping an unfinished upload", "fileId", id)
-	err := s.store.read("select from files where file_id = $1", []any{id})
-	if errors.Is(err, sql.ErrNoRows) {
-		return s.removeUpload(id)
-	}
-	if err != nil {
+	var hasRow, isFiltered bool
+	err := s.store.read(`select exists (select from files where file_id = $1),
+		row_security_active('files')`, []any{id}, &hasRow, &isFiltered)
+	switch {
+	case err != nil:
 		return err
+	case isFiltered: // the row may be hidden (D8)
+		return errors.New("row-level security is active on the table files")
+	case hasRow:
+		return s.files.RemoveAll(path.Join(unfinished, id))
 	}
-	return s.files.RemoveAll(path.Join(unfinished, id))
+	return removeUpload(s.files, id)
 }
 
 // inlineTypes are the types that a browser may display. It downloads all
@@ -443,7 +503,7 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	header.Set("Content-Disposition",
 		mime.FormatMediaType(disposition, map[string]string{"filename": f.Name}))
 	header.Set("Content-Security-Policy", filePolicy)
-	header.Set("Cache-Control", "private, no-cache")
+	header.Set("Cache-Control", "private, no-store") // or the next person could go back to it
 	header.Set("ETag", `"`+f.FileID+`"`)
 	// 4,500 ranges of one byte would take 90 ms (H7). One comma means two
 	// ranges. http.ServeContent knows no other unit, and no empty file.
@@ -453,7 +513,7 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	}
 	deadline := time.Now().Add(transferTimeout(f.Size))
 	http.NewResponseController(r.w).SetWriteDeadline(deadline)
-	catcher := &errorCatcher{response: r.w, request: r}
+	catcher := &errorCatcher{response: r.w}
 	http.ServeContent(catcher, r.Request, "", f.CreatedAt.Time, content)
 	if r.w.copyErr != nil { // of the client's connection, or of the disk
 		r.log().Info("download cut off", "error", r.w.copyErr)

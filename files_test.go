@@ -165,7 +165,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 		if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got == before {
 			t.Error("got no sweep after one without the folder, want the next ones")
 		}
-		s.stopping.Store(true)
+		close(s.stopping)
 		time.Sleep(2 * sweepInterval) // sweepUploads ends
 	})
 	if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got < 2 {
@@ -184,7 +184,7 @@ func TestWorkingNameGoesLast(t *testing.T) {
 	s, dir := newFilesServer(t, nil)
 	working := filepath.Join(dir, "x") // which is unfinished/../x
 	hubstest.Must(t, os.WriteFile(working, nil, 0o600))
-	if err := s.removeUpload("../x"); err == nil {
+	if err := removeUpload(s.files, "../x"); err == nil {
 		t.Error("got no error from removeUpload, want one: the bytes can't be removed")
 	}
 	if _, err := os.Stat(working); err != nil {

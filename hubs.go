@@ -5,8 +5,13 @@ package main
 // output or an error.
 
 import (
-	"database/sql"
+	"encoding/base64"
 	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // schema.sql enforces the limits of the columns, too.
@@ -15,6 +20,7 @@ const (
 	maxHubDescription = 2000 // characters
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
+	maxAfter          = 1000 // bytes; a name of 100 characters makes 700
 
 	// Up to this offset, reading the skipped rows is faster than finding the
 	// ids first.
@@ -56,18 +62,16 @@ var hubFields = []string{"name", "description", "status"}
 // A hubInput is the input of POST and PATCH. A field that was not sent is nil.
 type hubInput struct{ name, description, status *string }
 
-func newHubInput(f fields) hubInput {
-	return hubInput{
+func parseHub(f fields) (in hubInput, errs fieldErrors) {
+	in = hubInput{
 		name:        f.trimmed("name"),
 		description: f.optional("description"),
 		status:      f.optional("status"),
 	}
-}
-
-func (in hubInput) validate() (errs fieldErrors) {
 	if in.name != nil {
 		errs.requireLength("name", *in.name, 1, maxHubName)
 		errs.forbidControls("name", *in.name, "")
+		errs.require(strings.ContainsFunc(*in.name, isInk), "name", "must have a visible character")
 	}
 	if in.description != nil {
 		errs.requireLength("description", *in.description, 0, maxHubDescription)
@@ -76,18 +80,19 @@ func (in hubInput) validate() (errs fieldErrors) {
 	if in.status != nil {
 		errs.requireOneOf("status", *in.status, hubStatuses)
 	}
-	return errs
+	return in, errs
 }
 
-func checkNewHub(f fields) fieldErrors {
-	in := newHubInput(f)
-	errs := in.validate()
+// isInk leaves out what shows nothing, such as a zero width space.
+func isInk(c rune) bool { return !unicode.In(c, unicode.Z, unicode.Cc, unicode.Cf) }
+
+func parseNewHub(f fields) (hubInput, fieldErrors) {
+	in, errs := parseHub(f)
 	errs.require(in.name != nil, "name", "is required")
-	return errs
+	return in, errs
 }
 
-func (s *server) createHub(r *request) (output, error) {
-	in := newHubInput(r.fields)
+func (s *server) createHub(r *request, in hubInput) (output, error) {
 	var h hub
 	err := s.store.write(`insert into hubs (name, description, status)
 		values ($1, coalesce($2, ''), coalesce($3, 'active')) returning `+hubColumns,
@@ -99,17 +104,15 @@ func (s *server) createHub(r *request) (output, error) {
 	return h, nil
 }
 
-func checkHubChange(f fields) fieldErrors {
-	in := newHubInput(f)
-	errs := in.validate()
+func parseHubChange(f fields) (hubInput, fieldErrors) {
+	in, errs := parseHub(f)
 	errs.require(in != hubInput{}, "body", "must have at least one of name, description, status")
-	return errs
+	return in, errs
 }
 
 // changeHub sets the fields that were sent; of the others, coalesce keeps the
 // old value. updated_at never goes back, even if the database's clock does.
-func (s *server) changeHub(r *request) (output, error) {
-	in := newHubInput(r.fields)
+func (s *server) changeHub(r *request, in hubInput) (output, error) {
 	var h hub
 	err := s.store.write(`update hubs set name = coalesce($2, name),
 		description = coalesce($3, description), status = coalesce($4, status),
@@ -142,17 +145,22 @@ func (s *server) getHub(r *request) (output, error) {
 const nameFilter, statusFilter = "filters[name]", "filters[status]"
 
 var hubQueryFields = []string{
-	"limit", "offset", "orderBy", "orderDirection", nameFilter, statusFilter,
+	"limit", "offset", "after", "orderBy", "orderDirection", nameFilter, statusFilter,
 }
 
 type hubQuery struct {
 	limit, offset           int
 	orderBy, orderDirection string
 	name, status            *string // filters; nil means no filter
+	after                   *place  // nil: the list from its beginning
 }
 
-func newHubQuery(f fields) hubQuery {
-	return hubQuery{
+var hubOrders = map[string]string{
+	"name": "name", "createdAt": "created_at", "updatedAt": "updated_at",
+}
+
+func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
+	q = hubQuery{
 		limit:          f.number("limit", "20"),
 		offset:         f.number("offset", "0"),
 		orderBy:        f.text("orderBy", "name"),
@@ -160,13 +168,6 @@ func newHubQuery(f fields) hubQuery {
 		name:           f.trimmed(nameFilter),
 		status:         f.optional(statusFilter),
 	}
-}
-
-var hubOrders = map[string]string{
-	"name": "name", "createdAt": "created_at", "updatedAt": "updated_at",
-}
-
-func (q hubQuery) validate() (errs fieldErrors) {
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
 	errs.require(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")
@@ -178,18 +179,79 @@ func (q hubQuery) validate() (errs fieldErrors) {
 	if q.status != nil {
 		errs.requireOneOf(statusFilter, *q.status, hubStatuses)
 	}
-	return errs
+	if text := f.optional("after"); text != nil {
+		q.after = q.parsePlace(*text)
+		errs.require(q.after != nil, "after",
+			"must be the next of a page in the same order and with the same filters")
+		errs.require(f.optional("offset") == nil, "offset", "must not be sent with after")
+	}
+	return q, errs
 }
 
-func checkHubQuery(f fields) fieldErrors { return newHubQuery(f).validate() }
+// A place is the last row of a page. The next page begins behind it, whatever
+// was added or deleted meanwhile. A client gets it as an opaque text. It is not
+// signed, because it grants nothing.
+type place struct {
+	value any // of the column that the list is ordered by
+	hubID string
+}
+
+// fingerprint tells lists of other orders or filters from this one.
+func (q hubQuery) fingerprint() string {
+	return strconv.FormatUint(hashOf(fmt.Sprintf("%q %q %q %q",
+		q.orderBy, q.orderDirection, deref(q.name), deref(q.status))), 36)
+}
+
+func deref(text *string) string {
+	if text == nil {
+		return ""
+	}
+	return *text
+}
+
+// next returns the place of the last hub of a page, as a client gets it.
+func (q hubQuery) next(last hub) string {
+	value := last.Name
+	switch q.orderBy {
+	case "createdAt":
+		value = last.CreatedAt.Format(time.RFC3339Nano) // PostgreSQL has microseconds
+	case "updatedAt":
+		value = last.UpdatedAt.Format(time.RFC3339Nano)
+	}
+	text := q.fingerprint() + " " + last.HubID + " " + value
+	return base64.RawURLEncoding.EncodeToString([]byte(text))
+}
+
+// parsePlace returns nil for what next does not return.
+func (q hubQuery) parsePlace(text string) *place {
+	decoded, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	parts := strings.SplitN(string(decoded), " ", 3)
+	isOfList := err == nil && len(text) <= maxAfter && len(parts) == 3 && parts[0] == q.fingerprint()
+	if !isOfList || !isUUID(parts[1]) {
+		return nil
+	}
+	hubID, value := parts[1], parts[2]
+	if q.orderBy == "name" {
+		if !utf8.ValidString(value) || strings.Contains(value, "\x00") { // PostgreSQL refuses these
+			return nil
+		}
+		return &place{value, hubID}
+	}
+	at, err := time.Parse(time.RFC3339Nano, value)
+	if err != nil {
+		return nil
+	}
+	return &place{at.UTC(), hubID} // PostgreSQL does not know every offset
+}
 
 // A hubPage has no total, whose cost grows with the table. HasMore costs one
 // row.
 type hubPage struct {
-	Items   []hub `json:"items"`
-	Limit   int   `json:"limit"`
-	Offset  int   `json:"offset"`
-	HasMore bool  `json:"hasMore"`
+	Items   []hub   `json:"items"`
+	Limit   int     `json:"limit"`
+	Offset  int     `json:"offset"`
+	HasMore bool    `json:"hasMore"`
+	Next    *string `json:"next"` // after of the next page; nil on the last one
 }
 
 func (p hubPage) validate() (errs fieldErrors) {
@@ -199,14 +261,19 @@ func (p hubPage) validate() (errs fieldErrors) {
 	return errs
 }
 
-func (s *server) listHubs(r *request) (output, error) {
-	q := newHubQuery(r.fields)
+func (s *server) listHubs(r *request, q hubQuery) (output, error) {
 	// Items is never nil, which JSON would show as null.
 	page := hubPage{Items: make([]hub, 0, q.limit+1), Limit: q.limit, Offset: q.offset}
 	text, args := q.statement()
-	err := s.store.list(text, args, func(rows *sql.Rows) error {
+	if q.name != nil { // may take long, and the others must not wait for it
+		if !s.store.searches.take(slotTimeout) {
+			return nil, errBusy
+		}
+		defer s.store.searches.free()
+	}
+	err := s.store.list(text, args, func() []any {
 		page.Items = append(page.Items, hub{})
-		return rows.Scan(page.Items[len(page.Items)-1].targets()...)
+		return page.Items[len(page.Items)-1].targets()
 	})
 	if err != nil {
 		return nil, err
@@ -214,6 +281,8 @@ func (s *server) listHubs(r *request) (output, error) {
 	page.HasMore = len(page.Items) > q.limit
 	if page.HasMore {
 		page.Items = page.Items[:q.limit]
+		next := q.next(page.Items[q.limit-1])
+		page.Next = &next
 	}
 	return page, nil
 }
@@ -226,21 +295,31 @@ func (s *server) listHubs(r *request) (output, error) {
 func (q hubQuery) statement() (text string, args []any) {
 	args = []any{q.limit + 1, q.offset} // one row more, for HasMore
 	where := "true"
+	add := func(condition string, values ...any) { // each %s of the condition is a value
+		var parameters []any
+		for _, value := range values {
+			args = append(args, value)
+			parameters = append(parameters, fmt.Sprint("$", len(args)))
+		}
+		where += " and " + fmt.Sprintf(condition, parameters...)
+	}
+	direction, isBehind := "asc", ">"
+	if q.orderDirection == "desc" {
+		direction, isBehind = "desc", "<"
+	}
+	column := hubOrders[q.orderBy]
 	if q.status != nil {
-		args = append(args, *q.status)
-		where += fmt.Sprintf(" and status = $%d", len(args))
+		add("status = %s", *q.status)
 	}
 	if q.name != nil {
-		args = append(args, *q.name)
 		// The inner select makes PostgreSQL compute the key once, not for each
 		// hub.
-		where += fmt.Sprintf(" and strpos(name_lower, (select hub_name_key($%d))) > 0", len(args))
+		add("strpos(name_lower, (select hub_name_key(%s))) > 0", *q.name)
 	}
-	direction := "asc"
-	if q.orderDirection == "desc" {
-		direction = "desc"
+	if q.after != nil {
+		add("("+column+", hub_id) "+isBehind+" (%s, %s)", q.after.value, q.after.hubID)
 	}
-	order := hubOrders[q.orderBy] + " " + direction + ", hub_id " + direction
+	order := column + " " + direction + ", hub_id " + direction
 	selection := "from hubs where " + where + " order by " + order + " limit $1 offset $2"
 	if q.name == nil && q.offset <= plainOffset {
 		return "select " + hubColumns + " " + selection, args

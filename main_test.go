@@ -56,11 +56,23 @@ func validSettings(name string) map[string]string {
 	return env
 }
 
+// matchesInProduct is hubstest.Matches in all files of the server.
+func matchesInProduct(t *testing.T, expression string) (found []string) {
+	t.Helper()
+	paths, _ := filepath.Glob("*.go") // the pattern is well formed
+	for _, path := range paths {
+		if !strings.HasSuffix(path, "_test.go") {
+			found = append(found, hubstest.Matches(t, path, expression)...)
+		}
+	}
+	return found
+}
+
 // settings returns the names of all settings, which are the arguments of setting and list in the
 // code.
 func settings(t *testing.T) []string {
 	t.Helper()
-	names := hubstest.Matches(t, "main.go", `settings\.(?:get|list)\("(\w+)"`)
+	names := matchesInProduct(t, `settings\.(?:get|list|secret)\("(\w+)"`)
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -84,7 +96,7 @@ func TestSettingsAreExplained(t *testing.T) {
 		}
 	}
 	document := hubstest.ReadFile(t, "docs/deploy.md")
-	for _, value := range hubstest.Matches(t, "main.go", `settings\.get\("\w+", "([^"]+)"`) {
+	for _, value := range matchesInProduct(t, `settings\.get\("\w+", "([^"]+)"`) {
 		if !strings.Contains(document, value) {
 			t.Errorf("docs/deploy.md: the default %s is missing", value)
 		}

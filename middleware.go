@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/json"
@@ -46,14 +47,17 @@ type request struct {
 
 	// Step 6.
 	route     route       // the zero route if none matches
-	fields    fields      // the input, valid when the handler is called
-	badFields fieldErrors // what is wrong with it, besides what the check finds
+	fields    fields      // the input, before it is parsed
+	badFields fieldErrors // what is wrong with it on every route
 	user      *user       // the account; nil without a session
 	session   sessionToken
 }
 
+type requestKey struct{} // of a request in its own context
+
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
-	r := &request{Request: httpRequest, serverLog: s.log}
+	r := &request{serverLog: s.log}
+	r.Request = httpRequest.WithContext(context.WithValue(httpRequest.Context(), requestKey{}, r))
 	r.w = &response{ResponseWriter: w, isHead: r.Method == "HEAD"}
 	if s.cfg.env != envLocal {
 		defer s.logRequest(r, time.Now()) // 1. log, when all else is done
@@ -117,7 +121,7 @@ func (s *server) setCommonHeaders(r *request) {
 	for name, value := range securityHeaders {
 		header.Set(name, value)
 	}
-	if s.stopping.Load() {
+	if s.isStopping() {
 		header.Set("Connection", "close")
 	}
 	origin := r.Header.Get("Origin")
@@ -151,62 +155,13 @@ func (s *server) identify(r *request) {
 	}
 	r.w.Header().Set("X-Request-Id", r.id)
 	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
-}
-
-// clientAddress reads X-Forwarded-For from the right, because each proxy
-// appends its client's address. All to the left of the first untrusted address
-// can be forged (L2).
-func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
-	client := parseAddress(r.RemoteAddr)
-	isTrusted := func(proxy netip.Prefix) bool { return proxy.Contains(client) }
-	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for _, text := range slices.Backward(hops) {
-		hop := parseAddress(strings.TrimSpace(text))
-		if !hop.IsValid() || !slices.ContainsFunc(trusted, isTrusted) {
-			break
-		}
-		client = hop
+	peer := parseAddress(r.RemoteAddr)
+	if r.Header["X-Forwarded-For"] != nil && !isWithin(peer, s.cfg.trustedProxies) {
+		s.proxyWarning.Do(func() {
+			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its sender; " +
+				"if that is a proxy, all of its clients share one limit")
+		})
 	}
-	return client
-}
-
-// parseAddress parses an address with or without a port. It returns the zero
-// Addr for other text.
-func parseAddress(text string) netip.Addr {
-	addr, err := netip.ParseAddr(text)
-	if err != nil {
-		withPort, _ := netip.ParseAddrPort(text)
-		addr = withPort.Addr()
-	}
-	return addr.Unmap().WithZone("")
-}
-
-// clientKey returns an IPv4 address, or the /64 of an IPv6 address, which one
-// customer usually has.
-func (r *request) clientKey() string {
-	bits := 64
-	if r.client.Is4() {
-		bits = 32
-	}
-	network, _ := r.client.Prefix(bits)
-	return network.String()
-}
-
-// limitClient counts the request, unless it is a preflight of an allowed
-// origin. A browser sends one before each new URL. If it were refused, the page
-// could not see why.
-func (s *server) limitClient(r *request) error {
-	if r.isPreflight() && r.originAllowed {
-		return nil
-	}
-	return s.clientLimit(r.Method, r.URL.Path).spend(r.clientKey())
-}
-
-func (s *server) clientLimit(method, path string) *limiter {
-	if isRead(method) && strings.HasPrefix(path, "/files/") {
-		return s.fileLimit
-	}
-	return s.requestLimit
 }
 
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
@@ -245,19 +200,19 @@ func (r *request) checkOrigin() (isAnswered bool) {
 // dispatch lets net/http's router call the route. If the router writes an error
 // itself, such as a 404, dispatch answers with a problem instead.
 func (s *server) dispatch(r *request) {
-	catcher := &errorCatcher{response: r.w, request: r}
+	catcher := &errorCatcher{response: r.w}
 	s.mux.ServeHTTP(catcher, r.Request)
 	if err := catcher.toError(); err != nil {
 		r.fail(err)
 	}
 }
 
-// addRoute registers a route with the router, which passes on the
-// ResponseWriter of dispatch.
+// addRoute registers a route with the router. Our request travels through it in
+// the context.
 func (s *server) addRoute(rt route) {
 	rt.mustBeValid()
-	s.mux.HandleFunc(rt.pattern, func(w http.ResponseWriter, _ *http.Request) {
-		r := w.(*errorCatcher).request
+	s.mux.HandleFunc(rt.pattern, func(_ http.ResponseWriter, httpRequest *http.Request) {
+		r := httpRequest.Context().Value(requestKey{}).(*request)
 		r.route = rt
 		if err := s.serveRoute(r); err != nil {
 			r.fail(err)
@@ -267,11 +222,10 @@ func (s *server) addRoute(rt route) {
 
 // An errorCatcher is the ResponseWriter of the two parts of net/http that write
 // errors themselves, its router and http.ServeContent. It drops an error, and
-// passes a success on. It also carries the request through the router.
+// passes a success on.
 type errorCatcher struct {
 	*response
-	request *request
-	caught  int // status of the error; 0 if there is none
+	caught int // status of the error; 0 if there is none
 }
 
 func (w *errorCatcher) WriteHeader(status int) {
@@ -306,6 +260,81 @@ func (w *errorCatcher) toError() error {
 }
 
 // Part 2: the contract of a route. Its types stand beside the route table.
+
+type route struct {
+	pattern  string // method and path
+	access   access
+	status   int                   // of a success; http.ServeContent chooses that of a file
+	input    []string              // names of the fields; if nil, body and query are ignored
+	limit    *limiter              // the endpoint's own, besides the one of step 4
+	limitKey func(*request) string // what limit counts by; "" if the request does not count
+	handle   func(*request) (output, error)
+}
+
+func (rt route) path() string {
+	_, path, _ := strings.Cut(rt.pattern, " ")
+	return path
+}
+
+// withInput completes a route that has an input. A handler gets it from parse
+// only, so it can't forget to check it.
+func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
+	handle func(*request, T) (output, error)) route {
+	rt.input = names
+	rt.handle = func(r *request) (output, error) {
+		in, errs := parse(r.fields)
+		// The client gets the first error of each field; that of parse says best
+		// what is expected.
+		errs = append(errs, r.badFields...)
+		if errs != nil {
+			return nil, invalid(errs...)
+		}
+		return handle(r, in)
+	}
+	return rt
+}
+
+// An access says who may call an endpoint: everyone, or the users who meet all
+// conditions. Its zero value is a session.
+type access struct {
+	public bool
+	terms  bool     // only users who have accepted the current terms
+	roles  []string // only users with one of these roles; nil means any
+}
+
+var (
+	public          = access{public: true}
+	sessionOnly     = access{}
+	sessionAndTerms = access{terms: true}
+	adminOnly       = access{terms: true, roles: []string{roleAdmin}}
+)
+
+func (a access) String() string {
+	if a.public {
+		return "-"
+	}
+	text := "session"
+	if a.terms {
+		text += ", terms"
+	}
+	if a.roles != nil {
+		text += ", " + strings.Join(a.roles, " or ")
+	}
+	return text
+}
+
+// mustBeValid prevents the start with a route whose access contradicts itself,
+// that has no status or handler, or whose limit has no key (Z1).
+func (rt route) mustBeValid() {
+	switch {
+	case rt.access.public && (rt.access.terms || rt.access.roles != nil):
+		panic("a public route can have no conditions: " + rt.pattern)
+	case rt.status == 0 || rt.handle == nil:
+		panic("a route must have a status and a handler: " + rt.pattern)
+	case (rt.limit == nil) != (rt.limitKey == nil):
+		panic("a limit must have a key, and a key must have a limit: " + rt.pattern)
+	}
+}
 
 // An output is what a handler returns for a success. It is nil if the answer
 // has no body.
@@ -359,8 +388,7 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func isUUID(text string) bool { return uuidPattern.MatchString(text) }
 
 // Part 3: strict input. addField finds mistakes that no route allows, and the
-// route's check the others. The handler then parses the fields again, which
-// can't fail.
+// route's parse function the others.
 
 // fields are the members of a JSON object, or the parameters of a query.
 type fields map[string]string
@@ -384,10 +412,12 @@ func (f fields) optional(name string) *string {
 func (f fields) trimmed(name string) *string {
 	value := f.optional(name)
 	if value != nil {
-		*value = strings.Trim(*value, " ")
+		*value = strings.TrimFunc(*value, isBlank)
 	}
 	return value
 }
+
+func isBlank(c rune) bool { return unicode.IsSpace(c) || c == '\uFEFF' }
 
 // number returns -1, which no field allows, for anything but plain digits.
 func (f fields) number(name, fallback string) int {
@@ -453,16 +483,7 @@ func (r *request) readFields() error {
 	if isRead(r.Method) {
 		read = r.readQuery
 	}
-	if err := read(); err != nil {
-		return err
-	}
-	// The client gets the first error of each field; that of the check says
-	// best what is expected.
-	errs := append(r.route.check(r.fields), r.badFields...)
-	if errs != nil {
-		return invalid(errs...)
-	}
-	return nil
+	return read()
 }
 
 func (r *request) readBody() error {
@@ -681,7 +702,7 @@ type problem struct {
 
 	retryAfter time.Duration // sent in whole seconds, rounded up; not sent if 0
 	cause      error         // only logged
-	reason     string        // why a session was refused, in one word; only logged
+	reason     string        // why a session or a code was refused, in one word; only logged
 }
 
 func (p problem) Error() string {
@@ -720,11 +741,15 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns a 401. The reason (missing, forged, expired or ended)
-// is only logged.
+// unauthenticated returns a 401. The reason (missing, forged, expired, ended or
+// future) is only logged.
 func unauthenticated(reason string) problem {
-	p := newProblem(401, "unauthenticated",
-		"Please sign in: the session is missing, expired or ended.")
+	return newProblem(401, "unauthenticated",
+		"Please sign in: the session is missing, expired or ended.").because(reason)
+}
+
+// because adds a reason for the log.
+func (p problem) because(reason string) problem {
 	p.reason = reason
 	return p
 }
@@ -794,136 +819,37 @@ func bodyProblem(err error) problem {
 	return invalid(fieldError{"body", "is incomplete or malformed"})
 }
 
-// Part 6: the log. The line of a request is made from an allow-list, so it
-// needs no mask: a client can write only a request id, an id in the path and an
-// origin into it, in a checked form. Events contain texts of errors, which are
-// masked.
+// Part 6: the settings of CORS.
 
-func (r *request) log() *slog.Logger {
-	log := r.serverLog.With("requestId", r.id, "client", r.client)
-	if r.user != nil {
-		log = log.With("userId", r.user.UserID)
+const localOrigins = "http://localhost:3000 http://localhost:4200 http://localhost:5173 " +
+	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +
+	"http://127.0.0.1:8081"
+
+var originPattern = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
+
+func (cfg *config) readOrigins(settings *settingReader) {
+	fallback := ""
+	if cfg.env == envLocal {
+		fallback = localOrigins
 	}
-	return log
-}
-
-var knownMethods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"}
-
-// logRequest leaves out a healthy /healthz, which proxies ask for every second.
-func (s *server) logRequest(r *request, started time.Time) {
-	if r.route.path() == healthPath && r.w.status == 200 {
+	cfg.allowedOrigins = settings.list("ALLOWED_ORIGINS", fallback)
+	cfg.originDomain = strings.ToLower(settings.get("ALLOWED_ORIGIN_DOMAIN", ""))
+	if cfg.env == envProduction {
+		settings.require(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
+		settings.require(isParentDomain(cfg.originDomain),
+			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
 		return
 	}
-	attrs := []any{"requestId", r.id, "client", r.client.String()}
-	add := func(name, value string) {
-		if value != "" {
-			attrs = append(attrs, name, value)
-		}
-	}
-	if slices.Contains(knownMethods, r.Method) {
-		add("method", r.Method)
-	}
-	add("route", r.route.path())
-	for part := range strings.SplitSeq(r.route.path(), "/") {
-		name := strings.Trim(part, "{}") // hubId, if the part is {hubId}
-		if id := r.PathValue(name); isUUID(id) {
-			add(name, id)
-		}
-	}
-	if r.user != nil {
-		add("userId", r.user.UserID)
-	}
-	add("origin", r.originForLog())
-	for _, name := range []string{"Cookie", "Authorization"} {
-		if r.Header[name] != nil {
-			add(strings.ToLower(name), "***")
-		}
-	}
-	attrs = append(attrs, "status", r.w.status, "bytes", r.w.bytes, "duration", time.Since(started))
-	s.requestLog.Info("request", attrs...)
-}
-
-var loggedOriginPattern = regexp.MustCompile(`^https?://[a-z0-9.:\[\]-]{1,260}$`)
-
-func (r *request) originForLog() string {
-	origin := r.Header.Get("Origin")
-	if r.originAllowed || loggedOriginPattern.MatchString(origin) {
-		return origin
-	}
-	return ""
-}
-
-// logRefusedOrigin tells why a page's request fails, which its browser hides.
-func (r *request) logRefusedOrigin(attrs ...any) {
-	r.log().With("origin", r.originForLog()).Info(
-		"origin refused: not in ALLOWED_ORIGINS (in production: ALLOWED_ORIGIN_DOMAIN)", attrs...)
-}
-
-// logProblem logs failures of the server, and refusals that may be an attack
-// (G4).
-func (r *request) logProblem(p problem) {
-	switch {
-	case p.Status >= 500:
-		r.log().Error("failed", "code", p.Code, "error", p, "route", r.route.path())
-	case p.Code == errCrossOrigin.Code:
-		r.logRefusedOrigin("code", p.Code)
-	case p.Status == 401 || p.Status == 403 || p.Status == 429:
-		r.log().Info("refused", "code", p.Code, "reason", p.reason, "route", r.route.path())
+	settings.require(cfg.originDomain == "",
+		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
+	for _, origin := range cfg.allowedOrigins {
+		u, err := url.Parse(origin)
+		settings.require(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
+			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a path")
 	}
 }
 
-// unmasked are the attributes of events whose texts have a checked form.
-var unmasked = []string{"requestId", "userId", "fileId", "client", "origin"}
-
-// maskAttr masks the other texts of an event (G2).
-func maskAttr(_ []string, a slog.Attr) slog.Attr {
-	kind := a.Value.Kind()
-	isText := kind == slog.KindString || kind == slog.KindAny
-	if isText && !slices.Contains(unmasked, a.Key) {
-		a.Value = slog.StringValue(maskText(a.Value.String()))
-	}
-	return a
-}
-
-var masks = []struct {
-	pattern     *regexp.Regexp
-	replacement string
-}{
-	// jane.roe@example.com → j***@example.com
-	{regexp.MustCompile(`([^\s@:;,<>()\[\]"])[^\s@:;,<>()\[\]"]*@`), "$1***@"},
-	// smtps://user:password@mail.example.com → smtps://***@mail.example.com
-	{regexp.MustCompile(`://[^/\s]*@`), "://***@"},
-	// A key, or a part of a token. An id is shorter.
-	{regexp.MustCompile(`[\w+=-]{40,}`), "***"},
-	// A one-time code, and every longer number.
-	{regexp.MustCompile(`[0-9]{6,}`), "***"},
-}
-
-// escapes matches what the verb %q writes for characters that can't be printed.
-var escapes = regexp.MustCompile(`\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})`)
-
-// maxLoggedText is in bytes. JSON can double a text, so a line has less than 2
-// kB (H4).
-const maxLoggedText = 460
-
-// maskText masks a text, then cuts it, because a mask might not recognize the
-// first half of a secret.
-func maskText(text string) string {
-	text = escapes.ReplaceAllString(strings.Map(visible, text), "")
-	for _, mask := range masks {
-		text = mask.pattern.ReplaceAllString(text, mask.replacement)
-	}
-	return text[:min(len(text), maxLoggedText)]
-}
-
-// visible removes characters that can't be printed, which could hide a secret
-// from the masks.
-func visible(c rune) rune {
-	switch {
-	case unicode.IsPrint(c):
-		return c
-	case unicode.IsSpace(c):
-		return ' '
-	}
-	return -1
+func isPortOrEmpty(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16) // at most 65535
+	return text == "" || err == nil && port > 0
 }

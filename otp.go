@@ -3,6 +3,16 @@ package main
 // One-time codes: the map that holds them, what a request for one does, and its
 // mail. A code leaves this process only by mail or, locally without a mail
 // server, on standard output.
+//
+// The life of a code, by its age, and what a request for a code does meanwhile:
+//
+//	0 ─────────── codeRenew ──────────────────── codeTTL
+//	mails it again,          makes a new code        (it is gone)
+//	codeResend after         in its place
+//	the last mail
+//
+// A sign-in ends a code. So does the wrong guess number maxGuesses, but then the
+// next code still comes only after codeRenew.
 
 import (
 	"cmp"
@@ -19,6 +29,7 @@ import (
 	"net/smtp"
 	"net/textproto"
 	"net/url"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,7 +47,8 @@ const (
 
 	maxCodeRequests  = 1000                   // unfinished requests for a code
 	codeDelay        = 500 * time.Millisecond // longest random delay before the work
-	codeMaxWait      = time.Minute            // longest wait for a mail slot
+	codeMaxWait      = 50 * time.Second       // from a request to its last attempt to send mail
+	mailPause        = time.Second            // before the second attempt; then two, three and so on
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
@@ -53,17 +65,21 @@ type oneTimeCode struct {
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mails    int       // that have begun and have not failed; without one, the code can't be used
-	mailedAt time.Time // when the last one began
+	mailedAt time.Time // when the last mail began; zero if that mail has failed
 	guesses  int       // wrong guesses
 }
 
-// isFor reports whether a code still signs a user in. It does not if the user
-// was signed out everywhere since the account was read for it, because somebody
-// else may have been reading the mailbox (S1), or if the address now belongs to
-// another account.
-func (code *oneTimeCode) isFor(u *user) bool {
-	return code.userID == u.UserID && !code.userReadAt.Before(u.signedOutAt)
+// fault says in one word, for the log, why a code does not sign a user in, or
+// returns "". After a sign-out everywhere, somebody else may have been reading
+// the mailbox (S1). The database's clock may have gone back (T9).
+func (code *oneTimeCode) fault(u *user) string {
+	switch {
+	case code.userReadAt.After(u.now), u.signedOutAt.After(u.now):
+		return "future"
+	case code.userID != u.UserID, code.userReadAt.Before(u.signedOutAt):
+		return "ended"
+	}
+	return ""
 }
 
 // oneTimeCodes maps each address, in lower case, to its current code. Strangers
@@ -73,40 +89,53 @@ type oneTimeCodes struct {
 	byEmail map[string]*oneTimeCode
 }
 
-var (
-	errJustMailed = errors.New("the last mail is too young")
-	errGuessedOut = errors.New("wrong guesses have ended the code; the next one comes later")
+// notDue is an error that says why no mail is due.
+type notDue string
+
+func (e notDue) Error() string { return string(e) }
+
+const (
+	errJustMailed = notDue("the last mail is too young")
+	errGuessedOut = notDue("wrong guesses have ended the code; the next one comes later")
+	errCodeEnded  = notDue("the code has ended meanwhile")
 )
 
 // issue returns the code to mail to a user, the current one or a new one. It
 // returns an error if no mail is due.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the
-// code was used, is no longer for this user, or could not be mailed (O7). Until
+// code was used, is no longer for this user, or its mail has failed (O7). Until
 // codeRenew, the same code is mailed again. So whichever mail the user opens
-// has the right code, and a stranger who asks for one voids nothing.
+// has the right code, and a stranger who asks for one voids nothing. A code that
+// guesses have ended stays until then: if a new one replaced it at once, each
+// request would bring maxGuesses more (L5).
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	if code == nil || !code.isFor(u) {
-		code = c.makeCode(email, u)
-	}
-	if code.mails > 0 && now.Sub(code.mailedAt) < codeResend {
+	isForUser := code != nil && code.fault(u) == ""
+	switch {
+	case isForUser && now.Sub(code.mailedAt) < codeResend:
 		return nil, errJustMailed
-	}
-	if now.Sub(code.issuedAt) >= codeRenew {
+	case !isForUser || now.Sub(code.issuedAt) >= codeRenew:
 		code = c.makeCode(email, u)
-	}
-	// Guesses have ended this code. If a new one replaced it at once, each
-	// request would bring maxGuesses more (L5).
-	if code.guesses >= maxGuesses {
+	case code.guesses >= maxGuesses:
 		return nil, errGuessedOut
 	}
-	code.mails++
 	code.mailedAt = now
 	return code, nil
+}
+
+// issueAgain is for another attempt to mail a code.
+func (c *oneTimeCodes) issueAgain(email string, code *oneTimeCode) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byEmail[email] != code || code.guesses >= maxGuesses {
+		return errCodeEnded
+	}
+	code.mailedAt = time.Now()
+	return nil
 }
 
 // makeCode makes a code; all from 000000 to 999999 are equally likely (O1). The
@@ -125,13 +154,15 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 	return code
 }
 
-// withdraw is for a mail that has failed. It does not delete the code. A new
-// one would have new guesses, and a stranger can make mails fail, by filling
-// the mailbox.
+// withdraw is for a mail that has failed. The next request mails at once. The
+// code keeps its age and its guesses, because a stranger can make mails fail, by
+// filling the mailbox.
 func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	code.mails--
+	if code != nil {
+		code.mailedAt = time.Time{}
+	}
 }
 
 // find returns the code of an address if the digits match and it has not
@@ -144,7 +175,7 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	code := c.byEmail[email]
-	if code == nil || code.mails == 0 {
+	if code == nil {
 		return nil
 	}
 	hasExpired := time.Since(code.issuedAt) >= codeTTL
@@ -185,7 +216,7 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
 	time.AfterFunc(time.Duration(delay.Int64()), func() {
 		s.sendCode(email, log)
-		<-s.codeSlots // released after the work, because stop waits for all slots
+		s.codeSlots.free() // after the work, because stop waits for all slots
 	})
 	return true
 }
@@ -195,6 +226,7 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 // the delay of a client's own mail would tell whether another address has an
 // account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
+	lastStart := time.Now().Add(codeMaxWait)
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		log.Error("code not sent", "error", err)
@@ -204,22 +236,17 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Info("code not sent: no active user")
 		return
 	}
-	select {
-	case s.mailSlots <- struct{}{}:
-		defer func() { <-s.mailSlots }()
-	case <-time.After(codeMaxWait):
-		log.Warn("code not sent: waited too long")
+	if u.signedOutAt.After(u.now) { // no code could sign this user in
+		log.Warn("code not sent: the user was signed out in the future")
 		return
 	}
-	code, err := s.codes.issue(email, u) // only now: a request that was dropped makes no code
-	if err != nil {
-		log.Info("code not sent: " + err.Error())
-		return
-	}
-	err = s.mailCode(u.Email, code)
+	code, err := s.mailUntil(lastStart, email, u, log)
+	_, isNotDue := errors.AsType[notDue](err)
 	switch {
 	case err == nil:
 		log.Info("code sent")
+	case isNotDue:
+		log.Info("code not sent: " + err.Error())
 	case errors.Is(err, errUnconfirmed):
 		log.Error("code perhaps sent", "error", err)
 	default:
@@ -227,6 +254,45 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Error("code not sent", "error", err)
 	}
 }
+
+// mailUntil mails a code. A mail that is refused for now, such as by a server
+// that takes few conversations at once, is tried again, and for the last time
+// when the server stops.
+func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
+	code *oneTimeCode, err error) {
+	for pause := mailPause; ; pause += mailPause {
+		if !s.mailSlots.take(time.Until(lastStart)) {
+			return code, errors.New("waited too long for other mail")
+		}
+		if code == nil { // only now: a request that was dropped makes no code
+			code, err = s.codes.issue(email, u)
+		} else {
+			err = s.codes.issueAgain(email, code)
+		}
+		if err == nil {
+			err = s.mailCode(u.Email, code)
+		}
+		s.mailSlots.free()
+		isLast := s.isStopping() || time.Now().Add(pause).After(lastStart)
+		if isLast || !isRefusedForNow(err) {
+			return code, err
+		}
+		log.Warn("code refused for now, and tried again soon", "error", err)
+		select {
+		case <-time.After(pause):
+		case <-s.stopping:
+		}
+	}
+}
+
+// isRefusedForNow reports whether the mail server has answered 4yz (RFC 5321
+// 4.2.1). Its answer to EHLO gets lost.
+func isRefusedForNow(err error) bool {
+	reply, hasReplied := errors.AsType[*textproto.Error](err)
+	return hasReplied && reply.Code/100 == 4 || errors.Is(err, errAfterEHLO)
+}
+
+var errAfterEHLO = errors.New("the mail server has ended the conversation")
 
 func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
@@ -236,10 +302,11 @@ func (s *server) mailCode(to string, code *oneTimeCode) error {
 	service := s.cfg.mail.domain()
 	left := (codeTTL - time.Since(code.issuedAt)).Round(time.Second)
 	text := fmt.Sprintf(`Your sign-in code for %s is %s.
+Digit by digit: %s
 
-It works once, within %d minutes. Do not tell it to anyone.
-If you did not ask for it, ignore this mail.
-`, service, code.digits, left/time.Minute)
+It works once, within %d minutes, or until a newer code replaces it.
+Do not tell it to anyone. If you did not ask for it, ignore this mail.
+`, service, code.digits, strings.Join(strings.Split(code.digits, ""), " "), left/time.Minute)
 	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)
 }
 
@@ -270,11 +337,10 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	defer dialed.Close()
 	dialed.SetDeadline(deadline)
-	var heard strings.Builder // what the server says in plain text
-	reply := io.LimitReader(dialed, maxMailReply)
-	var conn net.Conn = boundedReply{dialed, io.TeeReader(reply, &heard)}
+	bounded := &mailConn{Conn: dialed}
+	var conn net.Conn = bounded
 	if m.server.Scheme == "smtps" {
-		conn = tls.Client(boundedReply{dialed, reply}, tlsConfig(host))
+		conn = tls.Client(bounded, tlsConfig(host))
 	}
 	client, err := smtp.NewClient(conn, host)
 	if err != nil {
@@ -282,8 +348,12 @@ func (m mailer) send(to, subject, text string) error {
 	}
 	if err := client.Hello(m.domain()); err != nil {
 		// net/smtp tries HELO next, and err has only the answer to that.
-		if heard.Len() > 0 {
-			err = fmt.Errorf("%w; all that it has said: %q", err, heard.String())
+		if m.server.Scheme == "smtp" {
+			err = fmt.Errorf("%w; all that it has said: %q", err, bounded.heard)
+		}
+		_, hasReplied := errors.AsType[*textproto.Error](err)
+		if !hasReplied && !errors.Is(err, errEndlessReply) && !os.IsTimeout(err) {
+			err = fmt.Errorf("%w: %w", errAfterEHLO, err)
 		}
 		return failedStep("EHLO", err)
 	}
@@ -293,12 +363,23 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, m.message(to, subject, text))
 }
 
-type boundedReply struct {
+// A mailConn bounds and keeps what the mail server says, before TLS too.
+type mailConn struct {
 	net.Conn
-	reply io.Reader
+	heard []byte
 }
 
-func (c boundedReply) Read(p []byte) (int, error) { return c.reply.Read(p) }
+var errEndlessReply = errors.New("the mail server says more than a mail server should")
+
+func (c *mailConn) Read(p []byte) (int, error) {
+	left := maxMailReply - len(c.heard)
+	if left == 0 {
+		return 0, errEndlessReply
+	}
+	n, err := c.Conn.Read(p[:min(len(p), left)])
+	c.heard = append(c.heard, p[:n]...)
+	return n, err
+}
 
 func tlsConfig(host string) *tls.Config {
 	return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
@@ -316,6 +397,9 @@ var usualCauses = map[string]string{
 }
 
 func failedStep(step string, err error) error {
+	if isRefusedForNow(err) { // no setting is wrong
+		return fmt.Errorf("%s (refused for now): %w", step, err)
+	}
 	return fmt.Errorf("%s (check %s): %w", step, usualCauses[step], err)
 }
 
@@ -407,7 +491,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 }
 
 // message returns a mail (RFC 5322). The settings and the table users keep line
-// breaks out of both addresses (I4).
+// breaks out of both addresses (I4). X-Entity-Ref-ID makes Gmail show each mail
+// by itself, instead of folding it under an older one.
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s
@@ -415,10 +500,49 @@ To: <%s>
 Subject: %s
 Date: %s
 Message-ID: <%s@%s>
+X-Entity-Ref-ID: %s
 Auto-Submitted: auto-generated
 MIME-Version: 1.0
 Content-Type: text/plain; charset=us-ascii
 
-%s`, m.from, to, subject, date, rand.Text(), m.domain(), text)
+%s`, m.from, to, subject, date, rand.Text(), m.domain(), rand.Text(), text)
 	return strings.ReplaceAll(message, "\n", "\r\n")
+}
+
+// The settings of mail, and the command that tries them.
+
+var smtpPattern = regexp.MustCompile(
+	`^smtps?://([^/?#]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?/?$`)
+
+func readMailer(settings *settingReader) mailer {
+	text := settings.secret("SMTP_URL")
+	smtpURL, err := url.Parse(text)
+	isValid := err == nil && smtpPattern.MatchString(text)
+	settings.require(isValid, "SMTP_URL: must be smtp:// or smtps:// with a host and no path, "+
+		"special characters in the password percent-encoded; it may be unset locally only")
+	settings.require(!isValid || isPortOrEmpty(smtpURL.Port()),
+		"SMTP_URL: the port must be 1 to 65535")
+	from, err := mail.ParseAddress(settings.get("MAIL_FROM", ""))
+	settings.require(err == nil && isEmail(from.Address), "MAIL_FROM: must be an e-mail address")
+	return mailer{server: smtpURL, from: from}
+}
+
+func mailTest(args []string) error {
+	if len(args) != 1 {
+		return usageError("mail-test: takes one address\n\n" + usage)
+	}
+	var settings settingReader
+	m := readMailer(&settings)
+	if settings != nil {
+		return errors.Join(settings...)
+	}
+	if !isEmail(args[0]) {
+		return usageError("mail-test: \"" + args[0] + "\" is not an ASCII e-mail address")
+	}
+	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
+	if err != nil {
+		return fmt.Errorf("the mail was not sent: %w", err)
+	}
+	fmt.Println(m.server.Host, "has accepted the mail")
+	return nil
 }

@@ -5,6 +5,10 @@ package main
 import (
 	"fmt"
 	"hash/maphash"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -104,4 +108,65 @@ func (l *limiter) dropAnyKey() {
 		delete(l.spent, hash)
 		return
 	}
+}
+
+// Who is counted.
+
+// clientAddress reads X-Forwarded-For from the right, because each proxy
+// appends its client's address. All to the left of the first untrusted address
+// can be forged (L2).
+func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
+	client := parseAddress(r.RemoteAddr)
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for _, text := range slices.Backward(hops) {
+		hop := parseAddress(strings.TrimSpace(text))
+		if !hop.IsValid() || !isWithin(client, trusted) {
+			break
+		}
+		client = hop
+	}
+	return client
+}
+
+func isWithin(addr netip.Addr, networks []netip.Prefix) bool {
+	return slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(addr) })
+}
+
+// parseAddress parses an address with or without a port. It returns the zero
+// Addr for other text.
+func parseAddress(text string) netip.Addr {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		withPort, _ := netip.ParseAddrPort(text)
+		addr = withPort.Addr()
+	}
+	return addr.Unmap().WithZone("")
+}
+
+// clientKey returns an IPv4 address, or the /64 of an IPv6 address, which one
+// customer usually has.
+func (r *request) clientKey() string {
+	bits := 64
+	if r.client.Is4() {
+		bits = 32
+	}
+	network, _ := r.client.Prefix(bits)
+	return network.String()
+}
+
+// limitClient counts the request, unless it is a preflight of an allowed
+// origin. A browser sends one before each new URL. If it were refused, the page
+// could not see why.
+func (s *server) limitClient(r *request) error {
+	if r.isPreflight() && r.originAllowed {
+		return nil
+	}
+	return s.clientLimit(r.Method, r.URL.Path).spend(r.clientKey())
+}
+
+func (s *server) clientLimit(method, path string) *limiter {
+	if isRead(method) && strings.HasPrefix(path, "/files/") {
+		return s.fileLimit
+	}
+	return s.requestLimit
 }

@@ -9,6 +9,10 @@ package main
 //	PostgreSQL reports an error   503 or 500 (classify)
 //	a connection is dead          nothing, if it was idle: another one is taken
 //
+// Three things can't be mended from inside, and the process must not serve on:
+// the driver panics, it does not return, or an answer belongs to another
+// statement. Then failStop ends the process, and its unit starts it again.
+//
 // lib/pq reports a dead connection as driver.ErrBadConn. Then database/sql
 // sends the statement again on another one, but it never does so on a
 // *sql.Conn. So reads run on the pool, and each write on a *sql.Conn that has
@@ -17,15 +21,21 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"database/sql/driver"
 	_ "embed"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
+	"log/slog"
 	"net"
+	"net/netip"
 	"os"
+	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,92 +47,92 @@ var schema string
 
 const (
 	poolSize         = 8               // connections; on two cores, 16 served no more requests
+	maxSearches      = 4               // statements that may read the whole index of a list
 	slotTimeout      = time.Second     // longest wait for a connection
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
+
+	// A call of the driver that has not returned after this many ticks never
+	// will. A machine that was paused does not count, because it misses ticks.
+	hangTick  = 5 * time.Second
+	hangTicks = 6
 )
 
-var serverSettings = map[string]string{
-	"statement_timeout": fmt.Sprint(statementTimeout.Milliseconds()),
-	// Plan each statement once (a list then takes 54 µs instead of 79), and use
-	// the indexes even while a table is small.
-	"plan_cache_mode": "force_generic_plan",
-	"enable_seqscan":  "off",
+// serverSettings are set on each connection after it is made. As parameters of
+// the connection, a pooler would refuse them or drop them.
+var serverSettings = fmt.Sprintf(`set statement_timeout = %d;
+	-- Plan each statement once (a list then takes 54 us instead of 79), and use
+	-- the indexes even while a table is small. To compile a plan takes a second.
+	set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off;
+	-- A policy that hides rows is an error then, and not an answer without them.
+	set row_security = off`, statementTimeout.Milliseconds())
+
+// slots is a semaphore: each piece of work under way has one element in the
+// channel.
+type slots chan struct{}
+
+// take waits for a free slot. It reports whether it got one in time.
+func (s slots) take(timeout time.Duration) bool {
+	select {
+	case s <- struct{}{}:
+		return true
+	case <-time.After(timeout):
+		return false
+	}
 }
+
+func (s slots) free() { <-s }
 
 // The methods of a store take no context, because each read with one starts two
 // goroutines, which cost 5 % of a request's processor time.
 type store struct {
 	db         *sql.DB
-	slots      chan struct{} // one element for each statement under way
-	statements sync.Map      // text of a read → *sql.Stmt, prepared at its first use
+	log        *slog.Logger
+	slots      slots      // statements under way
+	searches   slots      // those of them that may read a whole index
+	statements sync.Map   // text of a read → *preparedRead, made at its first use
+	checking   sync.Mutex // held by checkSessions
+
+	mu    sync.Mutex
+	calls map[*driverCall]bool // under way
 }
 
-func openStore(databaseURL string) (*store, error) {
-	connector, err := newConnector(databaseURL, serverSettings)
-	if err != nil {
-		return nil, err
+func openStore(cfg pq.Config, log *slog.Logger) (*store, error) {
+	st := &store{
+		log:      log,
+		slots:    make(slots, poolSize),
+		searches: make(slots, maxSearches),
+		calls:    map[*driverCall]bool{},
 	}
-	connector.Dialer(deadlineDialer{})
-	st := &store{db: sql.OpenDB(connector), slots: make(chan struct{}, poolSize)}
+	st.db = sql.OpenDB(connector{cfg, st})
 	st.db.SetMaxOpenConns(poolSize)
 	st.db.SetMaxIdleConns(poolSize) // with the default of 2, connections would come and go
 	// After a failover, a read may go to the old primary for at most this time.
 	st.db.SetConnMaxLifetime(time.Minute)
-	if err := st.probeTables(); err != nil {
-		return nil, explainDBError(err)
+	go st.watchCalls()
+	err := st.checkSessions()
+	if err == nil {
+		err = st.probe()
 	}
-	return st, nil
-}
-
-// probeTables returns an error if a table or a column can't be read. It reads
-// no row.
-func (st *store) probeTables() error {
-	err := st.read(`select from
-		(select user_id, email, permission, suspended, signed_out_at from users) u,
-		(select user_id, version, accepted_at from terms_acceptances) t,
-		(select file_id, user_id, name, content_type, size, created_at from files) f,
-		(select `+hubColumns+`, name_lower from hubs) h
-		where false`, nil)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil
+	if sqlState(err) == "42P01" { // undefined_table
+		var searchPath string
+		st.read("select current_setting('search_path')", nil, &searchPath)
+		return nil, fmt.Errorf("the database lacks the tables in the search_path of its role, %s (run "+
+			"hubs migrate, which names its schema, then deploy/roles.sql): %w", searchPath, err)
 	}
-	return err
+	if err != nil && !errors.Is(err, errNotSetUp) {
+		err = explainDBError(err)
+	}
+	return st, err
 }
 
 // read runs a statement that changes nothing, and scans its only row. Without a
-// row, it returns sql.ErrNoRows.
+// row, it returns sql.ErrNoRows. The statement may be sent again (D5).
 func (st *store) read(text string, args []any, dest ...any) error {
-	if err := st.takeSlot(); err != nil {
-		return err
-	}
-	defer st.freeSlot()
-	rows, err := st.query(text, args)
-	if err != nil {
-		return err
-	}
-	return scanOne(rows, dest)
-}
-
-// list runs a statement that changes nothing, and calls scan for each row. Its
-// statement may be sent again (D5).
-func (st *store) list(text string, args []any, scan func(*sql.Rows) error) error {
-	if err := st.takeSlot(); err != nil {
-		return err
-	}
-	defer st.freeSlot()
-	rows, err := st.query(text, args)
-	if err != nil {
-		return err
-	}
-	return scanAll(rows, scan)
-}
-
-func scanOne(rows *sql.Rows, dest []any) error {
 	found := false
-	err := scanAll(rows, func(rows *sql.Rows) error {
+	err := st.list(text, args, func() []any {
 		found = true
-		return rows.Scan(dest...)
+		return dest
 	})
 	if err == nil && !found {
 		return sql.ErrNoRows
@@ -130,45 +140,111 @@ func scanOne(rows *sql.Rows, dest []any) error {
 	return err
 }
 
-// scanAll reads rows to the end, because an error can follow a row.
-func scanAll(rows *sql.Rows, scan func(*sql.Rows) error) error {
-	defer rows.Close()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
+// list is like read, for any number of rows. It scans each into the targets of a
+// call of its own.
+func (st *store) list(text string, args []any, targets func() []any) error {
+	if !st.slots.take(slotTimeout) {
+		return errBusy
+	}
+	defer st.slots.free()
+	call := st.begin()
+	defer st.end(call)
+	rows, number, err := st.query(text, args)
+	if err != nil {
+		return err
+	}
+	defer st.close(rows)
+	for st.next(rows) {
+		var got int64
+		err := rows.Scan(append([]any{&got}, targets()...)...)
+		if got != number {
+			st.failStop(badPooler)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return classify(rows.Err())
+	return classify(rows.Err()) // an error can follow a row
 }
 
-// query prepares each text at its first use, which halves the cost of a read.
-// No value is part of a text, so there are few.
-func (st *store) query(text string, args []any) (*sql.Rows, error) {
-	prepared, isPrepared := st.statements.Load(text)
-	if !isPrepared {
-		fresh, err := st.db.Prepare(text)
-		if err != nil {
-			return nil, classify(err)
+var errBusy = unavailable(errors.New("all connections to the database are busy"))
+
+// next and close are calls of the driver. targets and Scan are not: a panic in
+// them is our bug.
+func (st *store) next(rows *sql.Rows) bool {
+	defer st.catch()
+	return rows.Next()
+}
+
+func (st *store) close(rows *sql.Rows) {
+	defer st.catch()
+	rows.Close()
+}
+
+// A preparedRead is prepared once, which halves the cost of a read. It returns
+// its number as the first column of each row. If that is another one, the row
+// belongs to another statement (D6).
+type preparedRead struct {
+	statement  *sql.Stmt
+	number     int64
+	parameters int
+}
+
+// prepare takes the number from the text, so that two servers behind the same
+// pooler use the same numbers.
+func (st *store) prepare(text string) (*preparedRead, error) {
+	known, isKnown := st.statements.Load(text)
+	if isKnown {
+		return known.(*preparedRead), nil
+	}
+	p := &preparedRead{number: int64(hashOf(text) >> 1)}
+	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
+		p.parameters++
+	}
+	numbered := fmt.Sprintf("select %d::bigint, %s", p.number, strings.TrimPrefix(text, "select "))
+	var err error
+	p.statement, err = st.db.Prepare(numbered)
+	if err != nil {
+		return nil, err
+	}
+	first, _ := st.statements.LoadOrStore(text, p)
+	return first.(*preparedRead), nil
+}
+
+func hashOf(text string) uint64 {
+	hash := fnv.New64a()
+	io.WriteString(hash, text)
+	return hash.Sum64()
+}
+
+// sessionErrors report that a connection has no such prepared statement, or has
+// it already. They come from a pooler in transaction mode, but not only from it.
+var sessionErrors = []string{"26000", "42P05", "08P01"}
+
+// query returns the rows of a read and its number. No value is part of a text, so
+// there are few.
+func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, err error) {
+	defer st.catch()
+	prepared, err := st.prepare(text)
+	if err == nil {
+		if len(args) != prepared.parameters { // our bug; database/sql's error looks like an outage
+			return nil, 0, fmt.Errorf("got %d arguments for %q", len(args), text)
 		}
-		prepared, _ = st.statements.LoadOrStore(text, fresh)
+		rows, err = prepared.statement.Query(args...)
 	}
-	rows, err := prepared.(*sql.Stmt).Query(args...)
-	if sqlState(err) == "0A000" { // the type of a column was changed
+	switch state := sqlState(err); {
+	case state == "0A000": // the type of a column was changed
 		st.statements.Delete(text)
+	case slices.Contains(sessionErrors, state) && !isFatal(err):
+		if checkErr := st.checkSessions(); checkErr != nil {
+			st.log.Warn("the connections could not be checked for a pooler", "error", checkErr)
+		}
 	}
-	return rows, classify(err)
-}
-
-func (st *store) takeSlot() error {
-	select {
-	case st.slots <- struct{}{}:
-		return nil
-	case <-time.After(slotTimeout):
-		return unavailable(errors.New("all connections to the database are busy"))
+	if err != nil {
+		return nil, 0, classify(err)
 	}
+	return rows, prepared.number, nil
 }
-
-func (st *store) freeSlot() { <-st.slots }
 
 // write is like read, for a statement that changes something. It returns
 // errNotSent if PostgreSQL has not got the statement.
@@ -178,10 +254,13 @@ func (st *store) freeSlot() { <-st.slots }
 // lib/pq would cancel the statement. If PostgreSQL was waiting for its standby,
 // it would then report success.
 func (st *store) write(text string, args []any, dest ...any) error {
-	if err := st.takeSlot(); err != nil {
-		return fmt.Errorf("%w: %w", errNotSent, err)
+	if !st.slots.take(slotTimeout) {
+		return fmt.Errorf("%w: %w", errNotSent, errBusy)
 	}
-	defer st.freeSlot()
+	defer st.slots.free()
+	call := st.begin()
+	defer st.end(call)
+	defer st.catch()
 	conn, err := st.writableConn()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotSent, classify(err))
@@ -191,7 +270,14 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	if err != nil {
 		return classify(err)
 	}
-	return scanOne(rows, dest)
+	defer rows.Close()
+	if !rows.Next() {
+		return cmp.Or(classify(rows.Err()), sql.ErrNoRows)
+	}
+	if err := rows.Scan(dest...); err != nil {
+		return err
+	}
+	return classify(rows.Close()) // an error can follow the row
 }
 
 var errNotSent = errors.New("not sent")
@@ -214,10 +300,241 @@ func (st *store) writableConn() (*sql.Conn, error) {
 			return conn, nil
 		}
 		lastErr = cmp.Or(err, errors.New("the database is read-only"))
-		conn.Raw(func(any) error { return driver.ErrBadConn }) // database/sql closes the connection
-		conn.Close()
+		drop(conn)
 	}
 	return nil, lastErr
+}
+
+// drop closes a connection for good.
+func drop(conn *sql.Conn) {
+	conn.Raw(func(any) error { return driver.ErrBadConn })
+	conn.Close()
+}
+
+// checkSessions ends the process if a pooler in transaction mode stands before
+// the database, because such a pooler runs the statements of one session on the
+// connection of another (D6). Each session sets a mark of its own. Then, in the
+// opposite order, each looks for its mark within a transaction, and all stay
+// open. So whichever way a pooler hands out its connections, one session finds
+// another mark. Only a pooler that has one connection goes undetected.
+func (st *store) checkSessions() error {
+	if !st.checking.TryLock() { // a check is under way
+		return nil
+	}
+	defer st.checking.Unlock()
+	call := st.begin()
+	defer st.end(call)
+	defer st.catch()
+	marks := map[*sql.Conn]string{}
+	var conns []*sql.Conn
+	for range poolSize {
+		mark := rand.Text()
+		conn, err := st.markedConn(mark)
+		if err != nil && len(conns) == 0 {
+			return err
+		}
+		if err != nil { // a pooler may have fewer
+			break
+		}
+		defer drop(conn)
+		marks[conn] = mark
+		conns = append(conns, conn)
+	}
+	if len(conns) == 1 {
+		st.log.Warn("not looked for a pooler in transaction mode: the database gives one connection only")
+	}
+	for _, conn := range slices.Backward(conns) {
+		tx, err := conn.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		var mark string
+		err = tx.QueryRow("select coalesce(current_setting('hubs.mark', true), '')").Scan(&mark)
+		if err != nil {
+			return err
+		}
+		if mark != marks[conn] {
+			st.failStop(badPooler)
+		}
+	}
+	return nil
+}
+
+func (st *store) markedConn(mark string) (*sql.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), slotTimeout)
+	defer cancel()
+	conn, err := st.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, err = conn.ExecContext(context.Background(), "select set_config('hubs.mark', $1, false)", mark)
+	if err != nil {
+		drop(conn)
+		return nil, err
+	}
+	return conn, nil
+}
+
+const badPooler = "an answer may belong to another statement: a pooler in transaction mode " +
+	"stands before the database; DATABASE_URL must lead to PostgreSQL, or to a pooler in session mode"
+
+// failStop ends the process, and so does a log that nobody reads.
+func (st *store) failStop(reason string, attrs ...any) {
+	time.AfterFunc(time.Second, func() { os.Exit(1) })
+	st.log.Error("the server ends: "+reason, attrs...)
+	os.Exit(1)
+}
+
+// catch is deferred by functions that call the driver. A panic of lib/pq means
+// that the database has broken its protocol. database/sql then never frees the
+// place of the connection, and without places every request would be a 503
+// (D7).
+func (st *store) catch() {
+	if fault := recover(); fault != nil {
+		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
+			"the driver has panicked", "error", fault, "at", panicFrames())
+	}
+}
+
+// A driverCall is a call of the driver that is under way. Deadlines end all that
+// waits for the database; but the database can keep lib/pq busy for ever, such
+// as with the rounds of a password's hash (D7).
+type driverCall struct{ ticks int }
+
+func (st *store) begin() *driverCall {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	call := &driverCall{}
+	st.calls[call] = true
+	return call
+}
+
+func (st *store) end(call *driverCall) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	delete(st.calls, call)
+}
+
+func (st *store) watchCalls() {
+	for range time.Tick(hangTick) {
+		st.mu.Lock()
+		for call := range st.calls {
+			call.ticks++
+			if call.ticks > hangTicks {
+				st.failStop("a call of the database's driver does not return")
+			}
+		}
+		st.mu.Unlock()
+	}
+}
+
+// A connector makes the connections of a store. database/sql calls it on
+// goroutines of its own, too.
+type connector struct {
+	cfg   pq.Config
+	store *store
+}
+
+func (c connector) Driver() driver.Driver { return pq.Driver{} }
+
+func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
+	st := c.store
+	call := st.begin()
+	defer st.end(call)
+	defer st.catch()
+	inner, err := pq.NewConnectorConfig(c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	inner.Dialer(deadlineDialer{onDial: func() {
+		st.mu.Lock()
+		call.ticks = 0 // each host has its own time
+		st.mu.Unlock()
+	}})
+	conn, err := inner.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, err = conn.(driver.ExecerContext).ExecContext(context.Background(), serverSettings, nil)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// grantedRights are the rights of deploy/roles.sql on whole tables.
+const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'select'),
+	('terms_acceptances', 'insert'), ('hubs', 'select'), ('hubs', 'insert'), ('hubs', 'update'),
+	('hubs', 'delete'), ('files', 'select'), ('files', 'insert')) granted (name, operation)`
+
+// probe returns an error if a table or a column can't be read, a right is
+// missing, or a policy hides rows. It reads no row.
+func (st *store) probe() error {
+	var missing string
+	var isFiltered, isRead bool
+	err := st.read(`select concat_ws(', ',
+			(select string_agg(operation || ' on ' || name, ', ') from `+grantedRights+`
+				where not has_table_privilege(name, operation)),
+			case when not has_column_privilege('terms_acceptances', 'version', 'update')
+				then 'update (version) on terms_acceptances' end,
+			case when not has_function_privilege('hub_name_key(text)', 'execute')
+				then 'execute on hub_name_key' end),
+		row_security_active('users') or row_security_active('terms_acceptances')
+			or row_security_active('hubs') or row_security_active('files'),
+		exists (select from
+			(select user_id, email, permission, suspended, signed_out_at from users) u,
+			(select user_id, version, accepted_at from terms_acceptances) t,
+			(select file_id, user_id, name, content_type, size, created_at from files) f,
+			(select `+hubColumns+`, name_lower from hubs) h
+			where false)`, nil, &missing, &isFiltered, &isRead)
+	switch {
+	case err != nil:
+		return err
+	case missing != "":
+		return fmt.Errorf("%w: its role lacks rights (run deploy/roles.sql): %s", errNotSetUp, missing)
+	case isFiltered: // an empty answer would look true (D8)
+		return fmt.Errorf("%w: row-level security hides rows from its role (alter table … disable row "+
+			"level security)", errNotSetUp)
+	}
+	return nil
+}
+
+var errNotSetUp = errors.New("the database is not set up for the server")
+
+// excessRights names what this role may do beyond deploy/roles.sql, which says
+// where a right comes from.
+func (st *store) excessRights() (rights string, err error) {
+	err = st.read(`select case when me.rolsuper then 'superuser' else concat_ws(', ',
+			case when me.rolcreaterole then 'createrole' end,
+			case when me.rolcreatedb then 'createdb' end,
+			case when me.rolreplication then 'replication' end,
+			case when me.rolbypassrls then 'bypassrls' end,
+			(select string_agg('member of ' || rolname, ', ') from pg_roles r
+				where pg_has_role(me.oid, r.oid, 'member') and r.oid <> me.oid),
+			(select string_agg(operation || ' on ' || name, ', ')
+				from unnest(array['users', 'terms_acceptances', 'hubs', 'files', 'account_changes']) name,
+					unnest(array['select', 'insert', 'update', 'delete', 'truncate', 'references', 'trigger'])
+						operation
+				where (name, operation) not in (select * from `+grantedRights+`)
+				and case when operation in ('delete', 'truncate', 'trigger')
+					then has_table_privilege(name, operation)
+					else exists (select from pg_attribute where attrelid = name::regclass and attnum > 0
+						and not attisdropped and has_column_privilege(name, attnum, operation)
+						and (name, attname, operation) <> ('terms_acceptances', 'version', 'update')) end),
+			case when has_schema_privilege(current_schema(), 'create')
+				then 'create in the schema ' || current_schema() end,
+			case when has_database_privilege(current_database(), 'create')
+				then 'create schemas' end,
+			case when has_database_privilege(current_database(), 'temporary')
+				then 'make temporary tables' end,
+			case when has_function_privilege('lo_create(oid)', 'execute')
+				then 'make large objects' end,
+			case when has_function_privilege('pg_advisory_lock(bigint)', 'execute')
+				then 'take advisory locks' end) end
+		from pg_roles me where rolname = current_user`, nil, &rights)
+	return rights, err
 }
 
 // orNotFound turns a missing row into a 404.
@@ -248,7 +565,6 @@ func sqlState(err error) string {
 // outageClasses are the classes of SQLSTATEs whose cause may soon pass. All
 // others mean a bug or a wrong setup.
 var outageClasses = []string{
-	"08", // connection
 	"0A", // the type of a column was changed after its statement was prepared
 	"25", // the server has become read-only
 	"40", // serialization, deadlock
@@ -266,9 +582,9 @@ func classify(err error) error {
 		return nil
 	}
 	dbErr, isReported := errors.AsType[*pq.Error](err)
-	// Without a report, the connection is broken. FATAL means that PostgreSQL
-	// refuses it.
-	if !isReported || dbErr.Fatal() {
+	// Without a report, the connection could not be made or is broken. FATAL
+	// means that PostgreSQL refuses it.
+	if !isReported || isFatal(err) {
 		return unavailable(err)
 	}
 	if slices.Contains(outageClasses, string(dbErr.Code.Class())) {
@@ -277,12 +593,18 @@ func classify(err error) error {
 	return err
 }
 
+func isFatal(err error) bool {
+	dbErr, isReported := errors.AsType[*pq.Error](err)
+	return isReported && dbErr.Fatal()
+}
+
 // A deadlineDialer dials connections on which every read and write times out.
 // lib/pq alone would wait for a hung PostgreSQL for ever.
-type deadlineDialer struct{}
+type deadlineDialer struct{ onDial func() }
 
 // Dial gives each address of a host name its share of dbTimeout.
-func (deadlineDialer) Dial(network, address string) (net.Conn, error) {
+func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
+	d.onDial()
 	addresses := []string{address}
 	host, port, err := net.SplitHostPort(address)
 	if err == nil && network != "unix" {
@@ -331,4 +653,105 @@ func (c deadlineConn) Read(b []byte) (int, error) {
 func (c deadlineConn) Write(b []byte) (int, error) {
 	c.SetWriteDeadline(time.Now().Add(dbTimeout))
 	return c.Conn.Write(b)
+}
+
+// The configuration of the database, and commands.
+
+var (
+	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
+	// libpq's form for several hosts, which lib/pq does not know
+	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
+)
+
+// database accepts only PostgreSQL's forms, because lib/pq would take
+// the URL of another database for key=value, and send the password to
+// localhost. It leaves out lib/pq's error, which may quote the password.
+func (settings *settingReader) database() pq.Config {
+	text := settings.secret("DATABASE_URL")
+	cfg, err := pq.NewConfig(text)
+	isKnownForm := databaseURLPattern.MatchString(text) && !portBeforeComma.MatchString(text)
+	settings.require(err == nil && isKnownForm, "DATABASE_URL: must be postgres://… or key=value …, "+
+		"special characters in the password percent-encoded; several hosts as "+
+		"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
+	cfg.SSLMode = cmp.Or(cfg.SSLMode, pq.SSLModeRequire) // the next lib/pq would go on without TLS
+	cfg.BinaryParameters = true                          // a write needs one round trip less
+	return cfg
+}
+
+// isUnverified reports whether another machine could answer in place of the
+// database, and read or change all that passes.
+func isUnverified(cfg pq.Config) bool {
+	if cfg.SSLMode == pq.SSLModeVerifyFull || cfg.SSLMode == pq.SSLModeVerifyCA {
+		return false
+	}
+	first := pq.ConfigMultihost{Host: cfg.Host, Hostaddr: cfg.Hostaddr}
+	return slices.ContainsFunc(append(cfg.Multi, first), func(h pq.ConfigMultihost) bool {
+		addr := h.Hostaddr
+		if !addr.IsValid() {
+			addr, _ = netip.ParseAddr(h.Host)
+		}
+		isSocket := strings.HasPrefix(h.Host, "/") || strings.HasPrefix(h.Host, "@")
+		return h.Host != "localhost" && !isSocket && !addr.IsLoopback()
+	})
+}
+
+// commandSettings take away time limits of the role or the cluster, because
+// building an index takes long. Some versions of PostgreSQL lack some of them.
+const commandSettings = `set timezone = 'UTC';
+	select set_config(name, '0', false) from pg_settings where name in ('statement_timeout',
+		'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`
+
+// openForCommand names the command in account_changes.
+func openForCommand(ctx context.Context, command string) (*sql.Conn, error) {
+	var settings settingReader
+	cfg := settings.database()
+	if settings != nil {
+		return nil, errors.Join(settings...)
+	}
+	cfg.ApplicationName = "hubs " + command
+	connector, err := pq.NewConnectorConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := sql.OpenDB(connector).Conn(ctx)
+	if err == nil {
+		_, err = conn.ExecContext(ctx, commandSettings)
+	}
+	if err != nil {
+		return nil, explainDBError(err)
+	}
+	return conn, nil
+}
+
+func explainDBError(err error) error {
+	advice := map[string]string{
+		"08P01": "DATABASE_URL: a pooler before the database refuses the connection",
+		"3F000": "the database role has no schema to work in (create it, or set its search_path)",
+		"42704": "DATABASE_URL: the database, or a pooler before it, refuses a setting",
+		"28000": "DATABASE_URL: the database refuses this user",
+		"28P01": "DATABASE_URL: the database refuses this user or password",
+		"42P01": "the database lacks the tables (run: hubs migrate)",
+		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
+		"42501": "the database role lacks a right, or a policy hides rows (migrate and user need " +
+			"the owner's DATABASE_URL, serve the role of deploy/roles.sql)",
+	}
+	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
+	return fmt.Errorf("%s: %w", sentence, err)
+}
+
+func migrate(ctx context.Context) error {
+	conn, err := openForCommand(ctx, "migrate")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.ExecContext(ctx, schema); err != nil {
+		return explainDBError(err)
+	}
+	var name string
+	if err := conn.QueryRowContext(ctx, "select current_schema()").Scan(&name); err != nil {
+		return explainDBError(err)
+	}
+	fmt.Println("the tables are up to date, in the schema " + name)
+	return nil
 }

@@ -416,7 +416,7 @@ func (r *Response) headers() map[string]string {
 	if isRead && r.Status < 400 && strings.HasPrefix(r.Path, "/files/") {
 		want["Content-Security-Policy"] = policy +
 			"; style-src 'unsafe-inline'; sandbox allow-downloads"
-		want["Cache-Control"] = "private, no-cache"
+		want["Cache-Control"] = "private, no-store"
 	} else if r.Path == "/" && r.Status < 400 { // the page has a further policy in its text
 		want["Content-Security-Policy"] = "frame-ancestors 'none'"
 	}

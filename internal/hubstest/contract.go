@@ -298,6 +298,7 @@ var jsonTypes = map[string]string{
 	"bool":                    "boolean",
 	"[]interface {}":          "array",
 	"map[string]interface {}": "object",
+	"<nil>":                   "null",
 }
 
 // schemaFault returns an error if a JSON value does not match a schema: its type, members, choices
@@ -309,7 +310,11 @@ func schemaFault(schema, value any) error {
 	if want == "integer" && number == math.Trunc(number) {
 		want = "number" // JSON has no integers of its own
 	}
-	if got := jsonTypes[fmt.Sprintf("%T", value)]; hasType && got != want {
+	isOneOf := func(got string) bool {
+		choices, isList := want.([]any)
+		return got == want || isList && slices.Contains(choices, any(got))
+	}
+	if got := jsonTypes[fmt.Sprintf("%T", value)]; hasType && !isOneOf(got) {
 		return fmt.Errorf("got %v of type %q, want type %q", value, got, want)
 	}
 	switch value := value.(type) {

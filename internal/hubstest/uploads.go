@@ -23,9 +23,9 @@ type HalfUpload struct {
 	answer chan *Response // receives one answer; its status is 0 if the connection broke
 }
 
-// StartUpload sends the first 32 kB of a form with a file of 200 kB. It returns when the server has
-// begun to write the file. Some proxies that buffer requests hold back more than 32 kB: through
-// such a proxy, StartUpload fails.
+// StartUpload sends the first 96 kB of a form with a file of 200 kB. It returns when the server has
+// begun to write the file. The server writes 32 kB at once, and a proxy that buffers requests holds
+// back some more: through one that holds back more than 64 kB, StartUpload fails.
 func (c *Client) StartUpload(name string) *HalfUpload {
 	c.t.Helper()
 	before := len(c.srv.WorkingFiles(c.t))
@@ -38,7 +38,7 @@ func (c *Client) StartUpload(name string) *HalfUpload {
 	}
 	form, contentType := Form(name, []byte(u.Content))
 	text, _ := io.ReadAll(form) // the form is in memory, so there is no error
-	const first = 32 << 10
+	const first = 96 << 10
 	u.unsent = text[first:]
 	go func() {
 		r, err := c.Elsewhere().Try("POST /files/upload", reader, "Content-Type", contentType)
