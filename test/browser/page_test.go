@@ -359,10 +359,18 @@ func (l *learner) goBack() {
 	l.waitText("#message-session", "role member")
 	code := script[string](l.browser, "return document.querySelector('#code').value")
 	l.wantEqual("the code in the page", code, "")
-	// Chromium under its driver loads the page again. Other browsers show its old state, and say so.
 	l.exec("update users set permission = 'admin'")
-	script[any](l.browser, "dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+	l.showAgain()
 	l.waitText("#message-session", "role admin")
+}
+
+// showAgain does what other browsers do when a user goes back: they show the page's old state, and
+// say so. Chromium under its driver loads the page again.
+func (l *learner) showAgain() {
+	l.t.Helper()
+	l.send(func() {
+		script[any](l.browser, "dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+	})
 }
 
 // signOut loads the page again and takes step 8. After the sign-out, the page must not show the
