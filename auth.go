@@ -435,9 +435,13 @@ func (cfg *config) readCookie(settings *settingReader) {
 
 // isParentDomain does not know public suffixes such as co.uk.
 func isParentDomain(domain string) bool {
-	dot := strings.LastIndex(domain, ".")
-	isAddress := strings.Trim(domain[dot+1:], "0123456789") == "" // digits at the end
-	return dot > 0 && !isAddress && domainPattern.MatchString(domain)
+	return strings.Contains(domain, ".") && !endsInDigits(domain) && domainPattern.MatchString(domain)
+}
+
+// endsInDigits reports whether the last label is a number, as in an IPv4 address.
+func endsInDigits(domain string) bool {
+	label := domain[strings.LastIndex(domain, ".")+1:]
+	return strings.Trim(label, "0123456789") == ""
 }
 
 // The commands for users, which an operator runs.
@@ -490,18 +494,12 @@ var userCommands = map[string]struct {
 			union select user_id from account_changes
 			where lower($1 collate "C") in (lower(before ->> 'email'), lower(after ->> 'email')))
 		having count(*) > 0`},
-	"export": {1, `select jsonb_build_object(
-		'user', jsonb_build_object('userId', user_id, 'email', email, 'permission', permission,
-			'suspended', suspended, 'signedOutAt', signed_out_at, 'createdAt', created_at),
-		'termsAcceptances', (select jsonb_agg(jsonb_build_object('version', version,
-			'acceptedAt', accepted_at) order by accepted_at)
-			from terms_acceptances t where t.user_id = users.user_id),
-		'files', (select jsonb_agg(jsonb_build_object('fileId', file_id, 'name', name,
-			'contentType', content_type, 'size', size, 'createdAt', created_at) order by created_at)
-			from files f where f.user_id = users.user_id),
-		'accountChanges', (select jsonb_agg(jsonb_build_object('changedAt', changed_at,
-			'databaseRole', database_role, 'program', program, 'before', before, 'after', after)
-			order by changed_at) from account_changes c where c.user_id = users.user_id))
+	"export": {1, `select jsonb_build_object('user', to_jsonb(users),
+		'terms_acceptances', (select jsonb_agg(t) from terms_acceptances t
+			where t.user_id = users.user_id),
+		'files', (select jsonb_agg(f) from files f where f.user_id = users.user_id),
+		'account_changes', (select jsonb_agg(c order by changed_at) from account_changes c
+			where c.user_id = users.user_id))
 		from users` + whereAddress},
 }
 
@@ -592,17 +590,17 @@ func runUserCommand(ctx context.Context, name, text string, args []string) error
 
 var errNoUser = errors.New("there is no user with this address; \"user list\" shows all")
 
-// addPaths completes the files of an export, and indents it.
+// addPaths adds the paths of the files to an export, and indents it.
 func addPaths(text string) string {
 	export := struct {
-		User             json.RawMessage `json:"user"`
-		TermsAcceptances json.RawMessage `json:"termsAcceptances"`
-		Files            []file          `json:"files"`
-		AccountChanges   json.RawMessage `json:"accountChanges"`
+		User             json.RawMessage  `json:"user"`
+		TermsAcceptances json.RawMessage  `json:"terms_acceptances"`
+		Files            []map[string]any `json:"files"`
+		AccountChanges   json.RawMessage  `json:"account_changes"`
 	}{}
-	json.Unmarshal([]byte(text), &export) // our own statement has made it
-	for i, f := range export.Files {
-		export.Files[i].Path = filePath(f.FileID, f.Name)
+	json.Unmarshal([]byte(text), &export) // PostgreSQL has made it
+	for _, f := range export.Files {
+		f["path"] = filePath(f["file_id"].(string), f["name"].(string))
 	}
 	indented, _ := json.MarshalIndent(export, "", "  ")
 	return string(indented)

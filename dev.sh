@@ -15,10 +15,13 @@ usage() {
 		./dev.sh test all         everything but soak and bench, with the race detector
 		./dev.sh test guide       the patches of examples/, applied and tested
 		./dev.sh prove [ROW...]   takes protections out and shows that the tests notice
+		./dev.sh fuzz             each fuzz target for FUZZTIME, or 3 s
+		./dev.sh mutate [SEED [CHANGES]]  changes of single operators that no test notices; an hour or two
 		./dev.sh soak [MINUTES]   clients that write and read while PostgreSQL fails again and again
 		./dev.sh bench [COMMIT]   what requests cost, beside bare net/http or beside a commit
-		./dev.sh release [OS/ARCH...]     binaries of HEAD, SBOMs, checksums: .dev/release
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
+		./dev.sh release [VERSION] [OS/ARCH...]    binaries of HEAD, licences, SBOMs, checksums: .dev/release
+		./dev.sh verify VERSION [DIR]     builds a release again, and compares each file with that in DIR
 		./dev.sh postgres [DIR]   a private PostgreSQL until standard input ends; prints its URL
 		run and user use a private PostgreSQL in .dev/ (root: /var/lib/hubs-dev-*), unless DATABASE_URL is set.
 	END
@@ -258,9 +261,31 @@ test_all() {
 	return "$failed"
 }
 
-cmd_prove() {
+# The programs of tools/ that run tests of changed servers.
+cmd_prove() { with_postgres go run ./tools/prove "$@"; }
+cmd_mutate() { with_postgres go run ./tools/mutate "$@"; }
+with_postgres() {
 	start_postgres "$tmp/postgres"
-	HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false go run ./tools/prove "$@"
+	HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_TEST_REQUIRE=all GOFLAGS=-buildvcs=false "$@"
+}
+
+# go test -fuzz takes one target at a time, and would link its package anew for each.
+cmd_fuzz() {
+	local file target folder package found failed=0
+	found=$(grep -r --include='*_test.go' '^func Fuzz' ./*_test.go internal test tools |
+		sed -E 's/^([^:]*):func (Fuzz[A-Za-z0-9_]*)\(.*/\1 \2/' | sort)
+	[ -n "$found" ] || die "there is no fuzz target: no func Fuzz... in a test"
+	need_postgres # some targets ask a server
+	while read -r file target; do
+		folder=./$(dirname "$file") package=$tmp/$(dirname "$file" | tr / -).test
+		[ -x "$package" ] || go test -c -fuzz=. -o "$package" "$folder" || exit
+		say "$target, in $folder"
+		(cd "$folder" && "$package" -test.run='^$' -test.fuzz="^$target\$" \
+			-test.fuzztime="${FUZZTIME:-3s}" -test.fuzzcachedir="$(go env GOCACHE)/fuzz/hubs/$folder") </dev/null || failed=1
+	done <<-END
+		$found
+	END
+	return "$failed"
 }
 
 [ $# -gt 0 ] || wrong
@@ -272,9 +297,12 @@ run) [ $# = 0 ] || wrong; cmd_run ;;
 postgres | tour) [ $# -le 1 ] || wrong; "cmd_$command" "$@" ;;
 soak) need_postgres && SOAK_MINUTES=${1:-10} go test -count=1 -timeout=0 -v \
 	-run '^TestLoadOutlivesTheDatabase$' ./test/faults ;;
+fuzz) [ $# = 0 ] || wrong; cmd_fuzz ;;
+mutate) [ $# -le 2 ] || wrong; cmd_mutate "$@" ;;
 user | test | prove) "cmd_$command" "$@" ;;
 bench) need_postgres; ./tools/bench.sh "$@" ;;
 release) ./tools/release.sh "$@" ;;
+verify) ./tools/release.sh verify "$@" ;;
 help | -h | --help) usage ;;
 *) die "there is no command $command; ./dev.sh help lists the commands" ;;
 esac

@@ -152,6 +152,7 @@ type hubQuery struct {
 	limit, offset           int
 	orderBy, orderDirection string
 	name, status            *string // filters; nil means no filter
+	list                    string  // fingerprint of order and filters
 	after                   *place  // nil: the list from its beginning
 }
 
@@ -168,6 +169,8 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		name:           f.trimmed(nameFilter),
 		status:         f.optional(statusFilter),
 	}
+	list := fmt.Sprintf("%q", []string{q.orderBy, q.orderDirection, f[nameFilter], f[statusFilter]})
+	q.list = strconv.FormatUint(hashOf(list), 36)
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
 	errs.require(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")
@@ -196,19 +199,6 @@ type place struct {
 	hubID string
 }
 
-// fingerprint tells lists of other orders or filters from this one.
-func (q hubQuery) fingerprint() string {
-	return strconv.FormatUint(hashOf(fmt.Sprintf("%q %q %q %q",
-		q.orderBy, q.orderDirection, deref(q.name), deref(q.status))), 36)
-}
-
-func deref(text *string) string {
-	if text == nil {
-		return ""
-	}
-	return *text
-}
-
 // next returns the place of the last hub of a page, as a client gets it.
 func (q hubQuery) next(last hub) string {
 	value := last.Name
@@ -218,7 +208,7 @@ func (q hubQuery) next(last hub) string {
 	case "updatedAt":
 		value = last.UpdatedAt.Format(time.RFC3339Nano)
 	}
-	text := q.fingerprint() + " " + last.HubID + " " + value
+	text := q.list + " " + last.HubID + " " + value
 	return base64.RawURLEncoding.EncodeToString([]byte(text))
 }
 
@@ -226,7 +216,7 @@ func (q hubQuery) next(last hub) string {
 func (q hubQuery) parsePlace(text string) *place {
 	decoded, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	parts := strings.SplitN(string(decoded), " ", 3)
-	isOfList := err == nil && len(text) <= maxAfter && len(parts) == 3 && parts[0] == q.fingerprint()
+	isOfList := err == nil && len(text) <= maxAfter && len(parts) == 3 && parts[0] == q.list
 	if !isOfList || !isUUID(parts[1]) {
 		return nil
 	}

@@ -74,37 +74,34 @@ func run(args []string) error {
 		fmt.Print(usage)
 		return nil
 	}
-	if args[0] == "mail-test" {
-		return mailTest(args[1:])
-	}
 	endings := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup(1)
 		endings = append(endings, syscall.SIGHUP)
 	}
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	context.AfterFunc(ctx, release) // so that a second signal ends the process
-	if args[0] == "user" {
+	switch args[0] {
+	case "user":
 		return userCommand(ctx, args[1:])
+	case "mail-test":
+		return mailTest(args[1:])
 	}
-	switch line := strings.Join(args, " "); line {
-	case "serve":
-		return serve(ctx)
-	case "migrate":
-		return migrate(ctx)
-	case "routes":
-		printRoutes()
-	case "health":
-		return askHealth()
-	case "licenses":
-		fmt.Print(licenses)
-	case "version", "--version":
-		if info, ok := debug.ReadBuildInfo(); ok {
-			fmt.Println("hubs", info.Main.Version, info.GoVersion)
-		}
-	default:
-		return usageError("there is no command \"" + line + "\"\n\n" + usage)
+	command, isKnown := commands[strings.Join(args, " ")]
+	if !isKnown {
+		return usageError("there is no command \"" + strings.Join(args, " ") + "\"\n\n" + usage)
 	}
-	return nil
+	return command(ctx)
+}
+
+// commands are those without arguments.
+var commands = map[string]func(context.Context) error{
+	"serve":     serve,
+	"migrate":   migrate,
+	"health":    askHealth,
+	"routes":    printRoutes,
+	"licenses":  printLicenses,
+	"version":   printVersion,
+	"--version": printVersion,
 }
 
 // A server holds what the handlers share.
@@ -726,13 +723,13 @@ MAIL_FROM only.
 
 // askHealth is for images without a shell. The address that it names can belong
 // to no client, so it shares no limit with one (H9).
-func askHealth() error {
+func askHealth(ctx context.Context) error {
 	host, port, err := net.SplitHostPort(cmp.Or(os.Getenv("ADDR"), defaultAddr))
 	if err != nil {
 		return usageError("ADDR: " + err.Error())
 	}
 	url := "http://" + net.JoinHostPort(cmp.Or(host, "localhost"), port) + healthPath
-	question, err := http.NewRequest("GET", url, nil)
+	question, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 	if err != nil {
 		return usageError("ADDR: " + err.Error())
 	}
@@ -750,7 +747,7 @@ func askHealth() error {
 	return nil
 }
 
-func printRoutes() {
+func printRoutes(context.Context) error {
 	s := newServer(config{env: envLocal}, nil, io.Discard)
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
@@ -762,5 +759,19 @@ func printRoutes() {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", method, path, rt.access, limit)
 	}
-	table.Flush()
+	return table.Flush()
+}
+
+func printLicenses(context.Context) error {
+	_, err := fmt.Print(licenses)
+	return err
+}
+
+func printVersion(context.Context) error {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return errors.New("this program was built without its version")
+	}
+	fmt.Println("hubs", info.Main.Version, info.GoVersion)
+	return nil
 }

@@ -1,8 +1,8 @@
 package main
 
-// Tests of the settings: the values in testdata/settings.json, in each environment, and the table
-// in docs/deploy.md. At the end, tests of the project itself: the table of limits, the unit, the
-// send buffer, requirements, the page.
+// Tests of the settings: their values in each environment, and the table in docs/deploy.md. At the
+// end, tests of the project itself: the table of limits, the unit, the send buffer, requirements,
+// the page.
 
 import (
 	"cmp"
@@ -33,9 +33,360 @@ import (
 // A settingCase has values of one setting that the server accepts and rejects, each with the
 // reason.
 type settingCase struct {
-	Variable     string
-	Environments []string
-	Good, Bad    map[string]string // reasons by value; the value "" means that it is unset
+	variable     string
+	environments []string
+	good, bad    map[string]string // reasons by value; the value "" means that it is unset
+}
+
+var allEnvironments = []string{envLocal, envStaging, envProduction}
+
+// testKey is the shortest session key with as few different bytes as one may have.
+var testKey = strings.Repeat("k", 23) + "012345678"
+
+// settingCases has values of all settings. No output may show secret-1.
+//
+// ADDR and FILES_DIR are checked when they are used: see TestCommands and TestFilesDirMissing.
+// TestQuotesAndBlanksAreRefused has the values in quotes or with white space around them.
+var settingCases = []settingCase{
+	{
+		variable:     "APP_ENV",
+		environments: []string{envLocal},
+		bad: map[string]string{
+			"":      "no environment is the default",
+			"prod":  "no abbreviation",
+			"Local": "lower case only",
+		},
+	},
+	{
+		variable:     "DATABASE_URL",
+		environments: allEnvironments,
+		good: map[string]string{
+			"postgres://u:p@h/d":       "a URL",
+			"postgresql://u:p@h/d":     "the other scheme",
+			"host=h user=u password=p": "keywords",
+			"postgres://u:p@h1,h2/d?port=5432,5433&target_session_attrs=read-write":                "two hosts as a URL",
+			"host=h1,h2 port=5432,5433 user=u password=p dbname=d target_session_attrs=read-write": "two hosts by keywords",
+			"postgres://u:p@h1:5432/d?options=-c%20search_path=a,b":                                "a comma in an option is no second host",
+			"postgres://u:p@h1:5432/d?application_name=hubs:1,2":                                   "nor is one in a name",
+		},
+		bad: map[string]string{
+			"":                                           "is required",
+			"secret-1":                                   "a word",
+			"u:secret-1@h/d":                             "no scheme",
+			"postgres://u:secret-1@[h/d":                 "no URL",
+			"postgres://u:secret-1%zz@h/d":               "a bad escape",
+			"mysql://u:secret-1@h/d":                     "another database",
+			"jdbc:postgresql://u:secret-1@h/d":           "a form of Java",
+			"postgresql+asyncpg://u:secret-1@h/d":        "a form of Python",
+			"postgres://u:secret-1@h1:5432,h2:5432/d":    "two hosts in libpq's form",
+			"postgres://h1:5432,h2/d?password=secret-1":  "two hosts, one of them with a port",
+			"postgres://u:secret-1@h:65536/d":            "a port too high",
+			"postgres://u:secret-1@h:x/d":                "no number for a port",
+			"host=h user=u password=secret-1 port=99999": "a port too high, by keyword",
+		},
+	},
+	{
+		variable:     "SESSION_SECRET",
+		environments: allEnvironments,
+		good: map[string]string{
+			testKey:                 "the shortest",
+			testKey + "," + testKey: "two, as while keys are changed",
+			"éèêëàâäùûüôöîïçÿ":      "32 bytes, though 16 letters",
+		},
+		bad: map[string]string{
+			"":                                    "is required",
+			"short-secret-1":                      "too short",
+			strings.Repeat("k", 22) + "012345678": "31 bytes",
+			testKey + "," + strings.Repeat("k", 22) + "012345678": "the second has 31 bytes",
+			testKey + ",":                                                  "an empty key behind the comma",
+			"," + testKey:                                                  "an empty key before it",
+			testKey + ",secret-1," + testKey:                               "a short one between two good ones",
+			testKey + ", " + testKey:                                       "a space before the second",
+			testKey + "\n," + testKey:                                      "a line break behind the first",
+			strings.Repeat("k", 64):                                        "one byte again and again",
+			strings.Repeat("secret-1", 8):                                  "seven different bytes",
+			strings.Repeat("012345678", 9):                                 "nine different bytes, however many",
+			testKey + ",éééééééééééééééé":                                  "two different bytes in the second, beyond ASCII",
+			strings.Repeat("k", 23) + "001234567":                          "nine different bytes, of 32",
+			"REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48":            "the placeholder of deploy/",
+			testKey + ",REPLACE-WITH-THE-OUTPUT-OF-openssl-rand-base64-48": "the placeholder as the second",
+		},
+	},
+	{
+		variable:     "COOKIE_PREFIX",
+		environments: []string{envLocal},
+		good: map[string]string{
+			"":      "the default",
+			"app":   "a name",
+			"a-b_1": "every kind of character",
+		},
+		bad: map[string]string{
+			"__Host-app":   "does not go with a Domain",
+			"__host-app":   "browsers compare it without regard to case",
+			"__Secure-app": "there is TLS",
+			"__secure-app": "browsers compare it without regard to case",
+			"a b":          "a space",
+			"a;":           "ends the name",
+			"a=b":          "ends the name",
+			"é":            "not ASCII",
+		},
+	},
+	{
+		variable:     "COOKIE_PREFIX",
+		environments: []string{envStaging, envProduction},
+		good: map[string]string{
+			"":             "the default",
+			"app":          "a name",
+			"__Secure-app": "there is TLS",
+		},
+		bad: map[string]string{
+			"__Host-app": "does not go with a Domain",
+			"__HOST-app": "browsers compare it without regard to case",
+			"a b":        "a space",
+			"a,b":        "a comma",
+		},
+	},
+	{
+		variable:     "COOKIE_DOMAIN",
+		environments: []string{envLocal},
+		good: map[string]string{
+			"": "unset",
+		},
+		bad: map[string]string{
+			"example.com": "localhost is in no domain",
+			"localhost":   "browsers refuse it as a Domain",
+		},
+	},
+	{
+		variable:     "COOKIE_DOMAIN",
+		environments: []string{envStaging, envProduction},
+		good: map[string]string{
+			"example.com":   "two labels",
+			"a.b-c.example": "three labels",
+			"Example.com":   "in any case",
+		},
+		bad: map[string]string{
+			"":                     "the front ends need the cookie",
+			".example.com":         "no dot before it",
+			"example.com:80":       "no port",
+			"https://example.com":  "no scheme",
+			"example.com/":         "no path",
+			"a b":                  "a space",
+			"-a.example":           "a hyphen first",
+			"a;b":                  "would end the attribute",
+			"example.com; Path=/x": "another attribute",
+			"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.example": "a label of 64 letters",
+			"com":         "a top-level domain",
+			"localhost":   "one label",
+			"10.0.0.1":    "IPv4",
+			"127.0.0.1":   "IPv4 of this machine",
+			"127.1":       "the same for short",
+			"::1":         "IPv6",
+			"[::1]":       "IPv6 in brackets",
+			"2001:db8::1": "IPv6, long",
+		},
+	},
+	{
+		variable:     "ALLOWED_ORIGINS",
+		environments: []string{envLocal, envStaging},
+		good: map[string]string{
+			"":                  "the default",
+			"https://a.example": "one",
+			"http://localhost:3000,https://b.example:8443": "two, with ports",
+			"http://a.example:443":                         "the default port of another scheme",
+			"http://127.0.0.1:3000,http://[::1]:3000":      "addresses",
+			"http://xn--bcher-kva.example":                 "an international domain",
+		},
+		bad: map[string]string{
+			"*":                      "every origin",
+			"null":                   "the origin of any sandboxed frame",
+			"a.example":              "no scheme",
+			"https://a.example:443":  "browsers leave the default port out",
+			"http://a.example:80":    "browsers leave the default port out",
+			"http://a.example:080":   "a zero before the port",
+			"https://a.example:":     "a colon without a port",
+			"https://a.example.":     "a dot at the end",
+			"https://a..example":     "an empty label",
+			"https://-a.example":     "a hyphen before a label",
+			"https://a-.example":     "a hyphen behind a label",
+			"http://1.2.3":           "no address: browsers make 1.2.0.3 of it",
+			"http://127.0.0.01":      "no form of an address that browsers send",
+			"http://[::0001]":        "browsers shorten an address",
+			"https://a.example/":     "a slash behind: no origin has one",
+			"https://a.example/x":    "a path",
+			"https://*.example":      "no pattern",
+			"ftp://a.example":        "another scheme",
+			"https://a.example,x":    "the second is bad",
+			"https://u@a.example":    "a user",
+			"HTTPS://a.example":      "browsers send lower case",
+			"https://A.example":      "browsers send lower case",
+			"https://":               "no host",
+			"http://localhost:65536": "the first port too high",
+			"http://localhost:99999": "five digits, but no port",
+			"http://localhost:0":     "no port to connect to",
+			"http://localhost:3000,http://localhost:70000": "the port of the second",
+		},
+	},
+	{
+		variable:     "ALLOWED_ORIGINS",
+		environments: []string{envProduction},
+		good: map[string]string{
+			"": "unset",
+		},
+		bad: map[string]string{
+			"https://a.example": "there, ALLOWED_ORIGIN_DOMAIN allows them",
+		},
+	},
+	{
+		variable:     "ALLOWED_ORIGIN_DOMAIN",
+		environments: []string{envLocal, envStaging},
+		good: map[string]string{
+			"": "unset",
+		},
+		bad: map[string]string{
+			"example.com": "there, ALLOWED_ORIGINS lists them",
+		},
+	},
+	{
+		variable:     "ALLOWED_ORIGIN_DOMAIN",
+		environments: []string{envProduction},
+		good: map[string]string{
+			"example.com":     "two labels",
+			"app.example.com": "three labels",
+			"Example.com":     "in any case",
+		},
+		bad: map[string]string{
+			"":                    "is required",
+			".example.com":        "no dot before it",
+			"*.example.com":       "no pattern",
+			"https://example.com": "no scheme",
+			"example.com:443":     "no port",
+			"example.com/":        "no path",
+			"com":                 "a top-level domain",
+			"localhost":           "one label",
+			"10.0.0.1":            "IPv4",
+			"10.1":                "IPv4 for short",
+			"::1":                 "IPv6",
+		},
+	},
+	{
+		variable:     "TRUSTED_PROXIES",
+		environments: allEnvironments,
+		good: map[string]string{
+			"":                         "none",
+			"10.0.0.0/8":               "one",
+			"10.0.0.0/8,fd00::/8":      "both families",
+			"10.0.0.0/8, 192.0.2.1/32": "a space after the comma",
+		},
+		bad: map[string]string{
+			"10.0.0.1":                 "no length",
+			"10.0.0.0/33":              "longer than an address",
+			"x":                        "no address",
+			"10.0.0.0/8,proxy.example": "a name",
+			"10.0.0.0-10.1.0.0":        "a range",
+			"0.0.0.0/0":                "trusts every client",
+			"::/0":                     "trusts every client in IPv6",
+			"::ffff:10.0.0.0/104":      "IPv4 in the form of IPv6: it would match no address",
+			"10.0.0.0/0":               "trusts every client, whatever the address",
+			"10.0.0.0/8,0.0.0.0/0":     "the second trusts every client",
+			"10.0.0.0/8, ::/0":         "the same behind a space",
+		},
+	},
+	{
+		variable:     "SMTP_URL",
+		environments: allEnvironments,
+		good: map[string]string{
+			"smtp://h:587":                                 "STARTTLS",
+			"smtps://u:p@h":                                "TLS and a user",
+			"smtp://127.0.0.1:25":                          "IPv4",
+			"smtp://[::1]:25":                              "IPv6",
+			"smtps://u%40x:p%2F@mail.example:465/":         "escapes, and a slash behind",
+			"smtp://ada@example.com:p@ss@mail.example:587": "@ without an escape: the last one counts",
+		},
+		bad: map[string]string{
+			"http://u:secret-1@h":        "another scheme",
+			"h:25":                       "no scheme",
+			"smtp://":                    "no host",
+			"smtp://u:secret-1@[h":       "no URL",
+			"smtp://u:secret-1@h:x":      "no number for a port",
+			"smtp://u:secret-1@":         "no host behind the user",
+			"smtp://h:0":                 "no port to connect to",
+			"smtp://h:999999":            "six digits, but no port",
+			"smtp://h:65536":             "the first port too high",
+			"smtps://u:secret-1@h:65536": "the same with a password",
+			"smtp://h/path":              "a path, which would mean nothing",
+			"smtp://h?starttls=no":       "an option, which would mean nothing",
+			"smtp://h#x":                 "a fragment",
+			"smtp://u:secret-1@h h":      "a space",
+		},
+	},
+	{
+		variable:     "SMTP_URL",
+		environments: []string{envStaging, envProduction},
+		bad: map[string]string{
+			"": "mail must be sent",
+		},
+	},
+	{
+		variable:     "SMTP_URL",
+		environments: []string{envLocal},
+		good: map[string]string{
+			"": "codes are printed",
+		},
+	},
+	{
+		variable:     "MAIL_FROM",
+		environments: []string{envStaging, envProduction},
+		good: map[string]string{
+			"a@b.example":                   "an address",
+			"Hubs <a@b.example>":            "with a name",
+			`"Hubs, sign-in" <a@b.example>`: "with a name in quotes",
+		},
+		bad: map[string]string{
+			"":                                  "is required",
+			"a":                                 "no domain",
+			"a@b@c":                             "two @",
+			"a@b.example, c@d.example":          "two addresses",
+			"<a@b.example>\r\nBcc: x@y.example": "another header",
+			"ä@b.example":                       "not ASCII",
+		},
+	},
+	{
+		variable:     "ADDR",
+		environments: allEnvironments,
+		good: map[string]string{
+			"":               "the default",
+			"127.0.0.1:8080": "this machine alone",
+			":80":            "every address",
+		},
+	},
+	{
+		variable:     "FILES_DIR",
+		environments: allEnvironments,
+		good: map[string]string{
+			"":       "the default",
+			"/tmp/x": "absolute",
+			"x":      "relative",
+		},
+	},
+	{
+		variable:     "MAX_UPLOAD_BYTES",
+		environments: allEnvironments,
+		good: map[string]string{
+			"":  "the default",
+			"1": "the least",
+		},
+		bad: map[string]string{
+			"0":                   "no upload at all",
+			"-1":                  "negative",
+			"x":                   "no number",
+			"+5":                  "a sign",
+			"1.5":                 "no whole number",
+			"10MB":                "no units",
+			"9223372036854775808": "more than 63 bits",
+			"2000000000000":       "more than 2^40",
+		},
+	},
 }
 
 // validSettings returns valid settings for an environment. No test connects to the hosts in them.
@@ -77,18 +428,21 @@ func settings(t *testing.T) []string {
 	return slices.Compact(names)
 }
 
-// docs/deploy.md explains every setting of the server, and no other. testdata/settings.json has
-// values of every setting, and of no other.
+// docs/deploy.md explains every setting of the server, and no other. settingCases has values of
+// every setting, and of no other.
 func TestSettingsAreExplained(t *testing.T) {
 	t.Parallel()
 	read := settings(t)
 	explained := hubstest.Matches(t, "docs/deploy.md", "(?m)^\\| `([A-Z_]+)` \\|[^|]+\\|$")
-	tried := hubstest.Matches(t, "testdata/settings.json", `"variable": "(\w+)"`)
+	var tried []string
+	for _, c := range settingCases {
+		tried = append(tried, c.variable)
+	}
 	for _, name := range slices.Concat(read, explained, tried) {
 		for place, names := range map[string][]string{
-			"the server":             read,
-			"docs/deploy.md":         explained,
-			"testdata/settings.json": tried,
+			"the server":     read,
+			"docs/deploy.md": explained,
+			"settingCases":   tried,
 		} {
 			if !slices.Contains(names, name) {
 				t.Errorf("%s: the setting %s is missing", place, name)
@@ -118,26 +472,26 @@ func loadWith(t *testing.T, environment, variable, value string) error {
 // The server accepts every good value of a setting. For a bad value, the error names the setting
 // and has no secret.
 func TestSettingsAreChecked(t *testing.T) {
-	for _, c := range hubstest.ReadCases[settingCase](t, "testdata/settings.json") {
-		for _, environment := range c.Environments {
-			for value, reason := range c.Good {
-				name := fmt.Sprintf("%s/good %s=%q", environment, c.Variable, value)
+	for _, c := range settingCases {
+		for _, environment := range c.environments {
+			for value, reason := range c.good {
+				name := fmt.Sprintf("%s/good %s=%q", environment, c.variable, value)
 				t.Run(name, func(t *testing.T) {
-					if err := loadWith(t, environment, c.Variable, value); err != nil {
+					if err := loadWith(t, environment, c.variable, value); err != nil {
 						t.Errorf("%s: got %v, want no error", reason, err)
 					}
 				})
 			}
-			for value, reason := range c.Bad {
-				name := fmt.Sprintf("%s/bad %s=%q", environment, c.Variable, value)
+			for value, reason := range c.bad {
+				name := fmt.Sprintf("%s/bad %s=%q", environment, c.variable, value)
 				t.Run(name, func(t *testing.T) {
-					err := loadWith(t, environment, c.Variable, value)
-					if err == nil || !strings.Contains("\n"+err.Error(), "\n"+c.Variable+": ") {
+					err := loadWith(t, environment, c.variable, value)
+					if err == nil || !strings.Contains("\n"+err.Error(), "\n"+c.variable+": ") {
 						t.Errorf("%s: got the error %v, want one that complains of %s",
-							reason, err, c.Variable)
+							reason, err, c.variable)
 					}
 					wantNoneIn(t, err, "secret-1", "session-secret", "-password")
-					if c.Variable == "SESSION_SECRET" && value != "" {
+					if c.variable == "SESSION_SECRET" && value != "" {
 						wantNoneIn(t, err, value)
 					}
 				})
@@ -159,7 +513,7 @@ func wantNoneIn(t *testing.T, err error, secrets ...string) {
 // Whatever the setting, a value with quotes or white space around it is refused, by a sentence that
 // says so. docker --env-file keeps quotes, and secrets from files end in a line break.
 func TestQuotesAndBlanksAreRefused(t *testing.T) {
-	for _, environment := range []string{envLocal, envStaging, envProduction} {
+	for _, environment := range allEnvironments {
 		for _, name := range settings(t) {
 			forms := []string{`"_"`, "'_'", " _", "\t_", "_ ", "_\n", "_\r\n"}
 			if name != "MAIL_FROM" { // which may begin with a name in quotes
@@ -333,6 +687,8 @@ func TestSendBufferIsBounded(t *testing.T) {
 var twoRequirements = regexp.MustCompile(`^module \S+
 
 go \S+
+
+toolchain go\S+
 
 require \(
 	github.com/golang-jwt/jwt/v5 v\S+

@@ -825,7 +825,8 @@ const localOrigins = "http://localhost:3000 http://localhost:4200 http://localho
 	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +
 	"http://127.0.0.1:8081"
 
-var originPattern = regexp.MustCompile(`^https?://[a-z0-9.-]+(:[1-9][0-9]{0,4})?$`)
+var originPattern = regexp.MustCompile(
+	`^https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?$`)
 
 func (cfg *config) readOrigins(settings *settingReader) {
 	fallback := ""
@@ -843,10 +844,24 @@ func (cfg *config) readOrigins(settings *settingReader) {
 	settings.require(cfg.originDomain == "",
 		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
 	for _, origin := range cfg.allowedOrigins {
-		u, err := url.Parse(origin)
-		settings.require(err == nil && originPattern.MatchString(origin) && isPortOrEmpty(u.Port()),
-			"ALLOWED_ORIGINS: must be origins such as https://app.example.com, without a path")
+		settings.require(isOrigin(origin), "ALLOWED_ORIGINS: must be origins as browsers send them, such "+
+			"as https://app.example.com or http://localhost:3000, in lower case, without a path, a "+
+			"default port or a dot at the end")
 	}
+}
+
+// isOrigin reports whether a browser sends an origin in this form (RFC 6454 6.2).
+// Any other form would never match.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || !originPattern.MatchString(text) {
+		return false
+	}
+	host, port := u.Hostname(), u.Port()
+	isDefault := u.Scheme+port == "http80" || u.Scheme+port == "https443"
+	addr, err := netip.ParseAddr(host)
+	isHost := domainPattern.MatchString(host) && !endsInDigits(host) || err == nil && addr.String() == host
+	return isHost && !isDefault && isPortOrEmpty(port)
 }
 
 func isPortOrEmpty(text string) bool {

@@ -503,36 +503,23 @@ func (st *store) probe() error {
 
 var errNotSetUp = errors.New("the database is not set up for the server")
 
-// excessRights names what this role may do beyond deploy/roles.sql, which says
-// where a right comes from.
+// excessRights names what the role may do to the tables beyond deploy/roles.sql,
+// and what would let it do more.
 func (st *store) excessRights() (rights string, err error) {
-	err = st.read(`select case when me.rolsuper then 'superuser' else concat_ws(', ',
-			case when me.rolcreaterole then 'createrole' end,
-			case when me.rolcreatedb then 'createdb' end,
-			case when me.rolreplication then 'replication' end,
-			case when me.rolbypassrls then 'bypassrls' end,
+	err = st.read(`select case when rolsuper then 'superuser' else concat_ws(', ',
+			case when rolcreaterole then 'createrole' end, case when rolreplication then 'replication' end,
+			case when rolbypassrls then 'bypassrls' end,
 			(select string_agg('member of ' || rolname, ', ') from pg_roles r
 				where pg_has_role(me.oid, r.oid, 'member') and r.oid <> me.oid),
-			(select string_agg(operation || ' on ' || name, ', ')
-				from unnest(array['users', 'terms_acceptances', 'hubs', 'files', 'account_changes']) name,
-					unnest(array['select', 'insert', 'update', 'delete', 'truncate', 'references', 'trigger'])
-						operation
-				where (name, operation) not in (select * from `+grantedRights+`)
+			(select string_agg(distinct operation || ' on ' || name, ', ') from unnest(array['users',
+					'terms_acceptances', 'hubs', 'files', 'account_changes']) name, unnest(array['select',
+					'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) operation, pg_attribute
+				where attrelid = name::regclass and attnum > 0 and not attisdropped
+				and (name, operation) not in (select * from `+grantedRights+`)
+				and (name, operation, attname) <> ('terms_acceptances', 'update', 'version')
 				and case when operation in ('delete', 'truncate', 'trigger')
 					then has_table_privilege(name, operation)
-					else exists (select from pg_attribute where attrelid = name::regclass and attnum > 0
-						and not attisdropped and has_column_privilege(name, attnum, operation)
-						and (name, attname, operation) <> ('terms_acceptances', 'version', 'update')) end),
-			case when has_schema_privilege(current_schema(), 'create')
-				then 'create in the schema ' || current_schema() end,
-			case when has_database_privilege(current_database(), 'create')
-				then 'create schemas' end,
-			case when has_database_privilege(current_database(), 'temporary')
-				then 'make temporary tables' end,
-			case when has_function_privilege('lo_create(oid)', 'execute')
-				then 'make large objects' end,
-			case when has_function_privilege('pg_advisory_lock(bigint)', 'execute')
-				then 'take advisory locks' end) end
+					else has_column_privilege(name, attnum, operation) end)) end
 		from pg_roles me where rolname = current_user`, nil, &rights)
 	return rights, err
 }

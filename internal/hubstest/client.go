@@ -92,6 +92,9 @@ type Response struct {
 	Header       http.Header
 	Body         []byte
 	Closes       bool // the server announces that it closes the connection
+
+	sent     http.Header // of the request
+	sentBody string      // of the request; "" if the test streams it
 }
 
 // String describes the request and the answer, for messages. A long body is cut.
@@ -143,6 +146,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 			}
 			text = string(encoded)
 		}
+		answer.sentBody = text
 		reader = strings.NewReader(text)
 	}
 	req, err := http.NewRequest(method, c.srv.Base+path, reader)
@@ -159,6 +163,7 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 		req.Header.Set(pair[0], pair[1])
 	}
 	req.Host = req.Header.Get("Host")
+	answer.sent = req.Header
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return answer, err
@@ -388,6 +393,17 @@ func (r *Response) WantField(t testing.TB, path string, want any) {
 	t.Helper()
 	if got := r.member(path); !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: got %v, want %v, in the answer to %v", path, got, want, r)
+	}
+}
+
+// Decode decodes a JSON text into value. name is for messages. A member that value does not have
+// ends the test, so that no test overlooks one.
+func Decode(t testing.TB, name, text string, value any) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(value); err != nil {
+		t.Fatalf("setup: %s: %v", name, err)
 	}
 }
 

@@ -20,6 +20,7 @@ type Conn struct {
 	net.Conn
 	In      *bufio.Reader // all reads from the connection go through In
 	request string        // the last request, such as "GET /hubs"
+	sent    string        // what Begin and Finish have sent of it
 }
 
 // Dial connects to a server. All reads and writes fail once Patience has passed.
@@ -57,12 +58,14 @@ func head(request string, headers []string) string {
 // ignores a failure: there may be an answer nevertheless.
 func (c *Conn) Begin(text string) {
 	c.request, _, _ = strings.Cut(text, " HTTP/1.1\r\n")
+	c.sent = text
 	io.WriteString(c, text)
 }
 
 // Finish sends the rest of a request that Begin has begun, and receives the answer.
 func (c *Conn) Finish(t testing.TB, rest string) *Response {
 	t.Helper()
+	c.sent += rest
 	io.WriteString(c, rest)
 	return c.Receive(t)
 }
@@ -80,6 +83,12 @@ func (c *Conn) Receive(t testing.TB) *Response {
 	t.Helper()
 	answer := &Response{}
 	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
+	// Only a request that the server accepts is compared, and that can be read.
+	if sent, err := http.ReadRequest(bufio.NewReader(strings.NewReader(c.sent))); err == nil {
+		answer.sent = sent.Header
+		body, _ := io.ReadAll(sent.Body)
+		answer.sentBody = string(body)
+	}
 	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
 	if err == nil {
 		err = answer.read(resp)

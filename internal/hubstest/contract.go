@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"mime"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -43,6 +45,13 @@ func Contract[T any](t testing.TB, names ...string) T {
 		t.Fatalf("setup: web/openapi.json: %q: got %v, want a %T", names, value, found)
 	}
 	return found
+}
+
+// MaxLength returns the maxLength of a property of a schema of the contract, such as Hub and name.
+// It panics if there is none.
+func MaxLength(schema, property string) int {
+	limit := within(document(), "components", "schemas", schema, "properties", property, "maxLength")
+	return int(limit.(float64))
 }
 
 // An Operation is an operation of the contract, but for HEAD, which answers as GET does.
@@ -209,6 +218,9 @@ func (r *Response) contractFault() error {
 	operation := within(document(), "paths", path, strings.ToLower(r.Method))
 	if operation != nil {
 		seen.Store(fmt.Sprintf("%s %s: %d", r.Method, path, r.Status), true)
+		if r.Status/100 == 2 {
+			return errors.Join(r.requestFault(path, operation), r.operationFault(operation))
+		}
 		return r.operationFault(operation)
 	}
 	if r.Status < 400 || r.Method == "HEAD" {
@@ -217,12 +229,100 @@ func (r *Response) contractFault() error {
 	return r.bodyFault(within(document(), "components", "schemas", "Problem"))
 }
 
+// requestFault returns an error if the server has accepted a request that the contract does not
+// permit. It compares path, query, headers and JSON body. An operation that lists no query or no
+// body ignores them. A body that the test streams is compared by its type only.
+func (r *Response) requestFault(template string, operation any) error {
+	target, query, _ := strings.Cut(r.Path, "?")
+	unlisted, _ := url.ParseQuery(query) // the server has accepted it
+	takesQuery := false
+	for _, parameter := range parametersOf(template, operation) {
+		name := parameter["name"].(string)
+		var sent []string
+		switch parameter["in"] {
+		case "path":
+			sent = []string{inPath(template, target, name)}
+		case "header":
+			sent = r.sent.Values(name)
+		case "query":
+			takesQuery = true
+			sent = unlisted[name]
+			delete(unlisted, name)
+			if len(sent) > 1 {
+				return fmt.Errorf("the parameter %s is sent twice, and accepted", name)
+			}
+		}
+		for _, text := range sent {
+			if err := parameterFault(parameter["schema"], text); err != nil {
+				return fmt.Errorf("accepted, against the contract: the parameter %s: %w", name, err)
+			}
+		}
+	}
+	if takesQuery && len(unlisted) > 0 {
+		return fmt.Errorf("accepted, but not in the contract: the parameters %v", unlisted)
+	}
+	contents, _ := within(operation, "requestBody", "content").(map[string]any)
+	kind, _, _ := mime.ParseMediaType(r.sent.Get("Content-Type"))
+	if contents != nil && contents[kind] == nil {
+		return fmt.Errorf("accepted, but not in the contract: the content type %q", kind)
+	}
+	if kind != "application/json" || contents == nil || r.sentBody == "" {
+		return nil
+	}
+	var body any
+	json.Unmarshal([]byte(strings.TrimPrefix(r.sentBody, "\uFEFF")), &body) // a byte order mark
+	if err := schemaFault(within(contents, kind, "schema"), body); err != nil {
+		return fmt.Errorf("accepted, against the contract: %w", err)
+	}
+	return nil
+}
+
+// parametersOf returns the parameters of an operation, also those of its path.
+func parametersOf(template string, operation any) (all []map[string]any) {
+	for _, list := range []any{within(document(), "paths", template), operation} {
+		parameters, _ := within(list, "parameters").([]any)
+		for _, parameter := range parameters {
+			all = append(all, resolve(parameter).(map[string]any))
+		}
+	}
+	return all
+}
+
+// inPath returns the value of a parameter in a path, such as that of hubId in /hubs/1 for
+// /hubs/{hubId}.
+func inPath(template, path, name string) string {
+	i := slices.Index(strings.Split(template, "/"), "{"+name+"}")
+	value, _ := url.PathUnescape(strings.Split(path, "/")[i]) // the server has accepted it
+	return value
+}
+
+// parameterFault compares a parameter, or a header of an answer, with its schema. Both are texts,
+// also if the schema says integer.
+func parameterFault(schema any, text string) error {
+	if within(schema, "type") == "integer" {
+		number, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("got %q, want an integer", text)
+		}
+		return schemaFault(schema, float64(number))
+	}
+	return schemaFault(schema, text)
+}
+
 // operationFault returns an error if an operation of the contract does not list the answer's status
-// or content type, or if the body does not match the schema.
+// or content type, or if a header or the body does not match its schema.
 func (r *Response) operationFault(operation any) error {
 	response := within(operation, "responses", strconv.Itoa(r.Status))
 	if response == nil {
 		return errors.New("the contract does not list this status for this route")
+	}
+	headers, _ := within(response, "headers").(map[string]any)
+	for name, header := range headers {
+		for _, value := range r.Header.Values(name) {
+			if err := parameterFault(within(header, "schema"), value); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
 	}
 	contents, _ := within(response, "content").(map[string]any)
 	isFile := contents["*/*"] != nil // has any content type and no schema
@@ -302,7 +402,7 @@ var jsonTypes = map[string]string{
 }
 
 // schemaFault returns an error if a JSON value does not match a schema: its type, members, choices
-// (enum), bounds and pattern. It does not compare formats.
+// (enum), bounds, pattern and format.
 func schemaFault(schema, value any) error {
 	rules, _ := resolve(schema).(map[string]any)
 	want, hasType := rules["type"]
@@ -334,9 +434,37 @@ func schemaFault(schema, value any) error {
 	return nil
 }
 
+// formats are the formats of texts, with what must hold for them.
+var formats = map[any]func(text string) bool{
+	nil:      func(string) bool { return true },
+	"binary": func(string) bool { return true },
+	"uuid":   regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`).MatchString,
+	"date-time": func(text string) bool {
+		_, err := time.Parse(time.RFC3339, text)
+		return err == nil
+	},
+	"uri-reference": func(text string) bool {
+		u, err := url.Parse(text)
+		return err == nil && u.String() == text
+	},
+}
+
 // textFault returns an error if a text is not one of the choices of a schema, does not match its
-// pattern, or is too short or too long.
+// pattern or its format, or is too short or too long.
 func textFault(rules map[string]any, text string) error {
+	switch rules["x-trimmed"] {
+	case "spaces":
+		text = strings.Trim(text, " ")
+	case "white space":
+		text = strings.TrimSpace(text)
+	}
+	hasFormat := formats[rules["format"]]
+	if !hasFormat(text) {
+		return fmt.Errorf("got %q, want the format %v", text, rules["format"])
+	}
+	if most, ok := rules["x-maxBytes"].(float64); ok && len(text) > int(most) {
+		return fmt.Errorf("got %d bytes, want at most %v", len(text), most)
+	}
 	choices, hasChoices := rules["enum"].([]any)
 	if hasChoices && !slices.Contains(choices, any(text)) {
 		return fmt.Errorf("got %q, want one of %v", text, choices)

@@ -3,6 +3,7 @@ package hubstest
 import (
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"regexp"
 	"testing"
@@ -55,9 +56,11 @@ func startProgram(cmd *exec.Cmd) (*Program, error) {
 	return p, nil
 }
 
-// Packages installs packages from npm's registry, such as "typescript@5.9.3", in a temporary folder,
-// and returns the folder. It skips the test if npm is missing, or if the registry does not answer.
-func Packages(t testing.TB, names ...string) (dir string) {
+// Packages installs the packages of npm's registry that a folder's package.json and
+// package-lock.json name, in a temporary folder, and returns that. What is installed has the
+// checksums of the lock, and no script of a package runs. Packages skips the test if npm is missing,
+// or if the registry does not answer.
+func Packages(t testing.TB, locked string) (dir string) {
 	t.Helper()
 	npm := Need(t, "npm", "npm")
 	ping := exec.Command(npm, "ping", "--fetch-retries=0", "--fetch-timeout=30000")
@@ -65,10 +68,11 @@ func Packages(t testing.TB, names ...string) (dir string) {
 		Skip(t, "npm's registry does not answer")
 	}
 	dir = t.TempDir()
-	options := []string{"install", "--no-audit", "--no-fund", "--silent", "--prefix", dir}
-	out, err := exec.Command(npm, append(options, names...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("setup: npm install %q: %v\n%s", names, err, out)
+	Must(t, os.CopyFS(dir, os.DirFS(locked)))
+	install := exec.Command(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
+	install.Dir = dir
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("setup: npm ci in %s: %v\n%s", locked, err, out)
 	}
 	return dir
 }

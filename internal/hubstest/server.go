@@ -163,24 +163,6 @@ func (s *Server) waitListening() error {
 	return nil
 }
 
-// StartEnvironments starts a server for each entry of settings, and returns the servers by the
-// names of the entries. The name is also the server's APP_ENV, unless the entry sets another. The
-// servers of deployed environments share one mail server.
-func StartEnvironments(t testing.TB, settings map[string]map[string]string) map[string]*Server {
-	t.Helper()
-	mail := NewMailServer(t, MailOptions{})
-	servers := map[string]*Server{}
-	for name, values := range settings {
-		env := map[string]string{"APP_ENV": name}
-		maps.Copy(env, values)
-		if env["APP_ENV"] != "local" {
-			maps.Copy(env, mail.Env())
-		}
-		servers[name] = Start(t, env)
-	}
-	return servers
-}
-
 // Stop sends SIGTERM to the server, waits until it ends, and returns its exit status. The server
 // may have ended already.
 func (s *Server) Stop(t testing.TB) int {
@@ -264,11 +246,6 @@ func (s *Server) Code(t testing.TB, email string) string {
 	s.codeLine[prefix] = next
 	s.mu.Unlock()
 	return line[len(prefix):]
-}
-
-// MaskedEmail returns an address in the form that the log shows: a***@example.com.
-func MaskedEmail(email string) string {
-	return email[:1] + "***" + email[strings.LastIndex(email, "@"):]
 }
 
 // User runs the operator's command "user …" with the server's settings, and returns its standard

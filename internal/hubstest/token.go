@@ -69,10 +69,26 @@ func (tok Token) Sign(key string, words ...string) string {
 	return sent[:len(sent)-tok.Cut]
 }
 
-// fill returns a header or payload. It replaces ' by ", and fills in words and times.
+// word matches a word that FillIn replaces, such as <email>.
+var word = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)
+
+// FillIn replaces words in a text by values that are known only when the test runs. words are pairs
+// of a word and its value, such as "<email>", "ada@example.com". FillIn panics if the text has
+// another word: a case with a misspelled word could pass for another reason.
+func FillIn(text string, words ...string) string {
+	text = strings.NewReplacer(words...).Replace(text)
+	for _, word := range word.FindAllString(text, -1) {
+		if !strings.HasPrefix(word, "<now") { // Token.Sign replaces <now>
+			panic("no value for " + word + " in " + text)
+		}
+	}
+	return text
+}
+
+// fill returns a header or payload. It fills in words and times.
 func fill(text string, words []string) []byte {
 	now := time.Now().Unix()
-	text = FillIn(strings.ReplaceAll(text, "'", `"`), words...)
+	text = FillIn(text, words...)
 	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // <now> has the offset 0

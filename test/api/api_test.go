@@ -4,6 +4,7 @@ package api
 import (
 	"fmt"
 	"io"
+	"maps"
 	"os/exec"
 	"strings"
 	"testing"
@@ -48,6 +49,24 @@ func production(t testing.TB) map[string]string {
 	return hubstest.ProductionEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
 }
 
+// startEnvironments starts a server for each entry of settings, and returns the servers by the
+// names of the entries. The name is also the server's APP_ENV, unless the entry sets another. The
+// servers of deployed environments share one mail server.
+func startEnvironments(t testing.TB, settings map[string]map[string]string) map[string]*hubstest.Server {
+	t.Helper()
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	servers := map[string]*hubstest.Server{}
+	for name, values := range settings {
+		env := map[string]string{"APP_ENV": name}
+		maps.Copy(env, values)
+		if env["APP_ENV"] != "local" {
+			maps.Copy(env, mail.Env())
+		}
+		servers[name] = hubstest.Start(t, env)
+	}
+	return servers
+}
+
 const (
 	askRoute   = "POST /auth/otp/request"
 	guessRoute = "POST /auth/otp/validate"
@@ -64,6 +83,7 @@ func askForNewUser(t *testing.T, s *hubstest.Server) (email string) {
 var (
 	wantEqual = hubstest.WantEqual
 	wantText  = hubstest.WantText
+	repeat    = strings.Repeat
 )
 
 // wantNow checks that a time is within a minute of now.
@@ -123,6 +143,11 @@ func waitLogged(t testing.TB, s *hubstest.Server, r *hubstest.Response, parts ..
 	}
 	id := `"requestId":"` + r.Header.Get("X-Request-Id") + `"`
 	return s.Log.WaitFor(t, append(parts, id)...)
+}
+
+// maskedEmail returns an address in the form that the log shows: a***@example.com.
+func maskedEmail(email string) string {
+	return email[:1] + "***" + email[strings.LastIndex(email, "@"):]
 }
 
 // shell runs a script in a folder. The script sees args as $1, $2 and so on. shell ends the test if

@@ -33,7 +33,7 @@ func run(t *testing.T, env map[string]string, args ...string) (status int, outpu
 // tests what the user commands do to sessions.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	for _, c := range hubstest.ReadTextCases(t, "commands.txt") {
+	for _, c := range readTextCases(t, "commands.txt") {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)

@@ -210,7 +210,7 @@ func TestInputsAreThoseOfTheContract(t *testing.T) {
 // is accepted.
 //
 // H4: Each route with a JSON body refuses another content type, and a body of over 16 KiB, also one
-// that is sent in chunks. bodies.json has the largest body that is accepted.
+// that is sent in chunks. bodyCases has the largest body that is accepted.
 func TestWritesCheckConditionTypeAndSize(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")

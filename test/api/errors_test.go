@@ -7,24 +7,85 @@ import (
 	"hubs/internal/hubstest"
 )
 
+// A routerCase is a request that no route takes, or a condition or range of a file that does not
+// hold. <file> is the path of a file of five bytes.
+type routerCase struct {
+	Name, Rule string
+	Request    string
+	Headers    []string
+	Want       answer
+}
+
 // G3, C4, H2: The errors of net/http's router and of http.ServeContent also have the error format
 // of this API. They have none of the headers of a success.
 func TestRouterProblems(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
 	file := admin.Store("a.txt", "hello")
-	for _, c := range hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Request string
-		Headers []string
-	}](t, "router.json").Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			request := hubstest.FillIn(c.Request, "<file>", file)
-			admin.In(t).Do(request, nil, c.Headers...).WantAnswer(t, c.Expect)
+	runCases(t, routerCases, func(t *testing.T, c routerCase) {
+		request := hubstest.FillIn(c.Request, "<file>", file)
+		r := admin.In(t).Do(request, nil, c.Headers...)
+		wantAnswer(t, r, c.Want)
+		wantHeaders(t, r, headers{
+			"Location":            "",
+			"ETag":                "",
+			"Last-Modified":       "",
+			"Accept-Ranges":       "",
+			"Content-Disposition": "",
 		})
-	}
+	})
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
 	s.Wire(t, "OPTIONS *", nil).WantProblem(t, 404, "not_found")
+}
+
+var routerCases = []group[routerCase]{
+	// No such path.
+	{Each: routerCase{Rule: "G3", Want: fails(404, "not_found")}, Cases: []routerCase{
+		{Name: "GET /nowhere", Request: "GET /nowhere"},
+		{Name: "GET /HUBS", Request: "GET /HUBS"},
+		{Name: "GET /hubs/a/b", Request: "GET /hubs/a/b"},
+		{Name: "GET /hubs/a%2Fb", Request: "GET /hubs/a%2Fb"},
+		{Name: "GET /hubs/", Request: "GET /hubs/"},
+		{Name: "GET /%00", Request: "GET /%00"},
+	}},
+	// A path that http.ServeMux, by itself, would redirect to a cleaned path.
+	{Each: routerCase{Rule: "G3", Want: fails(404, "not_found")}, Cases: []routerCase{
+		{Name: "GET //hubs", Request: "GET //hubs"},
+		{Name: "GET /./hubs", Request: "GET /./hubs"},
+		{Name: "GET /hubs/../hubs", Request: "GET /hubs/../hubs"},
+		{Name: "POST /files//upload", Request: "POST /files//upload"},
+	}},
+	// No such method.
+	{Each: routerCase{Rule: "G3", Want: fails(405, "method_not_allowed")}, Cases: []routerCase{
+		{Name: "PUT /hubs", Request: "PUT /hubs",
+			Want: answer{Headers: headers{"Allow": "GET, HEAD, POST"}}},
+		{Name: "OPTIONS /hubs", Request: "OPTIONS /hubs",
+			Want: answer{Headers: headers{"Allow": "GET, HEAD, POST"}}},
+		{Name: "TRACE /hubs", Request: "TRACE /hubs", Rule: "H2",
+			Want: answer{Headers: headers{"Allow": "GET, HEAD, POST"}}},
+		{Name: "FOO /hubs", Request: "FOO /hubs",
+			Want: answer{Headers: headers{"Allow": "GET, HEAD, POST"}}},
+		{Name: "PUT /hubs/x", Request: "PUT /hubs/x",
+			Want: answer{Headers: headers{"Allow": "DELETE, GET, HEAD, PATCH"}}},
+		{Name: "HEAD /auth/logout", Request: "HEAD /auth/logout",
+			Want: answer{Headers: headers{"Allow": "POST"}}},
+		{Name: "GET /auth/otp/request", Request: "GET /auth/otp/request",
+			Want: answer{Headers: headers{"Allow": "POST"}}},
+		{Name: "POST /openapi.json", Request: "POST /openapi.json",
+			Want: answer{Headers: headers{"Allow": "GET, HEAD"}}},
+	}},
+	// A condition of a file that does not hold.
+	{Each: routerCase{Rule: "G3", Want: fails(412, "precondition_failed")}, Cases: []routerCase{
+		{Name: "GET a file, If-Match", Request: "GET <file>",
+			Headers: []string{"If-Match", `"other"`}},
+		{Name: "HEAD a file, If-Match", Request: "HEAD <file>",
+			Headers: []string{"If-Match", `"other"`}},
+	}},
+	// A range beyond the end of a file.
+	{Each: routerCase{Rule: "G3", Want: fails(416, "range_not_satisfiable")}, Cases: []routerCase{
+		{Name: "GET a file, Range", Request: "GET <file>", Headers: []string{"Range", "bytes=9-"}},
+		{Name: "HEAD a file, Range", Request: "HEAD <file>", Headers: []string{"Range", "bytes=9-"}},
+	}},
 }
 
 // I5: An answer made from a row that breaks its constraints is a 500, and no part of the row is
@@ -49,7 +110,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 		update files set name = 'a.txt', content_type = 'text/plain', size = 5;
 		update users set permission = 'admin'`
 
-	for _, c := range hubstest.ReadTextCases(t, "broken-rows.txt") {
+	for _, c := range readTextCases(t, "broken-rows.txt") {
 		t.Run(c.Name, func(t *testing.T) {
 			text := hubstest.FillIn(strings.TrimSpace(c.Text), "<hub>", hub, "<file>", file)
 			change, path, _ := strings.Cut(text, "\nGET ")

@@ -1,17 +1,12 @@
 package api
 
 import (
-	"cmp"
 	"fmt"
-	"mime"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -24,96 +19,9 @@ const (
 	otherHeader = `Content-Disposition: form-data; name="other"; filename="a.txt"` // is refused
 )
 
-// An uploadCase is a form and what the server must do with it. testdata/uploads.json explains the
-// members.
-type uploadCase struct {
-	hubstest.CorpusCase
-	Filename, Part, PartType, Content string
-	Form, Type                        *string
-	Headers                           []string
-	Stored                            string
-	Disposition                       string // of the download; "" means inline
-}
-
 // form returns a form that has one part, with this header and content.
 func form(header, content string) string {
 	return "--edge\r\n" + header + "\r\n\r\n" + content + formEnd
-}
-
-// body returns the body of the request: Form if the case has one, otherwise a form of one part.
-func (test uploadCase) body() string {
-	if test.Form != nil {
-		text := strings.ReplaceAll(*test.Form, "\n", "\r\n")
-		return hubstest.FillIn(text, "<file>", partHeader)
-	}
-	part := `form-data; name="file"; filename="` + test.Filename + `"`
-	header := "Content-Disposition: " + cmp.Or(test.Part, part)
-	if test.PartType != "" {
-		header += "\r\nContent-Type: " + test.PartType
-	}
-	return hubstest.FillIn(form(header, test.Content))
-}
-
-// headers returns the headers of the request, names and values in turn.
-func (test uploadCase) headers() []string {
-	kind := formType
-	if test.Type != nil {
-		kind = *test.Type
-	}
-	if kind == "" {
-		return test.Headers
-	}
-	return append(test.Headers, "Content-Type", kind)
-}
-
-// F1, F2, F3: A stored file comes back with the bytes that were sent, under its name, with the
-// content type that the server has detected. A refused upload leaves neither bytes nor a row.
-func TestUploadsAreStoredAsSent(t *testing.T) {
-	t.Parallel()
-	s, c := start(t, "member")
-	stored := 0
-	for _, test := range hubstest.ReadCorpus[uploadCase](t, "uploads.json").Cases {
-		t.Run(test.Name, func(t *testing.T) {
-			c := c.In(t)
-			for _, way := range bothWays(test.body()) {
-				r := c.Elsewhere().Do(uploadRoute, way.body, test.headers()...)
-				r.WantAnswer(t, test.Expect)
-				if r.Status == 201 {
-					stored++
-					wantStoredFile(t, c, r, test)
-				}
-			}
-		})
-	}
-	s.WantStored(t, stored)
-}
-
-// wantStoredFile fetches an uploaded file. It checks the content and every header that describes
-// the file. stored is the answer to the upload.
-func wantStoredFile(
-	t *testing.T, c *hubstest.Client, stored *hubstest.Response, test uploadCase,
-) {
-	t.Helper()
-	filename := hubstest.FillIn(cmp.Or(test.Stored, test.Filename))
-	stored.WantField(t, "name", filename)
-	content := hubstest.FillIn(test.Content)
-	stored.WantField(t, "size", float64(len(content)))
-	path := stored.Field(t, "path")
-	want := map[string]string{
-		"Content-Length": fmt.Sprint(len(content)),
-		"Content-Type":   stored.Field(t, "contentType"),
-		"ETag":           strconv.Quote(stored.Field(t, "fileId")),
-		"Accept-Ranges":  "bytes",
-	}
-	r := c.Elsewhere().Get(path).Must(t, 200)
-	wantText(t, path, string(r.Body), content)
-	for name, value := range want {
-		wantEqual(t, name, r.Header.Get(name), value)
-	}
-	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Disposition"))
-	wantEqual(t, "error of Content-Disposition", err, nil)
-	wantEqual(t, "name in Content-Disposition", params["filename"], filename)
-	wantEqual(t, "Content-Disposition", kind, cmp.Or(test.Disposition, "inline"))
 }
 
 // F3, H1: The limits of an upload are exact to the byte, whether or not the request has a
@@ -172,51 +80,6 @@ func TestUploadLimitsAreExact(t *testing.T) {
 	}
 
 	s.WantStored(t, stored)
-}
-
-// F1, G3: Downloads obey conditions and ranges. Any signed-in user may read a file whose path they
-// know. Every other path is a 404.
-func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
-	t.Parallel()
-	s, owner := start(t, "member")
-	stored := owner.Upload("a.txt", []byte("0123456789abcdef")).Must(t, 201)
-	id := stored.Field(t, "fileId")
-	created := timeOf(t, stored, "createdAt")
-	words := []string{
-		"<id>", id,
-		"<ID>", strings.ToUpper(id),
-		"<digits>", strings.ReplaceAll(id, "-", ""),
-		"<etag>", `"` + id + `"`,
-		"<before>", created.Add(-time.Hour).Format(http.TimeFormat),
-		"<after>", created.Add(time.Hour).Format(http.TimeFormat),
-	}
-	reader, _ := s.Member(t, "member")
-	cookie := s.CookieName() + "=" + reader.Token()
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Path    string
-		Headers []string
-		Content *string
-	}](t, "downloads.json")
-
-	for _, test := range file.Cases {
-		t.Run(test.Name, func(t *testing.T) {
-			path := hubstest.FillIn(cmp.Or(test.Path, "/files/<id>/a.txt"), words...)
-			headers := []string{
-				"Cookie", cookie,
-				"X-Forwarded-For", hubstest.NewIP(),
-			}
-			for _, header := range test.Headers {
-				headers = append(headers, hubstest.FillIn(header, words...))
-			}
-			s.Wire(t, "HEAD "+path, nil, headers...).WantAnswer(t, test.Expect)
-			r := s.Wire(t, "GET "+path, nil, headers...)
-			r.WantAnswer(t, test.Expect)
-			if test.Content != nil {
-				wantEqual(t, "content", string(r.Body), *test.Content)
-			}
-		})
-	}
 }
 
 // F1: If a file is missing on disk, or is not the one that was uploaded, reading it is a 500, and

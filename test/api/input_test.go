@@ -1,8 +1,6 @@
 package api
 
 import (
-	"cmp"
-	"encoding/json"
 	"io"
 	"os"
 	"strings"
@@ -11,103 +9,6 @@ import (
 
 	"hubs/internal/hubstest"
 )
-
-// I1, I2: The server checks each parameter of GET /hubs against its allow-list or its bounds. A
-// parameter that is malformed, repeated or unknown is a 400.
-func TestHubListParameters(t *testing.T) {
-	t.Parallel()
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Path  string
-		Query string
-	}](t, "queries.json")
-	s, admin := start(t, "admin")
-	for _, body := range file.Hubs {
-		admin.Do("POST /hubs", body).Must(t, 201)
-	}
-	member, _ := s.Member(t, "member")
-	cookie := s.CookieName() + "=" + member.Token()
-	for _, c := range file.Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			path := cmp.Or(c.Path, "/hubs")
-			target := path + "?" + hubstest.FillIn(c.Query)
-			s.Wire(t, "GET "+target, nil,
-				"Cookie", cookie,
-				"X-Forwarded-For", hubstest.NewIP()).WantAnswer(t, c.Expect)
-		})
-	}
-}
-
-// A bodyCase is a request with a body. testdata/bodies.json says what the members mean.
-type bodyCase struct {
-	hubstest.CorpusCase
-	As, Method, Path string
-	Type             *string
-	Headers          []string
-	Body             json.RawMessage
-}
-
-// I3, Z3, O9, I5: A JSON body that a route takes must be one flat object. Each member must be
-// known, must be sent once, and must be a string of whole Unicode text. A refused body creates
-// nothing.
-func TestJSONBodiesAreStrict(t *testing.T) {
-	t.Parallel()
-	s, admin := start(t, "admin")
-	member, _ := s.Member(t, "member")
-	sessions := map[string]*hubstest.Client{
-		"":       s.Client(t),
-		"admin":  admin,
-		"member": member,
-	}
-	made := admin.Do("POST /hubs", `{"name":"Corpus hub"}`).Must(t, 201)
-	words := []string{
-		"<hubId>", made.Field(t, "hubId"),
-		"<terms>", admin.Get("/auth/session").Field(t, "terms.version"),
-	}
-
-	created := 1
-	for _, c := range hubstest.ReadCorpus[bodyCase](t, "bodies.json").Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			for path, value := range c.Expect.Body {
-				if text, ok := value.(string); ok {
-					c.Expect.Body[path] = hubstest.FillIn(text, words...)
-				}
-			}
-			session := hubstest.Named(t, sessions, c.As).Token()
-			c.send(t, s, session, words).WantAnswer(t, c.Expect)
-			if c.Expect.Status == 201 {
-				created++
-			}
-		})
-	}
-
-	hubs := hubstest.Query[int](t, s.Database, "select count(*) from hubs")
-	wantEqual(t, "hubs, one for each 201", hubs, created)
-}
-
-// send sends the request of a case with a session token, or without one if session is empty. It
-// replaces the words in body, path and type.
-func (c bodyCase) send(
-	t *testing.T, s *hubstest.Server, session string, words []string,
-) *hubstest.Response {
-	t.Helper()
-	body := string(c.Body)
-	if strings.HasPrefix(body, `"`) { // a JSON string: its text is sent
-		hubstest.Decode(t, c.Name, string(c.Body), &body)
-	}
-	body = hubstest.FillIn(body, words...)
-	headers := append(c.Headers, "X-Forwarded-For", hubstest.NewIP())
-	if c.Type == nil {
-		headers = append(headers, "Content-Type", "application/json")
-	} else if *c.Type != "" {
-		headers = append(headers, "Content-Type", hubstest.FillIn(*c.Type))
-	}
-	if session != "" {
-		headers = append(headers, "Cookie", s.CookieName()+"="+session)
-	}
-	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
-	return s.Wire(t, cmp.Or(c.Method, "POST")+" "+path, []byte(body), headers...)
-}
 
 // O4, O8: An attempt with a valid address counts, whatever else is wrong with it. One without an
 // address does not, and is a 400 even when the limit of an address is reached.

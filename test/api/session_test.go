@@ -11,167 +11,15 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// T1, T2, T4, T5: A token that this server would not have issued, or that has expired or ended,
-// is a 401, and the log has the reason.
-func TestOnlyValidTokensOpenSessions(t *testing.T) {
-	t.Parallel()
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		hubstest.Token
-		User   string
-		Key    string
-		Reason string
-	}](t, "tokens.json")
-	s := hubstest.Start(t, map[string]string{
-		"SESSION_SECRET": file.Keys["first"] + "," + file.Keys["second"],
-	})
-	users := map[string]account{}
-	for _, name := range []string{"active", "other", "suspended", "signedOut"} {
-		email, id := s.NewUser(t, "member")
-		users[name] = account{email, id}
-	}
-	s.User(t, "suspend", users["suspended"].email)
-	hubstest.Exec(t, s.Database, `update users
-		set signed_out_at = now() - interval '100 s' where user_id = $1`, users["signedOut"].id)
-
-	for _, c := range file.Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			key := hubstest.Named(t, file.Keys, cmp.Or(c.Key, "first"))
-			user := hubstest.Named(t, users, cmp.Or(c.User, "active"))
-			token := c.Sign(key, tokenWords(user, users["other"])...)
-			r := s.Wire(t, "GET /auth/session", nil,
-				"X-Forwarded-For", hubstest.NewIP(),
-				"Cookie", s.CookieName()+"="+token)
-
-			r.WantAnswer(t, c.Expect)
-			if r.Status == 401 && c.Reason != "any" {
-				waitLogged(t, s, r, `"reason":"`+cmp.Or(c.Reason, "forged")+`"`)
-			}
-			if r.Status == 200 {
-				r.WantField(t, "user.userId", user.id)
-			}
-		})
-	}
-	waitLogged(t, s, s.Client(t).Get("/auth/session"), `"reason":"missing"`)
-
-	// The first key signs: a server that has only this one takes the token of a sign-in.
-	signed := s.SignIn(t, users["active"].email).Token()
-	onlyFirst := hubstest.Start(t, s.Env, map[string]string{"SESSION_SECRET": file.Keys["first"]})
-	onlyFirst.With(t, signed).Get("/auth/session").Want(t, 200)
-}
-
-// An account is a user of tokens.json.
-type account struct{ email, id string }
-
-// tokenWords returns the words of tokens.json with their values.
-func tokenWords(user, other account) []string {
-	return []string{
-		"<user>", fmt.Sprintf(`"email":%q,"userId":%q`, user.email, user.id),
-		"<times>", `"iat":<now>,"exp":<now+3600>`,
-		"<email>", user.email,
-		"<userId>", user.id,
-		"<EMAIL>", strings.ToUpper(user.email),
-		"<USERID>", strings.ToUpper(user.id),
-		"<other.email>", other.email,
-		"<other.userId>", other.id,
-	}
-}
-
-// T7, T8: The server takes the token only from the cookie of its own environment. A token in
-// another cookie or in another place of the request, or a token of another environment, opens no
-// session. Of several cookies of the name, the first with a good token counts.
-func TestTokenCountsOnlyInItsCookie(t *testing.T) {
-	t.Parallel()
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Server, Other, Target string
-		Headers               []string
-	}](t, "cookies.json")
-	db := hubstest.NewDatabase(t)
-	email := hubstest.NewEmail()
-	id := hubstest.AddUser(t, db, email, "member")
-	for _, env := range file.Settings {
-		env["DATABASE_URL"] = db
-	}
-	servers := hubstest.StartEnvironments(t, file.Settings)
-	tokenOf := func(s *hubstest.Server) string {
-		return hubstest.Token{}.Sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
-	}
-	expiredPayload := `{"email":"<email>","userId":"<userId>","iat":<now-3600>,"exp":<now-60>}`
-	expiredOf := func(s *hubstest.Server) string {
-		return hubstest.Token{Payload: &expiredPayload}.Sign(s.Env["SESSION_SECRET"],
-			"<email>", email, "<userId>", id)
-	}
-
-	for _, c := range file.Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			other := hubstest.Named(t, servers, cmp.Or(c.Other, "production"))
-			s := hubstest.Named(t, servers, c.Server)
-			words := []string{
-				"<token>", tokenOf(s),
-				"<expired>", expiredOf(s),
-				"<other>", tokenOf(other),
-			}
-			headers := []string{"X-Forwarded-For", hubstest.NewIP()}
-			for _, text := range c.Headers {
-				headers = append(headers, hubstest.FillIn(text, words...))
-			}
-			target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-			s.Wire(t, "GET "+target, nil, headers...).WantAnswer(t, c.Expect)
-		})
-	}
-}
-
-// sessionLife is the Max-Age of the cookie, and the life of the token in it.
-const sessionLife = 60 * 24 * time.Hour
-
-// T6, T7, T8, T2: Sign-in and sign-out send exactly these cookies, and the second removes the
-// cookie from a browser's jar. A copy of the token stays valid, as SECURITY.md says.
-func TestCookiesAreExact(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		name   string
-		env    map[string]string
-		cookie string
-	}{
-		{
-			name:   "local", // has no TLS, so the cookie is not Secure
-			cookie: "hubs_auth_local=<token>; Path=/; Max-Age=<age>; HttpOnly; SameSite=Lax",
-		},
-		{
-			name: "staging",
-			env:  staging(t),
-			cookie: "__Secure-hubs_auth_staging=<token>; Path=/; Domain=staging.example.com; " +
-				"Max-Age=<age>; HttpOnly; Secure; SameSite=Lax",
-		},
-		{
-			name: "production",
-			env:  production(t),
-			cookie: "__Secure-hubs_auth_production=<token>; Path=/; Domain=example.com; " +
-				"Max-Age=<age>; HttpOnly; Secure; SameSite=Lax",
-		},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			s := hubstest.Start(t, test.env)
-			email, _ := s.NewUser(t, "admin")
-			c := s.Client(t)
-			wantCookie := func(r *hubstest.Response, token, age string) {
-				t.Helper()
-				cookie := hubstest.FillIn(test.cookie, "<token>", token, "<age>", age)
-				r.WantHeaders(t, map[string]*string{"Set-Cookie": &cookie})
-			}
-
-			in := c.SignIn(email)
-			token := c.Token()
-			wantCookie(in, token, fmt.Sprintf("%.0f", sessionLife.Seconds()))
-
-			out := c.Do("POST /auth/logout", nil).Must(t, 204)
-			wantCookie(out, "", "0")
-			wantEqual(t, "token in the jar after sign-out", c.Token(), "")
-			s.With(t, token).Get("/auth/session").Want(t, 200)
-		})
-	}
+// An accountCase is what an operator does to the account of a user who has two sessions and has asked
+// for a code.
+type accountCase struct {
+	Name, Rule string
+	Role       string   // "" means admin
+	Commands   []string // of hubs user; <email> is the user's address
+	Want       answer   // to POST /hubs after that, by each of the sessions
+	Validate   answer   // to the code
+	NextCode   bool     // the user can ask for another code at once
 }
 
 // T5, S1: A change of an account takes effect at the next request of each session that began before
@@ -179,43 +27,73 @@ func TestCookiesAreExact(t *testing.T) {
 func TestSessionFollowsAccount(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Role     string
-		Commands []string
-		Validate hubstest.Expected
-		NextCode bool
-	}](t, "accounts.json")
+	runCases(t, accountCases, func(t *testing.T, c accountCase) {
+		t.Parallel()
+		one, email := s.Member(t, cmp.Or(c.Role, "admin"))
+		other := s.SignIn(t, email)
+		other.AskCode(email)
+		code := s.Code(t, email)
+		for _, command := range c.Commands {
+			command = hubstest.FillIn(command, "<email>", email)
+			s.User(t, strings.Fields(command)...)
+		}
 
-	for _, c := range file.Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			one, email := s.Member(t, cmp.Or(c.Role, "admin"))
-			other := s.SignIn(t, email)
-			other.AskCode(email)
-			code := s.Code(t, email)
-			for _, command := range c.Commands {
-				command = hubstest.FillIn(command, "<email>", email)
-				s.User(t, strings.Fields(command)...)
-			}
+		for _, client := range []*hubstest.Client{one, other} {
+			wantAnswer(t, client.Do("POST /hubs", `{"name":"North"}`), c.Want)
+		}
+		r := s.Client(t).PresentCode(email, code)
+		wantAnswer(t, r, c.Validate)
+		if c.Validate.Code == "account_suspended" {
+			// The right code proves that the attempt is the user's own, so the log has the id.
+			waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)
+		}
+		if c.Validate.Status != 200 && r.Header.Get("Set-Cookie") != "" {
+			t.Errorf("got a cookie, want none with a refused sign-in: %v", r)
+		}
+		if c.NextCode {
+			s.Client(t).SignIn(email)
+		}
+	})
+}
 
-			for _, client := range []*hubstest.Client{one, other} {
-				client.Do("POST /hubs", `{"name":"North"}`).WantAnswer(t, c.Expect)
-			}
-			r := s.Client(t).PresentCode(email, code)
-			r.WantAnswer(t, c.Validate)
-			if c.Validate.Code == "account_suspended" {
-				// The right code proves that the attempt is the user's own, so the log has the id.
-				waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)
-			}
-			if c.Validate.Status != 200 && r.Header.Get("Set-Cookie") != "" {
-				t.Errorf("got a cookie, want none with a refused sign-in: %v", r)
-			}
-			if c.NextCode {
-				s.Client(t).SignIn(email)
-			}
-		})
-	}
+var accountCases = []group[accountCase]{
+	// An active account: its sessions have its current role.
+	{Each: accountCase{Rule: "T5"}, Cases: []accountCase{
+		{Name: "nothing", Validate: ok, Want: answer{Status: 201}},
+		{Name: "made an admin", Role: "member", Commands: []string{"role <email> admin"},
+			Validate: answer{Status: 200, Body: values{"user.permission": "admin"}},
+			Want:     answer{Status: 201}},
+		{Name: "made a member", Commands: []string{"role <email> member"},
+			Validate: answer{Status: 200, Body: values{"user.permission": "member"}},
+			Want:     fails(403, "forbidden")},
+	}},
+	// A suspended account can do nothing until it is active again.
+	{Each: accountCase{Rule: "T5"}, Cases: []accountCase{
+		{Name: "suspended", Commands: []string{"suspend <email>"},
+			Validate: fails(403, "account_suspended"), Want: fails(403, "account_suspended")},
+		{Name: "suspended and activated", Commands: []string{"suspend <email>", "activate <email>"},
+			Validate: ok, Want: answer{Status: 201}},
+	}},
+	// Changes that end all earlier sessions, and make the code invalid.
+	{Each: accountCase{Rule: "T5", Want: fails(401, "unauthenticated")}, Cases: []accountCase{
+		{Name: "deleted", Commands: []string{"delete <email>"}, Validate: fails(401, "invalid_code")},
+		{Name: "deleted and added again",
+			Commands: []string{"delete <email>", "add -role admin <email>"},
+			Validate: fails(401, "invalid_code"), NextCode: true},
+		{Name: "other address", Commands: []string{"email <email> other-<email>"},
+			Validate: fails(401, "invalid_code")},
+		{Name: "other address and back", Rule: "S1",
+			Commands: []string{"email <email> other-<email>", "email other-<email> <email>"},
+			Validate: fails(401, "invalid_code")},
+		{Name: "signed out everywhere", Rule: "S1", Commands: []string{"signout <email>"},
+			Validate: fails(401, "invalid_code")},
+		{Name: "signed out and suspended: an ended session is not told of it",
+			Commands: []string{"signout <email>", "suspend <email>"},
+			Validate: fails(401, "invalid_code")},
+		{Name: "suspended, signed out and activated, as after a stolen mailbox", Rule: "S1",
+			Commands: []string{"suspend <email>", "signout <email>", "activate <email>"},
+			Validate: fails(401, "invalid_code"), NextCode: true},
+	}},
 }
 
 // T5: "Sign out everywhere" ends every session that began before it, or in the same second, and no

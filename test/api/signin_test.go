@@ -2,7 +2,6 @@ package api
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -147,83 +146,4 @@ func TestNewCodeGivesNoMoreGuesses(t *testing.T) {
 	}
 	g.AskCode(g.Email)
 	g.Present(s.Code(t, g.Email)).WantProblem(t, 429, "rate_limited")
-}
-
-// onTheWire asks for a code with exactly these headers and a Content-Type. http.Client would change
-// or refuse some of them.
-func onTheWire(
-	t *testing.T, s *hubstest.Server, email string, headers ...string,
-) *hubstest.Response {
-	t.Helper()
-	body, err := json.Marshal(map[string]string{"email": email})
-	hubstest.Must(t, err)
-	headers = append(headers, "Content-Type", "application/json")
-	return s.Wire(t, "POST /auth/otp/request", body, headers...)
-}
-
-// An emailCase is an address and the answer to a request with it. testdata/emails.json explains the
-// members.
-type emailCase struct {
-	hubstest.CorpusCase
-	Email  string
-	Stored string
-}
-
-// I4, O9: The server accepts and refuses exactly these addresses, in a request for a code and in a
-// sign-in. The code for a user's address is sent.
-func TestOnlyPlainAddressesAreTaken(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	for _, c := range hubstest.ReadCorpus[emailCase](t, "emails.json").Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			email := hubstest.FillIn(c.Email)
-			if c.Stored != "" {
-				hubstest.AddUser(t, s.Database, c.Stored, "member")
-			}
-			onTheWire(t, s, email, "X-Forwarded-For", hubstest.NewIP()).WantAnswer(t, c.Expect)
-			if c.Stored != "" {
-				s.Code(t, c.Stored)
-				return
-			}
-			if c.Expect.Status == 200 {
-				c.Expect.Status = 401
-				c.Expect.Code = "invalid_code"
-			}
-			s.Client(t).PresentCode(email, "000000").WantAnswer(t, c.Expect)
-		})
-	}
-}
-
-// L2: The client's address is the first one that is not a trusted proxy's, beginning with the peer
-// of the connection and going on with X-Forwarded-For from the right. The test sees it in the log
-// line and in the limit that it shares with other addresses.
-func TestForwardedAddressesNeedTrust(t *testing.T) {
-	t.Parallel()
-	file := hubstest.ReadCorpus[struct {
-		hubstest.CorpusCase
-		Server, Client                   string
-		Headers, SharesWith, DiffersFrom []string
-	}](t, "forwarded.json")
-	servers := hubstest.StartEnvironments(t, file.Settings)
-	limit := hubstest.LimitOf(t, askRoute)
-
-	for _, c := range file.Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			s := hubstest.Named(t, servers, c.Server)
-			email := hubstest.NewEmail()
-			for range limit.Requests {
-				r := onTheWire(t, s, email, c.Headers...)
-				r.WantAnswer(t, c.Expect)
-				waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
-			}
-
-			for _, chain := range append(c.SharesWith, c.Client) {
-				wantLimited(t, onTheWire(t, s, email, "X-Forwarded-For", chain), limit)
-			}
-			for _, chain := range c.DiffersFrom {
-				onTheWire(t, s, email, "X-Forwarded-For", chain).Want(t, 200)
-			}
-		})
-	}
 }

@@ -49,13 +49,32 @@ func serveBare(addr string) {
 	panic(http.ListenAndServe(addr, http.HandlerFunc(answer)))
 }
 
-// A kind is a kind of request in requests.json. The list "usual" has everyday requests, and "abuse"
-// has the most expensive requests that the limits let through.
+// A kind is a kind of request.
 type kind struct {
 	Name   string
 	Path   string // "{1 MB}" is the download of a file of that size
 	Upload int    // size of the file to upload in bytes; 0 for a GET
 	Header string // an additional header, such as "Range: bytes=0-0", or ""
+}
+
+// kinds has everyday requests, and the most expensive requests that the limits let through.
+var kinds = map[string][]kind{
+	"usual": {
+		{Name: "session", Path: "/auth/session"},
+		{Name: "list", Path: "/hubs"},
+		{Name: "list-deep", Path: "/hubs?offset=5000"},
+		{Name: "list-rare-name", Path: "/hubs?filters%5Bname%5D=zweibr"},
+		{Name: "download-1MB", Path: "{1 MB}"},
+		{Name: "upload-10kB", Path: "/files/upload", Upload: 10_000},
+	},
+	"abuse": {
+		{Name: "session", Path: "/auth/session"},
+		{Name: "list-deepest", Path: "/hubs?limit=100&offset=10000&orderBy=updatedAt&orderDirection=desc"},
+		{Name: "list-absent-name", Path: "/hubs?limit=100&filters%5Bname%5D=xylophone"},
+		{Name: "download-1MB", Path: "{1 MB}"},
+		{Name: "download-16-ranges", Path: "{1 MB}", Header: "Range: bytes=0-0" + strings.Repeat(",0-0", 15)},
+		{Name: "upload-1MB", Path: "/files/upload", Upload: 1_000_000},
+	},
 }
 
 // A side is a server that is measured, or bare net/http, with which it is compared.
@@ -77,9 +96,6 @@ func BenchmarkRequests(b *testing.B) {
 	pg := hubstest.NewPostgres(b)
 	after := newSide(b, pg, "after", hubstest.Binary())
 	sides := []*side{after}
-	var kinds map[string][]kind
-	const name = "test/bench/testdata/requests.json"
-	hubstest.Decode(b, name, hubstest.FillIn(hubstest.ReadFile(b, name)), &kinds)
 	measured := kinds["usual"]
 	switch os.Getenv("BENCH") {
 	case "abuse":
@@ -258,10 +274,10 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 		url,
 		"--", server.cookies, method, contentType, body, header, value, // for bench.lua
 	)
-	serverBefore := hubstest.CPU(s.process.Process.Pid)
+	serverBefore := cpuTime(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)
 	out, err := wrk.CombinedOutput()
-	serverUsed := hubstest.CPU(s.process.Process.Pid) - serverBefore
+	serverUsed := cpuTime(s.process.Process.Pid) - serverBefore
 	postgresUsed := postgresCPU(pg) - postgresBefore
 	_, result, _ := strings.Cut(string(out), "\nresult ")
 	var requests, took, p50, p99, failed float64
@@ -290,9 +306,24 @@ func tempFile(t testing.TB, content []byte) (path string) {
 // postgresCPU returns the CPU time that all processes of PostgreSQL have used so far.
 func postgresCPU(pg *hubstest.Postgres) time.Duration {
 	postmaster := pg.Postmaster()
-	sum := hubstest.CPU(postmaster)
+	sum := cpuTime(postmaster)
 	for _, child := range pg.Children(postmaster) {
-		sum += hubstest.CPU(child)
+		sum += cpuTime(child)
+	}
+	return sum
+}
+
+// cpuTime returns the CPU time that the threads of a process have used so far, without the threads
+// that have ended. It reads the first number of each schedstat, in nanoseconds. Without such files,
+// it returns 0.
+func cpuTime(pid int) (sum time.Duration) {
+	// The pattern is well formed, so Glob returns no error.
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, thread := range threads {
+		text, _ := os.ReadFile(thread) // an error means that the thread has just ended
+		var ran time.Duration
+		fmt.Sscan(string(text), &ran)
+		sum += ran
 	}
 	return sum
 }

@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"fmt"
 	"net/http"
 	"os/exec"
 	"strings"
@@ -11,12 +12,18 @@ import (
 
 // exampleSite builds the example front end in a copy of the working tree, with the commands of
 // docs/clients.md, and serves it on a port of its own. The page at /?api=URL calls the server at
-// that URL.
+// that URL. The packages are installed already, as they are locked, so npm finds nothing to do.
 func exampleSite(t testing.TB) (url string) {
 	t.Helper()
 	commands := hubstest.Matches(t, "docs/clients.md", "(?s)```sh\n(.*?)```")[0]
-	packages := hubstest.Matches(t, "docs/clients.md", "npm install --no-save (openapi-.*)")[0]
-	dir := hubstest.Packages(t, strings.Fields(packages)...)
+	dir := hubstest.Packages(t, "testdata/example")
+	locked := hubstest.ReadFile(t, "test/browser/testdata/example/package.json")
+	for _, wanted := range hubstest.Matches(t, "docs/clients.md", `(openapi-typescript@\S+|typescript@\S+)`) {
+		name, version, _ := strings.Cut(wanted, "@")
+		if !strings.Contains(locked, fmt.Sprintf("%q: %q", name, version)) {
+			t.Errorf("docs/clients.md installs %s, want what testdata/example locks:\n%s", wanted, locked)
+		}
+	}
 	shell := exec.Command("sh", "-ec", `cp -R "$0/examples" "$0/web" .; `+commands, hubstest.Root())
 	shell.Dir = dir
 	if out, err := shell.CombinedOutput(); err != nil {
@@ -146,7 +153,7 @@ func (e *exampleUser) askTooOften() {
 // origin. When the server refuses, they show its reason.
 func TestUploadRecipes(t *testing.T) {
 	t.Parallel()
-	dir := hubstest.Packages(t, "uppy@6.0.1", "filepond@4.32.12", "dropzone@6.3.5", "axios@1.21.1")
+	dir := hubstest.Packages(t, "testdata/uploaders")
 	files := http.FileServer(http.Dir(dir))
 	recipes := strings.Join(hubstest.Matches(t, "docs/clients.md", "(?s)```js\n(.*?)```"), "")
 	page := withLocalhost(serve(t, func(w http.ResponseWriter, r *http.Request) {

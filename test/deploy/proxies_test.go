@@ -90,7 +90,7 @@ var privateRequests = []string{
 	"GET <path> HTTP/1.482913\r\n<headers>\r\n",
 	"GET <path> HTTP/1.1\r\n<headers>482913 jane.roe@mailbox.example\r\n\r\n",
 	"482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n",
-	"GET <path> HTTP/1.1\r\n<headers>X: <482913*12000>\r\n\r\n",
+	"GET <path> HTTP/1.1\r\n<headers>X: " + strings.Repeat("482913", 12000) + "\r\n\r\n",
 	"POST <path> HTTP/1.1\r\n<headers>Content-Length: 0\r\nContent-Length: 482913\r\n\r\n",
 	"GET x:<path> HTTP/1.0\r\n\r\n",
 }

@@ -140,7 +140,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
 	_, admin := pair.start(pair.primary, pair.standby)
-	ledger := hubstest.NewLedger(t)
+	ledger := newLedger(t)
 	clients := startWriting(t, admin, ledger)
 	clients.waitForSuccesses(10)
 	pair.primary.Lose()
@@ -148,8 +148,8 @@ func TestFailoverLosesNothing(t *testing.T) {
 	pair.promote()
 	clients.waitForSuccesses(20)
 	clients.end()
-	ledger.CheckRows(pair.standby.URL)
-	ledger.CheckFiles(admin, pair.standby.URL)
+	ledger.checkRows(pair.standby.URL)
+	ledger.checkFiles(admin, pair.standby.URL)
 }
 
 // D2: While the synchronous standby is unreachable, a write gets a 503, although it may be done

@@ -15,14 +15,14 @@ import (
 // startWriting starts four clients that write hubs, two that upload files, and one that reads. The
 // ledger gets their writes.
 func startWriting(
-	t *testing.T, admin *hubstest.Client, ledger *hubstest.Ledger,
+	t *testing.T, admin *hubstest.Client, ledger *ledger,
 ) *clients {
 	t.Helper()
 	write := func() *hubstest.Response {
-		return ledger.WriteHub(admin.Elsewhere())
+		return ledger.writeHub(admin.Elsewhere())
 	}
 	upload := func() *hubstest.Response {
-		return ledger.Upload(admin.Elsewhere())
+		return ledger.upload(admin.Elsewhere())
 	}
 	read := func() *hubstest.Response {
 		return get(admin, "/hubs")
@@ -41,7 +41,7 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 	pg := hubstest.NewPostgres(t)
 	s, admin := startOn(t, pg.URL)
 	s.AllowErrorsWithAnyOf(unavailable)
-	ledger := hubstest.NewLedger(t)
+	ledger := newLedger(t)
 	type postgres = *hubstest.Postgres
 	outages := []struct {
 		away, back func(postgres) // begin and end the outage
@@ -73,8 +73,8 @@ func TestLoadOutlivesTheDatabase(t *testing.T) {
 			t.Fatalf("memory: got %d MB, and %d MB after the first round", used>>20, memory>>20)
 		}
 	}
-	ledger.CheckRows(pg.URL)
-	ledger.CheckFiles(admin, pg.URL)
+	ledger.checkRows(pg.URL)
+	ledger.checkFiles(admin, pg.URL)
 	s.wantNoLeaks()
 }
 

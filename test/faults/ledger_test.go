@@ -1,22 +1,23 @@
-package hubstest
+package faults
 
 import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	mathrand "math/rand/v2"
 	"strconv"
 	"sync"
 	"testing"
+
+	"hubs/internal/hubstest"
 )
 
-// A Ledger records every write that the server acknowledged, and every write that may have been
-// done although no answer said so. When the faults are over, CheckRows and CheckFiles compare the
-// tables and the files with the ledger. WriteHub and Upload may be called in parallel.
+// A ledger records every write that the server acknowledged, and every write that may have been
+// done although no answer said so. When the faults are over, checkRows and checkFiles compare the
+// tables and the files with the ledger. writeHub and upload may be called in parallel.
 //
 // A write is acknowledged when the client has its answer: 200, 201 or 204.
-type Ledger struct {
+type ledger struct {
 	t testing.TB
 
 	mu     sync.Mutex
@@ -37,9 +38,9 @@ type ledgerHub struct {
 	changed  int  // number of the last change that was acknowledged
 }
 
-// NewLedger returns an empty ledger. A write that was lost or done twice fails the test.
-func NewLedger(t testing.TB) *Ledger {
-	return &Ledger{
+// newLedger returns an empty ledger. A write that was lost or done twice fails the test.
+func newLedger(t testing.TB) *ledger {
+	return &ledger{
 		t:     t,
 		hubs:  map[string]*ledgerHub{},
 		idle:  make(chan *ledgerHub, 1<<20), // more hubs than a soak makes
@@ -47,8 +48,8 @@ func NewLedger(t testing.TB) *Ledger {
 	}
 }
 
-// WriteHub creates, changes or deletes a hub, at random.
-func (l *Ledger) WriteHub(c *Client) *Response {
+// writeHub creates, changes or deletes a hub, at random.
+func (l *ledger) writeHub(c *hubstest.Client) *hubstest.Response {
 	draw := mathrand.IntN(10)
 	if draw < 3 {
 		return l.createHub(c)
@@ -64,8 +65,8 @@ func (l *Ledger) WriteHub(c *Client) *Response {
 	}
 }
 
-func (l *Ledger) createHub(c *Client) *Response {
-	hub := &ledgerHub{name: fmt.Sprintf("ledger %d", serial.Add(1))}
+func (l *ledger) createHub(c *hubstest.Client) *hubstest.Response {
+	hub := &ledgerHub{name: "ledger " + hubstest.NewUUID()}
 	l.mu.Lock()
 	l.hubs[hub.name] = hub
 	l.mu.Unlock()
@@ -73,13 +74,13 @@ func (l *Ledger) createHub(c *Client) *Response {
 	if r.Status != 201 {
 		return r
 	}
-	hub.id = r.text("hubId")
+	hub.id = madeBy(r).HubID
 	hub.created = true
 	l.idle <- hub
 	return r
 }
 
-func (l *Ledger) changeHub(c *Client, hub *ledgerHub) *Response {
+func (l *ledger) changeHub(c *hubstest.Client, hub *ledgerHub) *hubstest.Response {
 	hub.sent++
 	change := map[string]string{"description": strconv.Itoa(hub.sent)}
 	r := c.Do("PATCH /hubs/"+hub.id, change)
@@ -90,37 +91,45 @@ func (l *Ledger) changeHub(c *Client, hub *ledgerHub) *Response {
 	return r
 }
 
-func (l *Ledger) deleteHub(c *Client, hub *ledgerHub) *Response {
+func (l *ledger) deleteHub(c *hubstest.Client, hub *ledgerHub) *hubstest.Response {
 	hub.deleting = true // no other request may use the hub, so it does not become idle again
 	r := c.Do("DELETE /hubs/"+hub.id, nil)
 	hub.deleted = r.Status == 204
 	return r
 }
 
-// Upload uploads a file with 100 bytes to about 16 kB of random content.
-func (l *Ledger) Upload(c *Client) *Response {
+// upload uploads a file with 100 bytes to about 16 kB of random content.
+func (l *ledger) upload(c *hubstest.Client) *hubstest.Response {
 	content := make([]byte, 100+mathrand.IntN(16<<10))
 	rand.Read(content)
-	r := c.Upload(fmt.Sprintf("ledger %d.bin", serial.Add(1)), content)
+	r := c.Upload("ledger "+hubstest.NewUUID()+".bin", content)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch r.Status {
 	case 201:
-		l.files[r.text("path")] = sha256.Sum256(content)
+		l.files[madeBy(r).Path] = sha256.Sum256(content)
 	case 503:
 		l.unsure++
 	}
 	return r
 }
 
-// CheckRows compares the hubs in the table with the ledger. No request may be under way.
-func (l *Ledger) CheckRows(databaseURL string) {
+// A made hub or file, as the answer describes it.
+type made struct{ HubID, Path string }
+
+func madeBy(r *hubstest.Response) (m made) {
+	json.Unmarshal(r.Body, &m) // the harness has compared the answer with the contract
+	return m
+}
+
+// checkRows compares the hubs in the table with the ledger. No request may be under way.
+func (l *ledger) checkRows(databaseURL string) {
 	l.t.Helper()
-	text := Query[[]byte](l.t, databaseURL, `select json_object_agg(name, to_jsonb(hub))
+	text := hubstest.Query[[]byte](l.t, databaseURL, `select json_object_agg(name, to_jsonb(hub))
 		from (select name, count(*) as copies, min(description) as change from hubs
 			group by name) hub`)
 	var stored map[string]storedHub
-	Must(l.t, json.Unmarshal(text, &stored))
+	hubstest.Must(l.t, json.Unmarshal(text, &stored))
 	for name, hub := range l.hubs {
 		row, isStored := stored[name]
 		if hub.created && !hub.deleting && !isStored {
@@ -149,9 +158,9 @@ type storedHub struct {
 	Change string // the description
 }
 
-// CheckFiles downloads every acknowledged file and compares the number of rows with the ledger. No
+// checkFiles downloads every acknowledged file and compares the number of rows with the ledger. No
 // request may be under way, and nothing but the ledger may have uploaded files.
-func (l *Ledger) CheckFiles(c *Client, databaseURL string) {
+func (l *ledger) checkFiles(c *hubstest.Client, databaseURL string) {
 	l.t.Helper()
 	for path, hash := range l.files {
 		r := c.Elsewhere().Get(path)
@@ -159,7 +168,7 @@ func (l *Ledger) CheckFiles(c *Client, databaseURL string) {
 			l.t.Errorf("%s: got %v, want the bytes of an acknowledged file", path, r)
 		}
 	}
-	rows := Query[int](l.t, databaseURL, "select count(*) from files")
+	rows := hubstest.Query[int](l.t, databaseURL, "select count(*) from files")
 	least := len(l.files)
 	if rows < least || rows > least+l.unsure {
 		l.t.Errorf("rows of files: got %d, want %d to %d: an upload with a 503 may be stored",
