@@ -213,23 +213,26 @@ on('accept', async () => {
   await listHubs();
 });
 
-// Pages: an answer repeats its limit and offset, and says whether there is more. There is no
-// total, since counting costs more as the table grows.
-const limit = 10;
-let offset = 0;
+// Pages: each page but the last names its next one, which begins behind its last hub, whatever
+// was added or deleted since. There is no total, since counting costs more as the table grows.
+let before: string[] = []; // the after of each page up to this one; the first page needs none
+let next: string | null = null;
 
 on('search', () => listHubs());
-on('previous', () => listHubs(offset - limit));
-on('next', () => listHubs(offset + limit));
+on('previous', () => listHubs(before.slice(0, -1)));
+on('next', () => listHubs([...before, next!]));
 
-async function listHubs(from = 0) {
+async function listHubs(to: string[] = []) {
   if (find('hubs').hidden) return;
-  const query: Query<paths['/hubs']['get']> = { limit, offset: from, orderBy: 'name' };
+  const query: Query<paths['/hubs']['get']> = { limit: 10, orderBy: 'name' };
+  const after = to.at(-1);
+  if (after) query.after = after;
   if (input('name').value) query['filters[name]'] = input('name').value;
   const page = await call('get', '/hubs', { query });
-  offset = page.offset;
-  find('previous').hidden = offset === 0;
-  find('next').hidden = !page.hasMore;
+  before = to;
+  next = page.next;
+  find('previous').hidden = to.length === 0;
+  find('next').hidden = next === null;
   find('list').replaceChildren(...page.items.map(hub => {
     const item = document.createElement('li');
     item.textContent = `${hub.name} (${hub.status})`; // text, never markup

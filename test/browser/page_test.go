@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -27,9 +28,9 @@ type learner struct {
 }
 
 // newLearner starts a browser, and a server with a new user and 12 hubs.
-func newLearner(t *testing.T) *learner {
+func newLearner(t *testing.T, settings ...map[string]string) *learner {
 	t.Helper()
-	s := hubstest.Start(t)
+	s := hubstest.Start(t, settings...)
 	email, _ := s.NewUser(t, "member")
 	l := &learner{browser: newBrowser(t, ""), srv: s, email: email}
 	l.exec(`insert into hubs (name, status, description)
@@ -49,17 +50,17 @@ const exchanges = "document.querySelectorAll('#exchange-log > *').length"
 // enter types text and the enter key, which makes the page send a request. It waits for the answer.
 func (l *learner) enter(selector, text string) {
 	l.t.Helper()
-	l.send(func() { l.keys(selector, text+enterKey) })
+	l.sending(func() { l.keys(selector, text+enterKey) })
 }
 
 // press clicks on an element, which makes the page send a request. It waits for the answer.
 func (l *learner) press(selector string) {
 	l.t.Helper()
-	l.send(func() { l.click(selector) })
+	l.sending(func() { l.click(selector) })
 }
 
-// send calls act and waits until the page shows one more request.
-func (l *learner) send(act func()) {
+// sending calls act and waits until the page shows one more request.
+func (l *learner) sending(act func()) {
 	l.t.Helper()
 	before := script[int](l.browser, "return "+exchanges)
 	act()
@@ -96,12 +97,16 @@ func (l *learner) codeIsSent() string {
 	return fmt.Sprintf("a code of %v digits for it, good for at most %v minutes", answer["codeLength"], minutes)
 }
 
-// chooseFile makes a file and chooses it in the page's input for files.
-func (b *browser) chooseFile(name, content string) {
+// chooseFile makes a file and chooses it in the page's input for files. The file is an hour old,
+// because Chromium compares the times of a file in whole seconds.
+func (b *browser) chooseFile(name, content string) (path string) {
 	b.t.Helper()
-	path := filepath.Join(b.t.TempDir(), name)
+	path = filepath.Join(b.t.TempDir(), name)
 	hubstest.WriteFile(b.t, path, content)
+	hourAgo := time.Now().Add(-time.Hour)
+	hubstest.Must(b.t, os.Chtimes(path, hourAgo, hourAgo))
 	b.post(b.element("#file")+"/value", params{"text": path})
+	return path
 }
 
 // picture returns a PNG, 300 pixels wide.
@@ -368,7 +373,7 @@ func (l *learner) goBack() {
 // say so. Chromium under its driver loads the page again.
 func (l *learner) showAgain() {
 	l.t.Helper()
-	l.send(func() {
+	l.sending(func() {
 		script[any](l.browser, "dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
 	})
 }

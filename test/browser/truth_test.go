@@ -44,7 +44,7 @@ func (l *learner) part(title string) string {
 func (l *learner) wantStored(sentence string, act func()) {
 	l.t.Helper()
 	before := l.stored()
-	l.send(act)
+	l.sending(act)
 	after := l.stored()
 	l.waitText("#exchange", sentence)
 	l.wantEqual("what the page says was stored", l.part("Stored"), sentence)

@@ -61,7 +61,7 @@ func (w walker) walk() {
 // and for it, the message of a place and what then has the focus to be in the window.
 func (w walker) enterThere(input, text, exchange, place, focus string) {
 	w.t.Helper()
-	w.send(func() {
+	w.sending(func() {
 		w.reach(input)
 		script[any](w.browser, "document.activeElement.select()")
 		w.typeKeys(text + enterKey)
@@ -72,7 +72,7 @@ func (w walker) enterThere(input, text, exchange, place, focus string) {
 // pressThere is enterThere for a button.
 func (w walker) pressThere(button, exchange, place, focus string) {
 	w.t.Helper()
-	w.send(func() {
+	w.sending(func() {
 		w.reach(button)
 		w.activate(button)
 	})
