@@ -278,6 +278,7 @@ func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 type Postgres struct {
 	t        testing.TB // nil for the shared PostgreSQL
 	Dir, URL string     // Dir is the folder that ./dev.sh postgres gets
+	env      []string   // further variables for ./dev.sh, and so for PostgreSQL
 	program  *Program   // ./dev.sh
 	paused   []int      // process ids
 }
@@ -289,7 +290,9 @@ var errNoPostgres = errors.New("PostgreSQL is not installed")
 
 // start runs ./dev.sh until it has started PostgreSQL and printed its URL.
 func (pg *Postgres) start() (err error) {
-	pg.program, err = startProgram(exec.Command(Root()+"/dev.sh", "postgres", pg.Dir))
+	cmd := exec.Command(Root()+"/dev.sh", "postgres", pg.Dir)
+	cmd.Env = append(os.Environ(), pg.env...)
+	pg.program, err = startProgram(cmd)
 	if err != nil {
 		return err
 	}
