@@ -13,6 +13,7 @@ import (
 	"bufio"
 	"crypto/rand"
 	"database/sql"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -523,4 +525,32 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 		panic(http.ErrAbortHandler)
 	}
 	return catcher.toError()
+}
+
+// The documents that are in the binary.
+
+//go:embed web/openapi.json
+var openAPI string
+
+//go:embed web/index.html
+var indexPage string
+
+func (s *server) getOpenAPI(r *request) (output, error) {
+	text := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
+	sendDocument(r, "application/json", contentPolicy, text)
+	return sent{}, nil
+}
+
+// getPage sends the local page. A meta element in it has the rest of its
+// policy.
+func getPage(r *request) (output, error) {
+	sendDocument(r, "text/html; charset=utf-8", "frame-ancestors 'none'", indexPage)
+	return sent{}, nil
+}
+
+func sendDocument(r *request, contentType, policy, text string) {
+	r.w.Header().Set("Content-Type", contentType)
+	r.w.Header().Set("Content-Security-Policy", policy)
+	r.w.WriteHeader(200)
+	io.WriteString(r.w, text)
 }

@@ -2,11 +2,14 @@ package main
 
 // Hubs, the domain resource, and the model for another one: the row, its inputs
 // with their checks, and the handlers, which run a statement and return an
-// output or an error.
+// output or an error. At the end, what the checks of any input are made of.
 
 import (
+	"database/sql"
 	"encoding/base64"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -186,7 +189,7 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		q.after = q.parsePlace(*text)
 		errs.require(q.after != nil, "after",
 			"must be the next of a page in the same order and with the same filters")
-		errs.require(f.optional("offset") == nil, "offset", "must not be sent with after")
+		errs.require(f.optional("offset") == nil, "after", "must not be sent with offset")
 	}
 	return q, errs
 }
@@ -317,3 +320,78 @@ func (q hubQuery) statement() (text string, args []any) {
 	return "select " + hubColumns + " from hubs where hub_id = any (array(select hub_id " +
 		selection + ")) order by " + order, args
 }
+
+// How the fields of any input are read, and checked.
+
+func (f fields) text(name, fallback string) string {
+	value, isSent := f[name]
+	if !isSent {
+		return fallback
+	}
+	return value
+}
+
+func (f fields) optional(name string) *string {
+	value, isSent := f[name]
+	if !isSent {
+		return nil
+	}
+	return &value
+}
+
+func (f fields) trimmed(name string) *string {
+	value := f.optional(name)
+	if value != nil {
+		*value = strings.TrimFunc(*value, isBlank)
+	}
+	return value
+}
+
+func isBlank(c rune) bool { return unicode.IsSpace(c) || c == '\uFEFF' }
+
+// number returns -1, which no field allows, for anything but plain digits.
+func (f fields) number(name, fallback string) int {
+	text := f.text(name, fallback)
+	n, err := strconv.Atoi(text)
+	if err != nil || strconv.Itoa(n) != text { // such as +5 and 05
+		return -1
+	}
+	return n
+}
+
+func (errs *fieldErrors) requireLength(name, text string, least, most int) {
+	length := utf8.RuneCountInString(text)
+	if length < least || length > most {
+		errs.require(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
+	}
+}
+
+func (errs *fieldErrors) forbidControls(name, text, allowed string) {
+	isForbidden := func(c rune) bool {
+		return unicode.IsControl(c) && !strings.ContainsRune(allowed, c)
+	}
+	errs.require(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
+}
+
+func (errs *fieldErrors) requireOneOf(name, text string, allowed []string) {
+	if !slices.Contains(allowed, text) {
+		errs.require(false, name, "must be "+strings.Join(allowed, " or "))
+	}
+}
+
+func (errs *fieldErrors) requireNumber(name string, n, least, most int) {
+	if n < least || n > most {
+		errs.require(false, name, fmt.Sprintf("must be a whole number from %d to %d", least, most))
+	}
+}
+
+// pathID returns an id from the path, or NULL, which matches no row, if it is
+// no UUID.
+func (r *request) pathID(name string) sql.Null[string] {
+	id := r.PathValue(name)
+	return sql.Null[string]{V: id, Valid: isUUID(id)}
+}
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+func isUUID(text string) bool { return uuidPattern.MatchString(text) }

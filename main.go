@@ -235,34 +235,8 @@ func (s *server) checkHealth(check *healthCheck) {
 	close(check.ended)
 }
 
-//go:embed web/openapi.json
-var openAPI string
-
 //go:embed web/licenses.txt
 var licenses string
-
-//go:embed web/index.html
-var indexPage string
-
-func (s *server) getOpenAPI(r *request) (output, error) {
-	text := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-	sendDocument(r, "application/json", contentPolicy, text)
-	return sent{}, nil
-}
-
-// getPage sends the local page. A meta element in it has the rest of its
-// policy.
-func getPage(r *request) (output, error) {
-	sendDocument(r, "text/html; charset=utf-8", "frame-ancestors 'none'", indexPage)
-	return sent{}, nil
-}
-
-func sendDocument(r *request, contentType, policy, text string) {
-	r.w.Header().Set("Content-Type", contentType)
-	r.w.Header().Set("Content-Security-Policy", policy)
-	r.w.WriteHeader(200)
-	io.WriteString(r.w, text)
-}
 
 // Limits of a request and its connection; files.go has those of transfers.
 const (
@@ -306,7 +280,7 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	if cfg.env != envLocal {
-		s.warnOfDatabaseRights()
+		st.warnOfRights()
 	}
 	go s.sweepUploads()
 	httpServer := s.newHTTPServer()
@@ -401,19 +375,6 @@ func (s *server) isStopping() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// warnOfDatabaseRights warns of what an SQL injection could do and the server need
-// not. If the role may write users, an injection could make an administrator.
-func (s *server) warnOfDatabaseRights() {
-	rights, err := s.store.excessRights()
-	if err != nil {
-		s.log.Warn("the rights of the database role could not be checked", "error", err)
-	}
-	if rights != "" {
-		s.log.Warn("the database role has rights that the server does not need (run "+
-			"deploy/roles.sql, and use its role)", "rights", rights)
 	}
 }
 
@@ -682,12 +643,7 @@ func loadConfig() (config, error) {
 	cfg.sessionKeys = readSessionKeys(&settings)
 	cfg.readCookie(&settings)
 	cfg.readOrigins(&settings)
-	for _, text := range settings.list("TRUSTED_PROXIES", "") {
-		network, err := netip.ParsePrefix(text)
-		settings.require(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
-			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
-		cfg.trustedProxies = append(cfg.trustedProxies, network)
-	}
+	cfg.trustedProxies = settings.trustedProxies()
 	// Locally, codes may be printed instead.
 	if cfg.env != envLocal || os.Getenv("SMTP_URL")+os.Getenv("SMTP_URL_FILE") != "" {
 		cfg.mail = readMailer(&settings)

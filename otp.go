@@ -103,6 +103,8 @@ const (
 	errJustMailed = notDue("the last mail is too young")
 	errGuessedOut = notDue("wrong guesses have ended the code; the next one comes later")
 	errCodeEnded  = notDue("the code was used or replaced meanwhile")
+
+	errSignedOutAhead = notDue("the user was signed out in the future, so no code could sign them in")
 )
 
 // issue returns the code to mail to a user, the current one or a new one. It
@@ -124,6 +126,8 @@ func (c *oneTimeCodes) issue(email string, u *user, again *oneTimeCode) (*oneTim
 	// this one.
 	isForUser := code != nil && code.whyRefused(u, clockStep) == ""
 	switch {
+	case u.signedOutAt.After(u.now):
+		return again, errSignedOutAhead
 	case again != nil && (code != again || code.guesses >= maxGuesses):
 		return again, errCodeEnded
 	case again != nil:
@@ -231,10 +235,6 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	}
 	if u == nil || u.suspended {
 		log.Info("code not sent: no active user")
-		return
-	}
-	if u.signedOutAt.After(u.now) { // no code could sign this user in
-		log.Warn("code not sent: the user was signed out in the future")
 		return
 	}
 	code, err := s.mailUntil(lastStart, email, u, log)

@@ -491,10 +491,12 @@ func (st *store) probe() error {
 
 var errMissingRights = errors.New("the database role lacks rights (run deploy/roles.sql)")
 
-// excessRights names what the role may do to the tables beyond deploy/roles.sql,
-// and what would let it do more.
-func (st *store) excessRights() (rights string, err error) {
-	err = st.read(`select case when rolsuper then 'superuser' else concat_ws(', ',
+// warnOfRights warns of what the role may do to the tables beyond
+// deploy/roles.sql, or what would let it do so. If it may write users, an SQL
+// injection could make an administrator.
+func (st *store) warnOfRights() {
+	var rights string
+	err := st.read(`select case when rolsuper then 'superuser' else concat_ws(', ',
 			case when rolcreaterole then 'createrole' end, case when rolreplication then 'replication' end,
 			case when rolbypassrls then 'bypassrls' end,
 			(select string_agg('member of ' || rolname, ', ') from pg_roles r
@@ -509,7 +511,13 @@ func (st *store) excessRights() (rights string, err error) {
 					then has_table_privilege(name, operation)
 					else has_column_privilege(name, attnum, operation) end)) end
 		from pg_roles me where rolname = current_user`, nil, &rights)
-	return rights, err
+	if err != nil {
+		st.log.Warn("the rights of the database role could not be checked", "error", err)
+	}
+	if rights != "" {
+		st.log.Warn("the database role has rights that the server does not need (run "+
+			"deploy/roles.sql, and use its role)", "rights", rights)
+	}
 }
 
 // orNotFound turns a missing row into a 404.

@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"net"
 	"net/url"
 	"regexp"
@@ -121,6 +122,7 @@ type MailServer struct {
 	flooded atomic.Int64 // bytes of endless answers that were written
 
 	mu      sync.Mutex
+	draws   *mathrand.Rand // of its world
 	mails   []*Mail
 	changed chan struct{} // closed and replaced by each change of mode
 	mode    MailMode
@@ -166,6 +168,7 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	opts.Mechanism = cmp.Or(opts.Mechanism, "PLAIN")
 	m := &MailServer{
 		opts:    opts,
+		draws:   draw(t),
 		tls:     opts.tls(),
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},
@@ -406,8 +409,18 @@ func (c *smtpConversation) say(answer string) {
 	if answer != "" {
 		_, delay, _ := c.m.state()
 		time.Sleep(delay)
-		io.WriteString(c.conn, answer+"\r\n")
+		answer += "\r\n"
+		first := c.m.intN(len(answer)) // an answer may come in two pieces
+		io.WriteString(c.conn, answer[:first])
+		io.WriteString(c.conn, answer[first:])
 	}
+}
+
+// intN draws a number below n.
+func (m *MailServer) intN(n int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.draws.IntN(n)
 }
 
 // end sends a last answer and closes the connection. If answer is "", it only closes. It returns
@@ -486,16 +499,21 @@ func (c *smtpConversation) answer(verb, args string) string {
 	}
 }
 
-// extensions returns the answer to EHLO.
+// extensions returns the answer to EHLO: what clients look for stands among other extensions.
 func (c *smtpConversation) extensions() string {
-	list := "250-test.example.com\r\n"
+	list := []string{"8BITMIME", "SIZE 10485760", "DSN", "PIPELINING", "SMTPUTF8"}
+	list = list[:1+c.m.intN(len(list))]
 	if !c.secure && !c.m.opts.NoStartTLS {
-		list += "250-STARTTLS\r\n"
+		list = append(list, "STARTTLS")
 	}
 	if c.m.opts.User != "" {
-		list += "250-AUTH " + c.m.opts.Mechanism + "\r\n"
+		list = append(list, "AUTH "+c.m.opts.Mechanism)
 	}
-	return list + "250 8BITMIME"
+	first := c.m.intN(len(list))
+	list = append(list[first:], list[:first]...)
+	lines := append([]string{"test.example.com"}, list...)
+	last := len(lines) - 1
+	return "250-" + strings.Join(lines[:last], "\r\n250-") + "\r\n250 " + lines[last]
 }
 
 // sender returns the answer to MAIL FROM.

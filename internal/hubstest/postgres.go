@@ -175,8 +175,8 @@ func EmptyDatabase(t testing.TB, options string) string {
 	// The rights on a database itself are not copied from its template.
 	Must(t, operate(cluster,
 		"create database "+name+" "+options,
-		"revoke all on database "+name+" from public",
-		"grant connect on database "+name+" to "+serverRole))
+		"revoke all on database "+name+" from public; grant connect on database "+name+" to "+serverRole+
+			"; "+drawSettings(t, name)))
 	t.Cleanup(func() {
 		Must(t, operate(cluster, "drop database if exists "+name+" with (force)"))
 	})
