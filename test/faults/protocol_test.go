@@ -25,7 +25,7 @@ func startBroken(t *testing.T) *brokenWorld {
 	database := hubstest.NewDatabase(t)
 	broken, through := hubstest.NewBrokenPostgres(t, database)
 	unit := hubstest.StartUnit(t, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env(),
-		map[string]string{"DATABASE_URL": through})
+		map[string]string{"DATABASE_URL": through}, hubstest.Quiet)
 	unit.AllowErrorsWithAnyOf("")
 	unit.Database = database
 	t.Cleanup(func() {
