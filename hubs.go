@@ -189,7 +189,7 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		q.after = q.parsePlace(*text)
 		errs.require(q.after != nil, "after",
 			"must be the next of a page in the same order and with the same filters")
-		errs.require(f.optional("offset") == nil, "offset", "must not be sent with after")
+		errs.require(f.optional("offset") == nil, "after", "must not be sent with offset")
 	}
 	return q, errs
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"io"
 	rand2 "math/rand/v2"
 	"net"
 	"net/http/httptest"
@@ -618,4 +619,41 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		}
 	}
 	hubstest.WantEqual(t, "passwords at the mail server", m.Passwords(), len(loopback))
+}
+
+// M1: Whatever a mail server says, a mail ends in its time, and counts as sent only if the server has
+// said 2yz after the mail.
+func FuzzMailServer(f *testing.F) {
+	f.Add("220 a\r\n250 b\r\n250 c\r\n250 d\r\n354 e\r\n250 f\r\n")
+	f.Add("220 a\r\n421 b\r\n")
+	f.Add("220-a\r\n220 b\r\n250-AUTH\r\n250 c\r\n450 d\r\n")
+	f.Fuzz(func(t *testing.T, says string) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		hubstest.Must(t, err)
+		defer listener.Close()
+		heard := make(chan string, 1)
+		go func() {
+			conn, err := listener.Accept()
+			if err != nil {
+				heard <- ""
+				return
+			}
+			io.WriteString(conn, says)
+			conn.(*net.TCPConn).CloseWrite()
+			text, _ := io.ReadAll(conn)
+			conn.Close()
+			heard <- string(text)
+		}()
+		server := &url.URL{Scheme: "smtp", Host: listener.Addr().String()}
+		m := mailer{server: server, from: &mail.Address{Address: "hubs@example.com"}}
+		err = m.send("a@b.example", "subject", "text\n")
+		text := <-heard
+		hasMail := strings.Contains(text, "\r\n.\r\n")
+		if err == nil && (!hasMail || !strings.Contains(says, "250")) {
+			t.Errorf("the mail server says %q and has heard %q: got no error, want one", says, text)
+		}
+		if isRefusedForNow(err) && !strings.Contains(says, "4") {
+			t.Errorf("the mail server says %q: got %v, want no refusal for now", says, err)
+		}
+	})
 }

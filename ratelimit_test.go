@@ -7,7 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,10 +101,10 @@ func TestLimitSlides(t *testing.T) {
 				want := model[key].wait()
 				got := refusedFor(t, l, key)
 				if got == 0 && want > 0 && isForgotten[key] {
+					isForgotten[key] = false
 					want = 0
 					model[key].passed = []time.Time{time.Now()}
 				}
-				isForgotten[key] = false
 				if got != want {
 					t.Fatalf("seed %d, step %d: got a wait of %v, want %v", seed, step, got, want)
 				}
@@ -147,6 +152,57 @@ func TestFloodOfNewKeys(t *testing.T) {
 		}
 		if got := kept(l.period, "at the next sweep"); got != 1 {
 			t.Errorf("after the next sweep: got %d keys in memory, want 1", got)
+		}
+	})
+}
+
+// L2: The client is the peer, or an address of X-Forwarded-For with none but trusted addresses to
+// its right. Nobody without a trusted address gets another one than their own.
+func FuzzForwardedFor(f *testing.F) {
+	f.Add("10.0.0.1:1", "192.0.2.1, 10.0.0.2")
+	f.Add("10.0.0.1:1", "[2001:db8::1]:80,::ffff:10.0.0.3,fe80::1%eth0")
+	f.Add("192.0.2.9:1", "10.0.0.1")
+	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	f.Fuzz(func(t *testing.T, peer, sent string) {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.RemoteAddr = peer
+		r.Header["X-Forwarded-For"] = []string{sent}
+		got := clientAddress(r, trusted)
+		hops := append(strings.Split(sent, ","), peer)
+		for _, hop := range slices.Backward(hops) {
+			address := parseAddress(strings.TrimSpace(hop))
+			if address == got {
+				return
+			}
+			if !address.IsValid() || !isWithin(address, trusted) {
+				break
+			}
+		}
+		t.Errorf("peer %q, X-Forwarded-For %q: got %v, want an address behind trusted ones", peer, sent, got)
+	})
+}
+
+// C1: An origin is accepted only in the form that a browser sends: package url gives the same text
+// back, in lower case, without a default port, with a host of labels or an address.
+func FuzzOrigin(f *testing.F) {
+	for _, origin := range []string{
+		"https://app.example.com", "http://[::1]:3000", "http://127.0.0.1", "https://a.example.:443",
+	} {
+		f.Add(origin)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if !isOrigin(text) {
+			return
+		}
+		u, err := url.Parse(text)
+		if err != nil || u.Scheme+"://"+u.Host != text || strings.ToLower(text) != text {
+			t.Fatalf("got %q accepted, want what package url gives back in lower case", text)
+		}
+		port, _ := strconv.Atoi(u.Port())
+		isDefault := u.Scheme == "http" && port == 80 || u.Scheme == "https" && port == 443
+		hasBadPort := u.Port() != "" && (port < 1 || port > 65535) || strings.HasSuffix(text, ":")
+		if isDefault || hasBadPort || strings.HasSuffix(u.Hostname(), ".") || strings.Contains(text, "..") {
+			t.Errorf("got %q accepted", text)
 		}
 	})
 }
