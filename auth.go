@@ -29,7 +29,7 @@ const TERMS_VERSION = "2026-11-01"
 
 const (
 	sessionTTL = 60 * 24 * time.Hour // life of a session token and its cookie
-	clockStep  = time.Minute         // how far clocks may differ, or go back
+	clockStep  = time.Minute         // a time that is later by less is not from the future
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
 	maxCookies = 8                   // with our name; to check one costs a signature for each key
 )
@@ -52,8 +52,8 @@ type user struct {
 	now           time.Time // the database's clock when the row was read
 }
 
-// A userCondition is part of a statement. Because of its type, no text of a
-// client can become one (I1).
+// A userCondition is part of a statement. Its own type keeps a text of a client
+// from becoming one by mistake (I1).
 type userCondition string
 
 const (
@@ -255,8 +255,8 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 
 // whyRefused says in one word, for the log, why a token does not open a session of its
 // user, or returns "". All times are the database's (T2). If its clock has gone
-// back, a token from before could outlive a sign-out. So it is refused until the
-// clock has caught up (T9).
+// back by more than clockStep, a token from before could outlive a sign-out. So
+// it is refused until the clock has caught up (T9).
 func (token sessionToken) whyRefused(u *user) string {
 	switch {
 	case token.IssuedAt.After(u.now.Add(clockStep)), u.signedOutAt.After(u.now):
@@ -293,7 +293,7 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 	latest := time.Now().Add(clockStep)
 	issuedAt := func(token sessionToken) time.Time {
 		if token.IssuedAt.After(latest) {
-			return time.Time{}
+			return token.IssuedAt.Add(-2 * sessionTTL)
 		}
 		return token.IssuedAt.Time
 	}
@@ -453,6 +453,9 @@ const userLine = `format('%s  %s  %s  added %s', email, permission,
 // whereAddress compares addresses as the index users_email has them.
 const whereAddress = ` where lower(email) = lower($1 collate "C") `
 
+// signOut never goes back, even if the database's clock does.
+const signOut = `greatest(signed_out_at, clock_timestamp())`
+
 // userCommands has the number of arguments of each command, without flags, and
 // its statement, which returns the text to print. $1 is the user's address, $2
 // the role or the new address.
@@ -468,11 +471,11 @@ var userCommands = map[string]struct {
 		`returning format('%s: suspended from the next request on', email)`},
 	"activate": {1, `update users set suspended = false` + whereAddress +
 		`returning format('%s: active from the next request on', email)`},
-	"signout": {1, `update users set signed_out_at = clock_timestamp()` + whereAddress +
+	"signout": {1, `update users set signed_out_at = ` + signOut + whereAddress +
 		`returning format('%s: signed out everywhere', email)`},
 	// Without the sign-out, changing the address back would revive old
 	// sessions.
-	"email": {2, `update users set email = $2, signed_out_at = clock_timestamp()` + whereAddress +
+	"email": {2, `update users set email = $2, signed_out_at = ` + signOut + whereAddress +
 		`returning format('%s: the new address; signed out everywhere', email)`},
 	"delete": {1, `delete from users` + whereAddress +
 		`returning format('%s: deleted; %s uploaded files stay, and others can read them', email,

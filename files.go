@@ -131,8 +131,8 @@ func (s *server) createWorking(id string) (*os.File, error) {
 	return s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 }
 
-// openFilesDir opens FILES_DIR for a command. A folder that no server has used
-// is not it.
+// openFilesDir opens FILES_DIR for a command. A folder without unfinished is no
+// FILES_DIR.
 func openFilesDir() (*os.Root, error) {
 	var settings settingReader
 	dir := settings.get("FILES_DIR", defaultFilesDir)
@@ -279,7 +279,7 @@ type uploadForm struct {
 	started time.Time
 
 	received int64 // bytes of the body
-	allowed  int64 // most of received: until the file begins, for the largest file, for this one
+	allowed  int64 // most of received; raised when the file begins, and set when it ends
 	isCut    bool  // Read has refused to go beyond allowed
 	parts    *multipart.Reader
 	part     *multipart.Part // the file

@@ -198,8 +198,8 @@ type health struct {
 
 func (health) validate() fieldErrors { return nil }
 
-// A healthCheck is the answer to all questions that come while it is under way.
-// So a folder that hangs holds one thread, however many ask (E2).
+// All who ask while a healthCheck is under way get its answer. So a folder that
+// hangs holds one thread, however many ask (E2).
 type healthCheck struct {
 	ended chan struct{} // closed when err is known
 	err   error

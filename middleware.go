@@ -86,7 +86,7 @@ func (r *request) recoverPanic() {
 // panicFrames names the innermost functions of a panic, without the runtime's.
 func panicFrames() string {
 	callers := make([]uintptr, 16)
-	n := runtime.Callers(3, callers) // from the caller of recoverPanic on
+	n := runtime.Callers(3, callers) // without Callers, this function and the deferred one
 	frames := runtime.CallersFrames(callers[:n])
 	var names []string
 	for more := true; more && len(names) < 3; {
@@ -152,7 +152,7 @@ func (s *server) identify(r *request) {
 		r.id = rand.Text()
 	}
 	r.w.Header().Set("X-Request-Id", r.id)
-	r.client = s.identifyClient(r)
+	s.identifyClient(r)
 }
 
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
@@ -257,6 +257,7 @@ type route struct {
 	access   access
 	status   int                   // of a success; http.ServeContent chooses that of a file
 	input    []string              // names of the fields; if nil, body and query are ignored
+	isParsed bool                  // set by withInput
 	limit    *limiter              // the endpoint's own, besides the one of step 4
 	limitKey func(*request) string // what limit counts by; "" if the request does not count
 	handle   func(*request) (output, error)
@@ -272,10 +273,11 @@ func (rt route) path() string {
 func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
 	handle func(*request, T) (output, error)) route {
 	rt.input = names
+	rt.isParsed = true
 	rt.handle = func(r *request) (output, error) {
 		in, errs := parse(r.fields)
-		// The client gets the first error of each field; that of parse says best
-		// what is expected.
+		// The client gets the first error of each field, and parse says best what
+		// is expected.
 		errs = append(errs, r.badFields...)
 		if errs != nil {
 			return nil, invalid(errs...)
@@ -286,7 +288,7 @@ func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErro
 }
 
 // An access says who may call an endpoint: everyone, or the users who meet all
-// conditions. Its zero value is a session.
+// conditions. The zero value asks for a session only.
 type access struct {
 	public bool
 	terms  bool     // only users who have accepted the current terms
@@ -315,13 +317,16 @@ func (a access) String() string {
 }
 
 // mustBeValid prevents the start with a route whose access contradicts itself,
-// that has no status or handler, or whose limit has no key (Z1).
+// that has no status or handler, whose input is not parsed, or whose limit has no
+// key (Z1).
 func (rt route) mustBeValid() {
 	switch {
 	case rt.access.public && (rt.access.terms || rt.access.roles != nil):
 		panic("a public route can have no conditions: " + rt.pattern)
 	case rt.status == 0 || rt.handle == nil:
 		panic("a route must have a status and a handler: " + rt.pattern)
+	case (rt.input != nil) != rt.isParsed:
+		panic("an input must be parsed by withInput: " + rt.pattern)
 	case (rt.limit == nil) != (rt.limitKey == nil):
 		panic("a limit must have a key, and a key must have a limit: " + rt.pattern)
 	}
@@ -601,7 +606,7 @@ func (r *request) fail(err error) {
 	p.Title = http.StatusText(p.Status)
 	p.RequestID = r.id
 	body, _ := json.Marshal(p) // strings and numbers: can't fail
-	// net/http first reads the rest of a short body, for at most this second.
+	// Before the answer, net/http reads the rest of a short body. It gets a second.
 	http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(time.Second))
 	r.w.WriteHeader(p.Status)
 	r.w.Write(body)

@@ -6,16 +6,14 @@ package main
 //
 // The life of a code:
 //
-//	the code                          a request for a code
-//	does not exist, or was used       makes a new one, and mails it
-//	was mailed within codeResend      does nothing
-//	is younger than codeRenew         mails it again
-//	is older                          makes a new one in its place
-//	its last mail has failed          mails it again, at once
-//	has had maxGuesses wrong guesses  does nothing before codeRenew
+//	the code (the first line that fits)          a request for one
+//	there is none, or it is not for this user    makes one, and mails it
+//	a mail of it began within codeResend         does nothing, unless that has failed
+//	it is as old as codeRenew, or older          makes a new one in its place
+//	it has had maxGuesses wrong guesses          does nothing
+//	otherwise                                    mails it again
 //
-// The right code signs in until codeTTL, unless it was replaced, used or guessed
-// at too often.
+// The right code signs in once, until codeTTL, if it has had fewer wrong guesses.
 
 import (
 	"bufio"
@@ -51,7 +49,7 @@ const (
 
 	maxCodeRequests  = 1000                   // unfinished requests for a code
 	codeDelay        = 500 * time.Millisecond // longest random delay before the work
-	codeMaxWait      = 50 * time.Second       // from a request to its last attempt to send mail
+	codeMaxWait      = 50 * time.Second       // after a request, no attempt to send it begins later
 	mailPause        = time.Second            // before the second attempt; twice that before the third
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
@@ -102,14 +100,13 @@ func (e notDue) Error() string { return string(e) }
 const (
 	errJustMailed = notDue("the last mail is too young")
 	errGuessedOut = notDue("wrong guesses have ended the code; the next one comes later")
-	errCodeEnded  = notDue("the code was used or replaced meanwhile")
+	errCodeEnded  = notDue("the code was used, replaced or guessed out meanwhile")
 
 	errSignedOutAhead = notDue("the user was signed out in the future, so no code could sign them in")
 )
 
 // issue returns the code to mail to a user, the current one or a new one. It
-// returns an error if no mail is due. For another attempt to mail a code, again
-// is that code.
+// returns an error if no mail is due.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the
 // code was used, is no longer for this user, or its mail has failed (O7). Until
@@ -117,20 +114,16 @@ const (
 // nothing, and whichever mail the user opens has the right code. A code that
 // guesses have ended stays until then: if a new one replaced it at once, each
 // request would bring maxGuesses more (L5).
-func (c *oneTimeCodes) issue(email string, u *user, again *oneTimeCode) (*oneTimeCode, error) {
+func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	// Another request may have read the account a moment later, and overtaken
-	// this one.
+	// The slack is for a request that read the account later, but came first.
 	isForUser := code != nil && code.whyRefused(u, clockStep) == ""
 	switch {
 	case u.signedOutAt.After(u.now):
-		return again, errSignedOutAhead
-	case again != nil && (code != again || code.guesses >= maxGuesses):
-		return again, errCodeEnded
-	case again != nil:
+		return nil, errSignedOutAhead
 	case isForUser && now.Sub(code.mailedAt) < codeResend:
 		return nil, errJustMailed
 	case !isForUser || now.Sub(code.issuedAt) >= codeRenew:
@@ -140,6 +133,17 @@ func (c *oneTimeCodes) issue(email string, u *user, again *oneTimeCode) (*oneTim
 	}
 	code.mailedAt = now
 	return code, nil
+}
+
+// issueAgain is for another attempt to mail a code.
+func (c *oneTimeCodes) issueAgain(email string, code *oneTimeCode) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byEmail[email] != code || code.guesses >= maxGuesses {
+		return errCodeEnded
+	}
+	code.mailedAt = time.Now()
+	return nil
 }
 
 // makeCode makes a code; all from 000000 to 999999 are equally likely (O1). The
@@ -159,7 +163,9 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 }
 
 // mailFailed lets the next request mail at once. The code keeps its age and its
-// guesses, because a stranger can make mails fail, by filling the mailbox.
+// guesses, because a stranger can make mails fail, by filling the mailbox. No
+// other mail of the code has begun meanwhile, because codeMaxWait and mailTimeout
+// are no longer than codeResend.
 func (c *oneTimeCodes) mailFailed(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -256,14 +262,19 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 
 // mailUntil mails a code. If the mail server refuses for now, such as because it
 // takes few conversations at once, mailUntil tries again after growing pauses,
-// without a slot. When this process stops, it tries once more, at once.
+// without a slot. A stop of this process cuts the pause short, and the attempt
+// after it is the last.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {
 	for pause := mailPause; ; pause += mailPause {
 		if !s.mailSlots.take(time.Until(lastStart)) {
 			return code, errors.New("waited too long for other mail")
 		}
-		code, err = s.codes.issue(email, u, code) // only now: a request that was dropped makes none
+		if code == nil { // only now: a request that was dropped makes no code
+			code, err = s.codes.issue(email, u)
+		} else {
+			err = s.codes.issueAgain(email, code)
+		}
 		if err == nil {
 			err = s.mailCode(u.Email, code)
 		}
@@ -298,7 +309,7 @@ func (s *server) mailCode(to string, code *oneTimeCode) error {
 	text := fmt.Sprintf(`Your sign-in code for %s is %s.
 Digit by digit: %s
 
-It works once, within %d minutes, or until a newer code replaces it.
+It works once, within %d minutes. A newer code replaces it.
 Do not tell it to anyone. If you did not ask for it, ignore this mail.
 `, service, code.digits, strings.Join(strings.Split(code.digits, ""), " "), left/time.Minute)
 	return s.cfg.mail.send(to, "Your sign-in code for "+service, text)

@@ -31,7 +31,7 @@ func newCodes() *oneTimeCodes {
 // ask asks for a code, for a user who was never signed out everywhere. It returns nil if no mail is
 // due.
 func ask(c *oneTimeCodes, email string) *oneTimeCode {
-	code, _ := c.issue(email, &user{now: time.Now()}, nil)
+	code, _ := c.issue(email, &user{now: time.Now()})
 	return code
 }
 
@@ -126,7 +126,7 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 			{email: "b", at: 2*codeRenew + codeResend - 1, want: other}, // exactly codeRenew later
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
-			code, _ := codes.issue(step.email, &user{now: time.Now()}, nil)
+			code, _ := codes.issue(step.email, &user{now: time.Now()})
 			got := other
 			switch code {
 			case nil:
@@ -205,8 +205,7 @@ func TestFailedMailKeepsTheGuesses(t *testing.T) {
 		}
 		guessWrong(codes, "a", code, 2)
 		codes.mailFailed(code)
-		_, err := codes.issue("a", &user{now: time.Now()}, code)
-		if ask(codes, "a") != nil || err == nil {
+		if ask(codes, "a") != nil || codes.issueAgain("a", code) == nil {
 			t.Errorf("after %d wrong guesses: got a mail, want none", maxGuesses)
 		}
 	})
@@ -220,7 +219,7 @@ func TestSignOutEndsACode(t *testing.T) {
 	codes := newCodes()
 	readAt := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	ada := &user{UserID: "ada", now: readAt}
-	first, _ := codes.issue("a", ada, nil)
+	first, _ := codes.issue("a", ada)
 	for _, test := range []struct {
 		signedOut, now time.Duration // after the code
 		want           string
@@ -239,7 +238,7 @@ func TestSignOutEndsACode(t *testing.T) {
 	}
 	later := readAt.Add(time.Second)
 	ada = &user{UserID: "ada", now: later, signedOutAt: later}
-	second, _ := codes.issue("a", ada, nil)
+	second, _ := codes.issue("a", ada)
 	if second == nil || second == first || second.whyRefused(ada, 0) != "" || codes.remove("a", first) {
 		t.Errorf("after the sign-out: got %+v, want another code", second)
 	}
@@ -341,7 +340,7 @@ func playCodes(history []byte) (steps []string, difference string) {
 		switch {
 		case choice < 40: // a request; its mail fails after every fifth
 			step, want = "request for "+email, model.mails(email)
-			issued, err := real.issue(email, u, nil)
+			issued, err := real.issue(email, u)
 			switch {
 			case err != nil:
 				got = "nothing"
@@ -500,6 +499,16 @@ func contend(mu *sync.Mutex, try func() bool) int64 {
 	return won.Load()
 }
 
+// O7: A mail that fails does so before the next one can begin. Otherwise its failure would let a third
+// one begin at once.
+func TestMailsDoNotOverlap(t *testing.T) {
+	t.Parallel()
+	if codeMaxWait+mailTimeout > codeResend {
+		t.Errorf("got attempts of %v up to %v after a request, want them to end within %v",
+			mailTimeout, codeMaxWait, codeResend)
+	}
+}
+
 // O2, L1: Ages are measured with the monotonic clock. So when somebody sets the system's clock, no
 // code and no limit ends earlier or later. A test can't set one of the two clocks alone, and
 // synctest has only one. So this test checks that the times from which ages are measured include
@@ -571,7 +580,7 @@ func TestMailSaysTheMinutesLeft(t *testing.T) {
 		code := &oneTimeCode{issuedAt: time.Now().Add(-age)}
 		hubstest.Must(t, s.mailCode("a@b.example", code))
 		got := m.WaitMail(t, "a@b.example").Data
-		if want := fmt.Sprintf(" within %d minutes,", left); !strings.Contains(got, want) {
+		if want := fmt.Sprintf(" within %d minutes.", left); !strings.Contains(got, want) {
 			t.Errorf("a code of %v: got the mail %q, want %q in it", age, got, want)
 		}
 	}

@@ -1,7 +1,8 @@
 package main
 
-// The rate limiter, a token bucket for each key, in bounded memory; the client
-// addresses that it counts; and the settings of addresses and origins.
+// The rate limiter, a token bucket for each key, in bounded memory; slots, which
+// bound what happens at once; the client addresses that are counted; and the
+// settings of addresses and origins.
 
 import (
 	"fmt"
@@ -114,22 +115,39 @@ func (l *limiter) dropAnyKey() {
 	}
 }
 
+// slots is a semaphore: each piece of work under way has one element in the
+// channel.
+type slots chan struct{}
+
+// take waits for a free slot. It reports whether it got one in time.
+func (s slots) take(timeout time.Duration) bool {
+	select {
+	case s <- struct{}{}:
+		return true
+	case <-time.After(timeout):
+		return false
+	}
+}
+
+func (s slots) free() { <-s }
+
 // Who is counted.
 
-// healthAddress is the client address that health checks send. It can belong to
-// no client (RFC 6666), so they share no limit with one (H9).
+// healthAddress is the client address that health checks send, through a proxy
+// that TRUSTED_PROXIES names. It can belong to no client (RFC 6666), so they
+// share no limit with one (H9).
 const healthAddress = "100::1"
 
-func (s *server) identifyClient(r *request) netip.Addr {
+func (s *server) identifyClient(r *request) {
+	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
 	peer := parseAddress(r.RemoteAddr)
 	sent := r.Header.Get("X-Forwarded-For")
 	if sent != "" && sent != healthAddress && !isWithin(peer, s.cfg.trustedProxies) {
 		s.proxyWarning.Do(func() {
-			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its "+
-				"sender; if that is a proxy, all of its clients share one limit", "peer", peer)
+			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its " +
+				"sender; if that is a proxy, all of its clients share one limit")
 		})
 	}
-	return clientAddress(r.Request, s.cfg.trustedProxies)
 }
 
 // clientAddress reads X-Forwarded-For from the right, because each proxy

@@ -52,8 +52,10 @@ const (
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
 
-	// A call of the driver that has not returned after this many ticks, for each
-	// host of DATABASE_URL, never will. A paused machine misses ticks.
+	checkInterval = time.Minute // between two checks of the sessions
+
+	// A call of the driver is given up after this many ticks, times the number of
+	// hosts in DATABASE_URL. A paused machine misses ticks.
 	hangTick  = 5 * time.Second
 	hangTicks = 6
 )
@@ -62,26 +64,10 @@ const (
 // the connection, a pooler would refuse them or drop them.
 var serverSettings = fmt.Sprintf(`set statement_timeout = %d;
 	-- Plan each statement once (a list then takes 54 us instead of 79), and use
-	-- the indexes even while a table is small. To compile a plan takes a second.
+	-- the indexes even while a table is small. Compiling a plan can take a second.
 	set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off;
 	-- A policy that hides rows is an error then, and not an answer without them.
 	set row_security = off`, statementTimeout.Milliseconds())
-
-// slots is a semaphore: each piece of work under way has one element in the
-// channel.
-type slots chan struct{}
-
-// take waits for a free slot. It reports whether it got one in time.
-func (s slots) take(timeout time.Duration) bool {
-	select {
-	case s <- struct{}{}:
-		return true
-	case <-time.After(timeout):
-		return false
-	}
-}
-
-func (s slots) free() { <-s }
 
 // The methods of a store take no context, because each read with one starts two
 // goroutines, which cost 5 % of a request's processor time.
@@ -91,7 +77,7 @@ type store struct {
 	slots      slots      // statements under way
 	searches   slots      // those of them that may read a whole index
 	statements sync.Map   // text of a read → *preparedRead, made at its first use
-	checking   sync.Mutex // held by checkSessions
+	checking   sync.Mutex // held from a check of the sessions until the next one may begin
 
 	mu       sync.Mutex
 	calls    map[*driverCall]bool // under way
@@ -171,8 +157,7 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 
 var errBusy = unavailable(errors.New("all connections to the database are busy"))
 
-// next and close are calls of the driver. targets and Scan are not: a panic in
-// them is our bug.
+// next and close call the driver. targets does not: a panic in it is our bug.
 func (st *store) next(rows *sql.Rows) bool {
 	defer st.catch()
 	return rows.Next()
@@ -185,7 +170,7 @@ func (st *store) close(rows *sql.Rows) {
 
 // A preparedRead is prepared once, which halves the cost of a read. It returns
 // its number as the first column of each row. If that is another one, the row
-// belongs to another statement (D6).
+// belongs to another statement (D6). An answer without rows has no number.
 type preparedRead struct {
 	statement  *sql.Stmt
 	number     int64
@@ -221,11 +206,11 @@ func hashOf(text string) uint64 {
 
 // sessionErrors are what PostgreSQL reports if a session gets another's
 // connection: no such prepared statement, one of this name, a wrong number of
-// parameters. They can have other causes.
+// parameters. They can have other causes, too.
 var sessionErrors = []string{"26000", "42P05", "08P01"}
 
 // query returns the rows of a read and its number. A text begins with "select "
-// and a column. No value is part of it, so there are few.
+// and a column, and contains no values, so there are few texts.
 func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, err error) {
 	defer st.catch()
 	prepared, err := st.prepare(text)
@@ -238,8 +223,14 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 	switch state := sqlState(err); {
 	case state == "0A000": // the type of a column was changed
 		st.statements.Delete(text)
-	case slices.Contains(sessionErrors, state) && !isFatal(err):
-		go st.checkSessions()
+	case slices.Contains(sessionErrors, state) && !isFatal(err) && st.checking.TryLock():
+		go func() {
+			if err := st.checkSessions(); err != nil {
+				st.log.Warn("not looked for a pooler in transaction mode", "error", err)
+			}
+			time.Sleep(checkInterval)
+			st.checking.Unlock()
+		}()
 	}
 	if err != nil {
 		return nil, 0, classify(err)
@@ -261,24 +252,25 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	defer st.slots.free()
 	call := st.begin()
 	defer st.end(call)
-	defer st.catch()
 	conn, err := st.writableConn()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotSent, classify(err))
 	}
 	defer conn.Close()
+	return st.writeOn(conn, text, args, dest)
+}
+
+func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
+	defer st.catch()
 	rows, err := conn.QueryContext(context.Background(), text, args...)
 	if err != nil {
 		return classify(err)
 	}
-	defer rows.Close()
 	if !rows.Next() {
 		return cmp.Or(classify(rows.Err()), sql.ErrNoRows)
 	}
-	if err := rows.Scan(dest...); err != nil {
-		return err
-	}
-	return classify(rows.Close()) // an error can follow the row
+	err = rows.Scan(dest...)
+	return cmp.Or(err, classify(rows.Close())) // an error can follow the row
 }
 
 var errNotSent = errors.New("not sent")
@@ -287,6 +279,7 @@ var errNotSent = errors.New("not sent")
 // It drops those that are dead or whose server has become a standby. This costs
 // each write a round trip.
 func (st *store) writableConn() (*sql.Conn, error) {
+	defer st.catch()
 	ctx := context.Background()
 	started := time.Now()
 	var lastErr error
@@ -316,18 +309,17 @@ func drop(conn *sql.Conn) {
 // the database, because such a pooler runs the statements of one session on the
 // connection of another (D6). Each session sets a mark of its own. Then, in the
 // opposite order, each looks for its mark within a transaction, and all stay
-// open. So whichever way a pooler hands out its connections, one session finds
-// another mark. If a pooler has one connection only, the second transaction gets
-// no answer.
+// open. So whether a pooler hands out the connection that came back last, or all
+// in turn, one session finds another mark. If a pooler has one connection only,
+// the second transaction gets no answer.
 func (st *store) checkSessions() error {
-	if !st.checking.TryLock() { // a check is under way
-		return nil
-	}
-	defer st.checking.Unlock()
-	defer st.catch()
 	marks := map[*sql.Conn]string{}
 	var conns []*sql.Conn
 	for range poolSize {
+		if !st.slots.take(slotTimeout) {
+			break
+		}
+		defer st.slots.free()
 		conn, mark, err := st.markedConn()
 		if err != nil && len(conns) == 0 {
 			return err
@@ -339,20 +331,15 @@ func (st *store) checkSessions() error {
 		marks[conn] = mark
 		conns = append(conns, conn)
 	}
-	if len(conns) == 1 {
-		st.log.Warn("not looked for a pooler in transaction mode: the database gives one connection only")
+	if len(conns) < 2 {
+		st.log.Warn("not looked for a pooler in transaction mode: fewer than two connections were free")
 	}
 	for _, conn := range slices.Backward(conns) {
-		tx, err := conn.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
+		tx, mark, err := st.findMark(conn)
 		if err != nil {
 			return err
 		}
 		defer tx.Rollback()
-		var mark string
-		err = tx.QueryRow("select coalesce(current_setting('hubs.mark', true), '')").Scan(&mark)
-		if err != nil {
-			return err
-		}
 		if mark != marks[conn] {
 			st.failStop(badPooler)
 		}
@@ -361,9 +348,10 @@ func (st *store) checkSessions() error {
 }
 
 func (st *store) markedConn() (conn *sql.Conn, mark string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), slotTimeout)
-	defer cancel()
-	conn, err = st.db.Conn(ctx)
+	call := st.begin()
+	defer st.end(call)
+	defer st.catch()
+	conn, err = st.db.Conn(context.Background())
 	if err != nil {
 		return nil, "", err
 	}
@@ -376,6 +364,17 @@ func (st *store) markedConn() (conn *sql.Conn, mark string, err error) {
 	return conn, mark, nil
 }
 
+func (st *store) findMark(conn *sql.Conn) (tx *sql.Tx, mark string, err error) {
+	call := st.begin()
+	defer st.end(call)
+	defer st.catch()
+	tx, err = conn.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
+	if err == nil {
+		err = tx.QueryRow("select coalesce(current_setting('hubs.mark', true), '')").Scan(&mark)
+	}
+	return tx, mark, err
+}
+
 const badPooler = "an answer may belong to another statement: a pooler in transaction mode " +
 	"stands before the database; DATABASE_URL must lead to PostgreSQL, or to a pooler in session mode"
 
@@ -386,10 +385,10 @@ func (st *store) failStop(reason string, attrs ...any) {
 	os.Exit(1)
 }
 
-// catch is deferred by functions that call the driver. A panic of lib/pq means
-// that the database has broken its protocol. database/sql then never frees the
-// place of the connection, and without places every request would be a 503
-// (D7).
+// catch is deferred by functions that call the driver, and that defer nothing
+// after it, because database/sql then holds locks for ever. A panic of lib/pq
+// means that the database has broken its protocol. The place of the connection
+// is lost, and without places every request would be a 503 (D7).
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
@@ -398,8 +397,8 @@ func (st *store) catch() {
 }
 
 // A driverCall is a call of the driver that is under way. Deadlines bound all
-// waiting for the database, but not the work that it can cause, such as endless
-// rounds of a password's hash (D7).
+// waiting for the database, but not the work that it can demand, such as any
+// number of rounds of SCRAM (D7).
 type driverCall struct{ ticks int }
 
 func (st *store) begin() *driverCall {
@@ -469,20 +468,19 @@ const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'selec
 // a policy would hide rows (D8), or if a right is missing. It reads no row.
 func (st *store) probe() error {
 	var missing string
-	var isRead bool
 	err := st.read(`select concat_ws(', ',
 			(select string_agg(operation || ' on ' || name, ', ') from `+grantedRights+`
 				where not has_table_privilege(name, operation)),
 			case when not has_column_privilege('terms_acceptances', 'version', 'update')
 				then 'update (version) on terms_acceptances' end,
 			case when not has_function_privilege('hub_name_key(text)', 'execute')
-				then 'execute on hub_name_key' end),
-		exists (select from
-			(select user_id, email, permission, suspended, signed_out_at from users) u,
-			(select user_id, version, accepted_at from terms_acceptances) t,
-			(select file_id, user_id, name, content_type, size, created_at from files) f,
-			(select `+hubColumns+`, name_lower from hubs) h
-			where false)`, nil, &missing, &isRead)
+				then 'execute on hub_name_key' end,
+			case when exists (select from
+				(select user_id, email, permission, suspended, signed_out_at from users) u,
+				(select user_id, version, accepted_at from terms_acceptances) t,
+				(select file_id, user_id, name, content_type, size, created_at from files) f,
+				(select `+hubColumns+`, name_lower from hubs) h
+				where false) then 'never' end)`, nil, &missing)
 	if err == nil && missing != "" {
 		return fmt.Errorf("%w: %s", errMissingRights, missing)
 	}
@@ -713,6 +711,7 @@ func explainDBError(err error) error {
 		"28000": "DATABASE_URL: the database refuses this user",
 		"28P01": "DATABASE_URL: the database refuses this user or password",
 		"42P01": "the database lacks the tables (run: hubs migrate)",
+		"42883": "the database lacks a function of this version (run: hubs migrate)",
 		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
 		"42501": "the database role lacks a right, or a policy hides rows (migrate and user need " +
 			"the owner's DATABASE_URL, serve the role of deploy/roles.sql)",

@@ -51,7 +51,7 @@ func readAll(t testing.TB, c *hubstest.Client, query string, between func(page h
 		path := fmt.Sprintf("/hubs?%s&limit=%d%s", query, limit, after)
 		page := decode[hubPage](t, c.Elsewhere().Get(path).Must(t, 200))
 		all = append(all, page.Items...)
-		if page.HasMore != (page.Next != nil) || len(page.Items) < limit == page.HasMore || page.Offset != 0 {
+		if page.HasMore != (page.Next != nil) || len(page.Items) < limit && page.HasMore || page.Offset != 0 {
 			t.Fatalf("GET %s: got %d items, offset %d, hasMore %v, next %v", path, len(page.Items),
 				page.Offset, page.HasMore, page.Next)
 		}
