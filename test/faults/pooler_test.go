@@ -148,7 +148,8 @@ func TestPoolerChangesItsMode(t *testing.T) {
 			pooler.Set("pool_mode", "transaction")
 			s.Signal(t, 0) // the test checks the exit status
 			readers.run(10_000, s.Done())
-			t.Logf("%d right, %d wrong, %d refused", readers.right.Load(), readers.wrong.Load(), readers.refused.Load())
+			fmt.Fprintf(t.Output(), "%d right, %d wrong, %d refused\n",
+				readers.right.Load(), readers.wrong.Load(), readers.refused.Load())
 			if n := readers.wrong.Load(); n > 0 {
 				t.Errorf("got %d answers of another statement, want none", n)
 			}
