@@ -138,8 +138,8 @@ func (s *server) requestCode(r *request, email string) (output, error) {
 	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-// guessKey leaves out the client, so that many clients have no more guesses
-// (O4). The price is that a stranger who keeps guessing locks an address out of
+// guessKey leaves out the client, so that many clients have no more guesses than
+// one (O4). The price is that a stranger who keeps guessing locks an address out of
 // sign-in (O8).
 func guessKey(r *request) string { return r.fields.email() }
 
@@ -167,12 +167,12 @@ func (s *server) validateCode(r *request, in guess) (output, error) {
 		return nil, errInvalidCode
 	}
 	r.user = u
+	if reason := code.whyRefused(u, 0); reason != "" {
+		return nil, errInvalidCode.because(reason)
+	}
 	// Of several requests with the same code, only one removes it (O3).
 	if !s.codes.remove(in.email, code) {
 		return nil, errInvalidCode
-	}
-	if reason := code.fault(u); reason != "" {
-		return nil, errInvalidCode.because(reason)
 	}
 	if u.suspended {
 		return nil, errSuspended
@@ -230,7 +230,7 @@ func (s *server) signToken(token sessionToken) string {
 var tokenParser = jwt.NewParser(
 	jwt.WithValidMethods([]string{"HS256"}), // rejects none, HS384 and HS512
 	jwt.WithStrictDecoding(),                // rejects base64 with nonzero padding bits
-	jwt.WithoutClaimsValidation(),           // fault compares the times with the database's clock
+	jwt.WithoutClaimsValidation(),           // whyRefused compares the times with the database's clock
 )
 
 // verifyToken checks the form and the signature of a token (T1).
@@ -253,10 +253,11 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// fault says in one word, for the log, why a token does not open a session of its
-// user, or returns "". All times are the database's (T2). Its clock may have
-// gone back. A token of the time before could outlive a sign-out (T9).
-func (token sessionToken) fault(u *user) string {
+// whyRefused says in one word, for the log, why a token does not open a session of its
+// user, or returns "". All times are the database's (T2). If its clock has gone
+// back, a token from before could outlive a sign-out. So it is refused until the
+// clock has caught up (T9).
+func (token sessionToken) whyRefused(u *user) string {
 	switch {
 	case token.IssuedAt.After(u.now.Add(clockStep)), u.signedOutAt.After(u.now):
 		return "future"
@@ -329,7 +330,7 @@ func (s *server) authorize(r *request) error {
 	}
 	r.user = u
 	r.session = token
-	if reason := token.fault(u); reason != "" {
+	if reason := token.whyRefused(u); reason != "" {
 		return unauthenticated(reason)
 	}
 	needs := r.route.access
@@ -485,15 +486,15 @@ var userCommands = map[string]struct {
 				order by accepted_at)
 				from terms_acceptances t where t.user_id = users.user_id))
 		from users` + whereAddress},
-	"history": {1, `select string_agg(format('%s  %s  %s  %s', changed_at, database_role, program,
+	"history": {1, `select coalesce(string_agg(format('%s  %s  %s  %s', changed_at, database_role, program,
 			(select string_agg(format('%s: %s → %s', key, coalesce(before ->> key, '-'),
 				coalesce(after ->> key, '-')), ', ' order by key)
 				from jsonb_object_keys(coalesce(after, before)) key
-				where before ->> key is distinct from after ->> key)), E'\n' order by changed_at)
+				where before ->> key is distinct from after ->> key)), E'\n' order by changed_at),
+			'no change of this account is on record')
 		from account_changes where user_id in (select user_id from users` + whereAddress + `
 			union select user_id from account_changes
-			where lower($1 collate "C") in (lower(before ->> 'email'), lower(after ->> 'email')))
-		having count(*) > 0`},
+			where lower($1 collate "C") in (lower(before ->> 'email'), lower(after ->> 'email')))`},
 	"export": {1, `select jsonb_build_object('user', to_jsonb(users),
 		'terms_acceptances', (select jsonb_agg(t) from terms_acceptances t
 			where t.user_id = users.user_id),
@@ -607,8 +608,8 @@ func addPaths(text string) string {
 }
 
 // deleteWithFiles removes the bytes before the rows that lead to them. So after
-// a crash at any step, running it again finishes. The lock keeps uploads of the
-// user out.
+// a crash at any step, running it again finishes. The lock on the row keeps
+// uploads of the user out.
 func deleteWithFiles(ctx context.Context, email string) error {
 	files, err := openFilesDir()
 	if err != nil {
@@ -626,19 +627,24 @@ func deleteWithFiles(ctx context.Context, email string) error {
 	}
 	defer tx.Rollback()
 	var userID, list string
-	err = tx.QueryRow("select user_id from users"+whereAddress+"for update", email).Scan(&userID)
+	err = tx.QueryRowContext(ctx, "select user_id from users"+whereAddress+"for update", email).
+		Scan(&userID)
 	if errors.Is(err, sql.ErrNoRows) {
 		return errNoUser
 	}
 	if err == nil {
-		err = tx.QueryRow("select coalesce(string_agg(file_id::text, ' '), '') from files "+
+		err = tx.QueryRowContext(ctx, "select coalesce(string_agg(file_id::text, ' '), '') from files "+
 			"where user_id = $1", userID).Scan(&list)
 	}
 	if err != nil {
 		return explainDBError(err)
 	}
 	ids := strings.Fields(list)
+	missing := 0
 	for _, id := range ids {
+		if _, err := files.Stat(id); err != nil {
+			missing++
+		}
 		if err := removeUpload(files, id); err != nil {
 			return err
 		}
@@ -656,6 +662,7 @@ func deleteWithFiles(ctx context.Context, email string) error {
 	if err != nil {
 		return explainDBError(err)
 	}
-	fmt.Printf("%s: deleted, and %d uploaded files\n", email, len(ids))
+	fmt.Printf("%s: deleted, and %d uploaded files; %d of them were not in FILES_DIR\n",
+		email, len(ids), missing)
 	return nil
 }

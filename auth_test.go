@@ -1,10 +1,18 @@
 package main
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"hubs/internal/hubstest"
 )
 
 // T2, T5, T9: A token opens sessions from a minute before its iat, so that the database's clock may
@@ -38,8 +46,86 @@ func TestTimesOfATokenAreExact(t *testing.T) {
 		if test.email != "" {
 			u.Email = test.email
 		}
-		if got := token.fault(u); got != test.want {
+		if got := token.whyRefused(u); got != test.want {
 			t.Errorf("%+v: got the fault %q, want %q", test, got, test.want)
 		}
 	}
+}
+
+// newTokenServer returns a server that signs and verifies tokens.
+func newTokenServer() *server {
+	s := newServer(config{env: envLocal, cookieName: "hubs_auth_local"}, nil, nil)
+	s.cfg.sessionKeys.Keys = []jwt.VerificationKey{[]byte("test-secret-of-more-than-thirty-two-bytes")}
+	return s
+}
+
+// newToken returns the token of a sign-in at a time.
+func newToken(issuedAt time.Time) sessionToken {
+	token := sessionToken{Email: "a@b.example", UserID: hubstest.NewUUID()}
+	token.IssuedAt = jwt.NewNumericDate(issuedAt)
+	token.ExpiresAt = jwt.NewNumericDate(issuedAt.Add(sessionTTL))
+	return token
+}
+
+// T1, T2, T4: A token is accepted only if its last part is the HMAC-SHA-256 of the others by our key,
+// in strict base64, its header says HS256 and has no crit, and it has both times and a UUID. The
+// fuzzed header and payload are signed with the right key, too: only the holder of the key could.
+func FuzzToken(f *testing.F) {
+	s := newTokenServer()
+	parts := strings.Split(s.signToken(newToken(time.Now())), ".")
+	for _, header := range []string{`{"alg":"HS256"}`, `{"alg":"none"}`, `{"alg":"HS256","crit":["exp"]}`} {
+		payload, _ := base64.RawURLEncoding.DecodeString(parts[1])
+		f.Add(header, string(payload), "")
+	}
+	f.Add(`{"alg":"HS256","typ":"JWT"}`, `{"userId":"x","iat":1,"exp":2}`, "=")
+	f.Fuzz(func(t *testing.T, header, payload, behind string) {
+		encode := base64.RawURLEncoding.EncodeToString
+		signed := encode([]byte(header)) + "." + encode([]byte(payload))
+		mac := hmac.New(sha256.New, s.cfg.sessionKeys.Keys[0].([]byte))
+		mac.Write([]byte(signed))
+		text := signed + "." + encode(mac.Sum(nil)) + behind
+		token, err := s.verifyToken(text)
+		if err != nil {
+			return
+		}
+		var head struct {
+			Alg  string
+			Crit any
+		}
+		var claims map[string]any
+		if json.Unmarshal([]byte(header), &head) != nil || json.Unmarshal([]byte(payload), &claims) != nil {
+			t.Errorf("got %q accepted, which is no JSON", text)
+		}
+		if head.Alg != "HS256" || head.Crit != nil || behind != "" || len(text) > maxToken {
+			t.Errorf("got header %q and %q behind the token accepted", header, behind)
+		}
+		if token.IssuedAt == nil || token.ExpiresAt == nil || !isUUID(token.UserID) {
+			t.Errorf("got the payload %q accepted", payload)
+		}
+	})
+}
+
+// T6, T7: Whatever cookies stand beside the session's, the newest good token counts.
+func FuzzCookies(f *testing.F) {
+	s := newTokenServer()
+	f.Add("theme=dark; a=b", "lang=de", uint8(3))
+	f.Add(`hubs_auth_local=x; "; hubs_auth_local`, "hubs_auth_local=;;=,", uint8(0))
+	now := time.Now()
+	f.Fuzz(func(t *testing.T, before, behind string, old uint8) {
+		newest := newToken(now)
+		older := newToken(now.Add(-time.Duration(1+int(old)) * time.Second))
+		ours := s.cfg.cookieName + "="
+		if strings.Count(before+behind, ours) > maxCookies-2 { // one too many hides ours
+			return
+		}
+		for _, pair := range [][2]sessionToken{{newest, older}, {older, newest}} {
+			header := before + "; " + ours + s.signToken(pair[0]) + "; " + ours + s.signToken(pair[1]) +
+				"; " + behind
+			r := &request{Request: &http.Request{Header: http.Header{"Cookie": {header}}}}
+			token, err := s.readToken(r)
+			if err != nil || token.UserID != newest.UserID {
+				t.Errorf("Cookie: %q: got the token of %q, error %v, want the newest", header, token.UserID, err)
+			}
+		}
+	})
 }

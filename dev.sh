@@ -19,6 +19,7 @@ usage() {
 		./dev.sh mutate [SEED [CHANGES]]  changes of single operators that no test notices; an hour or two
 		./dev.sh soak [MINUTES]   clients that write and read while PostgreSQL fails again and again
 		./dev.sh bench [COMMIT]   what requests cost, beside bare net/http or beside a commit
+		./dev.sh bench peer       lists of 100,000 hubs, beside PocketBase
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
 		./dev.sh release [VERSION] [OS/ARCH...]    binaries of HEAD, licences, SBOMs, checksums: .dev/release
 		./dev.sh verify VERSION [DIR]     builds a release again, and compares each file with that in DIR

@@ -13,6 +13,7 @@ import (
 	"bufio"
 	"crypto/rand"
 	"database/sql"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -99,7 +101,12 @@ func (s *server) openFiles() error {
 			"local environment makes it): " + err.Error())
 	}
 	s.files = files
-	if err := s.tryUpload(); err != nil {
+	err = s.tryUpload()
+	if isDiskFull(err) { // all else works without room
+		s.log.Error("FILES_DIR has no room for uploads", "error", err)
+		return nil
+	}
+	if err != nil {
 		return usageError("FILES_DIR: its file system can't keep uploads: " + err.Error())
 	}
 	return nil
@@ -113,22 +120,19 @@ func (s *server) tryUpload() error {
 		return err
 	}
 	defer working.Close()
-	defer removeUpload(s.files, id)
-	if _, err := working.WriteString("x"); err != nil {
-		return err
+	_, err = working.WriteString("x")
+	if err == nil {
+		err = s.makeDurable(working, id)
 	}
-	if err := s.makeDurable(working, id); err != nil {
-		return err
-	}
-	return removeUpload(s.files, id)
+	return errors.Join(err, removeUpload(s.files, id))
 }
 
 func (s *server) createWorking(id string) (*os.File, error) {
 	return s.files.OpenFile(path.Join(unfinished, id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 }
 
-// openFilesDir opens FILES_DIR for a command, which takes no other folder for
-// it.
+// openFilesDir opens FILES_DIR for a command. A folder that no server has used
+// is not it.
 func openFilesDir() (*os.Root, error) {
 	var settings settingReader
 	dir := settings.get("FILES_DIR", defaultFilesDir)
@@ -208,7 +212,7 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
 	// There is certainly no row if PostgreSQL has reported an error, or has not
 	// got the insert.
-	hasFailed := sqlState(err) != "" || errors.Is(err, sql.ErrNoRows)
+	hasFailed := sqlState(err) != "" && !isFatal(err) || errors.Is(err, sql.ErrNoRows)
 	rowMayExist = !hasFailed && !errors.Is(err, errNotSent)
 	if err != nil {
 		return file{}, endedIfUserGone(err)
@@ -346,7 +350,7 @@ func fileName(part *multipart.Part) (string, error) {
 // still refuse it.
 func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	form.allowed = form.maxFile + maxFormBytes
-	// out is hidden, because io.Copy would write to an *os.File without the buffer.
+	// Hide the *os.File, whose ReadFrom would be called instead of the buffer.
 	buffer := bufio.NewWriterSize(struct{ io.Writer }{out}, pieceSize)
 	size, err = io.Copy(buffer, io.LimitReader(form.part, form.maxFile+1)) // +1 detects an excess
 	if err == nil {
@@ -492,7 +496,8 @@ func (s *server) getFile(r *request) (output, error) {
 }
 
 // sendFile leaves Range and conditional requests to http.ServeContent. A file
-// never changes, so its id is its ETag. A shared cache must not keep it (C4).
+// never changes, so its id is its ETag. No cache may keep it: after a sign-out,
+// the next person could go back to it (C4).
 func sendFile(r *request, f file, content io.ReadSeeker) error {
 	disposition := "attachment"
 	if slices.Contains(inlineTypes, f.ContentType) {
@@ -503,7 +508,7 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	header.Set("Content-Disposition",
 		mime.FormatMediaType(disposition, map[string]string{"filename": f.Name}))
 	header.Set("Content-Security-Policy", filePolicy)
-	header.Set("Cache-Control", "private, no-store") // or the next person could go back to it
+	header.Set("Cache-Control", "private, no-store")
 	header.Set("ETag", `"`+f.FileID+`"`)
 	// 4,500 ranges of one byte would take 90 ms (H7). One comma means two
 	// ranges. http.ServeContent knows no other unit, and no empty file.
@@ -520,4 +525,32 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 		panic(http.ErrAbortHandler)
 	}
 	return catcher.toError()
+}
+
+// The documents that are in the binary.
+
+//go:embed web/openapi.json
+var openAPI string
+
+//go:embed web/index.html
+var indexPage string
+
+func (s *server) getOpenAPI(r *request) (output, error) {
+	text := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
+	sendDocument(r, "application/json", contentPolicy, text)
+	return sent{}, nil
+}
+
+// getPage sends the local page. A meta element in it has the rest of its
+// policy.
+func getPage(r *request) (output, error) {
+	sendDocument(r, "text/html; charset=utf-8", "frame-ancestors 'none'", indexPage)
+	return sent{}, nil
+}
+
+func sendDocument(r *request, contentType, policy, text string) {
+	r.w.Header().Set("Content-Type", contentType)
+	r.w.Header().Set("Content-Security-Policy", policy)
+	r.w.WriteHeader(200)
+	io.WriteString(r.w, text)
 }

@@ -4,8 +4,10 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"log/slog"
+	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -190,4 +192,78 @@ func TestWorkingNameGoesLast(t *testing.T) {
 	if _, err := os.Stat(working); err != nil {
 		t.Error("the working name was removed although the bytes were not: ", err)
 	}
+}
+
+// F3: A form is accepted only if package multipart reads the same single file from it, within the
+// limit, and its name can be stored.
+func FuzzUploadForm(f *testing.F) {
+	const head = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n\r\n"
+	f.Add([]byte(head + "text\r\n--b--\r\n"))
+	f.Add([]byte(head + "\r\n--b\r\n" + head))
+	f.Add([]byte("preamble\r\n" + head + "text\r\n--b--"))
+	const maxFile = 100
+	f.Fuzz(func(t *testing.T, body []byte) {
+		r, _ := newTransfer(bytes.NewReader(body))
+		r.Header.Set("Content-Type", "multipart/form-data; boundary=b")
+		form := &uploadForm{request: r, maxFile: maxFile, started: time.Now(), allowed: maxPartHeaders}
+		name, err := form.readHead()
+		if err != nil {
+			return
+		}
+		var stored bytes.Buffer
+		size, err := form.readFile(&stored)
+		if err != nil {
+			return
+		}
+		parts := multipart.NewReader(bytes.NewReader(body), "b")
+		part, err := parts.NextRawPart()
+		if err != nil {
+			t.Fatalf("got a form accepted that package multipart refuses: %v", err)
+		}
+		content, err := io.ReadAll(part)
+		if err != nil || !bytes.Equal(content, stored.Bytes()) || size != int64(len(content)) {
+			t.Errorf("got %d bytes %q, want %q, error %v", size, stored.Bytes(), content, err)
+		}
+		if size > maxFile || len(name) == 0 || len(name) > 255 || strings.ContainsAny(name, "/\\\x00\n") {
+			t.Errorf("got %d bytes with the name %q accepted", size, name)
+		}
+		if _, err := parts.NextRawPart(); err == nil {
+			t.Error("got a form of two parts accepted")
+		}
+	})
+}
+
+// H7: Whatever the Range header says, an answer has the whole file, or the bytes of its
+// Content-Range, or is a 416.
+func FuzzRange(f *testing.F) {
+	const content = "0123456789"
+	for _, header := range []string{"bytes=0-3", "bytes=-2", "bytes=2-,0-0", "bytes=9-3", "items=0-1"} {
+		f.Add(header)
+	}
+	f.Fuzz(func(t *testing.T, header string) {
+		r, d := newTransfer(nil)
+		r.Method = "GET"
+		r.Header.Set("Range", header)
+		f := file{FileID: hubstest.NewUUID(), Name: "a.txt", ContentType: "text/plain", Size: int64(len(content))}
+		err := sendFile(r, f, strings.NewReader(content))
+		body := d.Body.String()
+		var from, to int
+		switch {
+		case err != nil && toProblem(err).Status == 416:
+		case d.Code == 200 && body == content:
+		case d.Code == 206 && strings.HasPrefix(d.Header().Get("Content-Type"), "multipart/byteranges"):
+			if strings.Count(body, "Content-Range:") > maxRanges {
+				t.Errorf("%q: got %d ranges", header, strings.Count(body, "Content-Range:"))
+			}
+		case d.Code == 206:
+			// net/http takes a suffix of 0 bytes for bytes 10-9.
+			n, _ := fmt.Sscanf(d.Header().Get("Content-Range"), "bytes %d-%d/10", &from, &to)
+			if n == 2 && from <= to+1 && to < len(content) && body == content[from:to+1] {
+				return
+			}
+			fallthrough
+		default:
+			t.Errorf("%q: got status %d, %q, error %v", header, d.Code, body, err)
+		}
+	})
 }

@@ -2,11 +2,14 @@ package main
 
 // Hubs, the domain resource, and the model for another one: the row, its inputs
 // with their checks, and the handlers, which run a statement and return an
-// output or an error.
+// output or an error. At the end, what the checks of any input are made of.
 
 import (
+	"database/sql"
 	"encoding/base64"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,7 +23,7 @@ const (
 	maxHubDescription = 2000 // characters
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
-	maxAfter          = 1000 // bytes; a name of 100 characters makes 700
+	maxAfter          = 1000 // bytes; the longest name makes 600
 
 	// Up to this offset, reading the skipped rows is faster than finding the
 	// ids first.
@@ -186,7 +189,7 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		q.after = q.parsePlace(*text)
 		errs.require(q.after != nil, "after",
 			"must be the next of a page in the same order and with the same filters")
-		errs.require(f.optional("offset") == nil, "offset", "must not be sent with after")
+		errs.require(f.optional("offset") == nil, "after", "must not be sent with offset")
 	}
 	return q, errs
 }
@@ -204,15 +207,15 @@ func (q hubQuery) next(last hub) string {
 	value := last.Name
 	switch q.orderBy {
 	case "createdAt":
-		value = last.CreatedAt.Format(time.RFC3339Nano) // PostgreSQL has microseconds
+		value = last.CreatedAt.UTC().Format(time.RFC3339Nano) // PostgreSQL has microseconds
 	case "updatedAt":
-		value = last.UpdatedAt.Format(time.RFC3339Nano)
+		value = last.UpdatedAt.UTC().Format(time.RFC3339Nano)
 	}
 	text := q.list + " " + last.HubID + " " + value
 	return base64.RawURLEncoding.EncodeToString([]byte(text))
 }
 
-// parsePlace returns nil for what next does not return.
+// parsePlace returns nil for what can't be a place in this list.
 func (q hubQuery) parsePlace(text string) *place {
 	decoded, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	parts := strings.SplitN(string(decoded), " ", 3)
@@ -317,3 +320,78 @@ func (q hubQuery) statement() (text string, args []any) {
 	return "select " + hubColumns + " from hubs where hub_id = any (array(select hub_id " +
 		selection + ")) order by " + order, args
 }
+
+// How the fields of any input are read, and checked.
+
+func (f fields) text(name, fallback string) string {
+	value, isSent := f[name]
+	if !isSent {
+		return fallback
+	}
+	return value
+}
+
+func (f fields) optional(name string) *string {
+	value, isSent := f[name]
+	if !isSent {
+		return nil
+	}
+	return &value
+}
+
+func (f fields) trimmed(name string) *string {
+	value := f.optional(name)
+	if value != nil {
+		*value = strings.TrimFunc(*value, isBlank)
+	}
+	return value
+}
+
+func isBlank(c rune) bool { return unicode.IsSpace(c) || c == '\uFEFF' }
+
+// number returns -1, which no field allows, for anything but plain digits.
+func (f fields) number(name, fallback string) int {
+	text := f.text(name, fallback)
+	n, err := strconv.Atoi(text)
+	if err != nil || strconv.Itoa(n) != text { // such as +5 and 05
+		return -1
+	}
+	return n
+}
+
+func (errs *fieldErrors) requireLength(name, text string, least, most int) {
+	length := utf8.RuneCountInString(text)
+	if length < least || length > most {
+		errs.require(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
+	}
+}
+
+func (errs *fieldErrors) forbidControls(name, text, allowed string) {
+	isForbidden := func(c rune) bool {
+		return unicode.IsControl(c) && !strings.ContainsRune(allowed, c)
+	}
+	errs.require(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
+}
+
+func (errs *fieldErrors) requireOneOf(name, text string, allowed []string) {
+	if !slices.Contains(allowed, text) {
+		errs.require(false, name, "must be "+strings.Join(allowed, " or "))
+	}
+}
+
+func (errs *fieldErrors) requireNumber(name string, n, least, most int) {
+	if n < least || n > most {
+		errs.require(false, name, fmt.Sprintf("must be a whole number from %d to %d", least, most))
+	}
+}
+
+// pathID returns an id from the path, or NULL, which matches no row, if it is
+// no UUID.
+func (r *request) pathID(name string) sql.Null[string] {
+	id := r.PathValue(name)
+	return sql.Null[string]{V: id, Valid: isUUID(id)}
+}
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+func isUUID(text string) bool { return uuidPattern.MatchString(text) }

@@ -7,8 +7,9 @@
 //  1. ServeHTTP (middleware.go) takes it through the six steps that
 //     README.md lists. The last one finds its route in the table below, and
 //     calls serveRoute.
-//  2. serveRoute reads and validates the fields, checks session, terms and
-//     role, spends the route's own limit, and calls the handler, changeHub.
+//  2. serveRoute reads the fields, checks session, terms and role, and spends the
+//     route's own limit. withInput parses the fields, and calls the handler,
+//     changeHub.
 //  3. The handler runs a statement. It returns an output or an error.
 //  4. answer lets the output validate itself, and sends it. fail sends an error
 //     instead.
@@ -204,8 +205,8 @@ type healthCheck struct {
 	err   error
 }
 
-// getHealth returns a 503 if a table or a right is missing, if FILES_DIR is, or if
-// nobody takes the log (E1).
+// getHealth returns a 503 if a table, a right or FILES_DIR is missing, or if the
+// log can't be written (E1).
 func (s *server) getHealth(*request) (output, error) {
 	s.healthMu.Lock()
 	check, timeout := s.health, slotTimeout
@@ -234,41 +235,15 @@ func (s *server) checkHealth(check *healthCheck) {
 	close(check.ended)
 }
 
-//go:embed web/openapi.json
-var openAPI string
-
 //go:embed web/licenses.txt
 var licenses string
-
-//go:embed web/index.html
-var indexPage string
-
-func (s *server) getOpenAPI(r *request) (output, error) {
-	text := strings.ReplaceAll(openAPI, `"hubs_auth_local"`, strconv.Quote(s.cfg.cookieName))
-	sendDocument(r, "application/json", contentPolicy, text)
-	return sent{}, nil
-}
-
-// getPage sends the local page. A meta element in it has the rest of its
-// policy.
-func getPage(r *request) (output, error) {
-	sendDocument(r, "text/html; charset=utf-8", "frame-ancestors 'none'", indexPage)
-	return sent{}, nil
-}
-
-func sendDocument(r *request, contentType, policy, text string) {
-	r.w.Header().Set("Content-Type", contentType)
-	r.w.Header().Set("Content-Security-Policy", policy)
-	r.w.WriteHeader(200)
-	io.WriteString(r.w, text)
-}
 
 // Limits of a request and its connection; files.go has those of transfers.
 const (
 	headerTimeout = 10 * time.Second // to read the header
 	bodyTimeout   = 15 * time.Second // to read header and body
 	answerTimeout = 30 * time.Second // to write the answer, from the end of the header on
-	idleTimeout   = 2 * time.Minute  // between an answer and the next request; proxies keep less
+	idleTimeout   = 2 * time.Minute  // between two requests; most proxies close earlier
 	maxHeader     = 16 << 10         // bytes of a request's header
 
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
@@ -285,8 +260,7 @@ func serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Without its reader, the log is lost, and the service goes on.
-	signal.Ignore(syscall.SIGPIPE)
+	signal.Ignore(syscall.SIGPIPE) // a log without a reader shows in /healthz
 	log := newEventLog(os.Stdout)
 	if cfg.env != envLocal && isUnverified(cfg.database) {
 		log.Warn("DATABASE_URL: another machine could answer in place of the database, and read or " +
@@ -306,7 +280,7 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	if cfg.env != envLocal {
-		s.warnOfDatabaseRights()
+		st.warnOfRights()
 	}
 	go s.sweepUploads()
 	httpServer := s.newHTTPServer()
@@ -333,8 +307,11 @@ func listen(addr string) (net.Listener, error) {
 		return listener, nil
 	}
 	listener, err := net.FileListener(os.NewFile(3, "LISTEN_FDS"))
+	if err != nil {
+		return nil, usageError("LISTEN_FDS: " + err.Error())
+	}
 	if _, isTCP := listener.(*net.TCPListener); !isTCP {
-		return nil, usageError(fmt.Sprint("LISTEN_FDS: must be a TCP socket that listens: ", err))
+		return nil, usageError("LISTEN_FDS: must be a TCP socket that listens")
 	}
 	return listener, nil
 }
@@ -391,26 +368,13 @@ func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	return err
 }
 
-// isStopping reports whether new requests must end their connections.
+// isStopping reports whether stop has begun.
 func (s *server) isStopping() bool {
 	select {
 	case <-s.stopping:
 		return true
 	default:
 		return false
-	}
-}
-
-// warnOfDatabaseRights warns of what an SQL injection could do besides what the
-// server does. If the server may write users, it could make an administrator.
-func (s *server) warnOfDatabaseRights() {
-	rights, err := s.store.excessRights()
-	if err != nil {
-		s.log.Warn("the rights of the database role could not be checked", "error", err)
-	}
-	if rights != "" {
-		s.log.Warn("the database role has rights that the server does not need (run "+
-			"deploy/roles.sql, and use its role)", "rights", rights)
 	}
 }
 
@@ -642,8 +606,8 @@ func (settings *settingReader) secret(name string) string {
 	switch {
 	case value != "":
 		complaint = "must be unset if " + name + " is set"
-	case err != nil:
-		complaint = err.Error()
+	case err != nil: // but not the path, which may be the secret, by mistake
+		complaint = "can't be read: " + errors.Unwrap(err).Error()
 	case text == "" || strings.Contains(text, "\n"):
 		complaint = "must name a file of one line, the value"
 	}
@@ -679,12 +643,7 @@ func loadConfig() (config, error) {
 	cfg.sessionKeys = readSessionKeys(&settings)
 	cfg.readCookie(&settings)
 	cfg.readOrigins(&settings)
-	for _, text := range settings.list("TRUSTED_PROXIES", "") {
-		network, err := netip.ParsePrefix(text)
-		settings.require(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
-			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
-		cfg.trustedProxies = append(cfg.trustedProxies, network)
-	}
+	cfg.trustedProxies = settings.trustedProxies()
 	// Locally, codes may be printed instead.
 	if cfg.env != envLocal || os.Getenv("SMTP_URL")+os.Getenv("SMTP_URL_FILE") != "" {
 		cfg.mail = readMailer(&settings)
@@ -706,7 +665,7 @@ const usage = `usage: hubs [COMMAND]
   user signout EMAIL                  end all sessions of the user
   user email EMAIL NEW                change the address, and end all sessions
   user delete [-files] EMAIL          delete the user, and with -files what they have uploaded
-  user export EMAIL                   print all that is stored about the user, as JSON
+  user export EMAIL                   print what the database has about the user, as JSON
   user history EMAIL                  print who has changed the account, when and how
   user list                           list the users
   user show EMAIL                     show one user
@@ -721,8 +680,7 @@ user need DATABASE_URL only (user delete -files also FILES_DIR), mail-test needs
 MAIL_FROM only.
 `
 
-// askHealth is for images without a shell. The address that it names can belong
-// to no client, so it shares no limit with one (H9).
+// askHealth is for images without a shell.
 func askHealth(ctx context.Context) error {
 	host, port, err := net.SplitHostPort(cmp.Or(os.Getenv("ADDR"), defaultAddr))
 	if err != nil {
@@ -733,7 +691,7 @@ func askHealth(ctx context.Context) error {
 	if err != nil {
 		return usageError("ADDR: " + err.Error())
 	}
-	question.Header.Set("X-Forwarded-For", "100::1") // RFC 6666: the discard prefix
+	question.Header.Set("X-Forwarded-For", healthAddress)
 	client := http.Client{Transport: &http.Transport{}, Timeout: answerTimeout}
 	answer, err := client.Do(question)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -17,6 +18,7 @@ import (
 	"go/token"
 	"go/types"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -727,4 +729,68 @@ func TestPageHashes(t *testing.T) {
 	if *update {
 		hubstest.Must(t, os.WriteFile("web/index.html", []byte(page), 0o644))
 	}
+}
+
+// K1, K3: A DATABASE_URL is accepted only in one of PostgreSQL's forms, and leads to no other host
+// than package url reads from it. No complaint has its password.
+func FuzzDatabaseURL(f *testing.F) {
+	f.Add("postgres://u:secret-1@db.example:5432/hubs?sslmode=verify-full")
+	f.Add("host=db.example user=u password='secret-1' dbname=hubs")
+	f.Add("mysql://u:secret-1@db.example/hubs")
+	f.Add("postgres://u:secret-1@a,b/hubs?port=1,2")
+	f.Fuzz(func(t *testing.T, text string) {
+		if strings.ContainsRune(text, 0) { // no variable can have it
+			return
+		}
+		t.Setenv("DATABASE_URL", text)
+		var settings settingReader
+		cfg := settings.database()
+		if settings != nil {
+			if strings.Contains(text, "secret-1") {
+				wantNoneIn(t, errors.Join(settings...), "secret-1")
+			}
+			return
+		}
+		u, err := url.Parse(text)
+		isURL := err == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql")
+		if strings.Contains(text, "://") && !strings.Contains(text, "=") && !isURL {
+			t.Errorf("got %q accepted", text)
+		}
+		host, _, _ := strings.Cut(cfg.Host, ",")
+		if isURL && u.Hostname() != "" && !u.Query().Has("host") && !u.Query().Has("hostaddr") &&
+			!strings.HasPrefix(u.Host, host) && !strings.HasPrefix(u.Hostname(), host) {
+			t.Errorf("%q: got the host %q, want %q", text, cfg.Host, u.Hostname())
+		}
+		if cfg.SSLMode == "" {
+			t.Errorf("%q: got no sslmode, want one", text)
+		}
+	})
+}
+
+// K1: An SMTP_URL is accepted only if package url reads a host and a port from it, and nothing behind
+// them. No complaint has its password.
+func FuzzSMTPURL(f *testing.F) {
+	f.Add("smtps://u:secret-1@mail.example:465")
+	f.Add("smtp://[::1]:25")
+	f.Add("smtp://u:p%40@mail.example:587/path?x#y")
+	f.Fuzz(func(t *testing.T, text string) {
+		if strings.ContainsRune(text, 0) {
+			return
+		}
+		t.Setenv("SMTP_URL", text)
+		t.Setenv("MAIL_FROM", "hubs@example.com")
+		var settings settingReader
+		m := readMailer(&settings)
+		if settings != nil {
+			if strings.Contains(text, "secret-1") {
+				wantNoneIn(t, errors.Join(settings...), "secret-1")
+			}
+			return
+		}
+		isMail := m.server.Scheme == "smtp" || m.server.Scheme == "smtps"
+		isBare := strings.Trim(m.server.Path, "/") == "" && m.server.RawQuery == "" && m.server.Fragment == ""
+		if !isMail || !isBare || m.server.Hostname() == "" || m.server.Port() == "0" {
+			t.Errorf("got %q accepted", text)
+		}
+	})
 }

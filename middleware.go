@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +27,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -48,12 +46,12 @@ type request struct {
 	// Step 6.
 	route     route       // the zero route if none matches
 	fields    fields      // the input, before it is parsed
-	badFields fieldErrors // what is wrong with it on every route
+	badFields fieldErrors // its mistakes that no route allows
 	user      *user       // the account; nil without a session
 	session   sessionToken
 }
 
-type requestKey struct{} // of a request in its own context
+type requestKey struct{} // the key of the request in its own context
 
 func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 	r := &request{serverLog: s.log}
@@ -154,14 +152,7 @@ func (s *server) identify(r *request) {
 		r.id = rand.Text()
 	}
 	r.w.Header().Set("X-Request-Id", r.id)
-	r.client = clientAddress(r.Request, s.cfg.trustedProxies)
-	peer := parseAddress(r.RemoteAddr)
-	if r.Header["X-Forwarded-For"] != nil && !isWithin(peer, s.cfg.trustedProxies) {
-		s.proxyWarning.Do(func() {
-			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its sender; " +
-				"if that is a proxy, all of its clients share one limit")
-		})
-	}
+	r.client = s.identifyClient(r)
 }
 
 func isRead(method string) bool { return method == "GET" || method == "HEAD" }
@@ -259,7 +250,7 @@ func (w *errorCatcher) toError() error {
 	return errNotFound // a 404, a redirect to a cleaned path, and the 400 of "OPTIONS *"
 }
 
-// Part 2: the contract of a route. Its types stand beside the route table.
+// Part 2: the contract of a route.
 
 type route struct {
 	pattern  string // method and path
@@ -276,8 +267,8 @@ func (rt route) path() string {
 	return path
 }
 
-// withInput completes a route that has an input. A handler gets it from parse
-// only, so it can't forget to check it.
+// withInput completes a route that has an input. Its handler gets the input only
+// after parse has accepted it.
 func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
 	handle func(*request, T) (output, error)) route {
 	rt.input = names
@@ -376,58 +367,11 @@ func (s *server) serveRoute(r *request) error {
 	return r.answer(out)
 }
 
-// pathID returns an id from the path, or NULL, which matches no row, if it is
-// no UUID.
-func (r *request) pathID(name string) sql.Null[string] {
-	id := r.PathValue(name)
-	return sql.Null[string]{V: id, Valid: isUUID(id)}
-}
-
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
-func isUUID(text string) bool { return uuidPattern.MatchString(text) }
-
 // Part 3: strict input. addField finds mistakes that no route allows, and the
 // route's parse function the others.
 
 // fields are the members of a JSON object, or the parameters of a query.
 type fields map[string]string
-
-func (f fields) text(name, fallback string) string {
-	value, isSent := f[name]
-	if !isSent {
-		return fallback
-	}
-	return value
-}
-
-func (f fields) optional(name string) *string {
-	value, isSent := f[name]
-	if !isSent {
-		return nil
-	}
-	return &value
-}
-
-func (f fields) trimmed(name string) *string {
-	value := f.optional(name)
-	if value != nil {
-		*value = strings.TrimFunc(*value, isBlank)
-	}
-	return value
-}
-
-func isBlank(c rune) bool { return unicode.IsSpace(c) || c == '\uFEFF' }
-
-// number returns -1, which no field allows, for anything but plain digits.
-func (f fields) number(name, fallback string) int {
-	text := f.text(name, fallback)
-	n, err := strconv.Atoi(text)
-	if err != nil || strconv.Itoa(n) != text { // such as +5 and 05
-		return -1
-	}
-	return n
-}
 
 type fieldError struct {
 	Field  string `json:"field"`
@@ -439,32 +383,6 @@ type fieldErrors []fieldError
 func (errs *fieldErrors) require(ok bool, name, detail string) {
 	if !ok {
 		*errs = append(*errs, fieldError{name, detail})
-	}
-}
-
-func (errs *fieldErrors) requireLength(name, text string, least, most int) {
-	length := utf8.RuneCountInString(text)
-	if length < least || length > most {
-		errs.require(false, name, fmt.Sprintf("must be a text of %d to %d characters", least, most))
-	}
-}
-
-func (errs *fieldErrors) forbidControls(name, text, allowed string) {
-	isForbidden := func(c rune) bool {
-		return unicode.IsControl(c) && !strings.ContainsRune(allowed, c)
-	}
-	errs.require(!strings.ContainsFunc(text, isForbidden), name, "must not have control characters")
-}
-
-func (errs *fieldErrors) requireOneOf(name, text string, allowed []string) {
-	if !slices.Contains(allowed, text) {
-		errs.require(false, name, "must be "+strings.Join(allowed, " or "))
-	}
-}
-
-func (errs *fieldErrors) requireNumber(name string, n, least, most int) {
-	if n < least || n > most {
-		errs.require(false, name, fmt.Sprintf("must be a whole number from %d to %d", least, most))
 	}
 }
 
@@ -798,11 +716,15 @@ func toProblem(err error) problem {
 		return p
 	}
 	p := newProblem(500, "internal", "The service has failed. Its operator can find out why.")
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if isDiskFull(err) {
 		p = newProblem(507, "insufficient_storage", "There is no room for the file.")
 	}
 	p.cause = err
 	return p
+}
+
+func isDiskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // bodyProblem blames the client for an error of reading or storing a body,
@@ -817,54 +739,4 @@ func bodyProblem(err error) problem {
 		return invalid(fieldError{"body", "came too slowly"})
 	}
 	return invalid(fieldError{"body", "is incomplete or malformed"})
-}
-
-// Part 6: the settings of CORS.
-
-const localOrigins = "http://localhost:3000 http://localhost:4200 http://localhost:5173 " +
-	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +
-	"http://127.0.0.1:8081"
-
-var originPattern = regexp.MustCompile(
-	`^https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?$`)
-
-func (cfg *config) readOrigins(settings *settingReader) {
-	fallback := ""
-	if cfg.env == envLocal {
-		fallback = localOrigins
-	}
-	cfg.allowedOrigins = settings.list("ALLOWED_ORIGINS", fallback)
-	cfg.originDomain = strings.ToLower(settings.get("ALLOWED_ORIGIN_DOMAIN", ""))
-	if cfg.env == envProduction {
-		settings.require(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
-		settings.require(isParentDomain(cfg.originDomain),
-			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
-		return
-	}
-	settings.require(cfg.originDomain == "",
-		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
-	for _, origin := range cfg.allowedOrigins {
-		settings.require(isOrigin(origin), "ALLOWED_ORIGINS: must be origins as browsers send them, such "+
-			"as https://app.example.com or http://localhost:3000, in lower case, without a path, a "+
-			"default port or a dot at the end")
-	}
-}
-
-// isOrigin reports whether a browser sends an origin in this form (RFC 6454 6.2).
-// Any other form would never match.
-func isOrigin(text string) bool {
-	u, err := url.Parse(text)
-	if err != nil || !originPattern.MatchString(text) {
-		return false
-	}
-	host, port := u.Hostname(), u.Port()
-	isDefault := u.Scheme+port == "http80" || u.Scheme+port == "https443"
-	addr, err := netip.ParseAddr(host)
-	isHost := domainPattern.MatchString(host) && !endsInDigits(host) || err == nil && addr.String() == host
-	return isHost && !isDefault && isPortOrEmpty(port)
-}
-
-func isPortOrEmpty(text string) bool {
-	port, err := strconv.ParseUint(text, 10, 16) // at most 65535
-	return text == "" || err == nil && port > 0
 }

@@ -4,17 +4,22 @@ package main
 // mail. A code leaves this process only by mail or, locally without a mail
 // server, on standard output.
 //
-// The life of a code, by its age, and what a request for a code does meanwhile:
+// The life of a code:
 //
-//	0 ─────────── codeRenew ──────────────────── codeTTL
-//	mails it again,          makes a new code        (it is gone)
-//	codeResend after         in its place
-//	the last mail
+//	the code                          a request for a code
+//	does not exist, or was used       makes a new one, and mails it
+//	was mailed within codeResend      does nothing
+//	is younger than codeRenew         mails it again
+//	is older                          makes a new one in its place
+//	its last mail has failed          mails it again, at once
+//	has had maxGuesses wrong guesses  does nothing before codeRenew
 //
-// A sign-in ends a code. So does the wrong guess number maxGuesses, but then the
-// next code still comes only after codeRenew.
+// The right code signs in until codeTTL, unless it was replaced, used or guessed
+// at too often.
 
 import (
+	"bufio"
+	"bytes"
 	"cmp"
 	"crypto/rand"
 	"crypto/subtle"
@@ -29,7 +34,6 @@ import (
 	"net/smtp"
 	"net/textproto"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -48,7 +52,7 @@ const (
 	maxCodeRequests  = 1000                   // unfinished requests for a code
 	codeDelay        = 500 * time.Millisecond // longest random delay before the work
 	codeMaxWait      = 50 * time.Second       // from a request to its last attempt to send mail
-	mailPause        = time.Second            // before the second attempt; then two, three and so on
+	mailPause        = time.Second            // before the second attempt; twice that before the third
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
@@ -69,12 +73,13 @@ type oneTimeCode struct {
 	guesses  int       // wrong guesses
 }
 
-// fault says in one word, for the log, why a code does not sign a user in, or
+// whyRefused says in one word, for the log, why a code does not sign a user in, or
 // returns "". After a sign-out everywhere, somebody else may have been reading
-// the mailbox (S1). The database's clock may have gone back (T9).
-func (code *oneTimeCode) fault(u *user) string {
+// the mailbox (S1). The database's clock may have gone back by more than slack
+// since (T9).
+func (code *oneTimeCode) whyRefused(u *user, slack time.Duration) string {
 	switch {
-	case code.userReadAt.After(u.now), u.signedOutAt.After(u.now):
+	case code.userReadAt.After(u.now.Add(slack)), u.signedOutAt.After(u.now):
 		return "future"
 	case code.userID != u.UserID, code.userReadAt.Before(u.signedOutAt):
 		return "ended"
@@ -97,25 +102,35 @@ func (e notDue) Error() string { return string(e) }
 const (
 	errJustMailed = notDue("the last mail is too young")
 	errGuessedOut = notDue("wrong guesses have ended the code; the next one comes later")
-	errCodeEnded  = notDue("the code has ended meanwhile")
+	errCodeEnded  = notDue("the code was used or replaced meanwhile")
+
+	errSignedOutAhead = notDue("the user was signed out in the future, so no code could sign them in")
 )
 
 // issue returns the code to mail to a user, the current one or a new one. It
-// returns an error if no mail is due.
+// returns an error if no mail is due. For another attempt to mail a code, again
+// is that code.
 //
 // However many clients ask, a mailbox gets one mail per codeResend, unless the
 // code was used, is no longer for this user, or its mail has failed (O7). Until
-// codeRenew, the same code is mailed again. So whichever mail the user opens
-// has the right code, and a stranger who asks for one voids nothing. A code that
+// codeRenew, the same code is mailed again, so a stranger who asks for one voids
+// nothing, and whichever mail the user opens has the right code. A code that
 // guesses have ended stays until then: if a new one replaced it at once, each
 // request would bring maxGuesses more (L5).
-func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
+func (c *oneTimeCodes) issue(email string, u *user, again *oneTimeCode) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	isForUser := code != nil && code.fault(u) == ""
+	// Another request may have read the account a moment later, and overtaken
+	// this one.
+	isForUser := code != nil && code.whyRefused(u, clockStep) == ""
 	switch {
+	case u.signedOutAt.After(u.now):
+		return again, errSignedOutAhead
+	case again != nil && (code != again || code.guesses >= maxGuesses):
+		return again, errCodeEnded
+	case again != nil:
 	case isForUser && now.Sub(code.mailedAt) < codeResend:
 		return nil, errJustMailed
 	case !isForUser || now.Sub(code.issuedAt) >= codeRenew:
@@ -125,17 +140,6 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	}
 	code.mailedAt = now
 	return code, nil
-}
-
-// issueAgain is for another attempt to mail a code.
-func (c *oneTimeCodes) issueAgain(email string, code *oneTimeCode) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byEmail[email] != code || code.guesses >= maxGuesses {
-		return errCodeEnded
-	}
-	code.mailedAt = time.Now()
-	return nil
 }
 
 // makeCode makes a code; all from 000000 to 999999 are equally likely (O1). The
@@ -154,15 +158,12 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 	return code
 }
 
-// withdraw is for a mail that has failed. The next request mails at once. The
-// code keeps its age and its guesses, because a stranger can make mails fail, by
-// filling the mailbox.
-func (c *oneTimeCodes) withdraw(code *oneTimeCode) {
+// mailFailed lets the next request mail at once. The code keeps its age and its
+// guesses, because a stranger can make mails fail, by filling the mailbox.
+func (c *oneTimeCodes) mailFailed(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if code != nil {
-		code.mailedAt = time.Time{}
-	}
+	code.mailedAt = time.Time{}
 }
 
 // find returns the code of an address if the digits match and it has not
@@ -236,10 +237,6 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 		log.Info("code not sent: no active user")
 		return
 	}
-	if u.signedOutAt.After(u.now) { // no code could sign this user in
-		log.Warn("code not sent: the user was signed out in the future")
-		return
-	}
 	code, err := s.mailUntil(lastStart, email, u, log)
 	_, isNotDue := errors.AsType[notDue](err)
 	switch {
@@ -250,25 +247,23 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	case errors.Is(err, errUnconfirmed):
 		log.Error("code perhaps sent", "error", err)
 	default:
-		s.codes.withdraw(code)
+		if code != nil {
+			s.codes.mailFailed(code)
+		}
 		log.Error("code not sent", "error", err)
 	}
 }
 
-// mailUntil mails a code. A mail that is refused for now, such as by a server
-// that takes few conversations at once, is tried again, and for the last time
-// when the server stops.
+// mailUntil mails a code. If the mail server refuses for now, such as because it
+// takes few conversations at once, mailUntil tries again after growing pauses,
+// without a slot. When this process stops, it tries once more, at once.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {
 	for pause := mailPause; ; pause += mailPause {
 		if !s.mailSlots.take(time.Until(lastStart)) {
 			return code, errors.New("waited too long for other mail")
 		}
-		if code == nil { // only now: a request that was dropped makes no code
-			code, err = s.codes.issue(email, u)
-		} else {
-			err = s.codes.issueAgain(email, code)
-		}
+		code, err = s.codes.issue(email, u, code) // only now: a request that was dropped makes none
 		if err == nil {
 			err = s.mailCode(u.Email, code)
 		}
@@ -286,13 +281,11 @@ func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog
 }
 
 // isRefusedForNow reports whether the mail server has answered 4yz (RFC 5321
-// 4.2.1). Its answer to EHLO gets lost.
+// 4.2.1).
 func isRefusedForNow(err error) bool {
 	reply, hasReplied := errors.AsType[*textproto.Error](err)
-	return hasReplied && reply.Code/100 == 4 || errors.Is(err, errAfterEHLO)
+	return hasReplied && reply.Code/100 == 4
 }
-
-var errAfterEHLO = errors.New("the mail server has ended the conversation")
 
 func (s *server) mailCode(to string, code *oneTimeCode) error {
 	if s.cfg.mail.server == nil {
@@ -301,6 +294,7 @@ func (s *server) mailCode(to string, code *oneTimeCode) error {
 	}
 	service := s.cfg.mail.domain()
 	left := (codeTTL - time.Since(code.issuedAt)).Round(time.Second)
+	// Screen readers read the code as one number.
 	text := fmt.Sprintf(`Your sign-in code for %s is %s.
 Digit by digit: %s
 
@@ -347,13 +341,10 @@ func (m mailer) send(to, subject, text string) error {
 		return failedStep("greeting", err)
 	}
 	if err := client.Hello(m.domain()); err != nil {
-		// net/smtp tries HELO next, and err has only the answer to that.
+		// net/smtp tries HELO next, and err has only the answer to that. Within
+		// TLS, the answer to EHLO is lost.
 		if m.server.Scheme == "smtp" {
-			err = fmt.Errorf("%w; all that it has said: %q", err, bounded.heard)
-		}
-		_, hasReplied := errors.AsType[*textproto.Error](err)
-		if !hasReplied && !errors.Is(err, errEndlessReply) && !os.IsTimeout(err) {
-			err = fmt.Errorf("%w: %w", errAfterEHLO, err)
+			err = errors.Join(err, replyToEHLO(bounded.heard))
 		}
 		return failedStep("EHLO", err)
 	}
@@ -363,7 +354,18 @@ func (m mailer) send(to, subject, text string) error {
 	return m.deliver(client, to, m.message(to, subject, text))
 }
 
-// A mailConn bounds and keeps what the mail server says, before TLS too.
+// replyToEHLO returns the second reply of a mail server, behind its greeting.
+func replyToEHLO(heard []byte) error {
+	reader := textproto.NewReader(bufio.NewReader(bytes.NewReader(heard)))
+	reader.ReadResponse(0)
+	code, text, err := reader.ReadResponse(0)
+	if err != nil {
+		return fmt.Errorf("all that it has said: %q", heard)
+	}
+	return &textproto.Error{Code: code, Msg: text}
+}
+
+// A mailConn bounds what the mail server says, and keeps it.
 type mailConn struct {
 	net.Conn
 	heard []byte

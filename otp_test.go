@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"io"
+	rand2 "math/rand/v2"
 	"net"
 	"net/http/httptest"
 	"net/mail"
@@ -29,7 +31,7 @@ func newCodes() *oneTimeCodes {
 // ask asks for a code, for a user who was never signed out everywhere. It returns nil if no mail is
 // due.
 func ask(c *oneTimeCodes, email string) *oneTimeCode {
-	code, _ := c.issue(email, &user{now: time.Now()})
+	code, _ := c.issue(email, &user{now: time.Now()}, nil)
 	return code
 }
 
@@ -124,7 +126,7 @@ func TestSameCodeIsMailedAgain(t *testing.T) {
 			{email: "b", at: 2*codeRenew + codeResend - 1, want: other}, // exactly codeRenew later
 		} {
 			time.Sleep(time.Until(start.Add(step.at)))
-			code, _ := codes.issue(step.email, &user{now: time.Now()})
+			code, _ := codes.issue(step.email, &user{now: time.Now()}, nil)
 			got := other
 			switch code {
 			case nil:
@@ -184,14 +186,14 @@ func TestTenGuessesEndACode(t *testing.T) {
 
 // D3, L5, O7: A mail that failed counts as not sent, whichever it was: the next request mails at once.
 // It brings the same code, whose guesses still count.
-func TestWithdrawnCodeKeepsItsGuesses(t *testing.T) {
+func TestFailedMailKeepsTheGuesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		codes := newCodes()
 		code := ask(codes, "a")
 		for range 2 {
 			guessWrong(codes, "a", code, maxGuesses/2-1)
-			codes.withdraw(code)
+			codes.mailFailed(code)
 			again := ask(codes, "a")
 			if again != code || codes.find("a", code.digits) == nil {
 				t.Fatalf("the next request: got %+v, want the same code, which works", again)
@@ -202,8 +204,9 @@ func TestWithdrawnCodeKeepsItsGuesses(t *testing.T) {
 			time.Sleep(codeResend)
 		}
 		guessWrong(codes, "a", code, 2)
-		codes.withdraw(code)
-		if ask(codes, "a") != nil || codes.issueAgain("a", code) == nil {
+		codes.mailFailed(code)
+		_, err := codes.issue("a", &user{now: time.Now()}, code)
+		if ask(codes, "a") != nil || err == nil {
 			t.Errorf("after %d wrong guesses: got a mail, want none", maxGuesses)
 		}
 	})
@@ -217,7 +220,7 @@ func TestSignOutEndsACode(t *testing.T) {
 	codes := newCodes()
 	readAt := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	ada := &user{UserID: "ada", now: readAt}
-	first, _ := codes.issue("a", ada)
+	first, _ := codes.issue("a", ada, nil)
 	for _, test := range []struct {
 		signedOut, now time.Duration // after the code
 		want           string
@@ -227,16 +230,17 @@ func TestSignOutEndsACode(t *testing.T) {
 		{signedOut: time.Microsecond, now: time.Microsecond, want: "ended"},
 		{signedOut: time.Microsecond, want: "future"},
 		{now: -time.Microsecond, want: "future"},
+		{signedOut: -time.Hour, now: -time.Microsecond, want: "future"},
 	} {
 		u := &user{UserID: "ada", now: readAt.Add(test.now), signedOutAt: readAt.Add(test.signedOut)}
-		if got := first.fault(u); got != test.want {
+		if got := first.whyRefused(u, 0); got != test.want {
 			t.Errorf("%+v: got the fault %q, want %q", test, got, test.want)
 		}
 	}
 	later := readAt.Add(time.Second)
 	ada = &user{UserID: "ada", now: later, signedOutAt: later}
-	second, _ := codes.issue("a", ada)
-	if second == nil || second == first || second.fault(ada) != "" || codes.remove("a", first) {
+	second, _ := codes.issue("a", ada, nil)
+	if second == nil || second == first || second.whyRefused(ada, 0) != "" || codes.remove("a", first) {
 		t.Errorf("after the sign-out: got %+v, want another code", second)
 	}
 }
@@ -264,6 +268,182 @@ func TestCodeWorksOnce(t *testing.T) {
 	if ask(codes, "a") == nil {
 		t.Error("after a code was used: got no new code, want one")
 	}
+}
+
+// A codeModel says in the plainest way what the specification and the decisions want of codes.
+type codeModel struct {
+	codes     map[string]*modelCode // by address
+	signedOut map[string]time.Time  // by address, by the database's clock
+	clock     time.Duration         // how far the database's clock is ahead
+}
+
+type modelCode struct {
+	real               *oneTimeCode // the code of the server that it stands for
+	made, mailed, read time.Time    // mailed is zero if the last mail has failed
+	guesses            int
+}
+
+// user returns a user as the database would.
+func (m *codeModel) user(email string) *user {
+	return &user{UserID: email, now: time.Now().Add(m.clock), signedOutAt: m.signedOut[email]}
+}
+
+// alive returns the code of an address that is not too old.
+func (m *codeModel) alive(email string) *modelCode {
+	code := m.codes[email]
+	if code == nil || time.Since(code.made) >= codeTTL {
+		return nil
+	}
+	return code
+}
+
+// mails says what a request makes of a user's code: nothing, a mail of it, or a new one.
+func (m *codeModel) mails(email string) string {
+	u, code := m.user(email), m.alive(email)
+	switch {
+	case u.signedOutAt.After(u.now):
+		return "nothing"
+	case code == nil, code.read.Before(u.signedOutAt), code.read.After(u.now.Add(clockStep)):
+		return "new"
+	case time.Since(code.mailed) < codeResend:
+		return "nothing"
+	case time.Since(code.made) >= codeRenew:
+		return "new"
+	case code.guesses >= maxGuesses:
+		return "nothing"
+	}
+	return "again"
+}
+
+// opens reports whether a code opens a session of its user.
+func (m *codeModel) opens(email string) bool {
+	u, code := m.user(email), m.alive(email)
+	return code != nil && code.guesses < maxGuesses && !code.read.Before(u.signedOutAt) &&
+		!code.read.After(u.now) && !u.signedOutAt.After(u.now)
+}
+
+// pauses are the times that pass in a history. Most are at a bound of a code's life, or a tick
+// before it.
+var pauses = []time.Duration{
+	1, time.Second, codeResend - 1, codeResend, codeRenew - 1, codeRenew, codeRenew - codeResend,
+	codeTTL - codeRenew, codeTTL - 1, codeTTL, 24 * time.Hour, clockStep + 1,
+}
+
+// playCodes plays a history, one step for each byte, on codes and on their model. It returns the
+// steps until they differ, and how.
+func playCodes(history []byte) (steps []string, difference string) {
+	real := newCodes()
+	model := &codeModel{codes: map[string]*modelCode{}, signedOut: map[string]time.Time{}}
+	for _, draw := range history {
+		email, choice := string("ab"[draw>>7]), int(draw&0x7f)
+		u, code := model.user(email), model.codes[email]
+		step, got, want := "", "", ""
+		switch {
+		case choice < 40: // a request; its mail fails after every fifth
+			step, want = "request for "+email, model.mails(email)
+			issued, err := real.issue(email, u, nil)
+			switch {
+			case err != nil:
+				got = "nothing"
+			case code != nil && issued == code.real:
+				got = "again"
+				code.mailed = time.Now()
+			default:
+				got = "new"
+				code = &modelCode{real: issued, made: time.Now(), mailed: time.Now(), read: u.now}
+				model.codes[email] = code
+			}
+			if issued != nil && choice%5 == 0 {
+				step += ", whose mail fails"
+				real.mailFailed(issued)
+				code.mailed = time.Time{}
+			}
+		case choice < 76: // wrong guesses, often all at once
+			n := []int{1, 1, 2, maxGuesses - 1, maxGuesses, maxGuesses + 1}[choice%6]
+			step = fmt.Sprintf("%d wrong guesses at %s", n, email)
+			if alive := model.alive(email); alive != nil {
+				guessWrong(real, email, alive.real, n)
+				alive.guesses = min(alive.guesses+n, maxGuesses)
+			}
+		case choice < 88:
+			step, want = "sign-in of "+email, fmt.Sprint(model.opens(email))
+			got = "false"
+			if code != nil {
+				found := real.find(email, code.real.digits)
+				if found != nil && found.whyRefused(u, 0) == "" && real.remove(email, found) {
+					got = "true"
+					delete(model.codes, email)
+				}
+			}
+		case choice < 92:
+			step = email + " is signed out everywhere"
+			model.signedOut[email] = u.now
+		case choice < 96:
+			model.clock = []time.Duration{0, -1, 2 * time.Hour, -clockStep}[choice%4]
+			step = "the database's clock is ahead by " + model.clock.String()
+		default:
+			pause := pauses[choice%len(pauses)]
+			step = "pause of " + pause.String()
+			time.Sleep(pause)
+		}
+		steps = append(steps, step)
+		synctest.Wait() // for the timers
+		if got != want {
+			return steps, fmt.Sprintf("got %q, want %q", got, want)
+		}
+		if difference := model.differs(real); difference != "" {
+			return steps, difference
+		}
+	}
+	return steps, ""
+}
+
+// differs compares what is in memory with the model.
+func (m *codeModel) differs(real *oneTimeCodes) string {
+	for email := range m.codes {
+		code, kept := m.alive(email), real.byEmail[email]
+		switch {
+		case code == nil && kept != nil:
+			return "a code that has expired is kept"
+		case code != nil && kept != code.real:
+			return "a code that lives is gone"
+		case code != nil && kept.guesses != code.guesses:
+			return fmt.Sprintf("got %d wrong guesses, want %d", kept.guesses, code.guesses)
+		}
+	}
+	return ""
+}
+
+// O2, O3, O7, L5, S1, T9: Whatever is done in whichever order, codes are made, mailed, mailed again,
+// guessed at, used, replaced and forgotten as the model says.
+func TestCodesAreAsTheirModel(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(40) {
+		random := rand2.New(rand2.NewPCG(seed, 2))
+		history := make([]byte, 1500)
+		for i := range history {
+			history[i] = byte(random.Uint32())
+		}
+		synctest.Test(t, func(t *testing.T) {
+			steps, difference := playCodes(history)
+			if difference != "" {
+				t.Errorf("seed %d: %s, after %d steps, the last of which are\n%s",
+					seed, difference, len(steps), strings.Join(steps[max(0, len(steps)-20):], "\n"))
+			}
+		})
+	}
+}
+
+// FuzzCodes makes a history short that TestCodesAreAsTheirModel fails with.
+func FuzzCodes(f *testing.F) {
+	f.Add([]byte{1, 40, 80, 97, 5, 129, 90, 2})
+	f.Fuzz(func(t *testing.T, history []byte) {
+		synctest.Test(t, func(t *testing.T) {
+			if steps, difference := playCodes(history[:min(len(history), 500)]); difference != "" {
+				t.Errorf("%s, after\n%s", difference, strings.Join(steps, "\n"))
+			}
+		})
+	})
 }
 
 // O3, O7, L5: Of many requests at once, one makes a code, maxGuesses wrong guesses count, and one of
@@ -439,4 +619,41 @@ func TestOnlyLoopbackIsExcusedFromTLS(t *testing.T) {
 		}
 	}
 	hubstest.WantEqual(t, "passwords at the mail server", m.Passwords(), len(loopback))
+}
+
+// M1: Whatever a mail server says, a mail ends in its time, and counts as sent only if the server has
+// said 2yz after the mail.
+func FuzzMailServer(f *testing.F) {
+	f.Add("220 a\r\n250 b\r\n250 c\r\n250 d\r\n354 e\r\n250 f\r\n")
+	f.Add("220 a\r\n421 b\r\n")
+	f.Add("220-a\r\n220 b\r\n250-AUTH\r\n250 c\r\n450 d\r\n")
+	f.Fuzz(func(t *testing.T, says string) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		hubstest.Must(t, err)
+		defer listener.Close()
+		heard := make(chan string, 1)
+		go func() {
+			conn, err := listener.Accept()
+			if err != nil {
+				heard <- ""
+				return
+			}
+			io.WriteString(conn, says)
+			conn.(*net.TCPConn).CloseWrite()
+			text, _ := io.ReadAll(conn)
+			conn.Close()
+			heard <- string(text)
+		}()
+		server := &url.URL{Scheme: "smtp", Host: listener.Addr().String()}
+		m := mailer{server: server, from: &mail.Address{Address: "hubs@example.com"}}
+		err = m.send("a@b.example", "subject", "text\n")
+		text := <-heard
+		hasMail := strings.Contains(text, "\r\n.\r\n")
+		if err == nil && (!hasMail || !strings.Contains(says, "250")) {
+			t.Errorf("the mail server says %q and has heard %q: got no error, want one", says, text)
+		}
+		if isRefusedForNow(err) && !strings.Contains(says, "4") {
+			t.Errorf("the mail server says %q: got %v, want no refusal for now", says, err)
+		}
+	})
 }

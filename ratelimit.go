@@ -1,13 +1,17 @@
 package main
 
-// The rate limiter: a token bucket for each key, in bounded memory.
+// The rate limiter, a token bucket for each key, in bounded memory; the client
+// addresses that it counts; and the settings of addresses and origins.
 
 import (
 	"fmt"
 	"hash/maphash"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -112,6 +116,22 @@ func (l *limiter) dropAnyKey() {
 
 // Who is counted.
 
+// healthAddress is the client address that health checks send. It can belong to
+// no client (RFC 6666), so they share no limit with one (H9).
+const healthAddress = "100::1"
+
+func (s *server) identifyClient(r *request) netip.Addr {
+	peer := parseAddress(r.RemoteAddr)
+	sent := r.Header.Get("X-Forwarded-For")
+	if sent != "" && sent != healthAddress && !isWithin(peer, s.cfg.trustedProxies) {
+		s.proxyWarning.Do(func() {
+			r.log().Warn("X-Forwarded-For is ignored, because TRUSTED_PROXIES does not name its "+
+				"sender; if that is a proxy, all of its clients share one limit", "peer", peer)
+		})
+	}
+	return clientAddress(r.Request, s.cfg.trustedProxies)
+}
+
 // clientAddress reads X-Forwarded-For from the right, because each proxy
 // appends its client's address. All to the left of the first untrusted address
 // can be forged (L2).
@@ -169,4 +189,65 @@ func (s *server) clientLimit(method, path string) *limiter {
 		return s.fileLimit
 	}
 	return s.requestLimit
+}
+
+// The settings of steps 4 and 5.
+
+const localOrigins = "http://localhost:3000 http://localhost:4200 http://localhost:5173 " +
+	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +
+	"http://127.0.0.1:8081"
+
+var originPattern = regexp.MustCompile(
+	`^https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?$`)
+
+func (cfg *config) readOrigins(settings *settingReader) {
+	fallback := ""
+	if cfg.env == envLocal {
+		fallback = localOrigins
+	}
+	cfg.allowedOrigins = settings.list("ALLOWED_ORIGINS", fallback)
+	cfg.originDomain = strings.ToLower(settings.get("ALLOWED_ORIGIN_DOMAIN", ""))
+	if cfg.env == envProduction {
+		settings.require(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
+		settings.require(isParentDomain(cfg.originDomain),
+			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
+		return
+	}
+	settings.require(cfg.originDomain == "",
+		"ALLOWED_ORIGIN_DOMAIN: must be unset outside production")
+	for _, origin := range cfg.allowedOrigins {
+		settings.require(isOrigin(origin), "ALLOWED_ORIGINS: must be origins as browsers send them, such "+
+			"as https://app.example.com or http://localhost:3000, in lower case, without a path, a "+
+			"default port or a dot at the end")
+	}
+}
+
+// isOrigin reports whether a browser sends an origin in this form (RFC 6454 6.2).
+// Any other form would never match.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || !originPattern.MatchString(text) {
+		return false
+	}
+	host, port := u.Hostname(), u.Port()
+	isDefault := u.Scheme+port == "http80" || u.Scheme+port == "https443"
+	addr, err := netip.ParseAddr(host)
+	isAddress := err == nil && addr.String() == host
+	isName := domainPattern.MatchString(host) && !endsInDigits(host)
+	return (isAddress || isName) && !isDefault && isPortOrEmpty(port)
+}
+
+func isPortOrEmpty(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16) // at most 65535
+	return text == "" || err == nil && port > 0
+}
+
+func (settings *settingReader) trustedProxies() (networks []netip.Prefix) {
+	for _, text := range settings.list("TRUSTED_PROXIES", "") {
+		network, err := netip.ParsePrefix(text)
+		settings.require(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
+			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
+		networks = append(networks, network)
+	}
+	return networks
 }

@@ -5,8 +5,14 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,8 +70,9 @@ func (w *window) wait() time.Duration {
 	return 0
 }
 
-// L1, L4: For random sequences of requests, the limiter decides as the model does, and its refusals
-// give the time to wait exactly to the nanosecond.
+// L1, L3, L4: For random sequences of requests, the limiter decides as the model does, and its
+// refusals give the time to wait exactly to the nanosecond. Now and then a flood of new keys fills
+// it. That can make it forget a key once, but never refuse one.
 func TestLimitSlides(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(60) {
@@ -79,10 +86,26 @@ func TestLimitSlides(t *testing.T) {
 				model[key] = &window{burst: burst, period: period}
 			}
 
+			isForgotten := map[string]bool{} // perhaps, since the last flood
 			for step := range 600 {
+				if seed%10 == 0 && random.IntN(300) == 0 {
+					for i := range maxKeys {
+						l.spend(fmt.Sprint("flood ", step, i))
+					}
+					if len(l.spent) > maxKeys {
+						t.Fatalf("got %d keys in memory, want at most %d", len(l.spent), maxKeys)
+					}
+					isForgotten = map[string]bool{"0": true, "1": true, "2": true}
+				}
 				key := strconv.Itoa(random.IntN(3))
 				want := model[key].wait()
-				if got := refusedFor(t, l, key); got != want {
+				got := refusedFor(t, l, key)
+				if got == 0 && want > 0 && isForgotten[key] {
+					isForgotten[key] = false
+					want = 0
+					model[key].passed = []time.Time{time.Now()}
+				}
+				if got != want {
 					t.Fatalf("seed %d, step %d: got a wait of %v, want %v", seed, step, got, want)
 				}
 				// No pause, a nanosecond, a share of the period, about a period, or a random time.
@@ -129,6 +152,57 @@ func TestFloodOfNewKeys(t *testing.T) {
 		}
 		if got := kept(l.period, "at the next sweep"); got != 1 {
 			t.Errorf("after the next sweep: got %d keys in memory, want 1", got)
+		}
+	})
+}
+
+// L2: The client is the peer, or an address of X-Forwarded-For with none but trusted addresses to
+// its right. Nobody without a trusted address gets another one than their own.
+func FuzzForwardedFor(f *testing.F) {
+	f.Add("10.0.0.1:1", "192.0.2.1, 10.0.0.2")
+	f.Add("10.0.0.1:1", "[2001:db8::1]:80,::ffff:10.0.0.3,fe80::1%eth0")
+	f.Add("192.0.2.9:1", "10.0.0.1")
+	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	f.Fuzz(func(t *testing.T, peer, sent string) {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.RemoteAddr = peer
+		r.Header["X-Forwarded-For"] = []string{sent}
+		got := clientAddress(r, trusted)
+		hops := append(strings.Split(sent, ","), peer)
+		for _, hop := range slices.Backward(hops) {
+			address := parseAddress(strings.TrimSpace(hop))
+			if address == got {
+				return
+			}
+			if !address.IsValid() || !isWithin(address, trusted) {
+				break
+			}
+		}
+		t.Errorf("peer %q, X-Forwarded-For %q: got %v, want an address behind trusted ones", peer, sent, got)
+	})
+}
+
+// C1: An origin is accepted only in the form that a browser sends: package url gives the same text
+// back, in lower case, without a default port, with a host of labels or an address.
+func FuzzOrigin(f *testing.F) {
+	for _, origin := range []string{
+		"https://app.example.com", "http://[::1]:3000", "http://127.0.0.1", "https://a.example.:443",
+	} {
+		f.Add(origin)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if !isOrigin(text) {
+			return
+		}
+		u, err := url.Parse(text)
+		if err != nil || u.Scheme+"://"+u.Host != text || strings.ToLower(text) != text {
+			t.Fatalf("got %q accepted, want what package url gives back in lower case", text)
+		}
+		port, _ := strconv.Atoi(u.Port())
+		isDefault := u.Scheme == "http" && port == 80 || u.Scheme == "https" && port == 443
+		hasBadPort := u.Port() != "" && (port < 1 || port > 65535) || strings.HasSuffix(text, ":")
+		if isDefault || hasBadPort || strings.HasSuffix(u.Hostname(), ".") || strings.Contains(text, "..") {
+			t.Errorf("got %q accepted", text)
 		}
 	})
 }

@@ -11,7 +11,7 @@ package main
 //
 // Three things can't be mended from inside, and the process must not serve on:
 // the driver panics, it does not return, or an answer belongs to another
-// statement. Then failStop ends the process, and its unit starts it again.
+// statement. Then failStop ends the process, and systemd starts it again.
 //
 // lib/pq reports a dead connection as driver.ErrBadConn. Then database/sql
 // sends the statement again on another one, but it never does so on a
@@ -52,8 +52,8 @@ const (
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
 
-	// A call of the driver that has not returned after this many ticks never
-	// will. A machine that was paused does not count, because it misses ticks.
+	// A call of the driver that has not returned after this many ticks, for each
+	// host of DATABASE_URL, never will. A paused machine misses ticks.
 	hangTick  = 5 * time.Second
 	hangTicks = 6
 )
@@ -93,8 +93,9 @@ type store struct {
 	statements sync.Map   // text of a read → *preparedRead, made at its first use
 	checking   sync.Mutex // held by checkSessions
 
-	mu    sync.Mutex
-	calls map[*driverCall]bool // under way
+	mu       sync.Mutex
+	calls    map[*driverCall]bool // under way
+	maxTicks int                  // of a call
 }
 
 func openStore(cfg pq.Config, log *slog.Logger) (*store, error) {
@@ -103,6 +104,7 @@ func openStore(cfg pq.Config, log *slog.Logger) (*store, error) {
 		slots:    make(slots, poolSize),
 		searches: make(slots, maxSearches),
 		calls:    map[*driverCall]bool{},
+		maxTicks: hangTicks * (1 + len(cfg.Multi)),
 	}
 	st.db = sql.OpenDB(connector{cfg, st})
 	st.db.SetMaxOpenConns(poolSize)
@@ -120,7 +122,7 @@ func openStore(cfg pq.Config, log *slog.Logger) (*store, error) {
 		return nil, fmt.Errorf("the database lacks the tables in the search_path of its role, %s (run "+
 			"hubs migrate, which names its schema, then deploy/roles.sql): %w", searchPath, err)
 	}
-	if err != nil && !errors.Is(err, errNotSetUp) {
+	if err != nil && !errors.Is(err, errMissingRights) {
 		err = explainDBError(err)
 	}
 	return st, err
@@ -217,12 +219,13 @@ func hashOf(text string) uint64 {
 	return hash.Sum64()
 }
 
-// sessionErrors report that a connection has no such prepared statement, or has
-// it already. They come from a pooler in transaction mode, but not only from it.
+// sessionErrors are what PostgreSQL reports if a session gets another's
+// connection: no such prepared statement, one of this name, a wrong number of
+// parameters. They can have other causes.
 var sessionErrors = []string{"26000", "42P05", "08P01"}
 
-// query returns the rows of a read and its number. No value is part of a text, so
-// there are few.
+// query returns the rows of a read and its number. A text begins with "select "
+// and a column. No value is part of it, so there are few.
 func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, err error) {
 	defer st.catch()
 	prepared, err := st.prepare(text)
@@ -236,9 +239,7 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 	case state == "0A000": // the type of a column was changed
 		st.statements.Delete(text)
 	case slices.Contains(sessionErrors, state) && !isFatal(err):
-		if checkErr := st.checkSessions(); checkErr != nil {
-			st.log.Warn("the connections could not be checked for a pooler", "error", checkErr)
-		}
+		go st.checkSessions()
 	}
 	if err != nil {
 		return nil, 0, classify(err)
@@ -316,20 +317,18 @@ func drop(conn *sql.Conn) {
 // connection of another (D6). Each session sets a mark of its own. Then, in the
 // opposite order, each looks for its mark within a transaction, and all stay
 // open. So whichever way a pooler hands out its connections, one session finds
-// another mark. Only a pooler that has one connection goes undetected.
+// another mark. If a pooler has one connection only, the second transaction gets
+// no answer.
 func (st *store) checkSessions() error {
 	if !st.checking.TryLock() { // a check is under way
 		return nil
 	}
 	defer st.checking.Unlock()
-	call := st.begin()
-	defer st.end(call)
 	defer st.catch()
 	marks := map[*sql.Conn]string{}
 	var conns []*sql.Conn
 	for range poolSize {
-		mark := rand.Text()
-		conn, err := st.markedConn(mark)
+		conn, mark, err := st.markedConn()
 		if err != nil && len(conns) == 0 {
 			return err
 		}
@@ -361,25 +360,26 @@ func (st *store) checkSessions() error {
 	return nil
 }
 
-func (st *store) markedConn(mark string) (*sql.Conn, error) {
+func (st *store) markedConn() (conn *sql.Conn, mark string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), slotTimeout)
 	defer cancel()
-	conn, err := st.db.Conn(ctx)
+	conn, err = st.db.Conn(ctx)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
+	mark = rand.Text()
 	_, err = conn.ExecContext(context.Background(), "select set_config('hubs.mark', $1, false)", mark)
 	if err != nil {
 		drop(conn)
-		return nil, err
+		return nil, "", err
 	}
-	return conn, nil
+	return conn, mark, nil
 }
 
 const badPooler = "an answer may belong to another statement: a pooler in transaction mode " +
 	"stands before the database; DATABASE_URL must lead to PostgreSQL, or to a pooler in session mode"
 
-// failStop ends the process, and so does a log that nobody reads.
+// failStop ends the process, even if writing the log blocks.
 func (st *store) failStop(reason string, attrs ...any) {
 	time.AfterFunc(time.Second, func() { os.Exit(1) })
 	st.log.Error("the server ends: "+reason, attrs...)
@@ -397,9 +397,9 @@ func (st *store) catch() {
 	}
 }
 
-// A driverCall is a call of the driver that is under way. Deadlines end all that
-// waits for the database; but the database can keep lib/pq busy for ever, such
-// as with the rounds of a password's hash (D7).
+// A driverCall is a call of the driver that is under way. Deadlines bound all
+// waiting for the database, but not the work that it can cause, such as endless
+// rounds of a password's hash (D7).
 type driverCall struct{ ticks int }
 
 func (st *store) begin() *driverCall {
@@ -421,7 +421,7 @@ func (st *store) watchCalls() {
 		st.mu.Lock()
 		for call := range st.calls {
 			call.ticks++
-			if call.ticks > hangTicks {
+			if call.ticks > st.maxTicks {
 				st.failStop("a call of the database's driver does not return")
 			}
 		}
@@ -447,11 +447,7 @@ func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	inner.Dialer(deadlineDialer{onDial: func() {
-		st.mu.Lock()
-		call.ticks = 0 // each host has its own time
-		st.mu.Unlock()
-	}})
+	inner.Dialer(deadlineDialer{})
 	conn, err := inner.Connect(ctx)
 	if err != nil {
 		return nil, err
@@ -469,11 +465,11 @@ const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'selec
 	('terms_acceptances', 'insert'), ('hubs', 'select'), ('hubs', 'insert'), ('hubs', 'update'),
 	('hubs', 'delete'), ('files', 'select'), ('files', 'insert')) granted (name, operation)`
 
-// probe returns an error if a table or a column can't be read, a right is
-// missing, or a policy hides rows. It reads no row.
+// probe returns an error if a table or a column can't be read, such as because
+// a policy would hide rows (D8), or if a right is missing. It reads no row.
 func (st *store) probe() error {
 	var missing string
-	var isFiltered, isRead bool
+	var isRead bool
 	err := st.read(`select concat_ws(', ',
 			(select string_agg(operation || ' on ' || name, ', ') from `+grantedRights+`
 				where not has_table_privilege(name, operation)),
@@ -481,32 +477,26 @@ func (st *store) probe() error {
 				then 'update (version) on terms_acceptances' end,
 			case when not has_function_privilege('hub_name_key(text)', 'execute')
 				then 'execute on hub_name_key' end),
-		row_security_active('users') or row_security_active('terms_acceptances')
-			or row_security_active('hubs') or row_security_active('files'),
 		exists (select from
 			(select user_id, email, permission, suspended, signed_out_at from users) u,
 			(select user_id, version, accepted_at from terms_acceptances) t,
 			(select file_id, user_id, name, content_type, size, created_at from files) f,
 			(select `+hubColumns+`, name_lower from hubs) h
-			where false)`, nil, &missing, &isFiltered, &isRead)
-	switch {
-	case err != nil:
-		return err
-	case missing != "":
-		return fmt.Errorf("%w: its role lacks rights (run deploy/roles.sql): %s", errNotSetUp, missing)
-	case isFiltered: // an empty answer would look true (D8)
-		return fmt.Errorf("%w: row-level security hides rows from its role (alter table … disable row "+
-			"level security)", errNotSetUp)
+			where false)`, nil, &missing, &isRead)
+	if err == nil && missing != "" {
+		return fmt.Errorf("%w: %s", errMissingRights, missing)
 	}
-	return nil
+	return err
 }
 
-var errNotSetUp = errors.New("the database is not set up for the server")
+var errMissingRights = errors.New("the database role lacks rights (run deploy/roles.sql)")
 
-// excessRights names what the role may do to the tables beyond deploy/roles.sql,
-// and what would let it do more.
-func (st *store) excessRights() (rights string, err error) {
-	err = st.read(`select case when rolsuper then 'superuser' else concat_ws(', ',
+// warnOfRights warns of what the role may do to the tables beyond
+// deploy/roles.sql, or what would let it do so. If it may write users, an SQL
+// injection could make an administrator.
+func (st *store) warnOfRights() {
+	var rights string
+	err := st.read(`select case when rolsuper then 'superuser' else concat_ws(', ',
 			case when rolcreaterole then 'createrole' end, case when rolreplication then 'replication' end,
 			case when rolbypassrls then 'bypassrls' end,
 			(select string_agg('member of ' || rolname, ', ') from pg_roles r
@@ -521,7 +511,13 @@ func (st *store) excessRights() (rights string, err error) {
 					then has_table_privilege(name, operation)
 					else has_column_privilege(name, attnum, operation) end)) end
 		from pg_roles me where rolname = current_user`, nil, &rights)
-	return rights, err
+	if err != nil {
+		st.log.Warn("the rights of the database role could not be checked", "error", err)
+	}
+	if rights != "" {
+		st.log.Warn("the database role has rights that the server does not need (run "+
+			"deploy/roles.sql, and use its role)", "rights", rights)
+	}
 }
 
 // orNotFound turns a missing row into a 404.
@@ -587,11 +583,10 @@ func isFatal(err error) bool {
 
 // A deadlineDialer dials connections on which every read and write times out.
 // lib/pq alone would wait for a hung PostgreSQL for ever.
-type deadlineDialer struct{ onDial func() }
+type deadlineDialer struct{}
 
 // Dial gives each address of a host name its share of dbTimeout.
-func (d deadlineDialer) Dial(network, address string) (net.Conn, error) {
-	d.onDial()
+func (deadlineDialer) Dial(network, address string) (net.Conn, error) {
 	addresses := []string{address}
 	host, port, err := net.SplitHostPort(address)
 	if err == nil && network != "unix" {
@@ -660,7 +655,7 @@ func (settings *settingReader) database() pq.Config {
 	settings.require(err == nil && isKnownForm, "DATABASE_URL: must be postgres://… or key=value …, "+
 		"special characters in the password percent-encoded; several hosts as "+
 		"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
-	cfg.SSLMode = cmp.Or(cfg.SSLMode, pq.SSLModeRequire) // the next lib/pq would go on without TLS
+	cfg.SSLMode = cmp.Or(cfg.SSLMode, pq.SSLModeRequire) // lib/pq's next release defaults to prefer
 	cfg.BinaryParameters = true                          // a write needs one round trip less
 	return cfg
 }

@@ -141,7 +141,7 @@ func TestDeadAddressLeavesTimeForTheNext(t *testing.T) {
 	net.DefaultResolver = newResolver()
 
 	start := time.Now()
-	conn, err := deadlineDialer{onDial: func() {}}.DialTimeout("tcp", "db.example.:"+port, 10*time.Second)
+	conn, err := deadlineDialer{}.DialTimeout("tcp", "db.example.:"+port, 10*time.Second)
 	took := time.Since(start)
 	if err != nil {
 		t.Fatalf("got the error %v after %v, want a connection to the second address", err, took)

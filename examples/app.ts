@@ -25,6 +25,9 @@ class Problem extends Error {
   }
 }
 
+const isRefusal = (error: unknown, code: ProblemBody['code']) =>
+  error instanceof Problem && error.body.code === code;
+
 // call sends one request. The browser adds the session's cookie, because of credentials.
 async function call<P extends keyof paths, M extends Method>(
   method: M, path: P, input: { body?: Body<paths[P][M]>, query?: Query<paths[P][M]> } = {},
@@ -39,6 +42,13 @@ async function upload(file: File): Promise<Answer<paths['/files/upload']['post']
   const form = new FormData();
   form.append('file', file);
   return send('post', new URL('/files/upload', api), form);
+}
+
+// canRead reads a file to its end. A folder can't be read, nor a file that was changed or removed
+// since it was chosen. In the middle of an upload, this would look like a broken connection.
+async function canRead(file: File): Promise<boolean> {
+  try { await file.stream().pipeTo(new WritableStream()); } catch { return false; }
+  return true;
 }
 
 async function send<T>(method: Method, url: URL, body?: BodyInit, headers: Record<string, string> = {}): Promise<T> {
@@ -75,8 +85,13 @@ const say = (text: string) => { find('message').textContent = text; };
 // outlives a reload: sessionStorage has the address that a code was asked for.
 const asked = () => sessionStorage.getItem('asked');
 
-// show shows what this session may do. The server decides; the page only follows.
+// shown is the session that this tab shows. null: nobody's. undefined: not known yet.
+let shown: Session | null | undefined;
+
+// show shows what a session may do. The server decides; the page only follows.
 function show(session: Session | null) {
+  if (session?.user.userId !== shown?.user.userId) find('uploaded').replaceChildren();
+  shown = session;
   const accepted = session?.terms.accepted ?? false;
   if (session) sessionStorage.removeItem('asked');
   find('ask').hidden = session !== null;
@@ -84,7 +99,27 @@ function show(session: Session | null) {
   find('accept').hidden = session === null || accepted;
   find('hubs').hidden = !accepted;
   find('leave').hidden = session === null;
+  find('who').textContent = session?.user.email ?? '';
   find('version').textContent = session?.terms.version ?? '';
+}
+
+// lookAgain asks whose session the browser has now. No script can read the cookie, and in
+// another tab somebody may have signed in or out.
+async function lookAgain() {
+  const before = shown;
+  let now: Session | null = null;
+  try {
+    now = await call('get', '/auth/session');
+  } catch (error) {
+    if (!isRefusal(error, 'unauthenticated')) {
+      if (before === undefined) show(null);
+      throw error;
+    }
+  }
+  const isStale = shown !== before; // meanwhile, somebody has signed in or out in this tab
+  if (isStale || JSON.stringify(now) === JSON.stringify(before)) return;
+  show(now);
+  await listHubs();
 }
 
 // explain turns an error into a sentence, and into the step that helps.
@@ -101,12 +136,15 @@ async function explain(error: unknown) {
 
 // on runs an action when a form is sent. After a 429 its button waits as long as the
 // server asks for.
+let running = 0; // actions
+
 function on(form: string, action: () => Promise<void>) {
   find<HTMLFormElement>(form).addEventListener('submit', async event => {
     event.preventDefault();
     const button = find(form).querySelector('button')!;
     button.disabled = true;
     let wait = 0;
+    running++;
     try {
       say('');
       await action();
@@ -114,6 +152,7 @@ function on(form: string, action: () => Promise<void>) {
       if (error instanceof Problem) wait = error.retryAfter;
       await explain(error);
     }
+    running--;
     setTimeout(() => { button.disabled = false; }, wait * 1000);
   });
 }
@@ -135,47 +174,65 @@ function present() {
   input('code').focus();
 }
 
-// digitsIn makes a code of what people paste, such as "204-969", full-width or Arabic digits.
-// Unicode has the ten digits of each script in a row, 0 first.
+// digitsIn makes a code of what people paste: "204-969", full-width or Arabic digits, the whole
+// mail. Unicode has the ten digits of each script in a row, 0 first. Of a longer text, its one run
+// of exactly six digits is the code.
 function digitsIn(text: string): string {
   const isDigit = (codePoint: number) => /\p{Nd}/u.test(String.fromCodePoint(codePoint));
-  return text.normalize('NFKC').replace(/\P{Nd}/gu, '').replace(/[^0-9]/gu, digit => {
+  const plain = text.normalize('NFKC').replace(/\p{Nd}/gu, digit => {
     const codePoint = digit.codePointAt(0)!;
     let zero = codePoint;
     while (isDigit(zero - 1)) zero--;
-    return String((codePoint - zero) % 10);
+    return String(codePoint - zero);
   });
+  const [code, ...others] = new Set(plain.match(/(?<!\d)\d{6}(?!\d)/g));
+  return code && !others.length ? code : plain.replace(/\D/g, '');
 }
 
 on('present', async () => {
   const code = digitsIn(input('code').value);
-  show(await call('post', '/auth/otp/validate', { body: { email: input('email').value, code } }));
+  try {
+    show(await call('post', '/auth/otp/validate', { body: { email: input('email').value, code } }));
+  } catch (error) {
+    // The code may have signed in already: in another tab, or by a request whose answer broke off.
+    if (isRefusal(error, 'invalid_code')) await lookAgain();
+    if (!shown) throw error;
+  }
   await listHubs();
 });
 
+// An acceptance is the word of the user whose session it is. So make sure first that this is still
+// the one whom the tab shows.
 on('accept', async () => {
+  const reader = shown?.user.userId;
+  await lookAgain();
+  if (!shown) return say('The session has ended.');
+  if (shown.user.userId !== reader) return say('Another user has signed in, in another tab.');
   await call('post', '/terms/acceptance', { body: { version: find('version').textContent! } });
   show(await call('get', '/auth/session'));
   await listHubs();
 });
 
-// Pages: an answer repeats its limit and offset, and says whether there is more. There is no
-// total, since counting costs more as the table grows.
-const limit = 10;
-let offset = 0;
+// Pages: each page but the last names its next one, which begins behind its last hub, whatever
+// was added or deleted since. There is no total, since counting costs more as the table grows.
+let before: string[] = []; // the after of each page up to this one; the first page needs none
+let next: string | null = null;
 
 on('search', () => listHubs());
-on('previous', () => listHubs(offset - limit));
-on('next', () => listHubs(offset + limit));
+on('previous', () => listHubs(before.slice(0, -1)));
+on('next', () => listHubs([...before, next!]));
 
-async function listHubs(from = 0) {
+async function listHubs(to: string[] = []) {
   if (find('hubs').hidden) return;
-  const query: Query<paths['/hubs']['get']> = { limit, offset: from, orderBy: 'name' };
+  const query: Query<paths['/hubs']['get']> = { limit: 10, orderBy: 'name' };
+  const after = to.at(-1);
+  if (after) query.after = after;
   if (input('name').value) query['filters[name]'] = input('name').value;
   const page = await call('get', '/hubs', { query });
-  offset = page.offset;
-  find('previous').hidden = offset === 0;
-  find('next').hidden = !page.hasMore;
+  before = to;
+  next = page.next;
+  find('previous').hidden = to.length === 0;
+  find('next').hidden = next === null;
   find('list').replaceChildren(...page.items.map(hub => {
     const item = document.createElement('li');
     item.textContent = `${hub.name} (${hub.status})`; // text, never markup
@@ -184,8 +241,14 @@ async function listHubs(from = 0) {
 }
 
 on('upload', async () => {
-  const file = await upload(input('file').files![0]!);
+  const chosen = input('file').files![0]!;
+  if (!await canRead(chosen)) return say('This file can\'t be read: choose it again.');
+  const file = await upload(chosen);
   const link = document.createElement('a');
+  // In a tab of its own: once the session has ended, the answer is an error in JSON, which must not
+  // replace this page.
+  link.target = '_blank';
+  link.rel = 'noopener';
   link.href = api + file.path;
   link.textContent = file.name;
   find('uploaded').replaceChildren(link);
@@ -210,12 +273,14 @@ on('leave', async () => {
   show(null);
 });
 
-// After a reload the cookie may still be there. Only the server can tell.
-input('email').value = asked() ?? '';
-try {
-  show(await call('get', '/auth/session'));
-  await listHubs();
-} catch (error) {
-  show(null);
-  if (!(error instanceof Problem && error.body.code === 'unauthenticated')) await explain(error);
+// After a reload the cookie may still be there, and whenever the tab comes to the front, it may be
+// another user's. Only the server can tell.
+async function start() {
+  if (document.visibilityState !== 'visible' || running) return;
+  running++;
+  await lookAgain().catch(explain);
+  running--;
 }
+
+input('email').value = asked() ?? '';
+for (const event of ['pageshow', 'focus', 'visibilitychange']) addEventListener(event, start);

@@ -49,8 +49,9 @@ sha256() { if command -v sha256sum >/dev/null; then sha256sum "$@"; else shasum 
 # Settings of this machine that would change the bytes.
 export GOFLAGS='' GOEXPERIMENT='' GOWORK=off GOFIPS140=off GOAMD64=v1 GOARM64=v8.0 CGO_ENABLED=0
 
-# build BINARY builds the server, with the options that README.md names.
-build() { go build -trimpath -buildvcs=true -ldflags='-s -w' -o "$1" .; }
+# build BINARY builds the server, with the options that README.md names. With REBUILD, nothing that
+# was compiled before is used, not even of Go's library.
+build() { go build ${REBUILD:+-a} -trimpath -buildvcs=true -ldflags='-s -w' -o "$1" .; }
 
 # Builds the tool that lists what is in a binary. Its checksum stands here, and those of what it
 # requires in its own go.sum, so it needs no line in our go.mod and no checksum database.
@@ -110,6 +111,12 @@ signed() {
 		-s "$1/SHA256SUMS.sig" <"$1/SHA256SUMS" >&2
 }
 
+# sign DIR signs the checksums in a folder.
+sign() {
+	ssh-keygen -q -Y sign -f "$RELEASE_KEY" -n hubs "$1/SHA256SUMS"
+	signed "$1" || die "RELEASE_KEY is not a key of deploy/allowed_signers"
+}
+
 # check_version stops before anything is built if HEAD can't become the release.
 check_version() {
 	local tagged
@@ -131,6 +138,10 @@ release() {
 	[ -z "$(git status --porcelain)" ] || echo 'Not in the release: changes that are not committed' >&2
 	clone HEAD
 	[ -z "$version" ] || git tag --force "$version" >/dev/null
+	if [ -n "${RELEASE_KEY:-}" ]; then # try the key before anything is built
+		echo try >"$tmp/SHA256SUMS"
+		sign "$tmp"
+	fi
 	./tools/licenses.sh -check
 	make_sbom_tool
 	rm -rf "$out"
@@ -144,10 +155,7 @@ release() {
 	done
 	cp LICENSE web/licenses.txt "$out/"
 	(cd "$out" && sha256 LICENSE licenses.txt hubs-* >"$tmp/sums" && mv "$tmp/sums" SHA256SUMS)
-	if [ -n "${RELEASE_KEY:-}" ]; then
-		ssh-keygen -q -Y sign -f "$RELEASE_KEY" -n hubs "$out/SHA256SUMS"
-		signed "$out" || die "RELEASE_KEY is not a key of deploy/allowed_signers"
-	fi
+	[ -z "${RELEASE_KEY:-}" ] || sign "$out"
 	if [ -n "$version" ]; then tag "$version"; fi
 	printf '%s made .dev/release of commit %s:\n' "$GOTOOLCHAIN" \
 		"$(git describe --always --tags --abbrev=40)" >&2
@@ -184,7 +192,7 @@ verify() {
 	fi
 	targets=$(sed -n 's/^.* hubs-\([a-z0-9]*\)-\([a-z0-9]*\)$/\1\/\2/p' "$dir/SHA256SUMS")
 	# shellcheck disable=SC2086 # each word is a target
-	RELEASE_KEY='' ./dev.sh release $targets >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; die "$1 does not build"; }
+	RELEASE_KEY='' REBUILD=${REBUILD-yes} ./dev.sh release $targets >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; die "$1 does not build"; }
 	for file in .dev/release/* "$dir"/*; do
 		name=$(basename "$file") verdict=same
 		if [ "$file" = "$dir/$name" ] && [ -e ".dev/release/$name" ]; then continue; fi # seen

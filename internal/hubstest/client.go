@@ -41,7 +41,7 @@ func (s *Server) Client(t testing.TB) *Client {
 		IP:  NewIP(),
 		HTTP: &http.Client{
 			Jar:           jar,
-			Transport:     tlsTerminator{transport, s.Addr},
+			Transport:     tlsTerminator{transport, s},
 			Timeout:       2 * Patience,
 			CheckRedirect: noRedirect,
 		},
@@ -70,18 +70,22 @@ func (c *Client) Elsewhere() *Client {
 }
 
 // tlsTerminator plays the proxy that ends TLS in front of a deployed server. The client and its
-// cookie jar see https and the public name. The server, at addr, gets plain HTTP.
+// cookie jar see https and the public name. The server gets plain HTTP.
 type tlsTerminator struct {
 	*http.Transport
-	addr string
+	srv *Server
 }
 
-// RoundTrip sends the request to the server as the proxy does: with its Host, but without TLS.
+// RoundTrip sends the request to the server as the proxy does: with its Host, but without TLS. The
+// cookies of the server's world stand around that of the session.
 func (p tlsTerminator) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Host = cmp.Or(r.Host, r.URL.Host)
 	r.URL.Scheme = "http"
-	r.URL.Host = p.addr
+	r.URL.Host = p.srv.Addr
+	if own := r.Header.Get("Cookie"); own != "" && p.srv.world != nil {
+		r.Header.Set("Cookie", p.srv.world.around(own))
+	}
 	return p.Transport.RoundTrip(r)
 }
 
@@ -159,6 +163,12 @@ func (c *Client) Try(request string, body any, headers ...string) (*Response, er
 	if c.IP != "" {
 		req.Header.Set("X-Forwarded-For", c.IP)
 	}
+	if c.srv.world != nil {
+		headers = append(slices.Clone(c.srv.world.headers), headers...)
+		c.srv.killNowAndThen(c.t)
+	}
+	c.srv.inFlight.RLock()
+	defer c.srv.inFlight.RUnlock()
 	for pair := range slices.Chunk(headers, 2) {
 		req.Header.Set(pair[0], pair[1])
 	}

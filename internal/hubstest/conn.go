@@ -38,8 +38,13 @@ func Dial(t testing.TB, addr string) *Conn {
 // turn.
 func (c *Client) Head(request string, headers ...string) string {
 	headers = append([]string{"Host", "x", "X-Forwarded-For", NewIP()}, headers...)
-	if token := c.Token(); token != "" {
-		headers = append(headers, "Cookie", c.srv.CookieName()+"="+token)
+	own := c.srv.CookieName() + "=" + c.Token()
+	if c.srv.world != nil {
+		headers = append(headers, c.srv.world.headers...)
+		own = c.srv.world.around(own)
+	}
+	if c.Token() != "" {
+		headers = append(headers, "Cookie", own)
 	}
 	return head(request, headers)
 }

@@ -2,10 +2,12 @@ package hubstest
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"sync"
 	"testing"
+	"time"
 )
 
 // A FaultProxy passes data between a server and its PostgreSQL or mail server. Its methods make it
@@ -16,6 +18,7 @@ type FaultProxy struct {
 	gate sync.RWMutex // locked while the proxy hangs
 
 	mu       sync.Mutex
+	draws    *rand.Rand // of its world
 	isCut    bool
 	isHung   bool
 	pairs    map[*faultPair]bool
@@ -44,6 +47,7 @@ func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 	p := &FaultProxy{
 		Addr:     ln.Addr().String(),
 		target:   target,
+		draws:    draw(t),
 		pairs:    map[*faultPair]bool{},
 		triggers: map[trigger]func(){},
 	}
@@ -184,6 +188,7 @@ func (p *FaultProxy) pump(pair *faultPair, fromClient bool) {
 			return
 		}
 		p.runTriggers(chunk[:n], fromClient)
+		time.Sleep(p.delay())
 		p.gate.RLock()
 		_, err = to.Write(chunk[:n])
 		p.gate.RUnlock()
@@ -191,6 +196,13 @@ func (p *FaultProxy) pump(pair *faultPair, fromClient bool) {
 			return
 		}
 	}
+}
+
+// delay draws a delay of up to 2 ms for one piece of data in eight, and no delay for the others.
+func (p *FaultProxy) delay() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, time.Duration(p.draws.Int64N(int64(16*time.Millisecond))-int64(14*time.Millisecond)))
 }
 
 // runTriggers calls the functions whose text a chunk contains, each once. It also records a

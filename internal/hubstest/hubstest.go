@@ -128,6 +128,9 @@ func Main(m *testing.M, checks ...func() error) {
 			code = max(code, 1)
 		}
 	}
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "HUBS_TEST_SEED=%d repeats what the harness has drawn\n", worldSeed())
+	}
 	os.RemoveAll(Dir)
 	os.Exit(code)
 }
@@ -252,6 +255,9 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 		env = serveEnv(env)
 	}
 	cmd.Env = processEnv(env)
+	for name, value := range drawEnv(drawFor(strings.Join(args, " "))) {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
 	cmd.Stdout = &out
 	cmd.Stderr = &errOut
 	if err := cmd.Run(); cmd.ProcessState == nil {

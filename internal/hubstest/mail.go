@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"net"
 	"net/url"
 	"regexp"
@@ -99,11 +100,15 @@ type MailOptions struct {
 	Mechanism string
 	// Answers replaces the answer to a command, such as "RCPT". "greeting" is the first answer, and
 	// "mail" the one to the text of a mail. A 421 also closes the connection.
-	Answers        map[string]string
-	Untrusted      bool   // an unknown authority has signed its certificate
-	OtherName      bool   // its certificate is valid, but for another server name
-	OldTLS         bool   // it supports only TLS 1.0 and 1.1
-	User, Password string // if set, clients must sign in
+	Answers map[string]string
+	// Busy is like Answers, for conversations that begin while BusyFrom others are open.
+	Busy           map[string]string
+	BusyFrom       int
+	Interval       time.Duration // least time between two mails; an earlier one gets a 454 after DATA
+	Untrusted      bool          // an unknown authority has signed its certificate
+	OtherName      bool          // its certificate is valid, but for another server name
+	OldTLS         bool          // it supports only TLS 1.0 and 1.1
+	User, Password string        // if set, clients must sign in
 }
 
 // A MailServer is an SMTP server that keeps the mails it receives. Fail makes it fail.
@@ -117,11 +122,14 @@ type MailServer struct {
 	flooded atomic.Int64 // bytes of endless answers that were written
 
 	mu      sync.Mutex
+	draws   *mathrand.Rand // of its world
 	mails   []*Mail
 	changed chan struct{} // closed and replaced by each change of mode
 	mode    MailMode
 	delay   time.Duration
 	open    map[net.Conn]bool
+	next    map[string][]string // see Refuse
+	begun   []time.Time         // see Begun
 }
 
 // A MailMode says how a mail server works or fails.
@@ -147,6 +155,8 @@ type Mail struct {
 	User string // the user name that the client has signed in with, or ""
 	Helo string // the client's own name, as sent with EHLO
 	read bool   // WaitMail has returned this mail
+
+	arrived time.Time
 }
 
 var mailServers sync.Map // URL → *MailServer
@@ -158,9 +168,11 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	opts.Mechanism = cmp.Or(opts.Mechanism, "PLAIN")
 	m := &MailServer{
 		opts:    opts,
+		draws:   draw(t),
 		tls:     opts.tls(),
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},
+		next:    map[string][]string{},
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
 	Must(t, err)
@@ -174,9 +186,11 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 				return
 			}
 			m.mu.Lock()
+			isBusy := m.opts.Busy != nil && len(m.open) >= m.opts.BusyFrom
 			m.open[conn] = true
+			m.begun = append(m.begun, time.Now())
 			m.mu.Unlock()
-			conversations.Go(func() { m.converse(conn) })
+			conversations.Go(func() { m.converse(conn, isBusy) })
 		}
 	})
 	t.Cleanup(func() {
@@ -243,6 +257,31 @@ func (m *MailServer) Slow(delay time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.delay = delay
+}
+
+// Refuse makes the mail server send these answers, one after the other, the next times that clients
+// come to this step, named as in MailOptions.Answers.
+func (m *MailServer) Refuse(step string, answers ...string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.next[step] = append(m.next[step], answers...)
+}
+
+// refusal returns the next answer that Refuse has asked for, or "".
+func (m *MailServer) refusal(step string) (answer string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if answers := m.next[step]; len(answers) > 0 {
+		answer, m.next[step] = answers[0], answers[1:]
+	}
+	return answer
+}
+
+// Begun returns when the conversations so far have begun.
+func (m *MailServer) Begun() []time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.begun)
 }
 
 // state returns the mode, the delay of each answer, and a channel that the next Fail closes.
@@ -316,18 +355,20 @@ type smtpConversation struct {
 	secure   bool
 	user     string // "" if the client has not signed in
 	helo     string
-	envelope Mail // sender and recipients of the next mail
+	envelope Mail   // sender and recipients of the next mail
+	isBusy   bool   // see MailOptions.Busy
+	refused  string // the last answer of Refuse or MailOptions
 }
 
 // converse greets a client and answers its commands until the connection is closed.
-func (m *MailServer) converse(conn net.Conn) {
+func (m *MailServer) converse(conn net.Conn, isBusy bool) {
 	defer func() {
 		conn.Close()
 		m.mu.Lock()
 		delete(m.open, conn)
 		m.mu.Unlock()
 	}()
-	c := &smtpConversation{m: m}
+	c := &smtpConversation{m: m, isBusy: isBusy}
 	c.use(conn)
 	if m.opts.ImplicitTLS {
 		c.startTLS()
@@ -368,8 +409,18 @@ func (c *smtpConversation) say(answer string) {
 	if answer != "" {
 		_, delay, _ := c.m.state()
 		time.Sleep(delay)
-		io.WriteString(c.conn, answer+"\r\n")
+		answer += "\r\n"
+		first := c.m.intN(len(answer)) // an answer may come in two pieces
+		io.WriteString(c.conn, answer[:first])
+		io.WriteString(c.conn, answer[first:])
 	}
+}
+
+// intN draws a number below n.
+func (m *MailServer) intN(n int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.draws.IntN(n)
 }
 
 // end sends a last answer and closes the connection. If answer is "", it only closes. It returns
@@ -380,9 +431,16 @@ func (c *smtpConversation) end(answer string) (noAnswer string) {
 	return ""
 }
 
-// sayInstead sends the answer of MailOptions.Answers, if there is one.
+// sayInstead sends the answer of Refuse or MailOptions, if there is one.
 func (c *smtpConversation) sayInstead(command string) bool {
-	answer := c.m.opts.Answers[command]
+	answer := cmp.Or(c.m.refusal(command), c.m.opts.Answers[command])
+	if c.isBusy {
+		answer = cmp.Or(answer, c.m.opts.Busy[command])
+	}
+	if command == "HELO" { // clients try it after a refused EHLO
+		answer = c.refused
+	}
+	c.refused = answer
 	if strings.HasPrefix(answer, "421") {
 		c.end(answer)
 	}
@@ -441,16 +499,21 @@ func (c *smtpConversation) answer(verb, args string) string {
 	}
 }
 
-// extensions returns the answer to EHLO.
+// extensions returns the answer to EHLO: what clients look for stands among other extensions.
 func (c *smtpConversation) extensions() string {
-	list := "250-test.example.com\r\n"
+	list := []string{"8BITMIME", "SIZE 10485760", "DSN", "PIPELINING", "SMTPUTF8"}
+	list = list[:1+c.m.intN(len(list))]
 	if !c.secure && !c.m.opts.NoStartTLS {
-		list += "250-STARTTLS\r\n"
+		list = append(list, "STARTTLS")
 	}
 	if c.m.opts.User != "" {
-		list += "250-AUTH " + c.m.opts.Mechanism + "\r\n"
+		list = append(list, "AUTH "+c.m.opts.Mechanism)
 	}
-	return list + "250 8BITMIME"
+	first := c.m.intN(len(list))
+	list = append(list[first:], list[:first]...)
+	lines := append([]string{"test.example.com"}, list...)
+	last := len(lines) - 1
+	return "250-" + strings.Join(lines[:last], "\r\n250-") + "\r\n250 " + lines[last]
 }
 
 // sender returns the answer to MAIL FROM.
@@ -484,7 +547,13 @@ func (c *smtpConversation) data() string {
 	mail := c.envelope
 	c.envelope = Mail{}
 	mail.Data = text
+	mail.arrived = time.Now()
 	c.m.mu.Lock()
+	n := len(c.m.mails)
+	if n > 0 && time.Since(c.m.mails[n-1].arrived) < c.m.opts.Interval {
+		c.m.mu.Unlock()
+		return "454 4.7.0 maximum sending rate exceeded"
+	}
 	c.m.mails = append(c.m.mails, &mail)
 	c.m.mu.Unlock()
 	switch c.hang(MailHangsEnd) {

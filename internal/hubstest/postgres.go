@@ -175,8 +175,8 @@ func EmptyDatabase(t testing.TB, options string) string {
 	// The rights on a database itself are not copied from its template.
 	Must(t, operate(cluster,
 		"create database "+name+" "+options,
-		"revoke all on database "+name+" from public",
-		"grant connect on database "+name+" to "+serverRole))
+		"revoke all on database "+name+" from public; grant connect on database "+name+" to "+serverRole+
+			"; "+drawSettings(t, name)))
 	t.Cleanup(func() {
 		Must(t, operate(cluster, "drop database if exists "+name+" with (force)"))
 	})
@@ -278,6 +278,7 @@ func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 type Postgres struct {
 	t        testing.TB // nil for the shared PostgreSQL
 	Dir, URL string     // Dir is the folder that ./dev.sh postgres gets
+	env      []string   // further variables for ./dev.sh, and so for PostgreSQL
 	program  *Program   // ./dev.sh
 	paused   []int      // process ids
 }
@@ -289,7 +290,9 @@ var errNoPostgres = errors.New("PostgreSQL is not installed")
 
 // start runs ./dev.sh until it has started PostgreSQL and printed its URL.
 func (pg *Postgres) start() (err error) {
-	pg.program, err = startProgram(exec.Command(Root()+"/dev.sh", "postgres", pg.Dir))
+	cmd := exec.Command(Root()+"/dev.sh", "postgres", pg.Dir)
+	cmd.Env = append(os.Environ(), pg.env...)
+	pg.program, err = startProgram(cmd)
 	if err != nil {
 		return err
 	}

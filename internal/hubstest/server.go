@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,6 +30,10 @@ type Server struct {
 	// Database is the owner's URL for the test's own statements, by default DATABASE_URL in Env. A
 	// test sets another one if that leads through a proxy or names several hosts.
 	Database string
+
+	world    *world       // nil if the test needs a quiet one
+	inFlight sync.RWMutex // read-locked by each request of a Client
+	requests atomic.Int64 // of all Clients
 
 	done     chan struct{} // closed when the process has ended
 	signaled bool          // the test has sent a signal, so it checks the exit status itself
@@ -109,6 +114,8 @@ func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *
 func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Server, error) {
 	t.Helper()
 	env := ServerEnv(t, overrides...)
+	_, isQuiet := env[quiet]
+	delete(env, quiet)
 	known, _ := mailServers.Load(env["SMTP_URL"])
 	mail, _ := known.(*MailServer) // nil if the tests run none there
 	s := &Server{
@@ -122,6 +129,11 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 		codeLine: map[string]int{},
 	}
 	cmd.Env = append(cmd.Env, processEnv(serveEnv(env))...)
+	if !isQuiet {
+		s.world = newWorld(t)
+		s.world.apply(cmd)
+		note(t, s.world)
+	}
 	cmd.Stdout = s.Log
 	cmd.Stderr = s.Stderr
 	if err := cmd.Start(); err != nil {

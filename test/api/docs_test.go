@@ -46,7 +46,7 @@ func TestDocumentsNameFunctions(t *testing.T) {
 // code, such as (O3), is that of a row.
 func TestRowsAndCommentsAgree(t *testing.T) {
 	t.Parallel()
-	tests := readFiles(t, "*_test.go", "test/*/*_test.go")
+	tests := readFiles(t, "*_test.go", "test/*/*_test.go", "tools/*/*_test.go")
 	testName := regexp.MustCompile("`(Test\\w+)`")
 	ids := hubstest.Matches(t, "SECURITY.md", `(?m)^\| ([A-Z][0-9]+) \|`)
 	rows := hubstest.Matches(t, "SECURITY.md", `(?m)^(\| [A-Z][0-9]+ \|.*\|)$`)

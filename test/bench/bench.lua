@@ -1,14 +1,17 @@
 -- For wrk: each request has the headers that a browser sends for a page of an allowed
 -- origin. Each comes from a client address of its own and in the name of the next user, so
 -- that the limits are on, but not met.
--- wrk ... -s bench.lua URL -- COOKIES METHOD CONTENT-TYPE BODY HEADER VALUE
--- COOKIES and BODY are files; in COOKIES one Cookie header a line.
+-- wrk ... -s bench.lua URL -- USERS METHOD CONTENT-TYPE BODY HEADER VALUE
+-- USERS and BODY are files; in USERS one header a line, by which a server knows the user.
 
-local cookies, n = {}, 0
+local users, n = {}, 0
 local page = "https://app.staging.example.com"
 
 function init(args)
-	for line in io.lines(args[1]) do cookies[#cookies + 1] = line end
+	for line in io.lines(args[1]) do
+		local name, value = line:match("^(.-): (.*)$")
+		users[#users + 1] = {name = name, value = value}
+	end
 	local headers = wrk.headers
 	headers["User-Agent"] = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 "
 		.. "(KHTML, like Gecko) Chrome/141.0.0.0 Safari/537.36"
@@ -30,7 +33,8 @@ function request()
 	n = n + 1
 	wrk.headers["X-Forwarded-For"] = string.format("10.%d.%d.%d",
 		math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256)
-	wrk.headers["Cookie"] = cookies[n % #cookies + 1]
+	local user = users[n % #users + 1]
+	wrk.headers[user.name] = user.value
 	return wrk.format()
 end
 

@@ -4,6 +4,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"net"
@@ -55,9 +56,11 @@ type kind struct {
 	Path   string // "{1 MB}" is the download of a file of that size
 	Upload int    // size of the file to upload in bytes; 0 for a GET
 	Header string // an additional header, such as "Range: bytes=0-0", or ""
+	Peer   string // what to request of PocketBase for the same
 }
 
-// kinds has everyday requests, and the most expensive requests that the limits let through.
+// kinds has everyday requests, the most expensive requests that the limits let through, and those that
+// PocketBase has too.
 var kinds = map[string][]kind{
 	"usual": {
 		{Name: "session", Path: "/auth/session"},
@@ -75,20 +78,32 @@ var kinds = map[string][]kind{
 		{Name: "download-16-ranges", Path: "{1 MB}", Header: "Range: bytes=0-0" + strings.Repeat(",0-0", 15)},
 		{Name: "upload-1MB", Path: "/files/upload", Upload: 1_000_000},
 	},
+	"peer": {
+		{Name: "list", Path: "/hubs", Peer: peerList + "&skipTotal=1"},
+		{
+			Name: "list-active",
+			Path: "/hubs?filters%5Bstatus%5D=active",
+			Peer: peerList + "&skipTotal=1&filter=(status=%27active%27)",
+		},
+		{Name: "list-with-its-total", Path: "/hubs", Peer: peerList},
+	},
 }
 
-// A side is a server that is measured, or bare net/http, with which it is compared.
+const peerList = "/api/collections/hubs/records?perPage=20&sort=name,id"
+
+// A side is a server that is measured, or bare net/http or PocketBase, with which it is compared.
 type side struct {
 	name, base string
 	process    *exec.Cmd
-	client     *hubstest.Client // nil for bare net/http
-	cookies    string           // path of a file with one Cookie header a line
+	client     *hubstest.Client // nil if it is another program
+	users      string           // path of a file with one header a line that names a user; or ""
 	file       string           // path of the uploaded file
+	database   string           // URL of its database; or ""
 }
 
 // BenchmarkRequests measures. BENCH is "bare" to compare the usual requests with bare net/http,
-// "commits" to compare them with the server BENCH_BEFORE, or "abuse" to measure the most expensive
-// requests. BENCH_OUT is the file for the figures. Go's own figures of this benchmark mean nothing.
+// "commits" to compare them with the server BENCH_BEFORE, "peer" to compare those of lists with
+// the program BENCH_PEER, or "abuse" to measure the most expensive requests. BENCH_OUT is the file for the figures. Go's own figures of this benchmark mean nothing.
 func BenchmarkRequests(b *testing.B) {
 	out, err := os.Create(os.Getenv("BENCH_OUT"))
 	hubstest.Must(b, err)
@@ -105,6 +120,9 @@ func BenchmarkRequests(b *testing.B) {
 	case "commits":
 		before := newSide(b, pg, "before", os.Getenv("BENCH_BEFORE"))
 		sides = []*side{before, after}
+	case "peer":
+		measured = kinds["peer"]
+		sides = []*side{newPeer(b, os.Getenv("BENCH_PEER"), after), after}
 	}
 	noteMemory := func(when, field string) {
 		for _, s := range sides {
@@ -127,6 +145,7 @@ func BenchmarkRequests(b *testing.B) {
 	}
 	noteMemory("loaded", "VmRSS")
 	noteMemory("most", "VmHWM")
+	fmt.Fprintf(out, "BenchmarkMemory/loaded-postgres/side=after 1 %.1f MB\n", postgresMemory(pg))
 }
 
 // bareSide starts this test's binary again, as a server of bare net/http (see TestMain).
@@ -152,14 +171,14 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 		"DATABASE_URL":    databaseURL,
 		"ALLOWED_ORIGINS": "https://app.staging.example.com", // the origin that bench.lua sends
 	})
-	s := &side{name: name}
+	s := &side{name: name, database: databaseURL}
 	server := &hubstest.Server{
 		Env:  env,
 		Addr: s.start(t, exec.Command(binary, "serve"), "ADDR", env),
 		Base: "https://api." + env["COOKIE_DOMAIN"],
 	}
 	s.client = server.Client(t)
-	var cookies []string
+	var users []string
 	accounts := hubstest.Query[string](t, databaseURL,
 		"select string_agg(email || ' ' || user_id, ' ') from users")
 	for account := range slices.Chunk(strings.Fields(accounts), 2) {
@@ -169,9 +188,9 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 			"<userId>", account[1],
 		)
 		s.client.SetToken(token)
-		cookies = append(cookies, server.CookieName()+"="+token)
+		users = append(users, "Cookie: "+server.CookieName()+"="+token)
 	}
-	s.cookies = tempFile(t, []byte(strings.Join(cookies, "\n")))
+	s.users = tempFile(t, []byte(strings.Join(users, "\n")))
 	version := s.send(t, "GET /auth/session", nil).Field(t, "terms.version")
 	hubstest.Exec(t, databaseURL,
 		"insert into terms_acceptances (user_id, version) select user_id, $1 from users", version)
@@ -193,6 +212,25 @@ func (s *side) send(
 		t.Fatalf("setup: %s: got the answer %v", s.name, r)
 	}
 	return r
+}
+
+// newPeer loads the hubs of a server into PocketBase, and starts it.
+func newPeer(t testing.TB, binary string, from *side) *side {
+	dir := t.TempDir()
+	hubstest.Exec(t, from.database, `create function format_time(timestamptz) returns text
+		return to_char($1 at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS"Z"')`)
+	hubs := hubstest.Query[string](t, from.database, `select string_agg(json_build_object(
+			'id', right(replace(hub_id::text, '-', ''), 15), 'name', name, 'description', description,
+			'status', status, 'created', format_time(created_at), 'updated', format_time(updated_at)
+		)::text, E'\n') from hubs`)
+	load := exec.Command(binary, "load", dir)
+	load.Stdin = strings.NewReader(hubs)
+	load.Stderr = t.Output()
+	users, err := load.Output()
+	hubstest.Must(t, err)
+	s := &side{name: "peer", users: tempFile(t, users)}
+	s.start(t, exec.Command(binary, "serve", "--dir="+dir), "ADDR", nil)
+	return s
 }
 
 // fill inserts users and hubs. The names of the hubs begin with random characters, so that they are
@@ -247,6 +285,9 @@ func (s *side) start(
 // pathOf returns the path to request for a kind of request. For bare net/http, it is the size of
 // the body that server sends for such a request.
 func (s *side) pathOf(t testing.TB, k kind, server *side) string {
+	if s.name == "peer" {
+		return k.Peer
+	}
 	if s.client == nil {
 		path := server.pathOf(t, k, server)
 		return fmt.Sprint("/", len(server.send(t, "GET "+path, nil).Body))
@@ -255,7 +296,7 @@ func (s *side) pathOf(t testing.TB, k kind, server *side) string {
 }
 
 // measure sends requests of one kind for a second and returns the figures. It fails the test if a
-// request fails. The requests have the cookies of server.
+// request fails. The requests have the users of this side, or else those of server.
 func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side) (figures string) {
 	url := s.base + s.pathOf(t, k, server)
 	method, contentType, body := "GET", "", ""
@@ -265,6 +306,7 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 		method, contentType, body = "POST", formType, tempFile(t, text)
 	}
 	header, value, _ := strings.Cut(k.Header, ": ")
+	users := cmp.Or(s.users, server.users)
 	wrk := exec.Command(
 		"wrk",
 		"-t1",
@@ -272,7 +314,7 @@ func (s *side) measure(t testing.TB, pg *hubstest.Postgres, k kind, server *side
 		fmt.Sprint("-c", connections),
 		"-s", "bench.lua",
 		url,
-		"--", server.cookies, method, contentType, body, header, value, // for bench.lua
+		"--", users, method, contentType, body, header, value, // for bench.lua
 	)
 	serverBefore := cpuTime(s.process.Process.Pid)
 	postgresBefore := postgresCPU(pg)
@@ -301,6 +343,19 @@ func tempFile(t testing.TB, content []byte) (path string) {
 	path = filepath.Join(t.TempDir(), "file")
 	hubstest.Must(t, os.WriteFile(path, content, 0o600))
 	return path
+}
+
+// postgresMemory returns the memory of all processes of PostgreSQL in MB. What they share counts once.
+func postgresMemory(pg *hubstest.Postgres) (sum float64) {
+	postmaster := pg.Postmaster()
+	for _, pid := range append(pg.Children(postmaster), postmaster) {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid)) // empty if it has just ended
+		_, after, _ := strings.Cut(string(text), "\nPss:")
+		var kilobytes float64
+		fmt.Sscan(after, &kilobytes)
+		sum += kilobytes / 1e3
+	}
+	return sum
 }
 
 // postgresCPU returns the CPU time that all processes of PostgreSQL have used so far.

@@ -243,6 +243,53 @@ func (b *browser) waitText(selector, part string) {
 		selector, part)
 }
 
+// devTools sends a command of Chromium's DevTools protocol.
+func (b *browser) devTools(method string, details params) {
+	b.t.Helper()
+	b.post("/goog/cdp/execute", params{"cmd": method, "params": details})
+}
+
+// resize makes the window, without the browser's own bars, as large as a screen.
+func (b *browser) resize(width, height int) {
+	b.t.Helper()
+	b.devTools("Emulation.setDeviceMetricsOverride", params{
+		"width":             width,
+		"height":            height,
+		"deviceScaleFactor": 1,
+		"mobile":            false,
+	})
+}
+
+// tabs returns the handles of all tabs.
+func (b *browser) tabs() (handles []string) {
+	b.t.Helper()
+	b.command("GET", "/window/handles", nil, &handles)
+	return handles
+}
+
+// tab returns the handle of the tab to which commands go.
+func (b *browser) tab() (handle string) {
+	b.t.Helper()
+	b.command("GET", "/window", nil, &handle)
+	return handle
+}
+
+// switchTo brings a tab to the front. Commands then go to it.
+func (b *browser) switchTo(tab string) {
+	b.t.Helper()
+	b.post("/window", params{"handle": tab})
+	b.devTools("Page.bringToFront", params{})
+}
+
+// newTab opens a tab, and brings it to the front.
+func (b *browser) newTab() (handle string) {
+	b.t.Helper()
+	var opened struct{ Handle string }
+	b.command("POST", "/window/new", params{"type": "tab"}, &opened)
+	b.switchTo(opened.Handle)
+	return opened.Handle
+}
+
 // cookies returns all cookies that the browser has for the page, including those that no script can
 // read.
 func (b *browser) cookies() (all []browserCookie) {

@@ -48,39 +48,58 @@ func exampleSite(t testing.TB) (url string) {
 // An exampleUser uses the example in one browser.
 type exampleUser struct {
 	*browser
-	srv *hubstest.Server
+	srv  *hubstest.Server
+	page string // the example's URL, on the server's host name
 }
 
-// The example works on another port of the server's host: a user signs in, accepts the terms, lists
-// hubs, uploads files and meets a limit. On a host name other than the server's, the browser does not
-// keep the session.
+// newExampleUser starts a browser, and a server that allows the example's origin.
+func newExampleUser(t testing.TB, site string) *exampleUser {
+	t.Helper()
+	site = withLocalhost(site)
+	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
+	s := hubstest.Start(t, mail.Env(), map[string]string{"ALLOWED_ORIGINS": site})
+	return &exampleUser{newBrowser(t, ""), s, site + "/?api=" + withLocalhost(s.Base)}
+}
+
+// The example works on another port of the server's host, and for people who do what people do.
 func TestExampleInBrowser(t *testing.T) {
 	t.Parallel()
-	site := withLocalhost(exampleSite(t))
-	s := hubstest.Start(t, map[string]string{"ALLOWED_ORIGINS": site})
-	b := newBrowser(t, "")
-	e := &exampleUser{browser: b, srv: s}
-	hubstest.Exec(t, s.Database,
-		"insert into hubs (name) select 'Hub ' || to_char(n, 'FM00') from generate_series(1, 12) n")
+	site := exampleSite(t)
+	for name, use := range map[string]func(*exampleUser){
+		"from sign-in to sign-out":   (*exampleUser).useAll,
+		"another tab uses the code":  (*exampleUser).presentUsedCode,
+		"codes as people paste them": (*exampleUser).pasteCodes,
+		"files that can't be read":   (*exampleUser).chooseUnreadable,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			use(newExampleUser(t, site))
+		})
+	}
+}
 
-	page := site + "/?api=" + withLocalhost(s.Base)
-	e.begin(page)
+// useAll signs in, accepts the terms, lists hubs, uploads files and meets a limit. On a host name
+// other than the server's, the browser does not keep the session.
+func (e *exampleUser) useAll() {
+	hubstest.Exec(e.t, e.srv.Database,
+		"insert into hubs (name) select 'Hub ' || to_char(n, 'FM00') from generate_series(1, 12) n")
+	e.begin(e.page)
 	e.signIn("Hub 01 (active)")
 	e.turnPages()
-	b.keys("#name", "ub 07"+enterKey)
-	b.waitFor("document.querySelector('#list').textContent === 'Hub 07 (active)'")
+	e.keys("#name", "ub 07"+enterKey)
+	e.waitFor("document.querySelector('#list').textContent === 'Hub 07 (active)'")
 	e.uploadPhoto()
 	e.uploadPicture()
-	b.open(page)
-	b.waitText("#list", "Hub 01 (active)")
-	b.click("#leave button")
+	e.open(e.page)
+	e.waitText("#list", "Hub 01 (active)")
+	e.click("#leave button")
 	e.useOldCode()
 	e.askTooOften()
-	b.wantEqual("after a 429, the button is enabled", script[bool](b, "return "+mayAsk), false)
+	e.wantEqual("after a 429, the button is enabled", script[bool](e.browser, "return "+mayAsk), false)
 
 	// Two host names are two sites. So the browser does not keep the cookie, which is SameSite=Lax.
-	e.begin(site + "/?api=" + s.Base)
-	e.signIn("unauthenticated")
+	e.begin(strings.Replace(e.page, withLocalhost(e.srv.Base), e.srv.Base, 1))
+	e.signIn("The session has ended.")
 }
 
 // begin opens the example and waits for its first form. Nobody is signed in.
@@ -103,10 +122,12 @@ func (e *exampleUser) signIn(text string) {
 	e.waitText("body", text)
 }
 
-// turnPages goes to the second and last page of hubs, and back.
+// turnPages goes to the second and last page of hubs, and back. A hub that is deleted meanwhile
+// moves none out of the second page.
 func (e *exampleUser) turnPages() {
+	hubstest.Exec(e.t, e.srv.Database, "delete from hubs where name = 'Hub 02'")
 	e.click("#next button")
-	e.waitText("#list", "Hub 12")
+	e.waitText("#list", "Hub 11 (active)Hub 12")
 	e.wantEqual("on the last page, the button for a next page", e.visible("#next"), false)
 	e.click("#previous button")
 	e.waitText("#list", "Hub 01")

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -27,9 +28,9 @@ type learner struct {
 }
 
 // newLearner starts a browser, and a server with a new user and 12 hubs.
-func newLearner(t *testing.T) *learner {
+func newLearner(t *testing.T, settings ...map[string]string) *learner {
 	t.Helper()
-	s := hubstest.Start(t)
+	s := hubstest.Start(t, settings...)
 	email, _ := s.NewUser(t, "member")
 	l := &learner{browser: newBrowser(t, ""), srv: s, email: email}
 	l.exec(`insert into hubs (name, status, description)
@@ -49,17 +50,17 @@ const exchanges = "document.querySelectorAll('#exchange-log > *').length"
 // enter types text and the enter key, which makes the page send a request. It waits for the answer.
 func (l *learner) enter(selector, text string) {
 	l.t.Helper()
-	l.send(func() { l.keys(selector, text+enterKey) })
+	l.sending(func() { l.keys(selector, text+enterKey) })
 }
 
 // press clicks on an element, which makes the page send a request. It waits for the answer.
 func (l *learner) press(selector string) {
 	l.t.Helper()
-	l.send(func() { l.click(selector) })
+	l.sending(func() { l.click(selector) })
 }
 
-// send calls act and waits until the page shows one more request.
-func (l *learner) send(act func()) {
+// sending calls act and waits until the page shows one more request.
+func (l *learner) sending(act func()) {
 	l.t.Helper()
 	before := script[int](l.browser, "return "+exchanges)
 	act()
@@ -93,15 +94,19 @@ func (l *learner) codeIsSent() string {
 	schema := hubstest.Contract[any](l.t, "components", "schemas", "CodeAnswer")
 	answer := hubstest.Example(schema).(map[string]any)
 	minutes := answer["expiresInSeconds"].(float64) / 60
-	return fmt.Sprintf("a code of %v digits, good for %v minutes", answer["codeLength"], minutes)
+	return fmt.Sprintf("a code of %v digits for it, good for at most %v minutes", answer["codeLength"], minutes)
 }
 
-// chooseFile makes a file and chooses it in the page's input for files.
-func (b *browser) chooseFile(name, content string) {
+// chooseFile makes a file and chooses it in the page's input for files. The file is an hour old,
+// because Chromium compares the times of a file in whole seconds.
+func (b *browser) chooseFile(name, content string) (path string) {
 	b.t.Helper()
-	path := filepath.Join(b.t.TempDir(), name)
+	path = filepath.Join(b.t.TempDir(), name)
 	hubstest.WriteFile(b.t, path, content)
+	hourAgo := time.Now().Add(-time.Hour)
+	hubstest.Must(b.t, os.Chtimes(path, hourAgo, hourAgo))
 	b.post(b.element("#file")+"/value", params{"text": path})
+	return path
 }
 
 // picture returns a PNG, 300 pixels wide.
@@ -172,6 +177,7 @@ func (l *learner) signIn() {
 	l.waitRefused(place, "400 invalid_request")
 	l.enter("#code", hubstest.OtherCode(code, 1))
 	l.waitRefused(place, "401 invalid_code")
+	l.messages = append(l.messages, "a status of 401") // the page has asked for the session before
 	l.wantEqual("cookies after a wrong code", len(l.cookies()), 0)
 	l.enter("#code", asPasted(code))
 	l.waitText(place, "You are signed in as "+l.email)
@@ -358,10 +364,18 @@ func (l *learner) goBack() {
 	l.waitText("#message-session", "role member")
 	code := script[string](l.browser, "return document.querySelector('#code').value")
 	l.wantEqual("the code in the page", code, "")
-	// Chromium under its driver loads the page again. Other browsers show its old state, and say so.
 	l.exec("update users set permission = 'admin'")
-	script[any](l.browser, "dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+	l.showAgain()
 	l.waitText("#message-session", "role admin")
+}
+
+// showAgain does what other browsers do when a user goes back: they show the page's old state, and
+// say so. Chromium under its driver loads the page again.
+func (l *learner) showAgain() {
+	l.t.Helper()
+	l.sending(func() {
+		script[any](l.browser, "dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+	})
 }
 
 // signOut loads the page again and takes step 8. After the sign-out, the page must not show the
@@ -369,7 +383,7 @@ func (l *learner) goBack() {
 func (l *learner) signOut() {
 	l.open(l.srv.Base + "/")
 	l.waitText("#message-session", "The session is good. You are "+l.email)
-	l.waitText("#exchange-session", "The browser sent it by itself")
+	l.waitText("#exchange", "The browser sent it by itself")
 	l.upload("note.txt", "mine")
 	l.waitText("#preview pre", "mine")
 	l.press("#sign-out")
@@ -387,23 +401,15 @@ func (l *learner) signOut() {
 // colors. step names its state in failure messages.
 func (l *learner) wantAccessible(step string) {
 	l.t.Helper()
-	devTools := func(method string, details params) {
-		l.post("/goog/cdp/execute", params{"cmd": method, "params": details})
-	}
 	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
-		devTools("Emulation.setDeviceMetricsOverride", params{
-			"width":             width,
-			"height":            900,
-			"deviceScaleFactor": 1,
-			"mobile":            false,
-		})
+		l.resize(width, 900)
 		colors := params{"name": "prefers-color-scheme", "value": scheme}
-		devTools("Emulation.setEmulatedMedia", params{"features": []params{colors}})
+		l.devTools("Emulation.setEmulatedMedia", params{"features": []params{colors}})
 		for _, finding := range script[[]string](l.browser, l.axe+findFaults, width) {
 			l.t.Errorf("%s, %s, %d px: got %s, want no finding", step, scheme, width, finding)
 		}
 	}
-	devTools("Emulation.clearDeviceMetricsOverride", params{})
+	l.devTools("Emulation.clearDeviceMetricsOverride", params{})
 	l.console() // what axe-core causes is not the page's
 }
 

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"os/exec"
 	"testing"
 	"time"
@@ -43,4 +44,32 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	for _, conn := range conns[len(conns)-len(sent):] {
 		wantClosed(t, conn)
 	}
+}
+
+// The server starts, and works, with as few connections as its role may have.
+func TestStartWithFewConnections(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []int{1, 3, 8} {
+		t.Run(fmt.Sprint("limit ", limit), func(t *testing.T) {
+			t.Parallel()
+			database := hubstest.NewDatabase(t)
+			role, through := hubstest.NewRole(t, database)
+			hubstest.Exec(t, database, fmt.Sprintf("grant select, insert, update, delete on all tables in "+
+				"schema public to %s; alter role %s connection limit %d", role, role, limit))
+			for range 5 {
+				server := hubstest.Start(t, map[string]string{"DATABASE_URL": through})
+				server.Database = database
+				s, admin := newService(t, server)
+				createHub(admin, "North").Want(t, 201)
+				s.Stop(t)
+				s.waitForNoConnections()
+			}
+		})
+	}
+}
+
+// waitForNoConnections waits until PostgreSQL has ended all connections of a server that has ended.
+func (s *service) waitForNoConnections() {
+	s.t.Helper()
+	hubstest.WaitFor(s.t, "connections", 0, func() int { return s.count(otherConns) })
 }

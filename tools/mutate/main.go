@@ -1,7 +1,8 @@
 // Mutate measures what the tests notice. It draws places in the server's code by a seed, changes one
 // operator, number or statement at a time, and runs the tests: first go test ., then test/api. It
-// prints each change that neither notices. Such a change is a gap in the tests, or it has no effect:
-// a person must look. dev.sh starts it with a PostgreSQL:
+// prints each change with the first test that fails, or NOBODY. What nobody notices is a gap in the
+// tests, or it has no effect: a person must look. On a busy machine, a test may fail by itself.
+// dev.sh starts it with a PostgreSQL:
 //
 //	./dev.sh mutate [SEED [CHANGES]]
 //
@@ -21,6 +22,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -97,24 +99,30 @@ func run(ctx context.Context, seed uint64, count int) error {
 			continue
 		}
 		tried++
-		by := "nothing"
-		if _, passes := try(ctx, inside); !passes {
-			by = "go test ."
-		} else if _, passes := try(ctx, outside); !passes {
+		by, test := "go test .", "no test by name: a panic, or no end"
+		output, passes := try(ctx, inside)
+		if passes {
 			by = "test/api"
+			output, passes = try(ctx, outside)
+		}
+		if passes {
+			by, test = "NOBODY", "-"
+		} else if failed := failure.FindSubmatch(output); failed != nil {
+			test = string(failed[1])
 		}
 		if ctx.Err() != nil {
 			return errors.New("stopped")
 		}
 		noticed[by]++
-		if by == "nothing" {
-			fmt.Println(c)
-		}
+		fmt.Printf("%-9s  %v\n           %s\n", by, c, test)
 	}
 	fmt.Printf("%d changes, seed %d: %d noticed by go test ., %d by test/api, %d by neither\n",
-		tried, seed, noticed["go test ."], noticed["test/api"], noticed["nothing"])
+		tried, seed, noticed["go test ."], noticed["test/api"], noticed["NOBODY"])
 	return nil
 }
+
+// failure matches the first line of a test that fails.
+var failure = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
 
 // try runs a command and reports whether it ends well and in time. Whatever it has started ends too.
 func try(ctx context.Context, command []string) (output []byte, passes bool) {

@@ -14,7 +14,7 @@ import (
 // The most removals that a row may have, and all together: more of them cost more than they show.
 const (
 	mostOfARow = 3
-	mostInAll  = 200
+	mostInAll  = 220
 )
 
 // number matches a number that a removal must not quote, because it would change with it. A status

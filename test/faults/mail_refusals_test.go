@@ -1,0 +1,201 @@
+package faults
+
+import (
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+// remoteMail are the options of a mail server that plays another machine and wants a password, so a
+// conversation has every step that there is.
+var remoteMail = hubstest.MailOptions{Host: "0.0.0.0", User: "hubs", Password: "secret-of-mail"}
+
+// startWithRemoteMail starts a server that sends its mail to a mail server with these options.
+func startWithRemoteMail(t *testing.T, opts hubstest.MailOptions) *hubstest.Server {
+	t.Helper()
+	s := hubstest.Start(t, hubstest.StagingEnv(hubstest.NewMailServer(t, opts)))
+	s.AllowErrorsWithAnyOf("code not sent")
+	return s
+}
+
+// refusals are answers that mail servers give for now, by the steps of a conversation. "mail" is the
+// answer to the whole mail.
+var refusals = map[string]string{
+	"greeting": "421 4.3.2 concurrent connections limit exceeded",
+	"EHLO":     "450 4.3.2 try again later",
+	"STARTTLS": "454 4.7.0 TLS is not available for now",
+	"AUTH":     "454 4.7.0 temporary authentication failure",
+	"MAIL":     "451 4.3.0 try again later",
+	"RCPT":     "450 4.2.1 greylisted",
+	"DATA":     "421 4.3.2 the system is not accepting messages",
+	"mail":     "432 4.3.2 sender thread limit exceeded",
+}
+
+// D3: A mail server that takes three conversations at once, and refuses more for now at whatever
+// step, gets the mail of twelve people who ask in the same second, one each and within a minute.
+func TestBusyMailServerGetsEveryMail(t *testing.T) {
+	t.Parallel()
+	for step, answer := range refusals {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			opts := remoteMail
+			opts.Busy = map[string]string{step: answer}
+			opts.BusyFrom = 3
+			s := startWithRemoteMail(t, opts)
+			s.Mail.Slow(20 * time.Millisecond) // so conversations take place at the same time
+			wantMailForAll(t, s)
+			s.Log.WaitFor(t, "refused for now", `"level":"WARN"`)
+		})
+	}
+}
+
+// D3: So does a mail server that takes one mail a second.
+func TestSlowMailServerGetsEveryMail(t *testing.T) {
+	t.Parallel()
+	opts := remoteMail
+	opts.Interval = time.Second
+	wantMailForAll(t, startWithRemoteMail(t, opts))
+}
+
+// wantMailForAll lets twelve people ask for codes at once. Each must get one mail within a minute.
+func wantMailForAll(t *testing.T, s *hubstest.Server) {
+	t.Helper()
+	emails := addUsers(t, s, 12)
+	asked := time.Now()
+	var all sync.WaitGroup
+	for _, email := range emails {
+		all.Go(func() { s.Client(t).AskCode(email) })
+	}
+	all.Wait()
+	for len(s.Mail.Received()) < len(emails) && time.Since(asked) < time.Minute {
+		time.Sleep(20 * time.Millisecond)
+	}
+	wantOneMailEach(t, s, emails...)
+	for _, email := range emails {
+		if !t.Failed() {
+			s.Client(t).PresentCode(email, s.Code(t, email)).Want(t, 200)
+		}
+	}
+}
+
+// domain returns the domain of an address. Each user has another one, and the log does not mask it.
+func domain(email string) string { return email[strings.LastIndex(email, "@"):] }
+
+// D3: A mail that is refused for now is tried again, at whatever step that was. The user gets one
+// mail and one code, and the next request within a minute sends none.
+func TestMailRefusedForNowIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	s := startWithRemoteMail(t, remoteMail)
+	for step, answer := range refusals {
+		email, _ := s.NewUser(t, "member")
+		s.Mail.Refuse(step, answer, answer)
+		c := s.Client(t)
+		c.AskCode(email)
+		code := s.Code(t, email)
+		c.Elsewhere().AskCode(email)
+		s.Log.WaitFor(t, "code not sent: the last mail", domain(email))
+		c.PresentCode(email, code).Want(t, 200)
+		if n := s.Log.Count("refused for now", domain(email)); n != 2 {
+			t.Errorf("%s: got %d lines about a mail that is refused for now, want 2", step, n)
+		}
+		wantOneMailEach(t, s, email)
+	}
+}
+
+// A mail that is refused for good is not tried again, at whatever step that was.
+func TestMailRefusedForGoodIsNotTriedAgain(t *testing.T) {
+	t.Parallel()
+	for step := range refusals {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			s := startWithRemoteMail(t, remoteMail)
+			email, _ := s.NewUser(t, "member")
+			s.Mail.Refuse(step, "550 5.7.1 not for you")
+			s.Client(t).AskCode(email)
+			s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, domain(email))
+			time.Sleep(3 * time.Second) // a second attempt would begin sooner
+			if n := len(s.Mail.Begun()); n != 1 {
+				t.Errorf("got %d conversations, want 1", n)
+			}
+		})
+	}
+}
+
+// The pauses between attempts grow. The last attempt begins within a minute of the request, and the
+// log then says why no code was sent.
+func TestPausesBetweenAttemptsGrow(t *testing.T) {
+	t.Parallel()
+	opts := remoteMail
+	opts.Answers = map[string]string{"RCPT": refusals["RCPT"]}
+	s := startWithRemoteMail(t, opts)
+	email, _ := s.NewUser(t, "member")
+	asked := time.Now()
+	s.Client(t).AskCode(email)
+	for s.Log.Count(`"level":"ERROR","msg":"code not sent"`, "greylisted") == 0 {
+		if time.Since(asked) > time.Minute+hubstest.Patience {
+			t.Fatalf("a minute later, the log does not say that no code was sent:\n%s", s.Log.End())
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	begun := s.Mail.Begun()
+	n := len(begun)
+	first, last := begun[1].Sub(begun[0]), begun[n-1].Sub(begun[n-2])
+	if n < 4 || last < 2*first {
+		t.Errorf("got %d attempts, a first pause of %v and a last one of %v, want a longer one", n, first, last)
+	}
+	if latest := begun[n-1].Sub(asked); latest > time.Minute {
+		t.Errorf("the last attempt began %v after the request, want it within a minute", latest)
+	}
+}
+
+// D3: Mail that waits for its next attempt holds up no other mail.
+func TestPausesHoldUpNoOtherMail(t *testing.T) {
+	t.Parallel()
+	s := startWithRemoteMail(t, remoteMail)
+	const attempts = 3 // so that the next pause is long
+	waiting := addUsers(t, s, 2*hubstest.MailConversations)
+	for range attempts * len(waiting) {
+		s.Mail.Refuse("RCPT", refusals["RCPT"])
+	}
+	for _, email := range waiting {
+		s.Client(t).AskCode(email)
+	}
+	hubstest.WaitFor(t, "refusals", attempts*len(waiting), func() int { return s.Log.Count("refused for now") })
+
+	email, _ := s.NewUser(t, "member")
+	s.Client(t).AskCode(email)
+	s.Code(t, email)
+	if n := len(s.Mail.Received()); n > hubstest.MailConversations {
+		t.Errorf("got the mail after %d others that were to wait, want it before them", n-1)
+	}
+}
+
+// H3: A stop does not wait for the end of a pause: it makes one last attempt at once.
+func TestStopEndsThePauses(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		refusals, mails int
+	}{
+		"that succeeds": {refusals: 3, mails: 1},
+		"that fails":    {refusals: 10, mails: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startWithRemoteMail(t, remoteMail)
+			email, _ := s.NewUser(t, "member")
+			for range test.refusals {
+				s.Mail.Refuse("MAIL", refusals["MAIL"])
+			}
+			s.Client(t).AskCode(email)
+			hubstest.WaitFor(t, "refusals", 3, func() int { return s.Log.Count("refused for now") })
+			s.Signal(t, syscall.SIGTERM)
+			wantExit(t, s, 0)
+			hubstest.WantEqual(t, "conversations", len(s.Mail.Begun()), 4)
+			hubstest.WantEqual(t, "mails", len(s.Mail.Received()), test.mails)
+		})
+	}
+}
