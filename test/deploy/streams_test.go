@@ -76,7 +76,7 @@ func TestCancelledRequestsAreBounded(t *testing.T) {
 		p := startProxy(t, engine, s.Addr)
 		member := p.member(s, "member")
 		for name, c := range cases {
-			const total, enough = 40_000, 100
+			const total, enough = 200_000, 100
 			address := newAddress()
 			began := time.Now()
 			sent, refused := 0, 0
