@@ -126,6 +126,58 @@ func (e *exampleUser) noticeOtherTabs() {
 	})
 }
 
+// openEnded follows the link to a file after the session has ended. The refusal, in JSON, is in a tab
+// of its own and does not replace the page.
+func (e *exampleUser) openEnded() {
+	e.begin(e.page)
+	email := e.signIn("Upload")
+	e.uploadPicture()
+	page := e.tab()
+	e.srv.User(e.t, "signout", email)
+	e.click("#uploaded a")
+	hubstest.WaitFor(e.t, "tabs", 2, func() int { return len(e.tabs()) })
+	e.switchTo(page)
+	e.waitFor(isVisible, "#ask")
+}
+
+// Two servers on one host name share the browser's cookies, whatever their ports. With a
+// COOKIE_PREFIX of its own, each keeps its session, and the page names its cookie.
+func TestTwoServersOnOneHost(t *testing.T) {
+	t.Parallel()
+	b := newBrowser(t, "")
+	prefixes := []string{"hubs", "other"}
+	var servers []*hubstest.Server
+	for _, prefix := range prefixes {
+		s := hubstest.Start(t, map[string]string{"COOKIE_PREFIX": prefix})
+		email, _ := s.NewUser(t, "member")
+		b.open(s.Base + "/")
+		b.signInUnseen(s, s.Base, email)
+		servers = append(servers, s)
+	}
+
+	for i, s := range servers {
+		b.open(s.Base + "/")
+		b.click("#check-session")
+		b.waitText("#message-session", "The session is good.")
+		b.wantEqual("the cookie that the page names", b.text(".cookie-name"), prefixes[i]+"_auth_local")
+	}
+}
+
+// At a host name that browsers take for insecure, the page can't work. It names an address of its own
+// port where it can.
+func TestPageNamesItsAddress(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t)
+	b := newBrowser(t, "")
+
+	b.open(strings.Replace(s.Base, "127.0.0.1", "hubs.example", 1) + "/")
+	b.waitText("#insecure", "Open "+withLocalhost(s.Base)+"/ on the machine that runs")
+	b.click("#request-code")
+	b.waitText("#message-request", withLocalhost(s.Base)+"/")
+	b.open(withLocalhost(s.Base) + "/")
+	b.wantEqual("the message at that address", b.visible("#insecure"), false)
+}
+
 // After a sign-out, nobody can read a file of the last user from the browser: not by Back, not by
 // the history, not from the cache, not from a prefetch, not after a restart that restores all tabs.
 // After a sign-out everywhere, which leaves the cookie in the browser, Chromium may go back to a file
