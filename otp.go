@@ -50,7 +50,7 @@ const (
 	maxCodeRequests  = 1000                   // unfinished requests for a code
 	codeDelay        = 500 * time.Millisecond // longest random delay before the work
 	codeMaxWait      = 50 * time.Second       // after a request, no attempt to send it begins later
-	mailPause        = time.Second            // before the second attempt; twice that before the third
+	mailPause        = 2 * time.Second        // longest before the second attempt; twice before the third
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
@@ -220,12 +220,16 @@ func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 		return false
 	}
 	log = log.With("email", email)
-	delay, _ := rand.Int(rand.Reader, big.NewInt(int64(codeDelay)))
-	time.AfterFunc(time.Duration(delay.Int64()), func() {
+	time.AfterFunc(randomTime(codeDelay), func() {
 		s.sendCode(email, log)
 		s.codeSlots.free() // after the work, because stop waits for all slots
 	})
 	return true
+}
+
+func randomTime(limit time.Duration) time.Duration {
+	n, _ := rand.Int(rand.Reader, big.NewInt(int64(limit))) // rand.Reader never fails
+	return time.Duration(n.Int64())
 }
 
 // sendCode mails a code to the address as stored, if it belongs to an active
@@ -262,11 +266,12 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 
 // mailUntil mails a code. If the mail server refuses for now, such as because it
 // takes few conversations at once, mailUntil tries again after growing pauses,
-// without a slot. A stop of this process cuts the pause short, and the attempt
+// without a slot. They are random, because a server may take one mail a second. A stop of this process cuts the pause short, and the attempt
 // after it is the last.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {
-	for pause := mailPause; ; pause += mailPause {
+	for longest := mailPause; ; longest += mailPause {
+		pause := longest/2 + randomTime(longest/2)
 		if !s.mailSlots.take(time.Until(lastStart)) {
 			return code, errors.New("waited too long for other mail")
 		}

@@ -228,6 +228,8 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 			if err := st.checkSessions(); err != nil {
 				st.log.Warn("not looked for a pooler in transaction mode", "error", err)
 			}
+			st.db.SetMaxIdleConns(0) // closes the connection of the error, which is idle now
+			st.db.SetMaxIdleConns(poolSize)
 			time.Sleep(checkInterval)
 			st.checking.Unlock()
 		}()
@@ -327,7 +329,7 @@ func (st *store) checkSessions() error {
 		if err != nil { // a pooler may have fewer
 			break
 		}
-		defer drop(conn)
+		defer conn.Close()
 		marks[conn] = mark
 		conns = append(conns, conn)
 	}

@@ -7,15 +7,15 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// D3: A request for a code whose mail has waited for a minute is dropped with a log line, because no
-// user still waits for that code.
+// D3: A request for a code whose mail has waited for most of a minute is dropped with a log line,
+// because no user still waits for that code.
 //
 // Here the mail server hangs. Each conversation with it takes 10 s and fails, and only 32 take
 // place at the same time, so many of the requests wait for longer than a minute. So does the test:
 // no other test states this number.
 func TestLateCodesAreDropped(t *testing.T) {
 	t.Parallel()
-	const wait = time.Minute
+	const wait = 50 * time.Second
 	s := startWithMail(t)
 	s.AllowErrorsWithAnyOf("code not sent")
 	s.Mail.Fail(hubstest.MailHangs)
@@ -23,7 +23,7 @@ func TestLateCodesAreDropped(t *testing.T) {
 	emails := askCodes(t, s, 12*hubstest.MailConversations)
 
 	// WaitUntil is not enough here: the wait is longer than hubstest.Patience.
-	for s.Log.Count("code not sent: waited too long", `"level":"WARN"`) == 0 {
+	for s.Log.Count("code not sent", "waited too long") == 0 {
 		if time.Since(begun) > wait+hubstest.Patience {
 			t.Fatalf("no request was dropped within %v, want one after %v", time.Since(begun), wait)
 		}

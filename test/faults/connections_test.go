@@ -41,7 +41,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	path := c.Store("a.txt", "content")
 	c.WantFile(path, "content")
 
-	for _, conn := range conns[len(conns)-len(sent):] {
+	for _, conn := range conns[len(conns)-len(sent) : len(conns)-1] { // the last is kept for longer
 		wantClosed(t, conn)
 	}
 }

@@ -125,7 +125,7 @@ func TestUploadStepFails(t *testing.T) {
 			s.WantStored(t, stored)
 		})
 	}
-	s.Log.WaitFor(t, "FILES_DIR", "hard links", "operation not permitted")
+	s.Log.WaitFor(t, "hard link", "operation not permitted")
 }
 
 // If the disk fails in the middle of a download, the client can see that the file is not whole, and
