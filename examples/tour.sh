@@ -17,9 +17,11 @@ umask 077
 cd "$tmp"
 die() { printf 'The tour stops here: %s\n' "$*" >&2; exit 1; }
 
-# Folds long lines to the width of the terminal, after a space or a comma.
+width=${COLUMNS:-$(tput cols 2>/dev/null || echo 80)}
+
+# Folds long lines of an answer or of the log, after a space or a comma.
 fold_lines() {
-	awk -v width="${COLUMNS:-$(tput cols 2>/dev/null || echo 80)}" '{
+	awk -v width="$width" '{
 		while (length($0) > width) {
 			cut = match(substr($0, 1, width), /[ ,][^ ,]*$/)
 			if (!cut) cut = width
@@ -30,25 +32,46 @@ fold_lines() {
 	}'
 }
 
+# quote WORD... prints a command that a shell understands: words in quotes where they need them, and
+# a backslash at the end of each line but the last. An option and its value stay on one line.
+quote() {
+	local word part='' text='' length=2
+	for word in "$@"; do
+		case $word in *[!A-Za-z0-9_./:=@-]*) word="'${word//\'/\'\\\'\'}'" ;; esac
+		part=${part:+$part }$word
+		case $word in -?) continue ;; esac
+		if [ "$text" ] && [ $((length + ${#part} + 3)) -gt "$width" ]; then
+			text+=$' \\\n   ' length=3
+		fi
+		text=${text:+$text }$part
+		length=$((length + ${#part} + 1))
+		part=''
+	done
+	printf '%s' "$text${part:+ $part}"
+}
+
+# show COMMAND [OPTIONS] prints a command and runs it, with further options that only the tour needs.
+show() {
+	printf '\n$ %s\n' "$1"
+	eval "$1 ${2:-}"
+}
+
+jar=cookies # the file with the cookies of step
+
 # step TITLE STATUS CURL-ARGUMENT... shows one request and its answer, and ends the tour if the
 # status is another one. Leaves the body in the file body.
 step() {
-	local title=$1 want=$2 status word
+	local title=$1 want=$2 status
 	shift 2
-	{
-		printf '\n--- %s\n$ curl -b cookies -c cookies' "$title"
-		for word in "$@"; do
-			case $word in *[!A-Za-z0-9_./:=-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-		done
-		echo
-	} | fold_lines
+	printf '\n--- %s' "$title"
 	: >body
-	status=$(curl -sS --max-time 10 -b cookies -c cookies -D headers -o body -w '%{http_code}' "$@") ||
-		die "curl failed"
+	show "$(quote curl -b "$jar" -c "$jar" "$@")" \
+		'-sS --max-time 10 -D headers -o body -w "%{http_code}" >status' || die "curl failed"
+	status=$(cat status)
 	{
 		tr -d '\r' <headers |
 			grep -iE '^(HTTP/|Content-Type|Content-Disposition|Location|Retry-After|Set-Cookie|X-Request-Id)'
-		if [ -s body ]; then echo; cat body; echo; fi
+		if [ -s body ]; then printf '\n%s\n' "$(cat body)"; fi
 	} | fold_lines
 	case $status:${!#} in
 	"$want":*) ;;
@@ -110,7 +133,7 @@ step 'List hubs: three of the active ones that have "har" in their name.' 200 \
 	-G "$url/hubs" -d limit=3 -d 'filters[name]=har' -d 'filters[status]=active' \
 	-d orderBy=createdAt -d orderDirection=desc
 if [ -n "$output" ]; then expect Harbour; fi
-echo 'Notes from the tour.' >notes.txt
+show "echo 'Notes from the tour.' >notes.txt"
 step 'Upload a file.' 201 -F file=@notes.txt "$url/files/upload"
 step 'Fetch it again.' 200 "$url$(member_of path)"
 cmp notes.txt body || die "the file came back different"
@@ -134,7 +157,11 @@ if [ -n "$output" ]; then
 else
 	printf 'look for %s in the output of the server\n' "$id"
 fi
-step 'Sign out.' 204 -X POST "$url/auth/logout"
-step 'The session is over.' 401 "$url/hubs"
+show 'cp cookies copy'
+step 'Sign out. The answer empties the cookie.' 204 -X POST "$url/auth/logout"
+step 'Without the cookie there is no session.' 401 "$url/auth/session"
 expect '"unauthenticated"'
+jar=copy
+step 'But a copy of the token is still good, until it expires or "user signout" ends it.' 200 \
+	"$url/auth/session"
 printf '\nThe tour is complete: every answer was the expected one.\n'
