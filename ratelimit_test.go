@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http/httptest"
 	"net/netip"
@@ -16,6 +17,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"hubs/internal/hubstest"
 )
 
 // refusedFor takes a token. It returns 0 if the key had one left, and otherwise the time after
@@ -154,6 +157,28 @@ func TestFloodOfNewKeys(t *testing.T) {
 			t.Errorf("after the next sweep: got %d keys in memory, want 1", got)
 		}
 	})
+}
+
+// L1: A limit of a route without an input counts, too. It is spent before the handler is called.
+func TestLimitOfARouteWithoutInput(t *testing.T) {
+	t.Parallel()
+	s := newServer(config{env: envLocal}, nil, io.Discard)
+	called := 0
+	limit := newLimiter(2, time.Hour, "client address")
+	s.addRoute(route{pattern: "POST /counted", access: public, status: 204,
+		limit: limit, limitKey: (*request).clientKey,
+		handle: func(*request) (output, error) { called++; return nil, nil }})
+	s.addRoute(route{pattern: "POST /uncounted", access: public, status: 204,
+		limit: limit, limitKey: guessKey, // there is no address, so nothing counts
+		handle: func(*request) (output, error) { return nil, nil }})
+	send := func(path string) int {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest("POST", path, strings.NewReader(`{"email":"a@b.example"}`)))
+		return w.Code
+	}
+	got := []int{send("/uncounted"), send("/counted"), send("/counted"), send("/counted"), send("/uncounted")}
+	hubstest.WantEqual(t, "statuses", got, []int{204, 204, 204, 429, 204})
+	hubstest.WantEqual(t, "calls of the handler", called, 2)
 }
 
 // L2: The client is the peer, or an address of X-Forwarded-For with none but trusted addresses to

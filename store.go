@@ -671,7 +671,8 @@ func isUnverified(cfg pq.Config) bool {
 			addr, _ = netip.ParseAddr(h.Host)
 		}
 		isSocket := strings.HasPrefix(h.Host, "/") || strings.HasPrefix(h.Host, "@")
-		return h.Host != "localhost" && !isSocket && !addr.IsLoopback()
+		isNamed := !addr.IsValid() && (h.Host == "localhost" || isSocket) // hostaddr counts first
+		return !isNamed && !addr.IsLoopback()
 	})
 }
 

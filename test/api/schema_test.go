@@ -30,15 +30,14 @@ func schemaOf(t testing.TB, databaseURL string) string {
 			union all select extname from pg_extension) as lines`)
 }
 
-// Several migrations of one database can run at once, from no tables and from those of the last
+// Several migrations of one database can run at once, from no tables and from those of each
 // release. The role needs no rights beyond owning the schema public, and the result is the same as
 // in a new database. If it differs, schema.sql needs an alter table that runs only if needed.
 func TestMigrateAtOnce(t *testing.T) {
 	t.Parallel()
-	for name, tables := range map[string]string{
-		"no tables":    "",
-		"last release": hubstest.ReadFile(t, "testdata/schema-v1.0.0.sql"),
-	} {
+	schemas := releases(t)
+	schemas["no tables"] = ""
+	for name, tables := range schemas {
 		t.Run(name, func(t *testing.T) {
 			want := schemaOf(t, hubstest.NewDatabase(t))
 			database := hubstest.EmptyDatabase(t, "")

@@ -67,6 +67,7 @@ func TestExampleInBrowser(t *testing.T) {
 	site := exampleSite(t)
 	for name, use := range map[string]func(*exampleUser){
 		"from sign-in to sign-out":   (*exampleUser).useAll,
+		"another tab signs in":       (*exampleUser).noticeOtherTabs,
 		"another tab uses the code":  (*exampleUser).presentUsedCode,
 		"codes as people paste them": (*exampleUser).pasteCodes,
 		"files that can't be read":   (*exampleUser).chooseUnreadable,

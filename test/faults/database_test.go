@@ -226,9 +226,8 @@ func TestChangedColumnFailsOneRequest(t *testing.T) {
 	}
 }
 
-// severalConns is how many connections openConns opens: more than one, and fewer than the 8 that a
-// server has at most.
-const severalConns = 6
+// severalConns is how many connections openConns opens: all that a server has.
+const severalConns = 8
 
 // openConns makes the server open severalConns connections to the database. It locks the table
 // hubs, and sends requests whose statements wait for it, until that many connections wait. When it

@@ -1,0 +1,289 @@
+package api
+
+import (
+	"database/sql"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"hubs/internal/hubstest"
+)
+
+// releases returns the schema.sql of each release, by its version.
+func releases(t testing.TB) map[string]string {
+	t.Helper()
+	paths, _ := filepath.Glob(hubstest.Root() + "/testdata/schema-v*.sql") // the pattern is well formed
+	schemas := map[string]string{}
+	for _, path := range paths {
+		name := filepath.Base(path)
+		schemas[name] = hubstest.ReadFile(t, "testdata/"+name)
+	}
+	if len(schemas) < 2 {
+		t.Fatalf("setup: got %d releases in testdata, want at least 2", len(schemas))
+	}
+	return schemas
+}
+
+// storedRows returns all that a migration must leave as it is.
+func storedRows(t testing.TB, database string) string {
+	t.Helper()
+	return hubstest.Query[string](t, database, `select string_agg(line::text, E'\n' order by line) from (
+		select to_jsonb(h) - 'name_lower' from hubs h union all select to_jsonb(u) from users u
+		union all select to_jsonb(t) from terms_acceptances t union all select to_jsonb(f) from files f
+		) rows (line)`)
+}
+
+// migrate brings the tables of each release to those of this one, twice in a row, while others read
+// them. It computes the stored keys of names anew, and changes no other value. From then on, each
+// change of an account is recorded.
+func TestMigrateFromEachRelease(t *testing.T) {
+	t.Parallel()
+	for release, schema := range releases(t) {
+		t.Run(release, func(t *testing.T) {
+			t.Parallel()
+			database := hubstest.EmptyDatabase(t, "")
+			hubstest.Exec(t, database, schema)
+			hubstest.Exec(t, database, `
+				insert into hubs (name) select 'Straße ' || n from generate_series(1, 2000) n;
+				insert into hubs (name) values ('İstanbul'), ('ﬁrst'), ('Ångström');
+				insert into users (email) values ('ada@example.com');
+				insert into terms_acceptances (user_id, version) select user_id, 'x' from users;
+				insert into files (user_id, name, content_type, size) select user_id, 'a', 'b', 1 from users`)
+			before := storedRows(t, database)
+			stop := readMeanwhile(t, database)
+			hubstest.Must(t, hubstest.SetUp(database))
+			const places = "select string_agg(ctid::text, ' ' order by hub_id) from hubs"
+			after := hubstest.Query[string](t, database, places)
+			hubstest.Must(t, hubstest.SetUp(database))
+			stop()
+
+			wantText(t, "rows", storedRows(t, database), before)
+			wantText(t, "places of the rows, which a second migration does not write again",
+				hubstest.Query[string](t, database, places), after)
+			hubstest.Exec(t, database, "update users set suspended = true")
+			wantEqual(t, "recorded changes", hubstest.Query[int](t, database,
+				"select count(*) from account_changes where after ->> 'suspended' = 'true'"), 1)
+			_, c := start(t, "member", map[string]string{"DATABASE_URL": database})
+			for _, search := range []string{"STRASSE 1999", "istanbul", "FIRST", "a\u030Angstro\u0308m"} {
+				wantEqual(t, "hubs found by "+search, len(foundNames(t, c, search)), 1)
+			}
+		})
+	}
+}
+
+// readMeanwhile reads the tables again and again until stop is called. A read that waits for a lock
+// for a second fails the test.
+func readMeanwhile(t *testing.T, database string) (stop func()) {
+	t.Helper()
+	var isOver atomic.Bool
+	var readers sync.WaitGroup
+	db := hubstest.OpenDB(t, database+"&lock_timeout=1s")
+	for _, query := range []string{
+		"select name from hubs order by name limit 20",
+		"select name from hubs where strpos(name_lower, hub_name_key('x')) > 0",
+		"select email from users",
+		"select version from terms_acceptances join users using (user_id)",
+		"select name from files",
+	} {
+		readers.Go(func() {
+			for n := 0; !isOver.Load() || n == 0; n++ {
+				if _, err := db.Exec(query); err != nil {
+					t.Errorf("%s, while migrate runs: got the error %v, want none", query, err)
+					return
+				}
+			}
+		})
+	}
+	return func() {
+		isOver.Store(true)
+		readers.Wait()
+	}
+}
+
+// A name that another client has stored by the function of the last release, and commits only while
+// migrate runs, gets its new key, too.
+func TestMigrateRenewsNamesOfOthers(t *testing.T) {
+	t.Parallel()
+	for release, schema := range releases(t) {
+		t.Run(release, func(t *testing.T) {
+			t.Parallel()
+			database := hubstest.EmptyDatabase(t, "")
+			hubstest.Exec(t, database, schema)
+			hubstest.Exec(t, database, "insert into hubs (name) values ('Straße')")
+			db := hubstest.OpenDB(t, database)
+			other, err := db.Begin()
+			hubstest.Must(t, err)
+			defer other.Rollback()
+			// migrate waits for the first row. It can't see the second one.
+			_, err = other.Exec("update hubs set description = 'x'; insert into hubs (name) values ('Meßstelle')")
+			hubstest.Must(t, err)
+			migration := make(chan error)
+			go func() { migration <- hubstest.Migrate(database) }()
+			hubstest.WaitUntil(t, "migrate waits", func() bool {
+				return hubstest.Query[int](t, database, `select count(*) from pg_stat_activity
+					where datname = current_database() and wait_event_type = 'Lock'`) > 0
+			})
+			hubstest.Must(t, other.Commit())
+			hubstest.Must(t, <-migration)
+			wantEqual(t, "stored keys", hubstest.Query[string](t, database,
+				"select string_agg(name_lower, ' ' order by name_lower) from hubs"), "messstelle strasse")
+		})
+	}
+}
+
+// migrate names the schema that it has written to, and serve the search_path in which it finds no
+// tables. So an operator sees it if the two differ, such as in a database whose owner has a schema of
+// its own name, or without a schema public.
+func TestSchemaIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ setUp, schema, searched string }{
+		"a schema named like the owner": {
+			setUp:    "create schema OWNER authorization OWNER",
+			schema:   "OWNER",
+			searched: `"$user", public`,
+		},
+		"a search_path of the database": {
+			setUp: "create schema app authorization OWNER; drop schema public; " +
+				"alter database DATABASE set search_path = app",
+			schema:   "app",
+			searched: "other",
+		},
+		"a search_path of the owner": {
+			setUp: "create schema elsewhere authorization OWNER; " +
+				"alter role OWNER in database DATABASE set search_path = nowhere, elsewhere",
+			schema:   "elsewhere",
+			searched: `"$user", public`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := hubstest.EmptyDatabase(t, "")
+			owner, asOwner := hubstest.NewRole(t, database)
+			reader, asReader := hubstest.NewRole(t, database)
+			databaseName := hubstest.Query[string](t, database, "select current_database()")
+			words := []string{"OWNER", owner, "DATABASE", databaseName}
+			hubstest.Exec(t, database, replace(c.setUp, words...))
+			if c.searched == "other" {
+				hubstest.Exec(t, database, fmt.Sprintf("alter role %s set search_path = other", reader))
+			}
+			schema := replace(c.schema, words...)
+
+			status, output := run(t, map[string]string{"DATABASE_URL": asOwner}, "migrate")
+			wantEqual(t, "migrate", fmt.Sprint(status, " ", output),
+				"0 the tables are up to date, in the schema "+schema+"\n")
+			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": asReader})
+			status, output = run(t, env, "serve")
+			wantEqual(t, "exit status of serve", status, 1)
+			wantParts(t, "serve", output, "lacks the tables in the search_path of its role, "+c.searched,
+				"run hubs migrate, which names its schema")
+		})
+	}
+}
+
+// Without a schema, migrate says so.
+func TestMigrateNeedsASchema(t *testing.T) {
+	t.Parallel()
+	database := hubstest.EmptyDatabase(t, "")
+	hubstest.Exec(t, database, "drop schema public")
+	status, output := run(t, map[string]string{"DATABASE_URL": database}, "migrate")
+	wantEqual(t, "exit status", status, 1)
+	wantParts(t, "migrate", output, "no schema to work in", "search_path")
+}
+
+// The tables work in whatever schema they are, and so does the record of account changes.
+func TestTablesInAnotherSchema(t *testing.T) {
+	t.Parallel()
+	database := hubstest.EmptyDatabase(t, "")
+	owner, asOwner := hubstest.NewRole(t, database)
+	name := hubstest.Query[string](t, database, "select current_database()")
+	hubstest.Exec(t, database, fmt.Sprintf(`create schema "Über app" authorization %s; drop schema public;
+		alter database %s set search_path = "Über app"`, owner, name))
+	hubstest.Must(t, hubstest.Migrate(asOwner))
+	hubstest.Must(t, hubstest.Migrate(asOwner))
+	s := hubstest.Start(t, map[string]string{"DATABASE_URL": asOwner})
+	email := hubstest.NewEmail()
+	s.User(t, "add", email)
+	hubstest.Exec(t, asOwner, `set search_path = pg_temp; update "Über app".users set suspended = true`)
+	hubstest.Exec(t, asOwner, "update users set suspended = false")
+	wantParts(t, "user history", s.User(t, "history", email),
+		"suspended: false → true", "suspended: true → false")
+	s.SignIn(t, email).Get("/auth/session").Want(t, 200)
+}
+
+// Limits of time that a role or its database sets do not end a command, whether it waits for a lock
+// or the database waits for it. Only the server has limits.
+func TestCommandsIgnoreTimeLimits(t *testing.T) {
+	t.Parallel()
+	const limit, longer = "'400ms'", 600 * time.Millisecond
+	for place, alter := range map[string]string{
+		"of the role":                 "alter role OWNER set NAME = " + limit,
+		"of the database":             "alter database DATABASE set NAME = " + limit,
+		"of the role in the database": "alter role OWNER in database DATABASE set NAME = " + limit,
+	} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			database := hubstest.EmptyDatabase(t, "")
+			owner, asOwner := hubstest.NewRole(t, database)
+			name := hubstest.Query[string](t, database, "select current_database()")
+			hubstest.Exec(t, database,
+				"drop schema public cascade; create schema public authorization "+owner)
+			lock := lockOfMigrate(t, database) // by a connection that has no limits yet
+			for _, setting := range []string{
+				"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
+			} {
+				hubstest.Exec(t, database, replace(alter, "OWNER", owner, "DATABASE", name, "NAME", setting))
+			}
+			time.AfterFunc(longer, func() { lock.Rollback() })
+			start := time.Now()
+			if err := hubstest.Migrate(asOwner); err != nil {
+				t.Errorf("migrate: got the error %v, want none", err)
+			}
+			if took := time.Since(start); took < longer {
+				t.Fatalf("setup: migrate has not waited for the lock: %v", took)
+			}
+
+			proxy, through := hubstest.FaultProxyURL(t, asOwner)
+			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": through})
+			hubstest.Must(t, os.Mkdir(env["FILES_DIR"]+"/"+hubstest.Unfinished, 0o700))
+			email := hubstest.NewEmail()
+			run(t, env, "user", "add", email)
+			proxy.When("delete from files", func() { time.Sleep(longer) })
+			status, output := run(t, env, "user", "delete", "-files", email)
+			if status != 0 {
+				t.Errorf("user delete -files: got exit status %d, %s", status, output)
+			}
+		})
+	}
+}
+
+// lockOfMigrate takes the lock that migrate takes first, until the transaction ends.
+func lockOfMigrate(t *testing.T, database string) *sql.Tx {
+	t.Helper()
+	key := hubstest.Matches(t, "schema.sql", `pg_advisory_xact_lock\((\d+)\)`)
+	tx, err := hubstest.OpenDB(t, database).Begin()
+	hubstest.Must(t, err)
+	t.Cleanup(func() { tx.Rollback() })
+	_, err = tx.Exec("select pg_advisory_xact_lock(" + key[0] + ")")
+	hubstest.Must(t, err)
+	return tx
+}
+
+// replace replaces words in a text. words are pairs of a word and what stands in its place.
+func replace(text string, words ...string) string {
+	return strings.NewReplacer(words...).Replace(text)
+}
+
+// wantParts checks that a text contains each of the parts.
+func wantParts(t testing.TB, what, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s: got\n%s\nwant %q in it", what, text, part)
+		}
+	}
+}
