@@ -579,8 +579,8 @@ func TestNumbersAreAsDocumented(t *testing.T) {
 		text, name := row[1], row[2]
 		if limit := limits[name]; limit != nil {
 			burst, period, _ := strings.Cut(text, " in ")
-			hubstest.WantEqual(t, "requests of "+name, int64(limit.burst), parseNumber(t, burst))
-			hubstest.WantEqual(t, "period of "+name, int64(limit.period), parseNumber(t, period))
+			wantDocumented(t, "requests of "+name, burst, int64(limit.burst))
+			wantDocumented(t, "period of "+name, period, int64(limit.period))
 			continue
 		}
 		value, isThere := constants[name]
@@ -588,7 +588,7 @@ func TestNumbersAreAsDocumented(t *testing.T) {
 			t.Errorf("docs/runbook.md: got the constant %s, which the code lacks", name)
 			continue
 		}
-		hubstest.WantEqual(t, "docs/runbook.md: "+name, value, parseNumber(t, text))
+		wantDocumented(t, name, text, value)
 	}
 }
 
@@ -604,16 +604,98 @@ var documentedUnits = map[string]int64{
 	"MiB":   1 << 20,
 }
 
-// parseNumber parses a value of the table, such as "10,000", "64 KiB" or "2 s each".
-func parseNumber(t *testing.T, text string) int64 {
+// wantDocumented compares a value of the table, such as "10,000", "64 KiB" or "2 s each", with that
+// of the code.
+func wantDocumented(t *testing.T, name, text string, value int64) {
 	t.Helper()
 	digits, unit, _ := strings.Cut(strings.TrimSuffix(text, " each"), " ")
 	n, err := strconv.ParseInt(strings.ReplaceAll(digits, ",", ""), 10, 64)
 	factor := documentedUnits[unit]
 	if err != nil || factor == 0 {
 		t.Errorf("docs/runbook.md: got the value %q, want a number and one of the units", text)
+		return
 	}
-	return n * factor
+	if n*factor == value {
+		return
+	}
+	inCode := fmt.Sprint(value)
+	if factor >= int64(time.Millisecond) {
+		inCode = time.Duration(value).String()
+	}
+	t.Errorf("docs/runbook.md, the table of limits: got %q for %s, want %s, as in the code", text, name, inCode)
+}
+
+// inWords are the numbers that SECURITY.md writes in words.
+var inWords = map[int]string{4: "four", 5: "five", 8: "eight", 10: "ten"}
+
+// number writes a number as SECURITY.md does: 2,880.
+func number(n int) string {
+	if word := inWords[n]; word != "" {
+		return word
+	}
+	digits := strconv.Itoa(n)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
+}
+
+// The figures of SECURITY.md that follow from limits and lifetimes are those of the code.
+func TestFiguresOfSecurityFollow(t *testing.T) {
+	t.Parallel()
+	minutes := func(d time.Duration) int { return int((d + time.Minute - 1) / time.Minute) }
+	seconds := func(d time.Duration) string { return fmt.Sprint(int((d + time.Second - 1) / time.Second)) }
+	pause := "a minute,"
+	if codeResend != time.Minute {
+		pause = "every " + codeResend.String() + ","
+	}
+	const day = 24 * time.Hour
+	guesses := newServer(config{}, nil, nil).guessLimit
+	inFlood := maxGuesses * int(day/codeRenew)
+	inPeace := guesses.burst * int(day/guesses.period)
+	percent := func(guesses int) string { return fmt.Sprintf("%.1f %%", 100*float64(guesses)/codeCount) }
+	upload := transferTimeout(26214400+maxFormBytes) + sweepReserve + sweepInterval
+
+	text := strings.Join(strings.Fields(hubstest.ReadFile(t, "SECURITY.md")), " ")
+	for _, sentence := range []struct {
+		constants string
+		words     []any // each is written, with a blank between two
+	}{
+		{"maxGuesses, codeRenew", []any{maxGuesses, "end it, and a new one comes at most every",
+			minutes(codeRenew), "minutes."}},
+		{"maxGuesses, codeRenew, guessLimit, codeLength", []any{"That makes", inFlood,
+			"guesses a day with a flood (" + percent(inFlood) + "), and", inPeace,
+			"without (" + percent(inPeace) + ":"}},
+		{"guessLimit", []any{"is free", minutes(guesses.period), "minutes after it was made.",
+			"A stranger who takes all of them,", guesses.burst * int(time.Hour/guesses.period),
+			"an hour, keeps the user from signing in for as long as they go on, and up to",
+			minutes(guesses.period), "minutes longer."}},
+		{"codeResend", []any{"A mailbox gets at most one mail", pause}},
+		{"maxConversations", []any{"Who knows", maxConversations, "accounts,"}},
+		{"sessionTTL", []any{int(sessionTTL / day), "days without new proof"}},
+		{"transferTimeout, sweepReserve, sweepInterval", []any{"stay for", minutes(upload),
+			"minutes with the default `MAX_UPLOAD_BYTES`"}},
+		{"stallTimeout", []any{"An upload without progress ends after", seconds(stallTimeout), "s;"}},
+		{"drainTimeout", []any{"the server reads on for", seconds(drainTimeout), "s,"}},
+		{"maxRanges", []any{"A Range header with more than", maxRanges, "ranges is ignored"}},
+		{"poolSize", []any{"A hung primary** makes up to", poolSize, "requests fail"}},
+		{"maxSearches", []any{maxSearches, "run at once;"}},
+		{"arrivalTime, stopTimeout", []any{"SIGTERM still ends it, in",
+			seconds(arrivalTime + 2*stopTimeout + time.Second), "s."}},
+		{"answerTimeout", []any{"It stays in memory for up to", seconds(answerTimeout), "s if its client"}},
+	} {
+		var words []string
+		for _, word := range sentence.words {
+			if n, isNumber := word.(int); isNumber {
+				word = number(n)
+			}
+			words = append(words, word.(string))
+		}
+		want := strings.Join(words, " ")
+		if !strings.Contains(strings.ToLower(text), strings.ToLower(want)) {
+			t.Errorf("SECURITY.md: want %q, as %s make it", want, sentence.constants)
+		}
+	}
 }
 
 // constantDeclaration matches constants of a package, or one that is a number.

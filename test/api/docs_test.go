@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -39,6 +40,42 @@ func TestDocumentsNameFunctions(t *testing.T) {
 		if !slices.Contains(declared, name) {
 			t.Errorf("a document names %s, which does not exist", place)
 		}
+	}
+}
+
+// The diagrams of README.md have no semicolon, which Mermaid takes for the end of a line: GitHub then
+// shows an error in place of the diagram. In a diagram of states, a label has no colon either.
+func TestDiagramsAreShown(t *testing.T) {
+	t.Parallel()
+	diagrams := hubstest.Matches(t, "README.md", "(?s)\n```mermaid\n(.*?)```")
+	if len(diagrams) == 0 {
+		t.Error("README.md: got no diagram, want some")
+	}
+	for _, diagram := range diagrams {
+		areStates := strings.HasPrefix(diagram, "stateDiagram")
+		for line := range strings.SplitSeq(diagram, "\n") {
+			if strings.Contains(line, ";") || areStates && strings.Count(line, ":") > 1 {
+				t.Errorf("README.md: Mermaid can't read the line %q", line)
+			}
+		}
+	}
+}
+
+// README.md says how many lines the server has, without comments and blank lines, in hundreds.
+func TestLinesAreCounted(t *testing.T) {
+	t.Parallel()
+	names, _ := fs.Glob(os.DirFS(hubstest.Root()), "*.go") // the pattern is well formed
+	code := regexp.MustCompile(`(?m)^\s*[^\s/].*$|^\s*/[^/].*$`)
+	lines := 0
+	for _, name := range names {
+		if !strings.HasSuffix(name, "_test.go") {
+			lines += len(code.FindAllString(hubstest.ReadFile(t, name), -1))
+		}
+	}
+	said := hubstest.Matches(t, "README.md", `about ([0-9],[0-9]+)\s+lines`)
+	n, err := strconv.Atoi(strings.Replace(strings.Join(said, " "), ",", "", 1))
+	if err != nil || n < lines-100 || n > lines+100 {
+		t.Errorf("README.md: got about %q lines, want %d", said, lines)
 	}
 }
 

@@ -3,11 +3,8 @@ package guide
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
-	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
@@ -15,6 +12,8 @@ import (
 
 // named matches the line of a patch that names the commit to which it applies.
 var named = regexp.MustCompile(`^For commit ([0-9a-f]{40})\n`)
+
+func TestMain(m *testing.M) { hubstest.Main(m) }
 
 // The tests of test/api that say what is missing after a change of a resource.
 const tests = "Hub|Room|Route|HeadIs|Input|JSONBodies|WritesCheck|Schema|Migrat|Broken|Contract|" +
@@ -48,20 +47,5 @@ func TestPatches(t *testing.T) {
 			run(t, folder, "go", "test", ".")
 			run(t, folder, "go", "test", "-count=1", "-run="+tests, "./test/api")
 		})
-	}
-}
-
-// run runs a program in a folder. It fails the test if the program fails.
-func run(t *testing.T, folder, program string, args ...string) {
-	t.Helper()
-	command := exec.Command(program, args...)
-	command.Dir = folder
-	// The tests must build the server of the folder, not take one that was built before.
-	isBinary := func(setting string) bool { return strings.HasPrefix(setting, "HUBS_BINARY=") }
-	environment := slices.DeleteFunc(os.Environ(), isBinary)
-	command.Env = append(environment, "HUBS_TEST_REQUIRE=all")
-	output, err := command.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, output)
 	}
 }
