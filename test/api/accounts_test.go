@@ -201,6 +201,28 @@ func TestHistoryHasEveryChange(t *testing.T) {
 		"no change of this account is on record")
 }
 
+// The history finds a former address whatever its letter case, by that of ASCII, also in a database
+// with a Turkish locale, where the lower case of I is ı.
+func TestHistoryInATurkishDatabase(t *testing.T) {
+	t.Parallel()
+	version := hubstest.Query[int](t, hubstest.NewDatabase(t),
+		"select current_setting('server_version_num')::int")
+	if version < 150000 {
+		t.Skip("PostgreSQL before version 15 has no databases with an ICU locale")
+	}
+	database := hubstest.EmptyDatabase(t, `template template0 encoding utf8
+		locale_provider icu icu_locale 'tr-TR' locale 'C'`)
+	hubstest.Must(t, hubstest.SetUp(database))
+	s := &hubstest.Server{Env: map[string]string{"DATABASE_URL": database}}
+	s.User(t, "add", "INFO@IRIS.EXAMPLE")
+	s.User(t, "email", "info@iris.example", "zoe@example.com")
+	for _, email := range []string{"INFO@IRIS.EXAMPLE", "info@iris.example", "Info@Iris.Example"} {
+		wantEqual(t, "changes of "+email, len(historyOf(t, s, email)), 2)
+	}
+	s.User(t, "delete", "ZOE@EXAMPLE.COM")
+	wantEqual(t, "changes of the deleted user", len(historyOf(t, s, "info@iris.example")), 3)
+}
+
 // A change that is rolled back leaves no line, and one of many rows leaves a line for each. A line has
 // the role that has connected, not the one that it has become.
 func TestHistoryIsOfTheTransaction(t *testing.T) {
