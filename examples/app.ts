@@ -263,7 +263,7 @@ on('upload', async () => {
   // shows no picture from another port of 127.0.0.1.
   const picture = new Image();
   picture.crossOrigin = 'use-credentials';
-  picture.alt = file.name;
+  picture.alt = 'What was uploaded';
   picture.src = api + file.path;
   find('uploaded').append(picture);
 });

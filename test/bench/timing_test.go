@@ -84,7 +84,7 @@ type measurement func(m timer, email string) time.Duration
 // that is known, suspended or unknown. A mail server receives the codes.
 func TestTimeTellsNothingOfAnAddress(t *testing.T) {
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{NoStartTLS: true})
-	s := hubstest.Start(t, mail.Env())
+	s := hubstest.Start(t, mail.Env(), hubstest.Quiet)
 	s.AllowErrorsWithAnyOf("too many unfinished requests") // see timer.send
 	tests := []struct {
 		name string

@@ -23,8 +23,11 @@ func TestMain(m *testing.M) { hubstest.Main(m) }
 // A browser is one running Chromium, for one test. Any failure of its driver ends the test.
 type browser struct {
 	t         testing.TB
-	session   string // the URL of the session at the driver, which speaks the W3C WebDriver protocol
-	downloads string // the folder of its downloads
+	driver    string // the URL of its driver, which speaks the W3C WebDriver protocol
+	session   string // the URL of the session at the driver
+	dir       string // the folder of its profile and downloads
+	downloads string
+	server    string // see newBrowser
 }
 
 type params = map[string]any
@@ -38,24 +41,46 @@ func newBrowser(t testing.TB, server string) *browser {
 	// The name is short, because the path of Chromium's socket in it can have only 107 bytes.
 	dir, err := os.MkdirTemp(hubstest.Dir, "")
 	hubstest.Must(t, err)
-	b := &browser{t: t, downloads: dir + "/Downloads"}
+	b := &browser{t: t, dir: dir, downloads: dir + "/Downloads", server: server}
 	hubstest.Must(t, os.Mkdir(b.downloads, 0o700))
-	b.session = "http://127.0.0.1:" + startDriver(t, dir) + "/session"
+	b.driver = "http://127.0.0.1:" + startDriver(t, dir) + "/session"
+	b.start()
+	t.Cleanup(func() {
+		if t.Failed() {
+			page := script[string](b, "return document.body.innerText")
+			fmt.Fprintf(t.Output(), "the page at the end of the test: %.3000s\n", page)
+		}
+		b.command("DELETE", "", nil, nil)
+	})
+	return b
+}
+
+// restart ends Chromium and starts it again with the same profile, and with further arguments.
+func (b *browser) restart(args ...string) {
+	b.t.Helper()
+	b.command("DELETE", "", nil, nil)
+	b.start(args...)
+}
+
+// start starts Chromium with these and the usual arguments.
+func (b *browser) start(args ...string) {
+	b.t.Helper()
+	b.session = b.driver
 	hosts := "MAP * 127.0.0.1" // no request leaves this machine
-	if server != "" {
-		hosts = "MAP *:443 " + server + ", " + hosts
+	if b.server != "" {
+		hosts = "MAP *:443 " + b.server + ", " + hosts
 	}
 	options := params{
-		"binary": hubstest.Need(t, "chromium", "chromium"),
-		"args": []string{
+		"binary": hubstest.Need(b.t, "chromium", "chromium"),
+		"args": append(args,
 			"--headless", "--no-sandbox", // Chromium's sandbox does not work for root
 			"--disable-gpu", "--disable-quic", "--no-first-run",
 			"--disable-background-networking", "--disable-component-update", "--disable-sync",
-			"--host-resolver-rules=" + hosts,
+			"--host-resolver-rules="+hosts,
 			// With the pipe, Chromium ends when its driver has ended.
 			"--disable-dev-shm-usage", "--force-prefers-reduced-motion", "--remote-debugging-pipe",
-			"--user-data-dir=" + dir + "/profile", "--window-size=1280,900",
-		},
+			"--user-data-dir="+b.dir+"/profile", "--window-size=1280,900",
+		),
 		"prefs": params{
 			"download.default_directory": b.downloads,
 			// These settings permit third-party cookies. So only SameSite can keep the cookie from
@@ -65,21 +90,13 @@ func newBrowser(t testing.TB, server string) *browser {
 		},
 	}
 	wanted := params{
-		"acceptInsecureCerts": server != "",
+		"acceptInsecureCerts": b.server != "",
 		"goog:chromeOptions":  options,
 		"goog:loggingPrefs":   params{"browser": "ALL"},
 	}
 	var created struct{ SessionID string }
 	b.command("POST", "", params{"capabilities": params{"alwaysMatch": wanted}}, &created)
 	b.session += "/" + created.SessionID
-	t.Cleanup(func() {
-		if t.Failed() {
-			page := script[string](b, "return document.body.innerText")
-			fmt.Fprintf(t.Output(), "the page at the end of the test: %.3000s\n", page)
-		}
-		b.command("DELETE", "", nil, nil)
-	})
-	return b
 }
 
 // startDriver starts chromedriver and returns its port. dir is its home and its temporary folder.

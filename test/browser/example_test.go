@@ -67,7 +67,9 @@ func TestExampleInBrowser(t *testing.T) {
 	site := exampleSite(t)
 	for name, use := range map[string]func(*exampleUser){
 		"from sign-in to sign-out":   (*exampleUser).useAll,
+		"another tab signs in":       (*exampleUser).noticeOtherTabs,
 		"another tab uses the code":  (*exampleUser).presentUsedCode,
+		"the session has ended":      (*exampleUser).openEnded,
 		"codes as people paste them": (*exampleUser).pasteCodes,
 		"files that can't be read":   (*exampleUser).chooseUnreadable,
 	} {
@@ -110,8 +112,8 @@ func (e *exampleUser) begin(page string) {
 
 // signIn signs a new user in, accepts the terms, and waits until the page has the text. While the
 // user looks for the code, the browser loads the page anew.
-func (e *exampleUser) signIn(text string) {
-	email, _ := e.srv.NewUser(e.t, "member")
+func (e *exampleUser) signIn(text string) (email string) {
+	email, _ = e.srv.NewUser(e.t, "member")
 	e.keys("#email", email+enterKey)
 	e.waitText("#message", "a code is on its way")
 	e.post("/refresh", params{})
@@ -120,6 +122,7 @@ func (e *exampleUser) signIn(text string) {
 	e.waitFor(isVisible, "#accept")
 	e.click("#accept button")
 	e.waitText("body", text)
+	return email
 }
 
 // turnPages goes to the second and last page of hubs, and back. A hub that is deleted meanwhile

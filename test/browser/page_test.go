@@ -74,7 +74,7 @@ func (l *learner) step(name string, take func()) {
 	l.browser.step(name, take)
 	l.wantConsole(l.messages...)
 	if l.axe != "" {
-		l.wantAccessible(name)
+		l.wantAccessible(l.axe, name)
 	}
 }
 
@@ -121,19 +121,6 @@ func picture() string {
 func TestPageInBrowser(t *testing.T) {
 	t.Parallel()
 	newLearner(t).takeAllSteps()
-}
-
-// After each step nothing is wider than the screen, and axe-core finds no fault. .ci/run fetches
-// axe-core, because the project does not depend on it. Without it, the test is skipped.
-func TestPageIsAccessible(t *testing.T) {
-	t.Parallel()
-	axe, err := os.ReadFile(os.Getenv("AXE_JS"))
-	if err != nil {
-		hubstest.Skip(t, "AXE_JS, the path of axe-core's axe.min.js: "+err.Error())
-	}
-	l := newLearner(t)
-	l.axe = string(axe)
-	l.takeAllSteps()
 }
 
 func (l *learner) takeAllSteps() {
@@ -396,30 +383,3 @@ func (l *learner) signOut() {
 	l.click("#start-over")
 	l.waitText("#tries-count", "You have seen 0 of 9.")
 }
-
-// wantAccessible checks the page on a wide screen in light colors and on a narrow one in dark
-// colors. step names its state in failure messages.
-func (l *learner) wantAccessible(step string) {
-	l.t.Helper()
-	for scheme, width := range map[string]int{"light": 1280, "dark": 360} {
-		l.resize(width, 900)
-		colors := params{"name": "prefers-color-scheme", "value": scheme}
-		l.devTools("Emulation.setEmulatedMedia", params{"features": []params{colors}})
-		for _, finding := range script[[]string](l.browser, l.axe+findFaults, width) {
-			l.t.Errorf("%s, %s, %d px: got %s, want no finding", step, scheme, width, finding)
-		}
-	}
-	l.devTools("Emulation.clearDeviceMetricsOverride", params{})
-	l.console() // what axe-core causes is not the page's
-}
-
-// findFaults is a script that returns what axe-core finds in the page, and whether the page is
-// wider than the screen.
-const findFaults = `;
-	const rules = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
-	const [width] = arguments, wide = document.documentElement.scrollWidth;
-	return axe.run(document, {runOnly: rules}).then(found => {
-		if (found.passes.length < 10) throw Error('axe-core: fewer than 10 rules passed');
-		return found.violations.map(v => v.id + ' at ' + v.nodes.map(n => n.target.join(' ')))
-			.concat(wide > width ? ['a page ' + wide + ' px wide'] : []);
-	})`

@@ -130,12 +130,12 @@ func TestMailRefusedForGoodIsNotTriedAgain(t *testing.T) {
 func TestPausesBetweenAttemptsGrow(t *testing.T) {
 	t.Parallel()
 	opts := remoteMail
-	opts.Answers = map[string]string{"RCPT": refusals["RCPT"]}
+	opts.Answers = map[string]string{"mail": refusals["mail"]}
 	s := startWithRemoteMail(t, opts)
 	email, _ := s.NewUser(t, "member")
 	asked := time.Now()
 	s.Client(t).AskCode(email)
-	for s.Log.Count(`"level":"ERROR","msg":"code not sent"`, "greylisted") == 0 {
+	for s.Log.Count(`"level":"ERROR","msg":"code not sent"`, "thread limit") == 0 {
 		if time.Since(asked) > time.Minute+hubstest.Patience {
 			t.Fatalf("a minute later, the log does not say that no code was sent:\n%s", s.Log.End())
 		}

@@ -89,6 +89,38 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	wantOneMailEach(t, s, email)
 }
 
+// H3: At whatever moment of a request for a code the server gets the signal, the mail is sent. Here
+// the last requests are answered when the server only waits for them, so that their codes are still
+// in their delay when it could end.
+func TestStopMailsTheLastCodes(t *testing.T) {
+	t.Parallel()
+	s := startWithMail(t)
+	emails := addUsers(t, s, 20)
+	c := s.Client(t)
+	idle := hubstest.Dial(t, s.Addr)
+	idle.Send(t, c.Head("GET /healthz")).Must(t, 200)
+	finish := map[*hubstest.Conn]string{} // what is to be sent of each request
+	for _, email := range emails {
+		body := fmt.Sprintf(`{"email":%q}`, email)
+		head := c.Head(
+			"POST /auth/otp/request",
+			"Content-Type", "application/json",
+			"Content-Length", fmt.Sprint(len(body)),
+		)
+		conn := hubstest.Dial(t, s.Addr)
+		conn.Begin(head + body[:5])
+		finish[conn] = body[5:]
+	}
+
+	s.Signal(t, syscall.SIGTERM)
+	wantClosed(t, idle)
+	for conn, rest := range finish {
+		conn.Finish(t, rest).Want(t, 200)
+	}
+	wantExit(t, s, 0)
+	wantOneMailEach(t, s, emails...)
+}
+
 // H3: On SIGINT (Ctrl-C), as on SIGTERM, the server sends the mail of every request for a code that
 // it has accepted. Then it ends with exit status 0.
 func TestStopSendsMailUnderWay(t *testing.T) {
