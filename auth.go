@@ -294,7 +294,7 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 	latest := time.Now().Add(clockStep)
 	issuedAt := func(token sessionToken) time.Time {
 		if token.IssuedAt.After(latest) {
-			return token.IssuedAt.Add(-2 * sessionTTL)
+			return token.IssuedAt.AddDate(-1000, 0, 0)
 		}
 		return token.IssuedAt.Time
 	}
@@ -498,7 +498,8 @@ var userCommands = map[string]struct {
 			'no change of this account is on record')
 		from account_changes where user_id in (select user_id from users` + whereAddress + `
 			union select user_id from account_changes
-			where lower($1 collate "C") in (lower(before ->> 'email'), lower(after ->> 'email')))`},
+			where lower($1 collate "C") in (lower((before ->> 'email') collate "C"),
+				lower((after ->> 'email') collate "C")))`},
 	"export": {1, `select jsonb_build_object('user', to_jsonb(users),
 		'terms_acceptances', (select jsonb_agg(t) from terms_acceptances t
 			where t.user_id = users.user_id),

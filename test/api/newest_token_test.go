@@ -16,6 +16,7 @@ import (
 //	other            of another user, newer than all of them
 //	soon             of a clock that is half a minute ahead
 //	future, farther  of one that is hours ahead
+//	nextYear         of one that is a year ahead
 //	forged           newer than all, signed with another key
 //	expired          older than all
 //	deleted          of a user who was deleted, newer than old
@@ -41,16 +42,17 @@ func TestNewestTokenCounts(t *testing.T) {
 	}
 	tokens := map[string]string{}
 	for name, made := range map[string]struct{ email, userID, iat, exp, key string }{
-		"new":     {ada, adaID, "-10", "+1000", key},
-		"old":     {ada, adaID, "-1000", "+2000", key},
-		"ended":   {ada, adaID, "-3000", "+3000", key},
-		"other":   {ben, benID, "-5", "+4000", key},
-		"soon":    {ada, adaID, "+30", "+5000", key},
-		"future":  {ada, adaID, "+7200", "+9000", key},
-		"farther": {ben, benID, "+9000", "+9999", key},
-		"forged":  {ada, adaID, "-1", "+6000", otherKey},
-		"expired": {ada, adaID, "-9000", "-60", key},
-		"deleted": {"gone@example.com", hubstest.NewUUID(), "-100", "+7000", key},
+		"new":      {ada, adaID, "-10", "+1000", key},
+		"old":      {ada, adaID, "-1000", "+2000", key},
+		"ended":    {ada, adaID, "-3000", "+3000", key},
+		"other":    {ben, benID, "-5", "+4000", key},
+		"soon":     {ada, adaID, "+30", "+5000", key},
+		"future":   {ada, adaID, "+7200", "+9000", key},
+		"farther":  {ben, benID, "+9000", "+9999", key},
+		"nextYear": {ben, benID, "+31536000", "+36720000", key},
+		"forged":   {ada, adaID, "-1", "+6000", otherKey},
+		"expired":  {ada, adaID, "-9000", "-60", key},
+		"deleted":  {"gone@example.com", hubstest.NewUUID(), "-100", "+7000", key},
 	} {
 		tokens[name] = hubstest.Token{Payload: payload(made.iat, made.exp)}.Sign(made.key,
 			"<email>", made.email, "<userId>", made.userID)
@@ -106,6 +108,8 @@ var newestCases = []group[newestCase]{
 		{Name: "future, new", Cookies: "future new", Counts: "new"},
 		{Name: "new, future", Cookies: "new future", Counts: "new"},
 		{Name: "old between two of the future", Cookies: "future old farther", Counts: "old"},
+		{Name: "a clock that is a year ahead", Cookies: "nextYear new", Counts: "new"},
+		{Name: "a clock that is a year ahead, last", Cookies: "old future nextYear", Counts: "old"},
 		{Name: "a clock a little ahead, and one far ahead", Cookies: "farther soon", Counts: "soon"},
 	}},
 	{Each: newestCase{Rule: "T7", Want: fails(401, "unauthenticated")}, Cases: []newestCase{
@@ -118,6 +122,34 @@ var newestCases = []group[newestCase]{
 		{Name: "future, farther", Rule: "T9", Cookies: "future farther"},
 		{Name: "future and ended: none opens a session", Rule: "T9", Cookies: "future ended"},
 	}},
+}
+
+// T7, T9: If the server's clock is an hour behind the database's, all tokens seem to be of the future.
+// Then the newest counts, too.
+func TestNewestTokenCountsThoughTheClockIsBehind(t *testing.T) {
+	t.Parallel()
+	// PostgreSQL takes clock_timestamp from the first schema in search_path that has it.
+	database := hubstest.NewDatabase(t)
+	hubstest.Exec(t, database, "create schema shifted; grant usage on schema shifted to public")
+	hubstest.Exec(t, database, `create function shifted.clock_timestamp() returns timestamptz
+		language sql return pg_catalog.clock_timestamp() + interval '1 hour'`)
+	s := hubstest.Start(t, map[string]string{
+		"DATABASE_URL": database + "&search_path=shifted,pg_catalog,public",
+	})
+	email, userID := s.NewUser(t, "member")
+	fresh := s.SignIn(t, email).Token()
+	payload := `{"email":"<email>","userId":"<userId>","iat":<now+3000>,"exp":<now+9000>}`
+	ended := hubstest.Token{Payload: &payload}.Sign(s.Env["SESSION_SECRET"],
+		"<email>", email, "<userId>", userID)
+	hubstest.Exec(t, database, "update users set signed_out_at = now() + interval '58 minutes'")
+	s.With(t, ended).Get("/auth/session").Want(t, 401)
+	for _, tokens := range [][]string{{ended, fresh}, {fresh, ended}, {ended, fresh, ended}} {
+		var cookies []string
+		for _, token := range tokens {
+			cookies = append(cookies, s.CookieName()+"="+token)
+		}
+		s.Wire(t, "GET /auth/session", nil, "Cookie", strings.Join(cookies, "; ")).Want(t, 200)
+	}
 }
 
 // T7: After a change of COOKIE_DOMAIN, a browser sends the old cookie first, with each request. A user
