@@ -173,7 +173,7 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		status:         f.optional(statusFilter),
 	}
 	list := fmt.Sprintf("%q", []string{q.orderBy, q.orderDirection, f[nameFilter], f[statusFilter]})
-	q.list = strconv.FormatUint(hashOf(list), 36)
+	q.list = strconv.FormatUint(uint64(hashOf(list)), 36)
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
 	errs.require(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")

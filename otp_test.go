@@ -399,6 +399,8 @@ func playCodes(history []byte) (steps []string, difference string) {
 
 // differs compares what is in memory with the model.
 func (m *codeModel) differs(real *oneTimeCodes) string {
+	real.mu.Lock() // a timer may remove a code
+	defer real.mu.Unlock()
 	for email := range m.codes {
 		code, kept := m.alive(email), real.byEmail[email]
 		switch {

@@ -184,11 +184,11 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	if isKnown {
 		return known.(*preparedRead), nil
 	}
-	p := &preparedRead{number: int64(hashOf(text) >> 1)}
+	p := &preparedRead{number: int64(hashOf(text))}
 	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
 		p.parameters++
 	}
-	numbered := fmt.Sprintf("select %d::bigint, %s", p.number, strings.TrimPrefix(text, "select "))
+	numbered := strings.Replace(text, "select ", fmt.Sprintf("select %d::bigint, ", p.number), 1)
 	var err error
 	p.statement, err = st.db.Prepare(numbered)
 	if err != nil {
@@ -198,10 +198,10 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	return first.(*preparedRead), nil
 }
 
-func hashOf(text string) uint64 {
-	hash := fnv.New64a()
+func hashOf(text string) uint32 {
+	hash := fnv.New32a()
 	io.WriteString(hash, text)
-	return hash.Sum64()
+	return hash.Sum32()
 }
 
 // sessionErrors are what PostgreSQL reports if a session gets another's

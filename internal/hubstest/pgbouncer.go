@@ -78,11 +78,12 @@ func (p *Pooler) startOne(program string) {
 
 // text returns the settings.
 func (p *Pooler) text() string {
-	text := p.databases + "[pgbouncer]\n"
+	var text strings.Builder
+	text.WriteString(p.databases + "[pgbouncer]\n")
 	for _, name := range slices.Sorted(maps.Keys(p.settings)) {
-		text += name + " = " + p.settings[name] + "\n"
+		text.WriteString(name + " = " + p.settings[name] + "\n")
 	}
-	return text
+	return text.String()
 }
 
 // Set changes a setting of each process, as an operator would.
