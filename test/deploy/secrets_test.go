@@ -1,17 +1,10 @@
 package deploy
 
 import (
-	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -32,7 +25,7 @@ func TestSecretsAreChangedUnderLoad(t *testing.T) {
 	socket, _ := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
 	s := secrets.start(t, socket, d, mail)
 	user, _ := s.Member(t, "member")
-	load := startLoad(t, s, user)
+	load := startLoad(t, user, func() string { return s.Addr })
 	restart := func(mail *hubstest.MailServer) {
 		t.Helper()
 		s.Stop(t)
@@ -63,11 +56,7 @@ func TestSecretsAreChangedUnderLoad(t *testing.T) {
 
 	load.stop()
 	hubstest.WantEqual(t, "warnings at the end", s.Log.Count(`"level":"WARN"`), 0)
-	if load.failures.Load() > 0 {
-		t.Errorf("got %d of %d requests that failed, want none: %s",
-			load.failures.Load(), load.failures.Load()+load.successes.Load(), load.first.Load())
-	}
-	t.Logf("%d requests, %d failed", load.successes.Load(), load.failures.Load())
+	load.wantNoFailure(t)
 }
 
 func setPassword(t *testing.T, d roleDatabase, role, password string) {
@@ -105,76 +94,4 @@ func (f secretFiles) start(
 	s.Database = d.owner
 	s.Mail = mail
 	return s
-}
-
-// A load is a loop of clients that read and write with one session. Each request has a connection and
-// a client address of its own. A http.Client does not repeat a request on a new connection.
-type load struct {
-	stop                func()
-	successes, failures atomic.Int64
-	first               atomic.Value // of the failures
-}
-
-func startLoad(t *testing.T, s *hubstest.Server, user *hubstest.Client) *load {
-	t.Helper()
-	l := &load{}
-	addr, cookie := s.Addr, s.CookieName()+"="+user.Token()
-	version := user.Get("/auth/session").Must(t, 200).Field(t, "terms.version")
-	acceptance := fmt.Sprintf(`{"version":%q}`, version)
-	ended := make(chan struct{})
-	var clients sync.WaitGroup
-	client := http.Client{
-		Transport: &http.Transport{DisableKeepAlives: true},
-		Timeout:   hubstest.Patience,
-	}
-	for n := range 4 {
-		clients.Go(func() {
-			for i := 0; ; i++ {
-				select {
-				case <-ended:
-					return
-				default:
-				}
-				err := sendOne(&client, addr, cookie, []string{"", acceptance}[(i+n)%2])
-				if err == nil {
-					l.successes.Add(1)
-				} else if l.failures.Add(1) == 1 {
-					l.first.Store(time.Now().Format("15:04:05.000 ") + err.Error())
-				}
-			}
-		})
-	}
-	l.stop = sync.OnceFunc(func() { close(ended); clients.Wait() })
-	t.Cleanup(l.stop)
-	return l
-}
-
-// sendOne stores an acceptance of the terms or, without one, reads the list of hubs.
-func sendOne(client *http.Client, addr, cookie, acceptance string) error {
-	method, path := "POST", "/terms/acceptance"
-	if acceptance == "" {
-		method, path = "GET", "/hubs"
-	}
-	request, _ := http.NewRequest(method, "http://"+addr+path, strings.NewReader(acceptance)) // well-formed
-	request.Header.Set("Cookie", cookie)
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("X-Forwarded-For", hubstest.NewIP())
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != 200 {
-		err = fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, text)
-	}
-	return err
-}
-
-func (l *load) waitForSuccesses(t *testing.T, more int64) {
-	t.Helper()
-	from := l.successes.Load()
-	hubstest.WaitUntil(t, "more requests succeed", func() bool {
-		return l.successes.Load() >= from+more || l.failures.Load() > 1000
-	})
 }
