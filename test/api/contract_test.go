@@ -110,6 +110,12 @@ func textOf(schema map[string]any, length int) string {
 func valuesOf(schema map[string]any) (good, bad []any) {
 	good = []any{hubstest.Example(schema)}
 	example := fmt.Sprint(good[0])
+	if more, hasMore := schema["examples"].([]any); hasMore {
+		good = append(good, more[1:]...)
+	}
+	if schema["type"] == "boolean" {
+		good = append(good, true, false)
+	}
 	tryBound := func(rule string, beyond int, valueOf func(n int) any) {
 		if bound, hasBound := schema[rule].(float64); hasBound {
 			good = append(good, valueOf(int(bound)))
@@ -158,7 +164,8 @@ func TestInputsAreThoseOfTheContract(t *testing.T) {
 		}
 		t.Run(r.Route, func(t *testing.T) {
 			send := func(name string, value any) *hubstest.Response {
-				q := validCall(t, s, admin.In(t).Elsewhere(), r).with(name, value)
+				c := admin.In(t).Elsewhere()
+				q := validCall(t, s, c, c, r).with(name, value)
 				return q.send(s.With(t, admin.Token()))
 			}
 			wantRefused := func(name string, value any) {
@@ -207,7 +214,7 @@ func TestWritesCheckConditionTypeAndSize(t *testing.T) {
 		if strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
-		q := validCall(t, s, admin.Elsewhere(), r)
+		q := validCall(t, s, admin, admin, r)
 		c := s.With(t, admin.Token())
 		q.send(c, "If-Match", `"1"`).WantProblem(t, 412, "precondition_failed")
 		q.send(c, "If-Match", "*").Want(t, r.Status)
