@@ -154,12 +154,6 @@ func TestHubListSearch(t *testing.T) {
 	}
 }
 
-// readHub requests a hub.
-func readHub(t *testing.T, c *hubstest.Client, id string) hub {
-	t.Helper()
-	return decode[hub](t, c.Get("/hubs/"+id).Must(t, 200))
-}
-
 // A hub has an id of its own, and the defaults of what was not sent. Two hubs may have the same name.
 func TestNewHubHasDefaults(t *testing.T) {
 	t.Parallel()

@@ -548,7 +548,7 @@ func TestIDsFindOnlyTheirOwn(t *testing.T) {
 	}
 }
 
-// Z4: An operation for the owner is a 404 to another member, and changes nothing. The contract says of
+// An operation for the owner is a 404 to another member, and changes nothing. The contract says of
 // each change that needs no role whether it is for the owner.
 func TestOwnersOnly(t *testing.T) {
 	t.Parallel()
