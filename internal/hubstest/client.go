@@ -465,7 +465,7 @@ func (r *Response) Fault() error {
 	faults := []error{r.contractFault(), r.problemFault()}
 	for name, pattern := range r.headers() {
 		got := strings.Join(r.Header.Values(name), " and ")
-		if !regexp.MustCompile("^(" + pattern + ")$").MatchString(got) {
+		if !compile("^(" + pattern + ")$").MatchString(got) {
 			faults = append(faults, fmt.Errorf("%s: got %q, want %q", name, got, pattern))
 		}
 	}

@@ -196,8 +196,19 @@ func Pattern(schema map[string]any) *regexp.Regexp {
 	if !hasPattern {
 		return nil
 	}
-	return regexp.MustCompile(pattern)
+	return compile(pattern)
 }
+
+// compile is regexp.MustCompile, once for each pattern: most answers are compared with the same ones.
+func compile(pattern string) *regexp.Regexp {
+	known, isKnown := compiled.Load(pattern)
+	if !isKnown {
+		known, _ = compiled.LoadOrStore(pattern, regexp.MustCompile(pattern))
+	}
+	return known.(*regexp.Regexp)
+}
+
+var compiled sync.Map // of *regexp.Regexp, by pattern
 
 // within returns the member of value to which the names lead. It follows references ($ref) on the
 // way. If there is no such member, it returns nil.
