@@ -101,6 +101,9 @@ func (q call) with(name string, value any) call {
 // schema. Its characters have four bytes in UTF-8 and two units in UTF-16, unless it is an address.
 func textOf(schema map[string]any, length int) string {
 	text := strings.Repeat("😀", length)
+	if schema["x-maxBytes"] != nil {
+		text = strings.Repeat("n", length)
+	}
 	pattern := hubstest.Pattern(schema)
 	if pattern == nil || pattern.MatchString(text) || length < 3 {
 		return text
@@ -132,6 +135,7 @@ func valuesOf(schema map[string]any) (good, bad []any) {
 	tryBound("maximum", +1, number)
 	tryBound("minLength", -1, text)
 	tryBound("maxLength", +1, text)
+	tryBound("x-maxBytes", +2, func(bytes int) any { return strings.Repeat("ü", bytes/2) })
 	if choices, hasChoices := schema["enum"].([]any); hasChoices {
 		good = append(good, choices...)
 		bad = append(bad, "", example+"s", strings.ToUpper(example))
