@@ -69,7 +69,7 @@ func TestLimitsAreThoseOfTheContract(t *testing.T) {
 					passed, refusal := exceed(s.Client(t), limit, r.Route, body)
 					periods := int(time.Since(begin) / limit.Period) // that have gone by
 					if passed < limit.Requests || passed > limit.Requests*(1+periods) {
-						t.Errorf("got %d requests passed in %d periods, want %d in each",
+						t.Errorf("got %d requests passed in %d periods, want %d in each: x-limits in web/openapi.json",
 							passed, 1+periods, limit.Requests)
 					}
 					if periods == 0 {

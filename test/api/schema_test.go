@@ -187,7 +187,7 @@ func TestConstraintsAreThoseOfTheContract(t *testing.T) {
 				change := fmt.Sprintf("update %s set %s = $1::text::%s where ctid = (select min(ctid) from %[1]s)",
 					c.Table, c.Name, c.Type)
 				if got := sqlErrorOf(t, db, change, value); got != want {
-					t.Errorf("the value %.80q: got the error %q, want %q", value, got, want)
+					t.Errorf("the value %.80v: got the error %q, want %q", value, got, want)
 				}
 			}
 			for _, value := range good {
