@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { hubstest.Main(m) }
 
 // The tests of test/api that say what is missing after a change of a resource.
 const tests = "Hub|Room|Route|HeadIs|Input|JSONBodies|WritesCheck|Schema|Migrat|Broken|Contract|" +
-	"IDOfAPath|PagesByAfter|Rights|DeletesAFile|FileIsDeleted|RowsAndComments"
+	"IDOfAPath|PagesByAfter|Rights|Fields|Filters|EveryList|IDsFind|Owners|Deleted|Column|RowsAndComments"
 
 // patches returns the paths of the patches, in the order of their names.
 func patches(t *testing.T) []string {
