@@ -53,7 +53,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	if _, ok := errors.AsType[usageError](err); ok {
+	if _, ok := errors.AsType[usageError](err); ok { // like errors.As, since Go 1.26
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}

@@ -162,6 +162,8 @@ func (r *request) isPreflight() bool {
 		r.Header.Get("Access-Control-Request-Method") != ""
 }
 
+// crossOriginCheck looks at Sec-Fetch-Site or, in browsers that send none, at
+// whether the host of Origin is Host.
 var crossOriginCheck = http.NewCrossOriginProtection()
 
 // checkOrigin answers preflights of allowed origins, and refuses writes from

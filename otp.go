@@ -266,7 +266,8 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 
 // mailUntil mails a code. If the mail server refuses for now, such as because it
 // takes few conversations at once, mailUntil tries again after growing pauses,
-// without a slot. They are random, because a server may take one mail a second. A stop of this process cuts the pause short, and the attempt
+// without a slot. The pauses are random, so that mails refused together are not
+// sent together again. A stop of this process cuts a pause short, and the attempt
 // after it is the last.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {

@@ -103,7 +103,7 @@ type Response struct {
 
 // String describes the request and the answer, for messages. A long body is cut.
 func (r *Response) String() string {
-	return fmt.Sprintf("%s %s: %d %v\n%.2000s", r.Method, r.Path, r.Status, r.Header, r.Body)
+	return fmt.Sprintf("%s %s: %d\n%.500s", r.Method, r.Path, r.Status, r.Body)
 }
 
 // Do sends a request such as "GET /hubs", and checks the answer for the rules that every answer
@@ -130,7 +130,7 @@ func (c *Client) Do(request string, body any, headers ...string) *Response {
 func (r *Response) check(t testing.TB) {
 	t.Helper()
 	if err := r.Fault(); err != nil {
-		t.Error(err)
+		complain(t, "%v", err)
 	}
 }
 
@@ -358,7 +358,7 @@ func (s *Server) url() *url.URL {
 func (r *Response) Want(t testing.TB, status int) {
 	t.Helper()
 	if r.Status != status {
-		t.Errorf("got status %d, want %d, in the answer to %v", r.Status, status, r)
+		complain(t, "got status %d, want %d, in the answer to %v", r.Status, status, r)
 	}
 }
 
@@ -402,7 +402,7 @@ func (r *Response) Field(t testing.TB, path string) string {
 func (r *Response) WantField(t testing.TB, path string, want any) {
 	t.Helper()
 	if got := r.member(path); !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: got %v, want %v, in the answer to %v", path, got, want, r)
+		complain(t, "%s: got %v, want %v, in the answer to %v", path, got, want, r)
 	}
 }
 
@@ -465,7 +465,7 @@ func (r *Response) Fault() error {
 	faults := []error{r.contractFault(), r.problemFault()}
 	for name, pattern := range r.headers() {
 		got := strings.Join(r.Header.Values(name), " and ")
-		if !regexp.MustCompile("^(" + pattern + ")$").MatchString(got) {
+		if !compile("^(" + pattern + ")$").MatchString(got) {
 			faults = append(faults, fmt.Errorf("%s: got %q, want %q", name, got, pattern))
 		}
 	}
@@ -541,13 +541,13 @@ func (r *Response) WantProblem(t testing.TB, status int, code string, fields ...
 	t.Helper()
 	hasCode := r.Code() == code || r.Method == "HEAD"
 	if r.Status != status || !hasCode {
-		t.Errorf("got %d %s, want %d %s, in the answer to %v", r.Status, r.Code(), status, code, r)
+		complain(t, "got %d %s, want %d %s, in the answer to %v", r.Status, r.Code(), status, code, r)
 		return
 	}
 	got := slices.Compact(slices.Sorted(slices.Values(r.Fields())))
 	want := slices.Sorted(slices.Values(fields))
 	if len(want) > 0 && !slices.Equal(got, want) {
-		t.Errorf("got the fields %q, want %q, in the answer to %v", got, want, r)
+		complain(t, "got the fields %q, want %q, in the answer to %v", got, want, r)
 	}
 }
 

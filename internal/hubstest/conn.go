@@ -2,6 +2,7 @@ package hubstest
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -37,7 +38,12 @@ func Dial(t testing.TB, addr string) *Conn {
 // The request has a new client address and the client's session. headers are names and values in
 // turn.
 func (c *Client) Head(request string, headers ...string) string {
-	headers = append([]string{"Host", "x", "X-Forwarded-For", NewIP()}, headers...)
+	return c.Elsewhere().head(request, headers)
+}
+
+// head is like Head, but the request has the client's own address.
+func (c *Client) head(request string, headers []string) string {
+	headers = append([]string{"Host", "x", "X-Forwarded-For", c.IP}, headers...)
 	own := c.srv.CookieName() + "=" + c.Token()
 	if c.srv.world != nil {
 		headers = append(headers, c.srv.world.headers...)
@@ -86,18 +92,7 @@ func (c *Conn) Send(t testing.TB, request string) *Response {
 // fails, and the status is 0. Receive may be called from any goroutine.
 func (c *Conn) Receive(t testing.TB) *Response {
 	t.Helper()
-	answer := &Response{}
-	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
-	// Only a request that the server accepts is compared, and that can be read.
-	if sent, err := http.ReadRequest(bufio.NewReader(strings.NewReader(c.sent))); err == nil {
-		answer.sent = sent.Header
-		body, _ := io.ReadAll(sent.Body)
-		answer.sentBody = string(body)
-	}
-	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
-	if err == nil {
-		err = answer.read(resp)
-	}
+	answer, err := c.receive()
 	if err != nil {
 		t.Errorf("side effect: %s: %v", c.request, err)
 		return answer
@@ -107,6 +102,51 @@ func (c *Conn) Receive(t testing.TB) *Response {
 		answer.check(t)
 	}
 	return answer
+}
+
+// receive reads an answer to its end.
+func (c *Conn) receive() (*Response, error) {
+	answer := &Response{}
+	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
+	// Only a request that the server accepts is compared, and that can be read.
+	if sent, err := http.ReadRequest(bufio.NewReader(strings.NewReader(c.sent))); err == nil {
+		answer.sent = sent.Header
+		body, _ := io.ReadAll(sent.Body)
+		answer.sentBody = string(body)
+	}
+	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
+	if err != nil {
+		return answer, err
+	}
+	return answer, answer.read(resp)
+}
+
+// Repeat sends a request n times on one connection, and waits for no answer before the next request. So
+// even on a busy machine, the server gets them as fast as it can answer. A body is encoded as JSON.
+func (c *Client) Repeat(n int, request string, body any, headers ...string) (answers []*Response) {
+	c.t.Helper()
+	text := ""
+	if body != nil {
+		encoded, err := json.Marshal(body)
+		Must(c.t, err)
+		text = string(encoded)
+		headers = append(slices.Clone(headers), "Content-Type", "application/json",
+			"Content-Length", fmt.Sprint(len(text)))
+	}
+	conn := Dial(c.t, c.srv.Addr)
+	defer conn.Close()
+	conn.request = request
+	conn.sent = c.head(request, headers) + text
+	go io.WriteString(conn, strings.Repeat(conn.sent, n)) // an error shows as a missing answer
+	for range n {
+		answer, err := conn.receive()
+		Must(c.t, err)
+		answers = append(answers, answer)
+	}
+	for _, answer := range answers {
+		answer.check(c.t)
+	}
+	return answers
 }
 
 // Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct

@@ -61,6 +61,10 @@ type Operation struct {
 	Status int    // of a success
 	Limits []Limit
 	Fields []Field // of the query or of the JSON body
+
+	Item  map[string]any // schema of an item of the list that it returns; nil if it returns none
+	Order string         // of that list, such as "name asc" (x-order); "" if orderBy says it
+	Owner any            // whether it is for the owner only (x-owner); nil if that is not said
 }
 
 // A Limit is a rate limit: the most requests of one key that pass within a period.
@@ -83,6 +87,7 @@ func (l Limit) String() string {
 type Field struct {
 	Name       string
 	IsRequired bool
+	Matches    string // of a filter: "part" or "whole" (x-matches)
 	Schema     map[string]any
 }
 
@@ -99,13 +104,20 @@ func Operations() (all []Operation) {
 				panic("the contract does not say what this needs: " + method + " " + path)
 			}
 			statuses := within(operation, "responses").(map[string]any)
-			success, _ := strconv.Atoi(slices.Min(slices.Collect(maps.Keys(statuses))))
+			first := slices.Min(slices.Collect(maps.Keys(statuses)))
+			success, _ := strconv.Atoi(first)
+			answer := within(statuses, first, "content", "application/json", "schema")
+			item, _ := within(answer, "properties", "items", "items").(map[string]any)
+			order, _ := within(operation, "x-order").(string)
 			all = append(all, Operation{
 				Route:  strings.ToUpper(method) + " " + path,
 				Needs:  strings.TrimSuffix(needs, "."),
 				Status: success,
 				Limits: limitsOf(operation),
 				Fields: fieldsOf(operation),
+				Item:   item,
+				Order:  order,
+				Owner:  within(operation, "x-owner"),
 			})
 		}
 	}
@@ -134,8 +146,9 @@ func fieldsOf(operation any) (fields []Field) {
 			continue
 		}
 		name := within(resolve(parameter), "name").(string)
+		matches, _ := within(resolve(parameter), "x-matches").(string)
 		schema := within(resolve(parameter), "schema").(map[string]any)
-		fields = append(fields, Field{Name: name, Schema: schema})
+		fields = append(fields, Field{Name: name, Matches: matches, Schema: schema})
 	}
 	body := within(operation, "requestBody", "content", "application/json", "schema")
 	required, _ := within(body, "required").([]any)
@@ -183,8 +196,19 @@ func Pattern(schema map[string]any) *regexp.Regexp {
 	if !hasPattern {
 		return nil
 	}
-	return regexp.MustCompile(pattern)
+	return compile(pattern)
 }
+
+// compile is regexp.MustCompile, once for each pattern: most answers are compared with the same ones.
+func compile(pattern string) *regexp.Regexp {
+	known, isKnown := compiled.Load(pattern)
+	if !isKnown {
+		known, _ = compiled.LoadOrStore(pattern, regexp.MustCompile(pattern))
+	}
+	return known.(*regexp.Regexp)
+}
+
+var compiled sync.Map // of *regexp.Regexp, by pattern
 
 // within returns the member of value to which the names lead. It follows references ($ref) on the
 // way. If there is no such member, it returns nil.

@@ -86,9 +86,36 @@ func WaitFor[T comparable](t testing.TB, what string, want T, get func() T) {
 func WantEqual(t testing.TB, what string, got, want any) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: got %#v, want %#v", what, got, want)
+		complain(t, "%s: got %s, want %s", what, show(got), show(want))
 	}
 }
+
+// show returns a value for a message: in Go's syntax, but durations as 20m0s.
+func show(value any) string {
+	if strings.Contains(fmt.Sprintf("%T", value), "time.") {
+		return fmt.Sprintf("%v", value)
+	}
+	return fmt.Sprintf("%#v", value)
+}
+
+// complain is t.Errorf, but once for each message of a test: one fault may show in forty answers. Ids, and
+// lines after the first, make no other message.
+func complain(t testing.TB, format string, args ...any) {
+	t.Helper()
+	text := fmt.Sprintf(format, args...)
+	line, _, _ := strings.Cut(text, "\n")
+	_, isKnown := complaints.LoadOrStore(t.Name()+": "+anyID.ReplaceAllString(line, ""), true)
+	if isKnown {
+		t.Fail()
+		return
+	}
+	t.Error(text)
+}
+
+var (
+	complaints sync.Map // messages that tests have got
+	anyID      = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+)
 
 // WantText compares two long texts. It shows where they begin to differ.
 func WantText(t testing.TB, what, got, want string) {

@@ -26,31 +26,27 @@ func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
 	return c.Do(q.request, q.body, slices.Concat(q.headers, headers)...)
 }
 
-// validCall returns a valid call to a route. If the call needs a hub or a file, admin makes it
-// first.
+// validCall returns a valid call to a route. What the path names is made first: by maker, or by admin if
+// only an administrator can.
 func validCall(
-	t *testing.T, s *hubstest.Server, admin *hubstest.Client, r hubstest.Operation,
+	t *testing.T, s *hubstest.Server, admin, maker *hubstest.Client, r hubstest.Operation,
 ) call {
+	t.Helper()
+	method, template, _ := strings.Cut(r.Route, " ")
+	return callOf(t, s, r, method+" "+newPath(t, s, admin, maker, template))
+}
+
+// callOf returns a valid call to a route whose path has these values.
+func callOf(t *testing.T, s *hubstest.Server, r hubstest.Operation, request string) call {
 	t.Helper()
 	if r.Route == uploadRoute {
 		return call{
-			request: r.Route,
+			request: request,
 			body:    form(partHeader, "hello"),
 			headers: []string{"Content-Type", formType},
 		}
 	}
-	method, path, _ := strings.Cut(r.Route, " ")
-	if strings.Contains(path, "{hubId}") {
-		made := admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201)
-		path = strings.Replace(path, "/hubs/{hubId}", made.Header.Get("Location"), 1)
-	}
-	if path == "/files/{fileId}/{name}" {
-		path = admin.Store("a.txt", "hello")
-	}
-	return call{
-		request: method + " " + path,
-		body:    validBody(t, s, r),
-	}
+	return call{request: request, body: validBody(t, s, r)}
 }
 
 // validBody returns a valid body for a route, or nil if the route takes none. It has the examples of the
@@ -127,6 +123,16 @@ func visitors(t *testing.T, s *hubstest.Server, admin *hubstest.Client) []visito
 	}
 }
 
+// allRows returns the rows of all tables as a text.
+func allRows(t *testing.T, s *hubstest.Server) (rows string) {
+	t.Helper()
+	for _, table := range hubstest.Tables(t) {
+		rows += hubstest.Query[string](t, s.Database,
+			"select concat(string_agg(t::text, ' ' order by t::text)) from "+table+" t")
+	}
+	return rows
+}
+
 // Z1: Each route refuses a visitor that lacks what the route needs, and lets all others in. It
 // checks session, account, terms and role in this order, and only then the input: a malformed body
 // does not change the refusal. A refused request changes no row. hubstest.Client compares each
@@ -135,22 +141,14 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
 	all := visitors(t, s, admin)
-	// allRows returns the rows of all tables as a text.
-	allRows := func() (rows string) {
-		for _, table := range hubstest.Tables(t) {
-			rows += hubstest.Query[string](t, s.Database,
-				"select concat(string_agg(t::text, ' ' order by t::text)) from "+table+" t")
-		}
-		return rows
-	}
 
 	// Refusals come first, because a request that is let in may give its visitor what it lacks:
 	// POST /terms/acceptance accepts the terms.
 	for _, r := range routes {
-		valid := validCall(t, s, admin, r)
+		valid := validCall(t, s, admin, admin, r)
 		malformed := valid
 		malformed.body = `{"`
-		before := allRows()
+		before := allRows(t, s)
 		for _, v := range all {
 			if !v.isRefusedBy(r) {
 				continue
@@ -162,7 +160,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				}
 			})
 		}
-		wantEqual(t, r.Route+": rows after refused requests", allRows(), before)
+		wantEqual(t, r.Route+": rows after refused requests", allRows(t, s), before)
 	}
 
 	for _, r := range routes {
@@ -171,8 +169,12 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 				continue
 			}
 			t.Run("let in/"+v.name+"/"+r.Route, func(t *testing.T) {
-				q := validCall(t, s, admin.In(t), r)
-				q.send(s.With(t, v.token)).Want(t, r.Status)
+				c := s.With(t, v.token)
+				maker := admin.In(t)
+				if r.Owner == true {
+					maker = c
+				}
+				validCall(t, s, admin.In(t), maker, r).send(c).Want(t, r.Status)
 			})
 		}
 	}
@@ -196,7 +198,7 @@ func TestHeadIsLikeGet(t *testing.T) {
 		}
 		wantEqual(t, "the contract's HEAD of "+template, listed("head"), listed("get"))
 
-		path := strings.TrimPrefix(validCall(t, s, admin, r).request, "GET ")
+		path := strings.TrimPrefix(validCall(t, s, admin, admin, r).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD "+path, nil)
 		head.Want(t, 200)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -168,22 +167,6 @@ func named[V any](t testing.TB, values map[string]V, name string) V {
 		t.Fatalf("setup: got the name %q, want one that exists", name)
 	}
 	return value
-}
-
-// contractLimit matches a word that fillInLimits replaces.
-var contractLimit = regexp.MustCompile(`<maxLength (\w+)\.(\w+)( \+ 1)?>`)
-
-// fillInLimits replaces <maxLength Hub.name> by the maxLength of the property name in the
-// contract's schema Hub, and <maxLength Hub.name + 1> by one more.
-func fillInLimits(text string) string {
-	return contractLimit.ReplaceAllStringFunc(text, func(word string) string {
-		match := contractLimit.FindStringSubmatch(word)
-		limit := hubstest.MaxLength(match[1], match[2])
-		if match[3] != "" {
-			limit++
-		}
-		return fmt.Sprint(limit)
-	})
 }
 
 // wantAnswer compares an answer of the server.

@@ -64,16 +64,20 @@ func TestLimitsAreThoseOfTheContract(t *testing.T) {
 				if i > 0 {
 					body = validBody(t, s, r)
 				}
-				begin := time.Now()
-				passed, refusal := exceed(t, s.Client(t), limit, r.Route, body)
-				periods := int(time.Since(begin) / limit.Period) // that have gone by
-				if passed < limit.Requests || passed > limit.Requests*(1+periods) {
-					t.Errorf("got %d requests passed in %d periods, want %d in each",
-						passed, 1+periods, limit.Requests)
+				limitOnce := func() (isInOnePeriod bool) {
+					begin := time.Now()
+					passed, refusal := exceed(s.Client(t), limit, r.Route, body)
+					periods := int(time.Since(begin) / limit.Period) // that have gone by
+					if passed < limit.Requests || passed > limit.Requests*(1+periods) {
+						t.Errorf("got %d requests passed in %d periods, want %d in each: x-limits in web/openapi.json",
+							passed, 1+periods, limit.Requests)
+					}
+					if periods == 0 {
+						wantLimited(t, refusal, limit)
+					}
+					return periods == 0
 				}
-				if periods == 0 {
-					wantLimited(t, refusal, limit)
-				}
+				hubstest.WaitUntil(t, "the requests within a period", limitOnce)
 			})
 		}
 	}
@@ -97,6 +101,9 @@ func (q call) with(name string, value any) call {
 // schema. Its characters have four bytes in UTF-8 and two units in UTF-16, unless it is an address.
 func textOf(schema map[string]any, length int) string {
 	text := strings.Repeat("😀", length)
+	if schema["x-maxBytes"] != nil {
+		text = strings.Repeat("n", length)
+	}
 	pattern := hubstest.Pattern(schema)
 	if pattern == nil || pattern.MatchString(text) || length < 3 {
 		return text
@@ -110,6 +117,12 @@ func textOf(schema map[string]any, length int) string {
 func valuesOf(schema map[string]any) (good, bad []any) {
 	good = []any{hubstest.Example(schema)}
 	example := fmt.Sprint(good[0])
+	if more, hasMore := schema["examples"].([]any); hasMore {
+		good = append(good, more[1:]...)
+	}
+	if schema["type"] == "boolean" {
+		good = append(good, true, false)
+	}
 	tryBound := func(rule string, beyond int, valueOf func(n int) any) {
 		if bound, hasBound := schema[rule].(float64); hasBound {
 			good = append(good, valueOf(int(bound)))
@@ -122,6 +135,7 @@ func valuesOf(schema map[string]any) (good, bad []any) {
 	tryBound("maximum", +1, number)
 	tryBound("minLength", -1, text)
 	tryBound("maxLength", +1, text)
+	tryBound("x-maxBytes", +2, func(bytes int) any { return strings.Repeat("ü", bytes/2) })
 	if choices, hasChoices := schema["enum"].([]any); hasChoices {
 		good = append(good, choices...)
 		bad = append(bad, "", example+"s", strings.ToUpper(example))
@@ -158,7 +172,8 @@ func TestInputsAreThoseOfTheContract(t *testing.T) {
 		}
 		t.Run(r.Route, func(t *testing.T) {
 			send := func(name string, value any) *hubstest.Response {
-				q := validCall(t, s, admin.In(t).Elsewhere(), r).with(name, value)
+				c := admin.In(t).Elsewhere()
+				q := validCall(t, s, c, c, r).with(name, value)
 				return q.send(s.With(t, admin.Token()))
 			}
 			wantRefused := func(name string, value any) {
@@ -207,7 +222,7 @@ func TestWritesCheckConditionTypeAndSize(t *testing.T) {
 		if strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
-		q := validCall(t, s, admin.Elsewhere(), r)
+		q := validCall(t, s, admin, admin, r)
 		c := s.With(t, admin.Token())
 		q.send(c, "If-Match", `"1"`).WantProblem(t, 412, "precondition_failed")
 		q.send(c, "If-Match", "*").Want(t, r.Status)

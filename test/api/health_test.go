@@ -43,7 +43,7 @@ func TestHealthSharesNoLimit(t *testing.T) {
 	c := s.Client(t)
 	c.IP = "127.0.0.1"
 	limit := hubstest.LimitOf(t, "GET /healthz")
-	_, refused := exceed(t, c, limit, "GET /healthz", nil)
+	_, refused := exceed(c, limit, "GET /healthz", nil)
 	refused.Want(t, 429)
 	status, output := run(t, map[string]string{"ADDR": s.Addr}, "health")
 	wantEqual(t, "exit status", status, 0)
@@ -60,7 +60,7 @@ func TestHealthOfAServerThatIsNot(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	hubstest.Must(t, err)
 	closed.Close()
-	_, hung := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0") // takes connections, and says nothing
+	_, hung := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")         // takes connections, and says nothing
 	other := httptest.NewServer(http.RedirectHandler("/elsewhere", 302)) // not this server
 	t.Cleanup(other.Close)
 	mute := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"net/url"
 	"slices"
@@ -81,23 +80,16 @@ func newHubReader(t testing.TB, pieces string) *hubReader {
 	return reader
 }
 
-// model returns the page that the server must send for a query. It filters and sorts all hubs. The
+// found returns the hubs that the server must find for a query, in order, without limit and offset. The
 // defaults are those of the contract.
-func (r *hubReader) model(t testing.TB, query string) hubPage {
+func (r *hubReader) found(t testing.TB, query string) (found []hub) {
 	t.Helper()
 	q, err := url.ParseQuery(query)
 	hubstest.Must(t, err)
-	for name, schema := range listParameters() {
-		if value, hasDefault := schema["default"]; hasDefault && !q.Has(name) {
-			q.Set(name, fmt.Sprint(value))
-		}
-	}
-	var found []hub
+	part := nameKey(strings.Trim(q.Get("filters[name]"), " "))
 	for _, h := range r.all {
-		part := strings.Trim(q.Get("filters[name]"), " ")
-		hasName := strings.Contains(nameKey(h.Name), nameKey(part))
-		hasStatus := h.Status == cmp.Or(q.Get("filters[status]"), h.Status)
-		if hasName && hasStatus {
+		isNamed := strings.Contains(nameKey(h.Name), part)
+		if isNamed && h.Status == cmp.Or(q.Get("filters[status]"), h.Status) {
 			found = append(found, h)
 		}
 	}
@@ -107,20 +99,7 @@ func (r *hubReader) model(t testing.TB, query string) hubPage {
 	if q.Get("orderDirection") == "desc" {
 		slices.Reverse(found)
 	}
-	limit, _ := strconv.Atoi(q.Get("limit"))
-	offset, _ := strconv.Atoi(q.Get("offset"))
-	from := min(offset, len(found))
-	to := min(offset+limit, len(found))
-	items := append([]hub{}, found[from:to]...)
-	for i, h := range items { // an answer has three decimals, and an order all six
-		items[i].CreatedAt = h.CreatedAt.Truncate(time.Millisecond)
-	}
-	return hubPage{
-		Items:   items,
-		Limit:   limit,
-		Offset:  offset,
-		HasMore: to < len(found),
-	}
+	return found
 }
 
 // compareBy compares two hubs by createdAt, updatedAt or, for any other field, by name.
@@ -139,55 +118,6 @@ func compareBy(field string, a, b hub) int {
 func nameKey(name string) string {
 	compose := strings.NewReplacer("ς", "σ", "ß", "ss", "o\u0308", "ö", "a\u0308\u0304", "ǟ")
 	return compose.Replace(strings.ToLower(name))
-}
-
-// get requests a page. Each request has a client address of its own, because of the limit by client
-// address. The answer has a Content-Length, so a client notices if the end is missing.
-func (r *hubReader) get(t testing.TB, query string) hubPage {
-	t.Helper()
-	answer := r.Elsewhere().Get("/hubs?" + query)
-	answer.Want(t, 200)
-	length := answer.Header.Get("Content-Length")
-	wantEqual(t, "Content-Length", length, strconv.Itoa(len(answer.Body)))
-	page := decode[hubPage](t, answer)
-	wantEqual(t, "next is there", page.Next != nil, page.HasMore)
-	page.Next = nil // opaque: see TestWholeListIsRead
-	return page
-}
-
-// In each order and with each filter, the pages of a list together have every hub once and in its
-// place. Each page but the last is full.
-func TestHubListOrderAndPages(t *testing.T) {
-	t.Parallel()
-	r := newHubReader(t, "North south a B Ä ä é 日本 1 12 %")
-	filters := []string{
-		"",
-		"&filters[status]=archived",
-		"&filters[name]=a",
-		"&filters[name]=b&filters[status]=active",
-	}
-
-	for _, order := range hubOrders() {
-		for _, filter := range filters {
-			offset := 0
-			hasMore := true
-			for hasMore {
-				query := fmt.Sprint(order, filter, "&limit=45&offset=", offset)
-				page := r.get(t, query)
-				wantEqual(t, "GET /hubs?"+query, page, r.model(t, query))
-				hasMore = page.HasMore
-				offset += page.Limit
-			}
-		}
-	}
-
-	wantEqual(t, "GET /hubs?", r.get(t, ""), r.model(t, ""))
-	for _, limit := range []int{1, 100} {
-		for _, offset := range []int{0, 100, 101, 300, 399, 400, 10000} {
-			query := fmt.Sprintf("limit=%d&offset=%d", limit, offset)
-			wantEqual(t, "GET /hubs?"+query, r.get(t, query), r.model(t, query))
-		}
-	}
 }
 
 const (
@@ -211,70 +141,49 @@ func TestHubListSearch(t *testing.T) {
 	r := newHubReader(t, searchPieces)
 	searches := append(strings.Fields(searchTexts), " North ", strings.Repeat("x", 100))
 	for _, search := range searches {
-		query := "filters[name]=" + url.QueryEscape(search)
-		wantEqual(t, "GET /hubs?"+query, r.get(t, query), r.model(t, query))
+		query := "/hubs?limit=100&filters[name]=" + url.QueryEscape(search)
+		answer := r.Elsewhere().Get(query).Must(t, 200)
+		length := answer.Header.Get("Content-Length") // without it, no client notices a missing end
+		wantEqual(t, "Content-Length", length, strconv.Itoa(len(answer.Body)))
+		want := r.found(t, query)
+		want = append([]hub{}, want[:min(100, len(want))]...)
+		for i, h := range want { // an answer has three decimals, and an order all six
+			want[i].CreatedAt = h.CreatedAt.Truncate(time.Millisecond)
+		}
+		wantEqual(t, "GET "+query, decode[hubPage](t, answer).Items, want)
 	}
 }
 
-// readHub requests a hub.
-func readHub(t *testing.T, c *hubstest.Client, id string) hub {
-	t.Helper()
-	return decode[hub](t, c.Get("/hubs/"+id).Must(t, 200))
-}
-
-// A hub is created with defaults, read and deleted. Two hubs may have the same name. If the id in a
-// path is not exactly that of a hub, the answer is a 404: PostgreSQL would take it in capitals, too.
-func TestHubIsCreatedAndDeleted(t *testing.T) {
+// A hub has an id of its own, and the defaults of what was not sent. Two hubs may have the same name.
+func TestNewHubHasDefaults(t *testing.T) {
 	t.Parallel()
 	_, admin := start(t, "admin")
-	answer := admin.Do("POST /hubs", `{"name":"North"}`)
-	answer.Want(t, 201)
+	answer := admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201)
 	got := decode[hub](t, answer)
-	path := "/hubs/" + got.HubID
-	wantEqual(t, "Location", answer.Header.Get("Location"), path)
+	wantEqual(t, "Location", answer.Header.Get("Location"), "/hubs/"+got.HubID)
 	wantNow(t, "createdAt", got.CreatedAt)
-	want := hub{
+	wantEqual(t, "created with a name", got, hub{
 		HubID:     got.HubID,
 		Name:      "North",
 		Status:    "active",
 		CreatedAt: got.CreatedAt,
 		UpdatedAt: got.CreatedAt,
-	}
-	wantEqual(t, "created with a name", got, want)
-	wantEqual(t, "read", readHub(t, admin, got.HubID), want)
-
-	twin := decode[hub](t, admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201))
-	admin.Do("DELETE "+path, nil).Want(t, 204)
-	for _, none := range []string{path, "/hubs/" + strings.ToUpper(twin.HubID)} {
-		admin.Get(none).WantProblem(t, 404, "not_found")
-		admin.Do("DELETE "+none, nil).WantProblem(t, 404, "not_found")
-		admin.Do("PATCH "+none, `{"name":"x"}`).WantProblem(t, 404, "not_found")
-	}
-	wantEqual(t, "the other hub of the same name", readHub(t, admin, twin.HubID), twin)
+	})
+	admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201)
 }
 
-// A change sets the fields that it has, and updatedAt. It leaves the other fields as they are.
-// updatedAt never goes back, even if the database's clock does.
-func TestChangeSetsOnlyItsFields(t *testing.T) {
+// Each change sets updatedAt, also one to the same values. It never goes back, even if the database's
+// clock does.
+func TestChangeSetsUpdatedAt(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
-	want := decode[hub](t, admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201))
-	path := "/hubs/" + want.HubID
-	for _, change := range []string{
-		`{"name":"South"}`,
-		`{"description":"d"}`,
-		`{"status":"archived"}`,
-		`{"name":"South"}`, // the same name again also sets updatedAt
-		`{"description":""}`,
-		`{"name":"East","description":"e","status":"active"}`,
-	} {
+	made := decode[hub](t, admin.Do("POST /hubs", `{"name":"North"}`).Must(t, 201))
+	path := "/hubs/" + made.HubID
+	for _, change := range []string{`{"name":"North"}`, `{"description":"d"}`, `{"status":"archived"}`} {
 		hubstest.Exec(t, s.Database, "update hubs set updated_at = updated_at - interval '1 hour'")
 		got := decode[hub](t, admin.Do("PATCH "+path, change).Must(t, 200))
 		wantNow(t, change+": updatedAt", got.UpdatedAt)
-		want.UpdatedAt = got.UpdatedAt
-		hubstest.Decode(t, change, change, &want) // sets only the fields in change
-		wantEqual(t, change, got, want)
-		wantEqual(t, "read after "+change, readHub(t, admin, want.HubID), want)
+		wantEqual(t, change+": createdAt", got.CreatedAt, made.CreatedAt)
 	}
 	later := time.Now().UTC().Add(time.Hour).Truncate(time.Second)
 	hubstest.Exec(t, s.Database, "update hubs set updated_at = $1", later)

@@ -226,7 +226,7 @@ func TestEventsInTheLog(t *testing.T) {
 	s.User(t, "signout", email)
 	wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
 	limit := hubstest.LimitOf(t, "GET /hubs")
-	_, limited := exceed(t, s.Client(t), limit, "GET /nowhere", nil)
+	_, limited := exceed(s.Client(t), limit, "GET /nowhere", nil)
 	waitLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 }
 

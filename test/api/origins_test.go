@@ -324,7 +324,8 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, r := range routes {
-				q := validCall(t, s, admin.In(t).Elsewhere(), r)
+				c := admin.In(t).Elsewhere()
+				q := validCall(t, s, c, c, r)
 				answer := q.send(s.With(t, admin.Token()), test.Headers...)
 				isRead := strings.HasPrefix(r.Route, "GET ")
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer

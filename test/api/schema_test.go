@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,16 +105,127 @@ func TestMigrateLetsReadsGoOn(t *testing.T) {
 	}
 }
 
-// The constraints of the tables reject every row that the server can't handle, also one that an
-// operator writes with psql. The limits of lengths are those of the contract.
-func TestSchemaConstraints(t *testing.T) {
+// A column is a column of a table that has an id or another key. The table account_changes has none.
+type column struct {
+	Table, Name, Type string
+	Key               string // the table's id, such as hub_id; "" if its key has several columns
+	schema            map[string]any
+	isRequired        bool
+}
+
+// keyedColumns returns those columns of a database. Each has the schema that the contract has for it: that of
+// the member of its name, in the schema of which the table's id is the first member.
+func keyedColumns(t testing.TB, databaseURL string) (columns []column) {
+	t.Helper()
+	text := hubstest.Query[string](t, databaseURL, `
+		select json_agg(json_build_object('Table', conrelid::regclass, 'Name', c.attname,
+			'Type', format_type(c.atttypid, null),
+			'Key', case cardinality(conkey) when 1 then k.attname else '' end))
+		from pg_constraint
+		join pg_attribute k on k.attrelid = conrelid and k.attnum = conkey[1]
+		join pg_attribute c on c.attrelid = conrelid and c.attnum > 0 and not c.attisdropped
+		where contype = 'p' and connamespace = 'public'::regnamespace`)
+	hubstest.Decode(t, "columns", text, &columns)
+	shown := 0
+	for i, c := range columns {
+		for name, schema := range hubstest.Contract[object](t, "components", "schemas") {
+			required, _ := schema.(object)["required"].([]any)
+			if len(required) == 0 || c.Key == "" || snakeCase(required[0]) != c.Key || c.Name == c.Key {
+				continue
+			}
+			members := hubstest.Contract[object](t, "components", "schemas", name, "properties")
+			for member := range members {
+				if snakeCase(member) == c.Name {
+					columns[i].schema = hubstest.Contract[object](t, "components", "schemas", name, "properties", member)
+					columns[i].isRequired = slices.Contains(required, any(member))
+					shown++
+				}
+			}
+		}
+	}
+	if shown < 10 {
+		t.Fatalf("setup: got %d columns that the contract shows, want at least ten", shown)
+	}
+	return columns
+}
+
+// snakeCase returns the name of a column for that of a member: hub_id for hubId.
+func snakeCase(member any) string {
+	return strings.ToLower(capital.ReplaceAllString(member.(string), "_$0"))
+}
+
+// The constraints of the tables are those of the contract, also for an operator who writes with psql:
+// a value that the contract permits can be stored, and no other. A time is finite, and a column with the
+// name of another table's id refers to that table.
+func TestConstraintsAreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	for _, r := range routes {
+		_, template, _ := strings.Cut(r.Route, " ")
+		newPath(t, s, admin, admin, template) // so that each table has a row
+	}
+	db := hubstest.OpenDB(t, s.Database)
+	columns := keyedColumns(t, s.Database)
+	for _, c := range columns {
+		good, bad := valuesOf(c.schema)
+		fault := "check_violation"
+		isKeyOf := func(other column) bool { return other.Key == c.Name && other.Table != c.Table }
+		switch {
+		case slices.ContainsFunc(columns, isKeyOf):
+			good, bad, fault = nil, []any{hubstest.NewUUID()}, "foreign_key_violation"
+		case c.Type == "timestamp with time zone":
+			good, bad = []any{"2026-01-01Z"}, []any{"infinity", "-infinity"}
+		case c.schema == nil:
+			continue
+		}
+		t.Run(c.Table+"."+c.Name, func(t *testing.T) {
+			wantError := func(value any, want string) {
+				t.Helper()
+				if value != nil {
+					value = fmt.Sprint(value)
+				}
+				change := fmt.Sprintf("update %s set %s = $1::text::%s where ctid = (select min(ctid) from %[1]s)",
+					c.Table, c.Name, c.Type)
+				if got := sqlErrorOf(t, db, change, value); got != want {
+					t.Errorf("the value %.80v: got the error %q, want %q", value, got, want)
+				}
+			}
+			for _, value := range good {
+				wantError(value, "")
+			}
+			for _, value := range bad {
+				wantError(value, fault)
+			}
+			if c.isRequired {
+				wantError(nil, "not_null_violation")
+			}
+		})
+	}
+}
+
+// What an operator may leave out, and what the tables keep apart and together.
+func TestSchemaAsOperatorsUseIt(t *testing.T) {
 	t.Parallel()
 	db := hubstest.OpenDB(t, hubstest.NewDatabase(t))
-	for _, c := range readTextCases(t, "constraints.txt") {
-		t.Run(c.Name, func(t *testing.T) {
-			statements, line, _ := strings.Cut(fillInLimits(c.Text), "\n[")
-			want, _, _ := strings.Cut(line, "]")
-			wantEqual(t, statements, sqlErrorOf(t, db, statements), want)
+	const (
+		user     = "insert into users (email) values ('a@b.example');"
+		accepted = user + "insert into terms_acceptances (user_id, version) select user_id, 'v' from users;"
+	)
+	for name, c := range map[string]struct{ statements, want string }{
+		"a user by the address alone": {user, ""},
+		"an address in another case":  {user + "insert into users (email) values ('A@B.EXAMPLE')", "unique_violation"},
+		"suspended or not: unknown":   {user + "update users set suspended = null", "not_null_violation"},
+		"two hubs by one name alone":  {"insert into hubs (name) values ('North'), ('North')", ""},
+		"a second acceptance of a version": {
+			accepted + "insert into terms_acceptances select * from terms_acceptances", "unique_violation"},
+		"a deleted user leaves their files, and none of their acceptances": {
+			accepted + `insert into files (name, content_type, size, user_id) select 'n', 't', 1, user_id from users;
+				delete from users;
+				select 1 / count(*) from files
+					where user_id is null and not exists (select from terms_acceptances)`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantEqual(t, c.statements, sqlErrorOf(t, db, c.statements), c.want)
 		})
 	}
 }
