@@ -297,7 +297,7 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 // of deploy/roles.sql, as in production.
 func serveEnv(env map[string]string) map[string]string {
 	env = maps.Clone(env)
-	env["DATABASE_URL"] = asServer(env["DATABASE_URL"])
+	env["DATABASE_URL"] = AsServer(env["DATABASE_URL"])
 	return env
 }
 
