@@ -101,7 +101,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 	for _, r := range routes {
 		template, isGet := strings.CutPrefix(r.Route, "GET ")
 		if isGet && strings.HasSuffix(template, "Id}") {
-			path := newPath(t, s, admin, admin, template)
+			path := maker{s, admin, admin}.newPath(t, template)
 			key := snakeCase(idOf(collectionOf(template)))
 			shown[key] = []string{path}
 			if _, isListed := listOf(collectionOf(template)); isListed {
