@@ -45,10 +45,13 @@ async function upload(file: File): Promise<Answer<paths['/files/upload']['post']
 }
 
 // canRead reads a file to its end. A folder can't be read, nor a file that was changed or removed
-// since it was chosen. In the middle of an upload, this would look like a broken connection.
+// since it was chosen; Firefox then reads more or fewer bytes, without an error. In the middle of an
+// upload, this would look like a broken connection.
 async function canRead(file: File): Promise<boolean> {
-  try { await file.stream().pipeTo(new WritableStream()); } catch { return false; }
-  return true;
+  let size = 0;
+  const count = new WritableStream<Uint8Array>({ write: chunk => { size += chunk.length; } });
+  try { await file.stream().pipeTo(count); } catch { return false; }
+  return size === file.size;
 }
 
 async function send<T>(method: Method, url: URL, body?: BodyInit, headers: Record<string, string> = {}): Promise<T> {

@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"cmp"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -48,7 +47,8 @@ func TestEnvironmentFiles(t *testing.T) {
 	}
 }
 
-// The server accepts the settings of both files, and those of compose.yaml. It ends only because
+// The server accepts the settings of both files, and those of compose.yaml, with each secret in a file of
+// its own. It ends only because
 // the tests' PostgreSQL has no TLS, and DATABASE_URL has sslmode=verify-full, as the files advise.
 func TestServerTakesEnvironmentFiles(t *testing.T) {
 	t.Parallel()
@@ -64,9 +64,16 @@ func TestServerTakesEnvironmentFiles(t *testing.T) {
 		"staging.env":    readEnv(t, "staging.env"),
 		"compose.yaml":   compose,
 	} {
-		values["DATABASE_URL"] = strings.Replace(database, "=disable", "=verify-full", 1)
-		values["SESSION_SECRET"] = "a-secret-of-more-than-thirty-two-bytes"
-		values["SMTP_URL"] = cmp.Or(values["SMTP_URL"], "smtps://u:p@mail.example.com:465")
+		secrets := map[string]string{
+			"DATABASE_URL":   strings.Replace(database, "=disable", "=verify-full", 1),
+			"SESSION_SECRET": "a-secret-of-more-than-thirty-two-bytes",
+			"SMTP_URL":       "smtps://u:p@mail.example.com:465",
+		}
+		for setting, secret := range secrets {
+			if values[setting] == "" { // compose.yaml has an SMTP_URL without a password
+				values[setting+"_FILE"] = hubstest.WriteFile(t, t.TempDir()+"/"+setting, secret+"\n")
+			}
+		}
 		code, _, errOut := hubstest.Run(values, "serve")
 		if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
 			t.Errorf("%s: got exit status %d, want 1 because TLS is missing: %s",
@@ -146,11 +153,43 @@ func TestUnitsFitTheServer(t *testing.T) {
 		"TasksMax":    "10000",
 		// The server logs a line for each refusal. An attack must not make journald drop lines.
 		"LogRateLimitIntervalSec": "0",
+		// Who breaks into the server can run no program.
+		"NoExecPaths": "/",
+		"ExecPaths":   "/usr/local/bin/hubs",
 	} {
 		line := regexp.MustCompile(`(?m)^` + name + `=.*$`)
 		lines := strings.Join(line.FindAllString(units, -1), " ")
 		if got := strings.TrimPrefix(lines, name+"="); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+	// The secrets come as files that systemd copies for this service alone, and not by the environment.
+	for _, name := range secretSettings {
+		for _, part := range []string{
+			"\nLoadCredential=" + name + ":/etc/hubs/secrets/" + name + "\n",
+			name + "_FILE=%d/" + name,
+		} {
+			if !strings.Contains(units, part) {
+				t.Errorf("hubs.service: %q is missing", part)
+			}
+		}
+	}
+}
+
+// The image has the licences of what is in it, asks its own health, and collects garbage as the unit
+// does.
+func TestImageFitsTheServer(t *testing.T) {
+	t.Parallel()
+	image := shipped(t, "Containerfile")
+	_, settings, _ := strings.Cut(shipped(t, "hubs.service"), "\nEnvironment=GOGC=")
+	settings, _, _ = strings.Cut("GOGC="+settings, "\n")
+	for _, part := range []string{
+		"\nCOPY licenses.txt /\n",
+		`CMD ["/hubs", "health"]`,
+		" " + settings + "\n",
+	} {
+		if !strings.Contains(image, part) {
+			t.Errorf("Containerfile: %q is missing", part)
 		}
 	}
 }

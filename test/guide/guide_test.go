@@ -1,51 +1,78 @@
-// Package guide tests the patches of examples/, to which docs/yours.md links.
+// Package guide tests the patches of examples/, to which docs/yours.md links, and the exercises of
+// README.md.
 package guide
 
 import (
-	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"testing"
 
 	"hubs/internal/hubstest"
 )
 
-// named matches the line of a patch that names the commit to which it applies.
-var named = regexp.MustCompile(`^For commit ([0-9a-f]{40})\n`)
-
 func TestMain(m *testing.M) { hubstest.Main(m) }
 
 // The tests of test/api that say what is missing after a change of a resource.
 const tests = "Hub|Room|Route|HeadIs|Input|JSONBodies|WritesCheck|Schema|Migrat|Broken|Contract|" +
-	"IDOfAPath"
+	"IDOfAPath|PagesByAfter|Rights|DeletesAFile|FileIsDeleted|RowsAndComments"
 
-// Each patch names an earlier commit of this history and applies to it. Then the first tier passes,
-// and so do the tests of what the patch changes.
-func TestPatches(t *testing.T) {
-	root := hubstest.Root()
-	patches, _ := filepath.Glob(filepath.Join(root, "examples", "*.patch"))
-	if len(patches) != 2 {
-		t.Errorf("got the patches %q in examples/, want two", patches)
+// patches returns the paths of the patches, in the order of their names.
+func patches(t *testing.T) []string {
+	t.Helper()
+	paths, _ := filepath.Glob(filepath.Join(hubstest.Root(), "examples", "*.patch"))
+	if len(paths) != 3 {
+		t.Errorf("got the patches %q in examples/, want three", paths)
 	}
-	for _, patch := range patches {
+	return paths
+}
+
+// apply applies a patch to a copy of this tree.
+func apply(t *testing.T, folder, patch string) {
+	t.Helper()
+	if output, err := tryRun(folder, "git", "apply", patch); err != nil {
+		t.Fatalf("%s does not apply (docs/CONTRIBUTING.md says how to renew it):\n%s",
+			filepath.Base(patch), output)
+	}
+}
+
+// Each patch applies to this tree. Then the first tier passes, and so do the tests of what the patch
+// changes.
+func TestEachPatch(t *testing.T) {
+	for _, patch := range patches(t) {
 		t.Run(filepath.Base(patch), func(t *testing.T) {
-			text, err := os.ReadFile(patch)
-			hubstest.Must(t, err)
-			found := named.FindSubmatch(text)
-			if found == nil {
-				t.Fatal("got no line such as \"For commit 0123…\" at the top of the patch")
-			}
-			commit := string(found[1])
-			folder := t.TempDir()
-
-			run(t, root, "git", "merge-base", "--is-ancestor", commit, "HEAD")
-			run(t, root, "git", "clone", "-q", "--shared", "--no-checkout", root, folder)
-			run(t, folder, "git", "checkout", "-q", commit)
-			run(t, folder, "git", "apply", patch)
-
-			run(t, folder, "go", "vet", ".", "./test/api")
-			run(t, folder, "go", "test", ".")
+			folder := copyTree(t)
+			apply(t, folder, patch)
+			run(t, folder, "go", "vet", "./...")
+			run(t, folder, "go", "test", ".", "./tools/prove")
 			run(t, folder, "go", "test", "-count=1", "-run="+tests, "./test/api")
+			run(t, folder, "go", "test", "-count=1", "-run=TestDeletionThatIsCutOff", "./test/faults")
 		})
 	}
+}
+
+// After the module was renamed as docs/yours.md says, the patches apply together, in any order, and
+// make the same files. Then all that ./dev.sh test runs passes.
+func TestAllPatchesAfterTheRename(t *testing.T) {
+	renamed := func() (folder string) {
+		folder = copyTree(t)
+		run(t, folder, "git", "init", "-q")
+		run(t, folder, "git", "add", "-A")
+		run(t, folder, "sh", "-ec", block(t, "docs/yours.md", "rename"))
+		return folder
+	}
+	folder, other := renamed(), renamed()
+	for _, patch := range patches(t) {
+		apply(t, folder, filepath.Join("examples", filepath.Base(patch)))
+	}
+	for _, patch := range slices.Backward(patches(t)) {
+		apply(t, other, filepath.Join("examples", filepath.Base(patch)))
+	}
+	run(t, ".", "diff", "-r", "-x", ".git", folder, other)
+	left, err := tryRun(folder, "git", "grep", `"hubs/`, "--", "*.go", "examples/*.patch")
+	if err == nil {
+		t.Errorf("the old name of the module still stands in\n%s", left)
+	}
+	run(t, folder, "go", "vet", "./...")
+	run(t, folder, "go", "test", ".")
+	run(t, folder, "go", "test", "-count=1", "-timeout=10m", "-parallel=8", "./internal/...", "./tools/...", "./test/api")
 }

@@ -11,12 +11,12 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// block returns the code below a mark in README.md, such as <!-- ask -->.
-func block(t *testing.T, mark string) string {
+// block returns the code below a mark in a document, such as <!-- ask -->.
+func block(t *testing.T, document, mark string) string {
 	t.Helper()
-	found := hubstest.Matches(t, "README.md", "(?s)<!-- "+mark+" -->\n *```sh\n(.*?)```")
+	found := hubstest.Matches(t, document, "(?s)<!-- "+mark+" -->\n *```sh\n(.*?)```")
 	if len(found) != 1 {
-		t.Fatalf("README.md: got %d blocks of code below <!-- %s -->, want one", len(found), mark)
+		t.Fatalf("%s: got %d blocks of code below <!-- %s -->, want one", document, len(found), mark)
 	}
 	return found[0]
 }
@@ -97,10 +97,10 @@ func TestExerciseStolenCookie(t *testing.T) {
 	s.User(t, "add", email)
 	local := strings.NewReplacer("http://localhost:8080", s.Base, "/tmp", t.TempDir())
 
-	ask := local.Replace(block(t, "ask"))
+	ask := local.Replace(block(t, "README.md", "ask"))
 	api, _, _ := strings.Cut(ask, "\n")
 	shell(t, ask)
-	steal := strings.Replace(local.Replace(block(t, "steal")), "123456", s.Code(t, email), 1)
+	steal := strings.Replace(local.Replace(block(t, "README.md", "steal")), "123456", s.Code(t, email), 1)
 	wantStatuses(t, shell(t, api, steal), "401", "200")
 
 	s.User(t, "signout", email)
@@ -153,7 +153,7 @@ func tryRun(folder, program string, args ...string) (output string, err error) {
 }
 
 // copyTree copies the files of this working tree, changed ones as they are now, into a new
-// repository.
+// folder.
 func copyTree(t *testing.T) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
