@@ -104,11 +104,12 @@ func complain(t testing.TB, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
 	line, _, _ := strings.Cut(text, "\n")
-	_, isKnown := complaints.LoadOrStore(t.Name()+": "+anyID.ReplaceAllString(line, ""), true)
-	if isKnown {
+	complaint := t.Name() + ": " + anyID.ReplaceAllString(line, "")
+	if _, isKnown := complaints.LoadOrStore(complaint, true); isKnown {
 		t.Fail()
 		return
 	}
+	t.Cleanup(func() { complaints.Delete(complaint) }) // for -count
 	t.Error(text)
 }
 

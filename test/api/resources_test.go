@@ -289,6 +289,7 @@ func TestFiltersFindTheirValues(t *testing.T) {
 	for _, list := range routes {
 		for _, f := range filtersOf(t, list) {
 			t.Run(list.Route+"/"+f.Name, func(t *testing.T) {
+				t.Parallel()
 				s, admin := start(t, "admin")
 				m := maker{s, admin, admin}
 				collection := strings.TrimPrefix(list.Route, "GET ")
