@@ -245,7 +245,7 @@ test_all() {
 	local failed=0
 	if is_root && has apt-get; then
 		install_missing gcc:build-essential chromium chromedriver:chromium-driver \
-			npm haproxy nginx pgbouncer faketime strace systemd-analyze:systemd
+			npm wget haproxy nginx pgbouncer faketime strace systemd-analyze:systemd
 		export HUBS_TEST_REQUIRE=all
 	else
 		say "!!! NOT ALL IS TESTED: browsers, proxies and failing system calls need Debian and root"

@@ -104,11 +104,12 @@ func complain(t testing.TB, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
 	line, _, _ := strings.Cut(text, "\n")
-	_, isKnown := complaints.LoadOrStore(t.Name()+": "+anyID.ReplaceAllString(line, ""), true)
-	if isKnown {
+	complaint := t.Name() + ": " + anyID.ReplaceAllString(line, "")
+	if _, isKnown := complaints.LoadOrStore(complaint, true); isKnown {
 		t.Fail()
 		return
 	}
+	t.Cleanup(func() { complaints.Delete(complaint) }) // for -count
 	t.Error(text)
 }
 
@@ -297,7 +298,7 @@ func Run(env map[string]string, args ...string) (code int, stdout, stderr string
 // of deploy/roles.sql, as in production.
 func serveEnv(env map[string]string) map[string]string {
 	env = maps.Clone(env)
-	env["DATABASE_URL"] = asServer(env["DATABASE_URL"])
+	env["DATABASE_URL"] = AsServer(env["DATABASE_URL"])
 	return env
 }
 

@@ -144,9 +144,10 @@ func (s *Server) wantCleanLog(t testing.TB) {
 	}
 }
 
-// wantNoErrors fails the test if an error was logged that AllowErrorsWithAnyOf does not allow.
+// wantNoErrors fails the test if errors were logged that AllowErrorsWithAnyOf does not allow.
 func (s *Server) wantNoErrors(t testing.TB) {
 	t.Helper()
+	var errors []string
 	for n, line := range s.Log.All() {
 		isError := strings.Contains(line, `"level":"ERROR"`)
 		isIn := func(part string) bool { return strings.Contains(line, part) }
@@ -154,8 +155,11 @@ func (s *Server) wantNoErrors(t testing.TB) {
 			return n < a.until && slices.ContainsFunc(a.parts, isIn)
 		}
 		if isError && !slices.ContainsFunc(s.allowed, isAllowed) {
-			t.Errorf("side effect: got an error in the log, want none: %s", line)
+			errors = append(errors, line)
 		}
+	}
+	if errors != nil {
+		t.Errorf("side effect: got %d errors in the log, want none; the first: %s", len(errors), errors[0])
 	}
 }
 

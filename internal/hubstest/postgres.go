@@ -108,9 +108,9 @@ const (
 // user commands connect as this role.
 const operator = "postgres"
 
-// asServer returns databaseURL with the role of deploy/roles.sql in place of the operator. A test
+// AsServer returns databaseURL with the role of deploy/roles.sql in place of the operator. A test
 // that gives a server another role, or no valid URL, keeps what it gives.
-func asServer(databaseURL string) string {
+func AsServer(databaseURL string) string {
 	u, err := url.Parse(databaseURL)
 	if err != nil || u.User.Username() != operator {
 		return databaseURL
@@ -158,6 +158,10 @@ func WithDatabase(databaseURL, name string) string {
 
 // serial counts databases, users, clients and more, so that each gets a name of its own.
 var serial atomic.Int64
+
+// NewPath returns a path in Dir that is not in use. PostgreSQL and PgBouncer may run as another user, who
+// can't enter t.TempDir.
+func NewPath(name string) string { return fmt.Sprintf("%s/%s-%d", Dir, name, serial.Add(1)) }
 
 // NewDatabase creates a database that has the schema and the server's role, and returns its URL. The
 // database is dropped when the test ends.
@@ -328,15 +332,16 @@ func NewPostgres(t testing.TB) *Postgres {
 // NewCluster is like NewPostgres, but has no tables and no role besides the operator.
 func NewCluster(t testing.TB) *Postgres {
 	t.Helper()
-	needShared(t) // skips the test if PostgreSQL is not installed
-	return ExistingPostgres(t, fmt.Sprintf("%s/postgres-%d", Dir, serial.Add(1)))
+	return ExistingPostgres(t, NewPath("postgres"))
 }
 
 // ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or
-// creates one if dir has none. PostgreSQL stops when the test ends.
-func ExistingPostgres(t testing.TB, dir string) *Postgres {
+// creates one if dir has none. env has further variables of its environment. PostgreSQL stops when the
+// test ends.
+func ExistingPostgres(t testing.TB, dir string, env ...string) *Postgres {
 	t.Helper()
-	pg := &Postgres{t: t, Dir: dir}
+	needShared(t) // skips the test if PostgreSQL is not installed
+	pg := &Postgres{t: t, Dir: dir, env: env}
 	pg.Start()
 	t.Cleanup(func() {
 		pg.Resume()

@@ -26,14 +26,11 @@ func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
 	return c.Do(q.request, q.body, slices.Concat(q.headers, headers)...)
 }
 
-// validCall returns a valid call to a route. What the path names is made first: by maker, or by admin if
-// only an administrator can.
-func validCall(
-	t *testing.T, s *hubstest.Server, admin, maker *hubstest.Client, r hubstest.Operation,
-) call {
+// validCall returns a valid call to a route. What its path names is made first.
+func (m maker) validCall(t *testing.T, r hubstest.Operation) call {
 	t.Helper()
 	method, template, _ := strings.Cut(r.Route, " ")
-	return callOf(t, s, r, method+" "+newPath(t, s, admin, maker, template))
+	return callOf(t, m.Server, r, method+" "+m.newPath(t, template))
 }
 
 // callOf returns a valid call to a route whose path has these values.
@@ -145,7 +142,7 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 	// Refusals come first, because a request that is let in may give its visitor what it lacks:
 	// POST /terms/acceptance accepts the terms.
 	for _, r := range routes {
-		valid := validCall(t, s, admin, admin, r)
+		valid := maker{s, admin, admin}.validCall(t, r)
 		malformed := valid
 		malformed.body = `{"`
 		before := allRows(t, s)
@@ -170,11 +167,11 @@ func TestEveryRouteChecksAccess(t *testing.T) {
 			}
 			t.Run("let in/"+v.name+"/"+r.Route, func(t *testing.T) {
 				c := s.With(t, v.token)
-				maker := admin.In(t)
+				m := maker{s, admin, admin}
 				if r.Owner == true {
-					maker = c
+					m.user = c
 				}
-				validCall(t, s, admin.In(t), maker, r).send(c).Want(t, r.Status)
+				m.validCall(t, r).send(c).Want(t, r.Status)
 			})
 		}
 	}
@@ -198,7 +195,7 @@ func TestHeadIsLikeGet(t *testing.T) {
 		}
 		wantEqual(t, "the contract's HEAD of "+template, listed("head"), listed("get"))
 
-		path := strings.TrimPrefix(validCall(t, s, admin, admin, r).request, "GET ")
+		path := strings.TrimPrefix(maker{s, admin, admin}.validCall(t, r).request, "GET ")
 		get := admin.Get(path).Must(t, 200)
 		head := admin.Do("HEAD "+path, nil)
 		head.Want(t, 200)

@@ -172,8 +172,7 @@ func TestInputsAreThoseOfTheContract(t *testing.T) {
 		}
 		t.Run(r.Route, func(t *testing.T) {
 			send := func(name string, value any) *hubstest.Response {
-				c := admin.In(t).Elsewhere()
-				q := validCall(t, s, c, c, r).with(name, value)
+				q := maker{s, admin, admin}.validCall(t, r).with(name, value)
 				return q.send(s.With(t, admin.Token()))
 			}
 			wantRefused := func(name string, value any) {
@@ -222,7 +221,7 @@ func TestWritesCheckConditionTypeAndSize(t *testing.T) {
 		if strings.HasPrefix(r.Route, "GET ") {
 			continue
 		}
-		q := validCall(t, s, admin, admin, r)
+		q := maker{s, admin, admin}.validCall(t, r)
 		c := s.With(t, admin.Token())
 		q.send(c, "If-Match", `"1"`).WantProblem(t, 412, "precondition_failed")
 		q.send(c, "If-Match", "*").Want(t, r.Status)

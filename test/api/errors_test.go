@@ -101,7 +101,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 	for _, r := range routes {
 		template, isGet := strings.CutPrefix(r.Route, "GET ")
 		if isGet && strings.HasSuffix(template, "Id}") {
-			path := newPath(t, s, admin, admin, template)
+			path := maker{s, admin, admin}.newPath(t, template)
 			key := snakeCase(idOf(collectionOf(template)))
 			shown[key] = []string{path}
 			if _, isListed := listOf(collectionOf(template)); isListed {
@@ -141,7 +141,7 @@ func TestBrokenRowsAreNotSent(t *testing.T) {
 		if c.Type == "timestamp with time zone" {
 			bad = []any{"0001-01-01 00:00:00+0"} // as if the scan had missed the column
 		}
-		if shown[c.Key] != nil && c.schema != nil {
+		if shown[c.Key] != nil && c.schema != nil && bad != nil {
 			wantNotSent(c.Table, c.Name, c.Type, shown[c.Key], bad...)
 		}
 	}

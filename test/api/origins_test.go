@@ -324,8 +324,7 @@ func TestCrossSiteWritesAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, r := range routes {
-				c := admin.In(t).Elsewhere()
-				q := validCall(t, s, c, c, r)
+				q := maker{s, admin, admin}.validCall(t, r)
 				answer := q.send(s.With(t, admin.Token()), test.Headers...)
 				isRead := strings.HasPrefix(r.Route, "GET ")
 				if test.Allowed || isRead { // CORS keeps the page from seeing the answer

@@ -77,47 +77,49 @@ func needsRole(t testing.TB, r hubstest.Operation) bool {
 	return slices.ContainsFunc(roles, func(role any) bool { return strings.Contains(r.Needs, role.(string)) })
 }
 
-// create makes a resource of a collection whose path is given as the contract has it, and as it is.
-// change may change the body, which has the examples of the contract. The maker is admin if only an
-// administrator can make it.
-func create(
-	t *testing.T, s *hubstest.Server, admin, maker *hubstest.Client, collection, path string, change object,
-) object {
+// A maker makes resources: as a user, or as an administrator what only one can make.
+type maker struct {
+	*hubstest.Server
+	admin, user *hubstest.Client
+}
+
+// create makes a resource of a collection, whose path is given as the contract has it, and as it is. The
+// body has the examples of the contract, but for change. create returns what was made.
+func (m maker) create(t *testing.T, collection, path string, change object) object {
 	t.Helper()
 	r, exists := creatorOf(collection)
 	if !exists {
 		t.Fatalf("setup: the contract has no POST that makes what is below %s", collection)
 	}
+	c := m.user
 	if needsRole(t, r) {
-		maker = admin
+		c = m.admin
 	}
-	q := callOf(t, s, r, strings.Replace(r.Route, collection, path, 1))
+	q := callOf(t, m.Server, r, strings.Replace(r.Route, collection, path, 1))
 	if body, isJSON := q.body.(object); isJSON {
 		maps.Copy(body, change)
 	}
-	return objectOf(t, q.send(maker.In(t).Elsewhere()).Must(t, 201))
+	return objectOf(t, q.send(c.In(t).Elsewhere()).Must(t, 201))
 }
 
 // parameter matches a parameter of a path, and what is before it.
-var parameter = regexp.MustCompile(`^([^{]*/){([^}]*)}`)
+var parameter = regexp.MustCompile(`^([^{]*)/{([^}]*)}`)
 
 // newPath returns a path of the contract with values for its parameters: each id is that of a resource
 // that it makes. Another parameter, such as the name of a file, is a member of the last one.
-func newPath(t *testing.T, s *hubstest.Server, admin, maker *hubstest.Client, template string) (path string) {
+func (m maker) newPath(t *testing.T, template string) (path string) {
 	t.Helper()
 	var last object
-	collection := "" // as the contract has it
 	rest := template
 	for strings.Contains(rest, "{") {
 		match := parameter.FindStringSubmatch(rest)
-		collection += match[1]
-		path += match[1]
-		if _, exists := creatorOf(strings.TrimSuffix(collection, "/")); exists {
-			last = create(t, s, admin, maker,
-				strings.TrimSuffix(collection, "/"), strings.TrimSuffix(path, "/"), nil)
+		before, name := match[1], match[2]
+		path += before
+		collection := template[:len(template)-len(rest)+len(before)]
+		if _, exists := creatorOf(collection); exists || last == nil {
+			last = m.create(t, collection, path, nil)
 		}
-		path += url.PathEscape(fmt.Sprint(last[match[2]]))
-		collection += "{" + match[2] + "}"
+		path += "/" + url.PathEscape(asText(last[name]))
 		rest = rest[len(match[0]):]
 	}
 	return path + rest
@@ -170,6 +172,7 @@ func listOf(collection string) (list hubstest.Operation, exists bool) {
 func TestFieldsAreReadBack(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
+	m := maker{s, admin, admin}
 	for _, r := range routes {
 		method, template, _ := strings.Cut(r.Route, " ")
 		isStored := r.Status == 201 || method == "PATCH" || method == "PUT"
@@ -177,7 +180,7 @@ func TestFieldsAreReadBack(t *testing.T) {
 			continue
 		}
 		t.Run(r.Route, func(t *testing.T) {
-			path := newPath(t, s, admin, admin, template)
+			path := m.newPath(t, template)
 			for _, field := range r.Fields {
 				values, _ := valuesOf(field.Schema)
 				if !slices.ContainsFunc(values, func(v any) bool { return v != values[0] }) {
@@ -230,12 +233,21 @@ func wantReadBack(
 	for what, got := range views {
 		for _, f := range r.Fields {
 			wanted, isKnown := want[f.Name]
-			if isKnown && f.Schema["writeOnly"] != true && fmt.Sprint(got[f.Name]) != fmt.Sprint(wanted) {
+			if isKnown && f.Schema["writeOnly"] != true && asText(got[f.Name]) != asText(wanted) {
 				t.Errorf("%s %s with %s = %.100q: got %s = %.100q in %s, want %.100q", method, path, field,
-					fmt.Sprint(value), f.Name, fmt.Sprint(got[f.Name]), what, fmt.Sprint(wanted))
+					asText(value), f.Name, asText(got[f.Name]), what, asText(wanted))
 			}
 		}
 	}
+}
+
+// asText returns a value as a query has it: a text, or the JSON of any other value.
+func asText(value any) string {
+	if text, isText := value.(string); isText {
+		return text
+	}
+	encoded, _ := json.Marshal(value) // it has been JSON, or will be
+	return string(encoded)
 }
 
 func hasField(r hubstest.Operation, name string) bool {
@@ -267,7 +279,7 @@ func filtersOf(t testing.TB, list hubstest.Operation) (filters []filter) {
 
 // matches reports whether the filter with this value lets an item through.
 func (f filter) matches(o object, value string) bool {
-	got := fmt.Sprint(o[f.member])
+	got := asText(o[f.member])
 	return got == value || f.Matches == "part" && strings.Contains(nameKey(got), nameKey(value))
 }
 
@@ -277,14 +289,16 @@ func TestFiltersFindTheirValues(t *testing.T) {
 	for _, list := range routes {
 		for _, f := range filtersOf(t, list) {
 			t.Run(list.Route+"/"+f.Name, func(t *testing.T) {
+				t.Parallel()
 				s, admin := start(t, "admin")
+				m := maker{s, admin, admin}
 				collection := strings.TrimPrefix(list.Route, "GET ")
-				path := newPath(t, s, admin, admin, collection)
+				path := m.newPath(t, collection)
 				values, _ := valuesOf(f.Schema)
 				var all []object
 				for _, value := range slices.Compact(values) {
 					wantFound(t, admin.In(t), list, path, f, value, all)
-					all = append(all, create(t, s, admin, admin, collection, path, object{f.member: value}))
+					all = append(all, m.create(t, collection, path, object{f.member: value}))
 					for _, o := range all {
 						wantFound(t, admin.In(t), list, path, f, o[f.member], all)
 					}
@@ -300,7 +314,7 @@ func wantFound(
 	t *testing.T, c *hubstest.Client, list hubstest.Operation, path string, f filter, value any, all []object,
 ) {
 	t.Helper()
-	texts := []string{fmt.Sprint(value)}
+	texts := []string{asText(value)}
 	if runes := []rune(texts[0]); len(runes) > 2 && isFree(f.Schema) {
 		texts = append(texts, string(runes[1:len(runes)-1]))
 	}
@@ -310,7 +324,8 @@ func wantFound(
 		want := slices.DeleteFunc(slices.Clone(all), func(o object) bool { return !f.matches(o, text) })
 		got := read(t, c, path, query, false)
 		if !reflect.DeepEqual(sortedBy(id, got), sortedBy(id, want)) {
-			t.Errorf("GET %s?%s: got %v, want %v", path, query.Encode(), got, want)
+			t.Errorf("GET %s?%s: got items with the %s %.99q, want %.99q", path, query.Encode(), f.member,
+				sortedBy(f.member, got), sortedBy(f.member, want))
 		}
 	}
 }
@@ -318,7 +333,7 @@ func wantFound(
 // sortedBy returns the values of a member of all the items, sorted.
 func sortedBy(member string, all []object) (values []string) {
 	for _, o := range all {
-		values = append(values, fmt.Sprint(o[member]))
+		values = append(values, asText(o[member]))
 	}
 	slices.Sort(values)
 	return values
@@ -367,9 +382,7 @@ func draw(schema map[string]any) any {
 }
 
 // createMany makes n resources of a collection with drawn values.
-func createMany(
-	t *testing.T, s *hubstest.Server, admin, maker *hubstest.Client, collection, path string, n int,
-) (all []object) {
+func (m maker) createMany(t *testing.T, collection, path string, n int) (all []object) {
 	t.Helper()
 	creator, _ := creatorOf(collection)
 	for range n {
@@ -377,7 +390,7 @@ func createMany(
 		for _, field := range creator.Fields {
 			body[field.Name] = draw(field.Schema)
 		}
-		all = append(all, create(t, s, admin, maker, collection, path, body))
+		all = append(all, m.create(t, collection, path, body))
 	}
 	return all
 }
@@ -385,7 +398,7 @@ func createMany(
 // queriesOf returns queries with no filter, with each one alone, and with all of them.
 func queriesOf(filters []filter, all []object) []url.Values {
 	anyOf := func(f filter) string {
-		value := fmt.Sprint(all[rand.IntN(len(all))][f.member])
+		value := asText(all[rand.IntN(len(all))][f.member])
 		if f.Matches == "part" {
 			value = strings.Fields(value)[0]
 		}
@@ -411,17 +424,18 @@ func TestEveryListIsReadWhole(t *testing.T) {
 		t.Run(list.Route, func(t *testing.T) {
 			t.Parallel()
 			s, admin := start(t, "admin")
+			m := maker{s, admin, admin}
 			other, _ := s.Member(t, "member")
 			collection := strings.TrimPrefix(list.Route, "GET ")
-			path, beside := newPath(t, s, admin, admin, collection), newPath(t, s, admin, admin, collection)
-			all := createMany(t, s, admin, admin, collection, path, 130)
-			for _, o := range createMany(t, s, admin, other, collection, path, 10) {
+			path, beside := m.newPath(t, collection), m.newPath(t, collection)
+			all := m.createMany(t, collection, path, 130)
+			for _, o := range (maker{s, admin, other}).createMany(t, collection, path, 10) {
 				if list.Owner != true {
 					all = append(all, o)
 				}
 			}
 			if beside != path {
-				createMany(t, s, admin, admin, collection, beside, 10)
+				m.createMany(t, collection, beside, 10)
 			}
 			wantDefaults(t, admin, list, path)
 			filters := filtersOf(t, list)
@@ -455,13 +469,13 @@ func wantDefaults(t *testing.T, c *hubstest.Client, list hubstest.Operation, pat
 	query := url.Values{}
 	for _, field := range list.Fields {
 		if value := field.Schema["default"]; value != nil {
-			query.Set(field.Name, fmt.Sprint(value))
+			query.Set(field.Name, asText(value))
 		}
 	}
 	bare, full := c.Get(path).Must(t, 200), c.Get(path+"?"+query.Encode()).Must(t, 200)
 	wantText(t, path+", compared with "+query.Encode(), string(bare.Body), string(full.Body))
 	items, _ := objectOf(t, bare)["items"].([]any)
-	wantEqual(t, "items of a page", fmt.Sprint(len(items)), query.Get("limit"))
+	wantEqual(t, "items of a page", asText(len(items)), query.Get("limit"))
 }
 
 // wantWhole compares the items of a list with those that it must have, and checks their order.
@@ -495,7 +509,7 @@ func wantWhole(t *testing.T, what string, got, want []object, id, order string) 
 // which an answer does not have.
 func isOrdered(a, b object, by, direction, id string) bool {
 	compared := compare(a[by], b[by])
-	if _, err := time.Parse(time.RFC3339, fmt.Sprint(a[by])); err != nil {
+	if _, err := time.Parse(time.RFC3339, asText(a[by])); err != nil {
 		compared = cmp.Or(compared, compare(a[id], b[id]))
 	}
 	if direction == "desc" {
@@ -510,7 +524,7 @@ func compare(a, b any) int {
 	if y, areBoth := b.(float64); isNumber && areBoth {
 		return cmp.Compare(x, y)
 	}
-	return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
+	return strings.Compare(asText(a), asText(b))
 }
 
 // An id in a path finds that resource only, and below its own parent only. Else the answer is a 404, and
@@ -518,6 +532,7 @@ func compare(a, b any) int {
 func TestIDsFindOnlyTheirOwn(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
+	m := maker{s, admin, admin}
 	for _, r := range routes {
 		method, template, _ := strings.Cut(r.Route, " ")
 		if !strings.Contains(template, "Id}") {
@@ -525,8 +540,8 @@ func TestIDsFindOnlyTheirOwn(t *testing.T) {
 		}
 		names := strings.Split(template, "/")
 		t.Run(r.Route, func(t *testing.T) {
-			path := strings.Split(newPath(t, s, admin, admin, template), "/")
-			beside := strings.Split(newPath(t, s, admin, admin, template), "/")
+			path := strings.Split(m.newPath(t, template), "/")
+			beside := strings.Split(m.newPath(t, template), "/")
 			before := allRows(t, s)
 			for i, name := range names {
 				if !strings.HasSuffix(name, "Id}") {
@@ -567,7 +582,7 @@ func TestOwnersOnly(t *testing.T) {
 			s, admin := start(t, "admin")
 			owner, _ := s.Member(t, "member")
 			other, _ := s.Member(t, "member")
-			q := validCall(t, s, admin, owner, r)
+			q := maker{s, admin, owner}.validCall(t, r)
 			before := allRows(t, s)
 			q.send(other.In(t).Elsewhere()).WantProblem(t, 404, "not_found")
 			wantEqual(t, "rows", allRows(t, s), before)
@@ -580,6 +595,7 @@ func TestOwnersOnly(t *testing.T) {
 func TestDeletedResourcesAreGone(t *testing.T) {
 	t.Parallel()
 	s, admin := start(t, "admin")
+	m := maker{s, admin, admin}
 	for _, r := range routes {
 		template, isDelete := strings.CutPrefix(r.Route, "DELETE ")
 		if !isDelete {
@@ -587,8 +603,8 @@ func TestDeletedResourcesAreGone(t *testing.T) {
 		}
 		t.Run(r.Route, func(t *testing.T) {
 			c := admin.In(t).Elsewhere()
-			path := newPath(t, s, admin, admin, template)
-			beside := newPath(t, s, admin, admin, template)
+			path := m.newPath(t, template)
+			beside := m.newPath(t, template)
 			c.Do("DELETE "+path, nil).Want(t, r.Status)
 			c.Do("DELETE "+path, nil).WantProblem(t, 404, "not_found")
 			if _, isShown := routeOf("GET " + template); isShown {

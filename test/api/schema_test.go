@@ -162,7 +162,7 @@ func TestConstraintsAreThoseOfTheContract(t *testing.T) {
 	s, admin := start(t, "admin")
 	for _, r := range routes {
 		_, template, _ := strings.Cut(r.Route, " ")
-		newPath(t, s, admin, admin, template) // so that each table has a row
+		maker{s, admin, admin}.newPath(t, template) // so that each table has a row
 	}
 	db := hubstest.OpenDB(t, s.Database)
 	columns := keyedColumns(t, s.Database)
@@ -213,9 +213,10 @@ func TestSchemaAsOperatorsUseIt(t *testing.T) {
 	)
 	for name, c := range map[string]struct{ statements, want string }{
 		"a user by the address alone": {user, ""},
-		"an address in another case":  {user + "insert into users (email) values ('A@B.EXAMPLE')", "unique_violation"},
-		"suspended or not: unknown":   {user + "update users set suspended = null", "not_null_violation"},
-		"two hubs by one name alone":  {"insert into hubs (name) values ('North'), ('North')", ""},
+		"an address in another case": {
+			user + "insert into users (email) values ('A@B.EXAMPLE')", "unique_violation"},
+		"suspended or not: unknown":  {user + "update users set suspended = null", "not_null_violation"},
+		"two hubs by one name alone": {"insert into hubs (name) values ('North'), ('North')", ""},
 		"a second acceptance of a version": {
 			accepted + "insert into terms_acceptances select * from terms_acceptances", "unique_violation"},
 		"a deleted user leaves their files, and none of their acceptances": {

@@ -45,7 +45,7 @@ func (k *kubelet) number(t *testing.T, word string) int {
 func (k *kubelet) start(t *testing.T, env map[string]string) *hubstest.Server {
 	t.Helper()
 	s := hubstest.Start(t, env, hubstest.Quiet)
-	path := regexp.MustCompile(`httpGet: \{path: (\S+),`).FindStringSubmatch(k.text)[1]
+	path := regexp.MustCompile(`httpGet: \{path: (\S+), port: 8080\}`).FindStringSubmatch(k.text)[1]
 	hubstest.WaitFor(t, "readiness probe", 200, func() int {
 		answer, err := http.Get("http://" + s.Addr + path)
 		if err != nil {
@@ -81,7 +81,7 @@ func (k *kubelet) next() string {
 	return listed[int(k.turn.Add(1))%len(listed)]
 }
 
-// Kubernetes replaces the server under load, as kubernetes.yaml says, and no request is lost.
+// N3: Kubernetes replaces the server under load, as kubernetes.yaml says, and no request is lost.
 func TestContainerIsReplacedUnderLoad(t *testing.T) {
 	t.Parallel()
 	k := newKubelet(t)

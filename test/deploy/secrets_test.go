@@ -9,7 +9,7 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// Each secret is changed while clients go on, as docs/runbook.md says. No request fails, nobody is signed
+// N4: Each secret is changed while clients go on, as docs/runbook.md says. No request fails, nobody is signed
 // out, and a mail gets out with each password. Each restart is one of hubs.service with hubs.socket:
 // the next server starts when the last one has ended, on the same listening socket.
 func TestSecretsAreChangedUnderLoad(t *testing.T) {

@@ -153,7 +153,7 @@ func TestUnitsFitTheServer(t *testing.T) {
 		"TasksMax":    "10000",
 		// The server logs a line for each refusal. An attack must not make journald drop lines.
 		"LogRateLimitIntervalSec": "0",
-		// Who breaks into the server can run no program.
+		// N2: Who breaks into the server can run no program.
 		"NoExecPaths": "/",
 		"ExecPaths":   "/usr/local/bin/hubs",
 	} {
@@ -163,7 +163,7 @@ func TestUnitsFitTheServer(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 	}
-	// The secrets come as files that systemd copies for this service alone, and not by the environment.
+	// N2: the secrets come as files that systemd copies for this service alone, and not by the environment.
 	for _, name := range secretSettings {
 		for _, part := range []string{
 			"\nLoadCredential=" + name + ":/etc/hubs/secrets/" + name + "\n",

@@ -12,9 +12,9 @@ import (
 
 // startClocked starts a server on staging whose database's clock the test can set. Staging logs
 // requests.
-func startClocked(t *testing.T) (*hubstest.Server, *hubstest.ClockedPostgres) {
+func startClocked(t *testing.T) (*hubstest.Server, *clockedPostgres) {
 	t.Helper()
-	pg := hubstest.NewClockedPostgres(t)
+	pg := newClockedPostgres(t)
 	s := hubstest.Start(t, hubstest.StagingEnv(hubstest.NewMailServer(t, hubstest.MailOptions{})),
 		map[string]string{"DATABASE_URL": pg.URL})
 	return s, pg

@@ -113,7 +113,7 @@ func TestSweepKeepsFilesWithHiddenRows(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
-			broken, through := hubstest.NewBrokenPostgres(t, database)
+			broken, through := newBrokenPostgres(t, database)
 			broken.Replace("row_security = off", setting)
 			s, admin := startOn(t, through)
 			s.Database = database

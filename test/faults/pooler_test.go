@@ -37,7 +37,7 @@ func TestPoolerInTransactionModeIsRefused(t *testing.T) {
 					if way == "one process" {
 						processes = 1
 					}
-					pooler := hubstest.NewPooler(t, database, processes, transaction(size, map[string]string{
+					pooler := newPooler(t, database, processes, transaction(size, map[string]string{
 						"server_round_robin":        roundRobin,
 						"ignore_startup_parameters": "statement_timeout,plan_cache_mode,enable_seqscan",
 					}))
@@ -90,7 +90,7 @@ func TestPoolerInSessionModeWorks(t *testing.T) {
 			database := hubstest.NewDatabase(t)
 			settings := map[string]string{"pool_mode": "session"}
 			maps.Copy(settings, test.settings)
-			pooler := hubstest.NewPooler(t, database, test.processes, settings)
+			pooler := newPooler(t, database, test.processes, settings)
 			s, admin := startBehindPooler(t, pooler, database)
 			hub, file := fillService(t, admin)
 			for range 10 {
@@ -108,7 +108,7 @@ func TestPoolerInSessionModeWorks(t *testing.T) {
 func TestFullPoolerIsAnOutage(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
-	pooler := hubstest.NewPooler(t, database, 1,
+	pooler := newPooler(t, database, 1,
 		map[string]string{"pool_mode": "session", "max_client_conn": "3"})
 	s, admin := startBehindPooler(t, pooler, database)
 	s.AllowErrorsWithAnyOf(unavailable)
@@ -133,7 +133,7 @@ func TestPoolerChangesItsMode(t *testing.T) {
 		t.Run(fmt.Sprint("size ", size), func(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
-			pooler := hubstest.NewPooler(t, database, 1, map[string]string{
+			pooler := newPooler(t, database, 1, map[string]string{
 				"pool_mode":                 "session",
 				"default_pool_size":         fmt.Sprint(max(size, pool)),
 				"ignore_startup_parameters": "statement_timeout,plan_cache_mode,enable_seqscan",
@@ -161,7 +161,7 @@ func TestPoolerChangesItsMode(t *testing.T) {
 
 // startBehindPooler is like start, but the server reaches the database through a pooler. The test's
 // own statements don't.
-func startBehindPooler(t *testing.T, p *hubstest.Pooler, database string) (*service, *hubstest.Client) {
+func startBehindPooler(t *testing.T, p *pooler, database string) (*service, *hubstest.Client) {
 	t.Helper()
 	server := hubstest.Start(t, map[string]string{"DATABASE_URL": p.URL()}, hubstest.Quiet)
 	server.Database = database
@@ -249,7 +249,7 @@ func (r *readers) read(path string) {
 func TestPoolerEndsNoSession(t *testing.T) {
 	t.Parallel()
 	database := hubstest.NewDatabase(t)
-	pooler := hubstest.NewPooler(t, database, 1, map[string]string{
+	pooler := newPooler(t, database, 1, map[string]string{
 		"pool_mode":                 "session",
 		"server_round_robin":        "1",
 		"ignore_startup_parameters": "statement_timeout,plan_cache_mode,enable_seqscan",

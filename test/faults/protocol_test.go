@@ -15,7 +15,7 @@ import (
 // A brokenWorld is a unit whose database can break PostgreSQL's protocol.
 type brokenWorld struct {
 	*service
-	database *hubstest.BrokenPostgres
+	database *brokenPostgres
 	admin    *hubstest.Client
 	work     sync.WaitGroup // requests under way
 }
@@ -23,8 +23,8 @@ type brokenWorld struct {
 func startBroken(t *testing.T) *brokenWorld {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	broken, through := hubstest.NewBrokenPostgres(t, database)
-	unit := hubstest.StartUnit(t, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env(),
+	broken, through := newBrokenPostgres(t, database)
+	unit := startUnit(t, hubstest.NewMailServer(t, hubstest.MailOptions{}).Env(),
 		map[string]string{"DATABASE_URL": through}, hubstest.Quiet)
 	unit.AllowErrorsWithAnyOf("")
 	unit.Database = database
@@ -54,7 +54,7 @@ type moment struct {
 }
 
 var moments = map[string]moment{
-	"opening a connection": {hubstest.Opening, func(w *brokenWorld) {
+	"opening a connection": {opening, func(w *brokenWorld) {
 		w.database.Drop()
 		w.askAtOnce("GET /auth/session", nil)
 	}},
@@ -104,11 +104,11 @@ func (w *brokenWorld) kill() {
 }
 
 // canBreak reports whether answers at a moment have a message that a flaw breaks.
-func (m moment) canBreak(flaw hubstest.Flaw) bool {
+func (m moment) canBreak(flaw flaw) bool {
 	switch {
 	case flaw.Kinds == "":
 		return true
-	case m.statement == hubstest.Opening:
+	case m.statement == opening:
 		// The driver skips data after the end here, so nothing is broken.
 		return strings.ContainsAny(flaw.Kinds, "RS")
 	default:
@@ -125,7 +125,7 @@ func TestServiceOutlivesBrokenProtocol(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := startBroken(t)
-			for _, flaw := range hubstest.Flaws {
+			for _, flaw := range flaws {
 				if m.canBreak(flaw) && !t.Failed() { // each failure takes a minute
 					w.suffer(m, flaw)
 				}
@@ -135,7 +135,7 @@ func TestServiceOutlivesBrokenProtocol(t *testing.T) {
 }
 
 // suffer breaks the protocol at a moment, on connections that are in use and on new ones.
-func (w *brokenWorld) suffer(m moment, flaw hubstest.Flaw) {
+func (w *brokenWorld) suffer(m moment, flaw flaw) {
 	t := w.t
 	errors := w.Log.Count(`"level":"ERROR"`)
 	w.database.Break(flaw, m.statement)

@@ -1,9 +1,11 @@
-package hubstest
+package faults
 
 import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"hubs/internal/hubstest"
 )
 
 // unitScript plays deploy/hubs.service and deploy/hubs.socket: whenever the server ends by itself, it
@@ -20,15 +22,12 @@ const unitScript = `
 		sleep 0.2
 	done`
 
-// StartUnit is like Start, but starts the server again whenever it ends by itself. The servers share
-// the log, which has a line for each of their ends (UnitEnds).
-func StartUnit(t testing.TB, overrides ...map[string]string) *Server {
+// startUnit is like Start, but starts the server again whenever it ends by itself. The servers share
+// the log, which has a line for each of their ends.
+func startUnit(t testing.TB, overrides ...map[string]string) *hubstest.Server {
 	t.Helper()
-	socket, _ := ListeningSocket(t, "tcp", "127.0.0.1:0")
-	cmd := exec.Command("sh", "-c", unitScript, Binary())
+	socket, _ := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	cmd := exec.Command("sh", "-c", unitScript, hubstest.Binary())
 	cmd.ExtraFiles = []*os.File{socket}
-	return StartCommand(t, cmd, overrides...)
+	return hubstest.StartCommand(t, cmd, overrides...)
 }
-
-// UnitEnds returns how often the server of StartUnit has ended by itself so far.
-func (s *Server) UnitEnds() int { return s.Log.Count("unit: the server has ended") }

@@ -1,4 +1,4 @@
-package hubstest
+package faults
 
 import (
 	"bytes"
@@ -10,22 +10,24 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"hubs/internal/hubstest"
 )
 
-// A BrokenPostgres stands between a server and its PostgreSQL. It passes all messages, until Break
+// A brokenPostgres stands between a server and its PostgreSQL. It passes all messages, until Break
 // makes it break PostgreSQL's protocol (manual, chapter "Frontend/Backend Protocol").
-type BrokenPostgres struct {
-	proxy *FaultProxy // for Drop
+type brokenPostgres struct {
+	proxy *hubstest.FaultProxy // for Drop
 
 	mu        sync.Mutex
-	flaw      *Flaw
+	flaw      *flaw
 	statement string // see Break
 	broken    int
 	replaced  map[string]string // see Replace
 }
 
-// A Flaw is a way to break the protocol.
-type Flaw struct {
+// A flaw is a way to break the protocol.
+type flaw struct {
 	Name string
 	// Kinds are types of messages, such as "DC". In each answer, the first message of one of these
 	// types is broken. With "", the first message is, whatever its type.
@@ -56,9 +58,9 @@ func instead(kind byte, body string) func(byte, []byte) []byte {
 
 const row = "DC" // of an answer without a row, the end is broken: it gets a row
 
-// Flaws are the known flaws of a protocol that a driver must stand, of which version 1.12.3 of lib/pq
+// flaws are the known flaws of a protocol that a driver must stand, of which version 1.12.3 of lib/pq
 // does not stand the most (CVE-2026-56868 to 56874).
-var Flaws = []Flaw{
+var flaws = []flaw{
 	{Name: "length 0", Break: withLength(0)},
 	{Name: "length 3", Break: withLength(3)},
 	{Name: "length of 50 MB", Break: withLength(50 << 20)}, // of 800 MB, eight servers would take 50 GB
@@ -95,17 +97,17 @@ func endlessHash(kind byte, body []byte) []byte {
 	return message(kind, append(before, ",i=2147483647"...))
 }
 
-// NewBrokenPostgres starts a BrokenPostgres that runs until the test ends. It returns the URL that
+// newBrokenPostgres starts a brokenPostgres that runs until the test ends. It returns the URL that
 // leads through it.
-func NewBrokenPostgres(t testing.TB, databaseURL string) (b *BrokenPostgres, through string) {
+func newBrokenPostgres(t testing.TB, databaseURL string) (b *brokenPostgres, through string) {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
-	Must(t, err)
+	hubstest.Must(t, err)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	Must(t, err)
-	b = &BrokenPostgres{replaced: map[string]string{}}
+	hubstest.Must(t, err)
+	b = &brokenPostgres{replaced: map[string]string{}}
 	target := u.Host
-	b.proxy = NewFaultProxy(t, ln.Addr().String())
+	b.proxy = hubstest.NewFaultProxy(t, ln.Addr().String())
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {
@@ -126,38 +128,38 @@ func NewBrokenPostgres(t testing.TB, databaseURL string) (b *BrokenPostgres, thr
 }
 
 // Break breaks every answer to a statement that contains the text, until Mend is called. The text ""
-// is in every statement, and in the beginning of a connection, too; the text Opening is only there.
-func (b *BrokenPostgres) Break(flaw Flaw, statement string) {
+// is in every statement, and in the beginning of a connection, too; the text opening is only there.
+func (b *brokenPostgres) Break(flaw flaw, statement string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.flaw, b.statement, b.broken = &flaw, statement, 0
 }
 
-// Opening stands for the beginning of a connection, up to its first statement.
-const Opening = "(opening)"
+// opening stands for the beginning of a connection, up to its first statement.
+const opening = "(opening)"
 
 // Mend makes the database keep its protocol again. Broken connections stay broken.
-func (b *BrokenPostgres) Mend() {
+func (b *brokenPostgres) Mend() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.flaw = nil
 }
 
 // Broken returns how many answers have been broken since Break.
-func (b *BrokenPostgres) Broken() int {
+func (b *brokenPostgres) Broken() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.broken
 }
 
 // Drop closes all connections.
-func (b *BrokenPostgres) Drop() {
+func (b *brokenPostgres) Drop() {
 	b.proxy.Cut()
 	b.proxy.Resume()
 }
 
 // Replace replaces a text in what clients send from now on by another of the same length.
-func (b *BrokenPostgres) Replace(old, text string) {
+func (b *brokenPostgres) Replace(old, text string) {
 	if len(old) != len(text) {
 		panic("the length of a message would not be true")
 	}
@@ -166,9 +168,9 @@ func (b *BrokenPostgres) Replace(old, text string) {
 	b.replaced[old] = text
 }
 
-// A pgSession is one connection through a BrokenPostgres.
+// A pgSession is one connection through a brokenPostgres.
 type pgSession struct {
-	b        *BrokenPostgres
+	b        *brokenPostgres
 	client   net.Conn
 	prepared map[string]string // texts of statements by their names
 
@@ -177,14 +179,14 @@ type pgSession struct {
 	isDone  bool   // the answer has been broken already
 }
 
-func (b *BrokenPostgres) serve(client net.Conn, target string) {
+func (b *brokenPostgres) serve(client net.Conn, target string) {
 	defer client.Close()
 	server, err := net.Dial("tcp", target)
 	if err != nil {
 		return
 	}
 	defer server.Close()
-	s := &pgSession{b: b, client: client, current: Opening, prepared: map[string]string{}}
+	s := &pgSession{b: b, client: client, current: opening, prepared: map[string]string{}}
 	go func() {
 		s.passStatements(server)
 		server.Close()
@@ -220,7 +222,7 @@ func (s *pgSession) passStatements(server net.Conn) {
 	}
 }
 
-func (b *BrokenPostgres) replacements() map[string]string {
+func (b *brokenPostgres) replacements() map[string]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.replaced // only Replace changes it, before clients come
@@ -274,7 +276,7 @@ func (s *pgSession) passAnswers(server net.Conn) {
 }
 
 // due returns the flaw with which a message is to be broken, or nil.
-func (s *pgSession) due(kind byte, body []byte) *Flaw {
+func (s *pgSession) due(kind byte, body []byte) *flaw {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.b.mu.Lock()

@@ -1,4 +1,4 @@
-package hubstest
+package faults
 
 import (
 	"fmt"
@@ -12,11 +12,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"hubs/internal/hubstest"
 )
 
-// A Pooler is PgBouncer between servers and their PostgreSQL: one process, or several that share the
+// A pooler is PgBouncer between servers and their PostgreSQL: one process, or several that share the
 // connections of clients.
-type Pooler struct {
+type pooler struct {
 	t         testing.TB
 	databases string            // the section [databases] of the settings
 	settings  map[string]string // the section [pgbouncer]
@@ -29,15 +31,15 @@ type pgbouncer struct {
 	addr   string
 }
 
-// NewPooler starts PgBouncer before a database. settings are those of its section [pgbouncer], such
-// as "pool_mode". NewPooler skips the test if PgBouncer is missing.
-func NewPooler(t testing.TB, databaseURL string, processes int, settings map[string]string) *Pooler {
+// newPooler starts PgBouncer before a database. settings are those of its section [pgbouncer], such
+// as "pool_mode". newPooler skips the test if PgBouncer is missing.
+func newPooler(t testing.TB, databaseURL string, processes int, settings map[string]string) *pooler {
 	t.Helper()
-	program := Need(t, "pgbouncer", "pgbouncer")
-	u, err := url.Parse(asServer(databaseURL))
-	Must(t, err)
+	program := hubstest.Need(t, "pgbouncer", "pgbouncer")
+	u, err := url.Parse(hubstest.AsServer(databaseURL))
+	hubstest.Must(t, err)
 	password, _ := u.User.Password()
-	p := &Pooler{
+	p := &pooler{
 		t: t,
 		databases: fmt.Sprintf("[databases]\n* = host=%s port=%s user=%s password=%s\n",
 			u.Hostname(), u.Port(), u.User.Username(), password),
@@ -55,15 +57,14 @@ func NewPooler(t testing.TB, databaseURL string, processes int, settings map[str
 }
 
 // startOne starts a process on a socket that it takes over, as it would from systemd.
-func (p *Pooler) startOne(program string) {
+func (p *pooler) startOne(program string) {
 	p.t.Helper()
-	// PgBouncer refuses to run as root, and another user can't enter t.TempDir.
-	dir := fmt.Sprintf("%s/pgbouncer%d", Dir, serial.Add(1))
-	Must(p.t, os.Mkdir(dir, 0o755))
-	socket, addr := ListeningSocket(p.t, "tcp", "127.0.0.1:0")
+	dir := hubstest.NewPath("pgbouncer")
+	hubstest.Must(p.t, os.Mkdir(dir, 0o755))
+	socket, addr := hubstest.ListeningSocket(p.t, "tcp", "127.0.0.1:0")
 	one := pgbouncer{config: dir + "/pgbouncer.ini", addr: addr}
 	p.processes = append(p.processes, one)
-	WriteFile(p.t, one.config, p.text())
+	hubstest.WriteFile(p.t, one.config, p.text())
 	script := `LISTEN_FDS=1 LISTEN_PID=$$ exec "$@"`
 	cmd := exec.Command("sh", "-c", script, "sh", program)
 	if os.Getuid() == 0 {
@@ -71,13 +72,13 @@ func (p *Pooler) startOne(program string) {
 	}
 	cmd.Args = append(cmd.Args, one.config)
 	cmd.ExtraFiles = []*os.File{socket} // descriptor 3
-	StartProgram(p.t, cmd).WaitMatch(p.t, "(process up)")
+	hubstest.StartProgram(p.t, cmd).WaitMatch(p.t, "(process up)")
 	// Handing the socket over has made it blocking, but PgBouncer must not wait in accept.
-	Must(p.t, syscall.SetNonblock(int(socket.Fd()), true))
+	hubstest.Must(p.t, syscall.SetNonblock(int(socket.Fd()), true))
 }
 
 // text returns the settings.
-func (p *Pooler) text() string {
+func (p *pooler) text() string {
 	var text strings.Builder
 	text.WriteString(p.databases + "[pgbouncer]\n")
 	for _, name := range slices.Sorted(maps.Keys(p.settings)) {
@@ -87,29 +88,29 @@ func (p *Pooler) text() string {
 }
 
 // Set changes a setting of each process, as an operator would.
-func (p *Pooler) Set(name, value string) {
+func (p *pooler) Set(name, value string) {
 	p.t.Helper()
 	p.settings[name] = value
 	for _, one := range p.processes {
-		WriteFile(p.t, one.config, p.text())
+		hubstest.WriteFile(p.t, one.config, p.text())
 	}
 	p.Console("RELOAD")
 }
 
 // Console runs commands of PgBouncer's console, in each process.
-func (p *Pooler) Console(commands ...string) {
+func (p *pooler) Console(commands ...string) {
 	p.t.Helper()
 	for _, one := range p.processes {
 		console := *p.url
 		console.Host = one.addr
 		for _, command := range commands {
-			Exec(p.t, WithDatabase(console.String(), "pgbouncer"), command)
+			hubstest.Exec(p.t, hubstest.WithDatabase(console.String(), "pgbouncer"), command)
 		}
 	}
 }
 
 // URL returns the URL through the pooler. A balancer gives its processes the connections in turn.
-func (p *Pooler) URL() string {
+func (p *pooler) URL() string {
 	p.t.Helper()
 	u := *p.url
 	u.Host = p.processes[0].addr
@@ -120,7 +121,7 @@ func (p *Pooler) URL() string {
 }
 
 // HostsURL returns a URL that names each process as a host, of which the driver takes any.
-func (p *Pooler) HostsURL() string {
+func (p *pooler) HostsURL() string {
 	var hosts, ports []string
 	for _, one := range p.processes {
 		host, port, _ := net.SplitHostPort(one.addr)
@@ -134,9 +135,9 @@ func (p *Pooler) HostsURL() string {
 }
 
 // balance starts a balancer of connections, which runs until the test ends, and returns its address.
-func (p *Pooler) balance() (addr string) {
+func (p *pooler) balance() (addr string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	Must(p.t, err)
+	hubstest.Must(p.t, err)
 	p.t.Cleanup(func() { ln.Close() })
 	pass := func(to, from net.Conn) {
 		io.Copy(to, from)
