@@ -184,9 +184,9 @@ func TestHealthReadsTheTables(t *testing.T) {
 	s.AllowErrorsWithAnyOf(unavailable)
 	// Statements that break the server's access, and those that restore it.
 	losses := map[string]string{
-		"alter table files rename to lost":                    "alter table lost rename to files",
-		"alter schema public rename to another":               "alter schema another rename to public",
-		"revoke execute on function hub_name_key from public": "grant execute on function hub_name_key to public",
+		"alter table files rename to lost":                                 "alter table lost rename to files",
+		"alter schema public rename to another":                            "alter schema another rename to public",
+		"revoke execute on function hub_name_key from public, hubs_server": "grant execute on function hub_name_key to hubs_server",
 	}
 	for right := range strings.SplitSeq(hubstest.Query[string](t, s.Database, rightsOfServer), ";") {
 		losses["revoke "+right+" from hubs_server"] = "grant " + right + " to hubs_server"
