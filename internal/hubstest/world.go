@@ -198,7 +198,9 @@ func killIdle(t testing.TB, database string) {
 		err = db.QueryRow(`
 			with idle as materialized ( -- or PostgreSQL may kill before it compares
 				select pid from pg_stat_activity
-				where datname = $1 and usename = $2 and state = 'idle')
+				where datname = $1 and usename = $2 and state = 'idle'
+				-- not between the messages of one statement, such as of a code's work
+				and state_change < clock_timestamp() - interval '0.1 s')
 			select coalesce(string_agg(pid::text, ','), '') from idle where pg_terminate_backend(pid)`,
 			database, serverRole).Scan(&killed)
 	}
