@@ -178,8 +178,8 @@ func (s *server) validateCode(r *request, in guess) (output, error) {
 	if u.suspended {
 		return nil, errSuspended
 	}
-	// Both times are the database's, in whole seconds. authorize compares iat
-	// with signedOutAt.
+	// Both times are the database's, in whole seconds. sessionToken.whyRefused
+	// compares iat with signedOutAt.
 	r.session = sessionToken{Email: u.Email, UserID: u.UserID}
 	r.session.IssuedAt = jwt.NewNumericDate(u.now)
 	r.session.ExpiresAt = jwt.NewNumericDate(u.now.Add(sessionTTL))

@@ -210,8 +210,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	err = s.store.write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
-	// There is certainly no row if PostgreSQL has reported an error, or has not
-	// got the insert.
+	// There is certainly no row if PostgreSQL has reported an error of the insert
+	// (a FATAL one ends the connection, perhaps after a commit), or has not got it.
 	hasFailed := sqlState(err) != "" && !isFatal(err) || errors.Is(err, sql.ErrNoRows)
 	rowMayExist = !hasFailed && !errors.Is(err, errNotSent)
 	if err != nil {

@@ -7,6 +7,7 @@ package main
 import (
 	"database/sql"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -86,8 +87,12 @@ func parseHub(f fields) (in hubInput, errs fieldErrors) {
 	return in, errs
 }
 
-// isInk leaves out what shows nothing, such as a zero width space.
-func isInk(c rune) bool { return !unicode.In(c, unicode.Z, unicode.Cc, unicode.Cf) }
+// isInk leaves out what shows nothing, such as a zero width space, a filler of
+// Hangul or an empty cell of Braille.
+func isInk(c rune) bool {
+	return c != '\u2800' && !unicode.In(c, unicode.Z, unicode.Cc, unicode.Cf, unicode.Variation_Selector,
+		unicode.Other_Default_Ignorable_Code_Point)
+}
 
 func parseNewHub(f fields) (hubInput, fieldErrors) {
 	in, errs := parseHub(f)
@@ -172,7 +177,9 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		name:           f.trimmed(nameFilter),
 		status:         f.optional(statusFilter),
 	}
-	list := fmt.Sprintf("%q", []string{q.orderBy, q.orderDirection, f[nameFilter], f[statusFilter]})
+	list := fmt.Sprintf("%q", []string{
+		q.orderBy, q.orderDirection, strings.TrimFunc(f[nameFilter], isBlank), f[statusFilter],
+	})
 	q.list = strconv.FormatUint(uint64(hashOf(list)), 36)
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
@@ -260,7 +267,7 @@ func (s *server) listHubs(r *request, q hubQuery) (output, error) {
 	text, args := q.statement()
 	if q.name != nil { // may take long, and the others must not wait for it
 		if !s.store.searches.take(slotTimeout) {
-			return nil, errBusy
+			return nil, unavailable(errors.New("too many searches run at once"))
 		}
 		defer s.store.searches.free()
 	}

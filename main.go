@@ -110,7 +110,7 @@ type server struct {
 	cfg        config
 	log        *slog.Logger // events, masked by maskAttr
 	requestLog *slog.Logger
-	out        *logWriter // both logs, and local codes
+	out        *logWriter // the server's logs, and local codes
 	store      *store
 	files      *os.Root
 	codes      oneTimeCodes
@@ -198,7 +198,7 @@ type health struct {
 
 func (health) validate() fieldErrors { return nil }
 
-// All who ask while a healthCheck is under way get its answer. So a folder that
+// All who ask while a healthCheck is under way wait for it. So a folder that
 // hangs holds one thread, however many ask (E2).
 type healthCheck struct {
 	ended chan struct{} // closed when err is known
@@ -209,16 +209,16 @@ type healthCheck struct {
 // log can't be written (E1).
 func (s *server) getHealth(*request) (output, error) {
 	s.healthMu.Lock()
-	check, timeout := s.health, slotTimeout
+	check := s.health
 	if check == nil {
-		check, timeout = &healthCheck{ended: make(chan struct{})}, dbTimeout
+		check = &healthCheck{ended: make(chan struct{})}
 		s.health = check
 		go s.checkHealth(check)
 	}
 	s.healthMu.Unlock()
 	select {
 	case <-check.ended:
-	case <-time.After(timeout):
+	case <-time.After(dbTimeout):
 		return nil, unavailable(errors.New("the tables or FILES_DIR do not answer in time"))
 	}
 	if check.err != nil {
@@ -539,7 +539,8 @@ func visible(c rune) rune {
 
 // The configuration.
 
-// The values of APP_ENV. Local is for development, without HTTPS and mail.
+// The values of APP_ENV. Local is for development, without HTTPS, and also
+// without a mail server.
 const (
 	envLocal      = "local"
 	envStaging    = "staging"

@@ -7,13 +7,15 @@ package main
 // The life of a code:
 //
 //	the code (the first line that fits)          a request for one
-//	there is none, or it is not for this user    makes one, and mails it
+//	there is none, or it is not for this user    makes one, and mails it (but not for a
+//	                                             user who was signed out in the future)
 //	a mail of it began within codeResend         does nothing, unless that has failed
 //	it is as old as codeRenew, or older          makes a new one in its place
 //	it has had maxGuesses wrong guesses          does nothing
 //	otherwise                                    mails it again
 //
-// The right code signs in once, until codeTTL, if it has had fewer wrong guesses.
+// The right code signs in once, until codeTTL, if it has had fewer wrong guesses
+// than maxGuesses.
 
 import (
 	"bufio"
@@ -119,7 +121,8 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	// The slack is for a request that read the account later, but came first.
+	// The slack is for two requests at once: the one that read the account later
+	// may have made the code.
 	isForUser := code != nil && code.whyRefused(u, clockStep) == ""
 	switch {
 	case u.signedOutAt.After(u.now):
@@ -165,7 +168,7 @@ func (c *oneTimeCodes) makeCode(email string, u *user) *oneTimeCode {
 // mailFailed lets the next request mail at once. The code keeps its age and its
 // guesses, because a stranger can make mails fail, by filling the mailbox. No
 // other mail of the code has begun meanwhile, because codeMaxWait and mailTimeout
-// are no longer than codeResend.
+// together are no longer than codeResend.
 func (c *oneTimeCodes) mailFailed(code *oneTimeCode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,8 +179,8 @@ func (c *oneTimeCodes) mailFailed(code *oneTimeCode) {
 // expired (O2). It does not use the code up; remove does.
 //
 // find counts the wrong guesses at a code, because a flood can make guessLimit
-// forget an address. So each code takes at most maxGuesses, and issue makes a
-// new one at most every codeRenew (L5).
+// forget an address. So each code takes at most maxGuesses, and wrong guesses
+// bring a new one at most every codeRenew (L5).
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -361,7 +364,7 @@ func (m mailer) send(to, subject, text string) error {
 		// net/smtp tries HELO next, and err has only the answer to that. Within
 		// TLS, the answer to EHLO is lost.
 		if m.server.Scheme == "smtp" {
-			err = errors.Join(err, replyToEHLO(bounded.heard))
+			err = errors.Join(replyToEHLO(bounded.heard), err)
 		}
 		return failedStep("EHLO", err)
 	}

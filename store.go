@@ -52,10 +52,10 @@ const (
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
 
-	checkInterval = time.Minute // between two checks of the sessions
+	checkInterval = time.Minute // from a check of the sessions, after an error, to the next one
 
-	// A call of the driver is given up after this many ticks, times the number of
-	// hosts in DATABASE_URL. A paused machine misses ticks.
+	// A call of the driver is given up after more ticks than this, times the number
+	// of hosts in DATABASE_URL. A paused machine misses ticks.
 	hangTick  = 5 * time.Second
 	hangTicks = 6
 )
@@ -147,7 +147,7 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 		var got int64
 		err := rows.Scan(append([]any{&got}, targets()...)...)
 		if got != number {
-			st.failStop(badPooler)
+			st.failStop(badPooler, "error", err)
 		}
 		if err != nil {
 			return err
@@ -195,7 +195,10 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	if err != nil {
 		return nil, err
 	}
-	first, _ := st.statements.LoadOrStore(text, p)
+	first, isKnown := st.statements.LoadOrStore(text, p)
+	if isKnown { // another request was faster
+		p.statement.Close()
+	}
 	return first.(*preparedRead), nil
 }
 
@@ -241,8 +244,8 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 	return rows, prepared.number, nil
 }
 
-// write is like read, for a statement that changes something. It returns
-// errNotSent if PostgreSQL has not got the statement.
+// write is like read, for a statement that changes something. If it returns
+// errNotSent, PostgreSQL has not got the statement.
 //
 // A write must not be sent twice, because PostgreSQL may have committed it
 // before its connection broke (D1). The context has no deadline. At a deadline,
@@ -373,8 +376,12 @@ func (st *store) findMark(conn *sql.Conn) (tx *sql.Tx, mark string, err error) {
 	defer st.end(call)
 	defer st.catch()
 	tx, err = conn.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
-	if err == nil {
-		err = tx.QueryRow("select coalesce(current_setting('hubs.mark', true), '')").Scan(&mark)
+	if err != nil {
+		return nil, "", err
+	}
+	err = tx.QueryRow("select coalesce(current_setting('hubs.mark', true), '')").Scan(&mark)
+	if err != nil {
+		tx.Rollback() // or Close would wait for it, for ever
 	}
 	return tx, mark, err
 }
@@ -389,10 +396,10 @@ func (st *store) failStop(reason string, attrs ...any) {
 	os.Exit(1)
 }
 
-// catch is deferred by functions that call the driver, and that defer nothing
-// after it, because database/sql then holds locks for ever. A panic of lib/pq
-// means that the database has broken its protocol. The place of the connection
-// is lost, and without places every request would be a 503 (D7).
+// catch is the last that a function defers, so that it runs first: after a panic
+// of the driver, database/sql holds locks for ever, and another deferred call
+// could wait for one. Such a panic means that the database has broken its protocol.
+// Its connection's place is lost; without places all requests would be a 503 (D7).
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+

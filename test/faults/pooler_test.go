@@ -298,3 +298,19 @@ func comesTo(want int, number func() int) bool {
 	}
 	return false
 }
+
+// D1, D6: If the database goes away while the server looks for a pooler, the look ends with an error,
+// and gives back what it holds.
+func TestLookForPoolerEndsWithItsConnections(t *testing.T) {
+	t.Parallel()
+	proxy, through := hubstest.FaultProxyURL(t, hubstest.NewDatabase(t))
+	proxy.When("current_setting('hubs.mark'", proxy.Cut)
+	cmd := hubstest.Serve()
+	_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": through})
+	if err == nil {
+		t.Error("got a start, want an error")
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("got exit status %d, want 1", code)
+	}
+}
