@@ -2,7 +2,9 @@ package api
 
 import (
 	"cmp"
+	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,6 +52,8 @@ func TestAllowedPreflightsAreNotLogged(t *testing.T) {
 // read anew.
 func TestHangUpStopsTheServer(t *testing.T) {
 	t.Parallel()
+	// If the tests run under nohup, the server would else inherit that the signal is ignored.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	s, c := start(t, "member")
 	upload := c.StartUpload("a.txt")
 	s.Signal(t, syscall.SIGHUP)
