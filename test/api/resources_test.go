@@ -372,11 +372,12 @@ func draw(schema map[string]any) any {
 	values, _ := valuesOf(schema)
 	if isFree(schema) {
 		words := strings.Fields("North south a B Ä ä é 日本 1 12 % _")
-		text := words[rand.IntN(len(words))]
+		var text strings.Builder
+		text.WriteString(words[rand.IntN(len(words))])
 		for range rand.IntN(3) {
-			text += " " + words[rand.IntN(len(words))]
+			text.WriteString(" " + words[rand.IntN(len(words))])
 		}
-		values = []any{text}
+		values = []any{text.String()}
 	}
 	return values[rand.IntN(len(values))]
 }
