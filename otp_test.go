@@ -338,7 +338,7 @@ func playCodes(history []byte) (steps []string, difference string) {
 		u, code := model.user(email), model.codes[email]
 		step, got, want := "", "", ""
 		switch {
-		case choice < 40: // a request; its mail fails after every fifth
+		case choice < 34: // a request; its mail fails after every fifth
 			step, want = "request for "+email, model.mails(email)
 			issued, err := real.issue(email, u)
 			switch {
@@ -356,6 +356,16 @@ func playCodes(history []byte) (steps []string, difference string) {
 				step += ", whose mail fails"
 				real.mailFailed(issued)
 				code.mailed = time.Time{}
+			}
+		case choice < 40: // another attempt to mail a code
+			step, got, want = "another mail to "+email, "nothing", "nothing"
+			alive := model.alive(email)
+			if alive != nil && alive.guesses < maxGuesses {
+				want = "again"
+			}
+			if code != nil && real.issueAgain(email, code.real) == nil {
+				got = "again"
+				code.mailed = time.Now()
 			}
 		case choice < 76: // wrong guesses, often all at once
 			n := []int{1, 1, 2, maxGuesses - 1, maxGuesses, maxGuesses + 1}[choice%6]
