@@ -64,7 +64,7 @@ func TestExerciseNumber(t *testing.T) {
 // The second exercise finds removals of the row, and shows what each takes out.
 func TestExerciseProof(t *testing.T) {
 	t.Parallel()
-	const command = `grep -A 9 '^== O7' testdata/removals/otp.txt`
+	const command = `grep -A 12 '^== O7' testdata/removals/otp.txt`
 	if !strings.Contains(hubstest.ReadFile(t, "README.md"), command) {
 		t.Errorf("README.md: want the command %s", command)
 	}
