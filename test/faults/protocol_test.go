@@ -81,7 +81,9 @@ func (w *brokenWorld) sweep() {
 	for range 3 {
 		w.putFiles(24*time.Hour, hubstest.Unfinished+"/"+hubstest.NewUUID())
 	}
+	broken := w.database.Broken()
 	w.kill()
+	hubstest.WaitUntil(w.t, "an answer to a sweep", func() bool { return w.database.Broken() > broken })
 }
 
 // kill ends the server that runs now. The unit starts another one.
