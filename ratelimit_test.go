@@ -193,9 +193,12 @@ func FuzzForwardedFor(f *testing.F) {
 		r.RemoteAddr = peer
 		r.Header["X-Forwarded-For"] = []string{sent}
 		got := clientAddress(r, trusted)
-		hops := append(strings.Split(sent, ","), peer)
-		for _, hop := range slices.Backward(hops) {
-			address := parseAddress(strings.TrimSpace(hop))
+		hops := strings.Split(sent, ",")
+		for i := range hops {
+			hops[i] = strings.TrimSpace(hops[i])
+		}
+		for _, hop := range slices.Backward(append(hops, peer)) {
+			address := parseAddress(hop)
 			if address == got {
 				return
 			}

@@ -60,7 +60,7 @@ func TestHealthOfAServerThatIsNot(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	hubstest.Must(t, err)
 	closed.Close()
-	_, hung := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")         // takes connections, and says nothing
+	_, hung := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")                      // takes connections, and says nothing
 	other := httptest.NewServer(http.RedirectHandler("/elsewhere", http.StatusFound)) // not this server
 	t.Cleanup(other.Close)
 	mute := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
