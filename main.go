@@ -539,8 +539,8 @@ func visible(c rune) rune {
 
 // The configuration.
 
-// The values of APP_ENV. Local is for development, without HTTPS, and also
-// without a mail server.
+// The values of APP_ENV. Local is for development: it needs neither HTTPS nor a
+// mail server.
 const (
 	envLocal      = "local"
 	envStaging    = "staging"
