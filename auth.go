@@ -61,22 +61,26 @@ const (
 	whereEmail userCondition = "lower(u.email) = $1" // the address must be in lower case
 )
 
-// loadUser returns nil, and no error, if there is no such user. Its statement
-// returns a row even then, so that its number is checked: no answer of another
-// statement may end a session (D6).
+// loadUser returns nil, and no error, if there is no such user. An answer without
+// rows has no number, so a second statement, which returns a row, confirms it: no
+// answer of another statement may end a session (D6).
 func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 	u := &user{}
-	err := s.store.read(`select coalesce(u.user_id::text, ''), coalesce(u.email, ''),
-		coalesce(u.permission, ''), coalesce(u.suspended, false), coalesce(u.signed_out_at, 'epoch'),
-		t.user_id is not null, clock_timestamp()
-		from (values (1)) always left join users u on `+string(condition)+`
-		left join terms_acceptances t on t.user_id = u.user_id and t.version = $2`,
-		[]any{key, TERMS_VERSION}, &u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt,
-		&u.termsAccepted, &u.now)
-	if err != nil || u.UserID == "" {
-		return nil, err
+	err := s.store.read(`select u.user_id, u.email, u.permission, u.suspended,
+		coalesce(u.signed_out_at, 'epoch'), t.user_id is not null, clock_timestamp()
+		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
+		where `+string(condition), []any{key, TERMS_VERSION},
+		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
+	if !errors.Is(err, sql.ErrNoRows) {
+		return u, err
 	}
-	return u, nil
+	var exists bool
+	err = s.store.read("select exists (select from users u where "+string(condition)+")",
+		[]any{key}, &exists)
+	if err == nil && exists {
+		err = unavailable(errors.New("no row of a user who exists"))
+	}
+	return nil, err
 }
 
 // An e-mail address is a dot-atom (RFC 5322), "@" and a domain, ASCII only.
