@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -121,11 +122,30 @@ func FuzzCookies(f *testing.F) {
 		for _, pair := range [][2]sessionToken{{newest, older}, {older, newest}} {
 			header := before + "; " + ours + s.signToken(pair[0]) + "; " + ours + s.signToken(pair[1]) +
 				"; " + behind
-			r := &request{Request: &http.Request{Header: http.Header{"Cookie": {header}}}}
-			token, err := s.readToken(r)
-			if err != nil || token.UserID != newest.UserID {
-				t.Errorf("Cookie: %q: got the token of %q, error %v, want the newest", header, token.UserID, err)
-			}
+			wantToken(t, s, header, newest)
 		}
 	})
+}
+
+// T9: A token of a clock that was ahead hides no sign-in, however long the process has run.
+func TestTokenOfTheFutureOnEachDay(t *testing.T) {
+	t.Parallel()
+	s := newTokenServer()
+	synctest.Test(t, func(t *testing.T) {
+		for range 3 {
+			good, ahead := newToken(time.Now()), newToken(time.Now().Add(2*time.Hour))
+			name := s.cfg.cookieName
+			wantToken(t, s, name+"="+s.signToken(ahead)+"; "+name+"="+s.signToken(good), good)
+			time.Sleep(24 * time.Hour)
+		}
+	})
+}
+
+// wantToken checks which token counts of a Cookie header.
+func wantToken(t *testing.T, s *server, header string, want sessionToken) {
+	t.Helper()
+	token, err := s.readToken(&request{Request: &http.Request{Header: http.Header{"Cookie": {header}}}})
+	if err != nil || token.UserID != want.UserID {
+		t.Errorf("Cookie: %q: got the token of %q, error %v, want the other", header, token.UserID, err)
+	}
 }

@@ -131,7 +131,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 	cmd.Env = append(cmd.Env, processEnv(serveEnv(env))...)
 	if !isQuiet {
 		s.world = newWorld(t)
-		s.world.apply(cmd)
+		s.world.apply(t, cmd)
 		note(t, s.world)
 	}
 	cmd.Stdout = s.Log

@@ -26,6 +26,8 @@ type world struct {
 	env       map[string]string // of the process
 	umask     string
 	dir       string   // where the process starts; "" is the folder of the test
+	asFiles   bool     // secrets are in files (NAME_FILE)
+	asWords   bool     // DATABASE_URL has the form key=value, and ends in a quoted password
 	killEvery int64    // before each such request, the server's idle connections are killed; 0: never
 	headers   []string // names and values of headers that each request has
 	cookies   [2]string
@@ -90,6 +92,9 @@ func newWorld(t testing.TB) *world {
 		env:   drawEnv(r),
 		umask: oneOf(r, "000", "022", "027", "077"),
 		dir:   oneOf(r, "", "/", os.TempDir()),
+
+		asFiles: oneOf(r, true, false),
+		asWords: oneOf(r, true, false),
 		headers: []string{
 			"Accept-Language", oneOf(r, "de-DE,de;q=0.9", "tr", "*"),
 			"Traceparent", fmt.Sprintf("00-%016x%016x-%016x-01", r.Uint64(), r.Uint64(), r.Uint64()),
@@ -118,13 +123,27 @@ func note(t testing.TB, what any) {
 }
 
 func (w *world) String() string {
-	return fmt.Sprintf("a server with %v, umask %s, in folder %q; %d bytes of cookies before the session's, "+
-		"%d after it; idle connections killed before each request of number %d (0: never)",
-		w.env, w.umask, w.dir, len(w.cookies[0]), len(w.cookies[1]), w.killEvery)
+	return fmt.Sprintf("a server with %v, umask %s, in folder %q; secrets in files: %t, DATABASE_URL as words: %t; "+
+		"%d bytes of cookies before the session's, %d after it; "+
+		"idle connections killed before each request of number %d (0: never)",
+		w.env, w.umask, w.dir, w.asFiles, w.asWords, len(w.cookies[0]), len(w.cookies[1]), w.killEvery)
 }
 
 // apply makes a command start in the world.
-func (w *world) apply(cmd *exec.Cmd) {
+func (w *world) apply(t testing.TB, cmd *exec.Cmd) {
+	for i, setting := range cmd.Env {
+		name, value, _ := strings.Cut(setting, "=")
+		if name == "DATABASE_URL" && w.asWords {
+			value = asWords(value)
+		}
+		isSecret := name == "DATABASE_URL" || name == "SESSION_SECRET" || name == "SMTP_URL"
+		if isSecret && w.asFiles && value != "" {
+			path := NewPath("secret")
+			Must(t, os.WriteFile(path, []byte(value+"\n"), 0o644))
+			name, value = name+"_FILE", path
+		}
+		cmd.Env[i] = name + "=" + value
+	}
 	for name, value := range w.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -135,6 +154,25 @@ func (w *world) apply(cmd *exec.Cmd) {
 		cmd.Args = append([]string{"sh", "-c", `umask ` + w.umask + `; exec "$@"`, "sh", cmd.Path}, cmd.Args[1:]...)
 		cmd.Path = "/bin/sh"
 	}
+}
+
+// asWords returns the URL of a database in the form key=value. If it is none that the harness makes,
+// it stays as it is.
+func asWords(text string) string {
+	u, err := url.Parse(text)
+	if err != nil || u.Port() == "" || u.Query().Has("password") {
+		return text
+	}
+	quote := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace
+	words := fmt.Sprintf("host='%s' port=%s user='%s' dbname='%s'", quote(u.Hostname()), u.Port(),
+		quote(u.User.Username()), quote(strings.TrimPrefix(u.Path, "/")))
+	for name, values := range u.Query() {
+		words += fmt.Sprintf(" %s='%s'", name, quote(values[0]))
+	}
+	if password, ok := u.User.Password(); ok {
+		words += fmt.Sprintf(" password='%s'", quote(password))
+	}
+	return words
 }
 
 // around returns a Cookie header with other people's cookies before and after its own.

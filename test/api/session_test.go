@@ -46,6 +46,9 @@ func TestSessionFollowsAccount(t *testing.T) {
 		if c.Validate.Code == "account_suspended" {
 			// The right code proves that the attempt is the user's own, so the log has the id.
 			waitLogged(t, s, r, `"msg":"refused"`, `"userId"`)
+			// It is used up: it does not wait until the account is active again (O3).
+			s.User(t, "activate", email)
+			s.Client(t).PresentCode(email, code).WantProblem(t, 401, "invalid_code")
 		}
 		if c.Validate.Status != 200 && r.Header.Get("Set-Cookie") != "" {
 			t.Errorf("got a cookie, want none with a refused sign-in: %v", r)

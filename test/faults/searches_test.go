@@ -6,11 +6,13 @@ import (
 	"testing"
 )
 
+// mostSearches is how many searches by name the server runs at the same time.
+const mostSearches = 4
+
 // H6: At most four searches by name run at the same time, whoever sends them: the others wait, and
 // other requests are served.
 func TestSearchesLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
-	const most = 4
 	s, c := start(t)
 	s.AllowErrorsWithAnyOf(unavailable) // of searches that wait for too long
 	hub := location(t, createHub(c, "North"))
@@ -26,11 +28,11 @@ func TestSearchesLeaveRoomForOthers(t *testing.T) {
 	}
 	defer searches.Wait()
 	defer ended.Store(true)
-	s.waitForLocks(most)
+	s.waitForLocks(mostSearches)
 	for range 20 {
 		get(c, "/auth/session").Want(t, 200)
-		if n := s.count(lockWaiters); n > most {
-			t.Errorf("got %d searches at the same time, want at most %d", n, most)
+		if n := s.count(lockWaiters); n > mostSearches {
+			t.Errorf("got %d searches at the same time, want at most %d", n, mostSearches)
 		}
 	}
 	tx.Rollback()
