@@ -29,7 +29,7 @@ const TERMS_VERSION = "2026-11-01"
 
 const (
 	sessionTTL = 60 * 24 * time.Hour // life of a session token and its cookie
-	clockStep  = time.Minute         // a time that is later by less is not from the future
+	clockStep  = time.Minute         // a token that is ahead by no more is not from the future
 	maxToken   = 2 << 10             // bytes; a larger one could take milliseconds
 	maxCookies = 8                   // with our name; to check one costs a signature for each key
 )
@@ -52,6 +52,10 @@ type user struct {
 	now           time.Time // the database's clock when the row was read
 }
 
+// isSignedOutAhead reports whether the clock has gone back behind the sign-out.
+// Until it has caught up, nobody could tell what was issued after it (T9).
+func (u *user) isSignedOutAhead() bool { return u.signedOutAt.After(u.now) }
+
 // A userCondition is part of a statement. Its own type keeps a text of a client
 // from becoming one by mistake (I1).
 type userCondition string
@@ -61,9 +65,9 @@ const (
 	whereEmail userCondition = "lower(u.email) = $1" // the address must be in lower case
 )
 
-// loadUser returns nil, and no error, if there is no such user. An answer without
-// rows has no number, so a second statement, which returns a row, confirms it: no
-// answer of another statement may end a session (D6).
+// loadUser returns nil, and no error, if there is no such user. A second
+// statement confirms it, because an answer without rows may be another
+// statement's (preparedRead, in store.go), and must not end a session (D6).
 func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 	u := &user{}
 	err := s.store.read(`select u.user_id, u.email, u.permission, u.suspended,
@@ -71,8 +75,11 @@ func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 		from users u left join terms_acceptances t on t.user_id = u.user_id and t.version = $2
 		where `+string(condition), []any{key, TERMS_VERSION},
 		&u.UserID, &u.Email, &u.Permission, &u.suspended, &u.signedOutAt, &u.termsAccepted, &u.now)
+	if err == nil {
+		return u, nil
+	}
 	if !errors.Is(err, sql.ErrNoRows) {
-		return u, err
+		return nil, err
 	}
 	var exists bool
 	err = s.store.read("select exists (select from users u where "+string(condition)+")",
@@ -134,8 +141,8 @@ type codeAnswer struct {
 
 func (codeAnswer) validate() fieldErrors { return nil }
 
-// requestCode answers before the account is looked up, so that neither the
-// answer nor its time tells whether there is one (O6).
+// requestCode does not look the account up, so neither the answer nor its time
+// tells whether there is one (O6).
 func (s *server) requestCode(r *request, email string) (output, error) {
 	if !s.scheduleCode(email, r.log()) {
 		return nil, unavailable(errors.New("too many unfinished requests for a code"))
@@ -143,9 +150,8 @@ func (s *server) requestCode(r *request, email string) (output, error) {
 	return codeAnswer{CodeLength: codeLength, ExpiresInSeconds: int(codeTTL.Seconds())}, nil
 }
 
-// guessKey leaves out the client, so that many clients have no more guesses than
-// one (O4). The price is that a stranger who keeps guessing locks an address out of
-// sign-in (O8).
+// guessKey leaves out the client, or many clients would have more guesses than
+// one (O4). The price: who keeps guessing locks an address out of sign-in (O8).
 func guessKey(r *request) string { return r.fields.email() }
 
 type guess struct{ email, code string }
@@ -179,7 +185,7 @@ func (s *server) validateCode(r *request, in guess) (output, error) {
 	if !s.codes.remove(in.email, code) {
 		return nil, errInvalidCode
 	}
-	if u.suspended {
+	if u.suspended { // only now: who has no code does not learn it
 		return nil, errSuspended
 	}
 	// Both times are the database's, in whole seconds. sessionToken.whyRefused
@@ -258,13 +264,13 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 	return token, nil
 }
 
-// whyRefused says in one word, for the log, why a token does not open a session of its
-// user, or returns "". All times are the database's (T2). If its clock has gone
-// back by more than clockStep, a token from before could outlive a sign-out. So
-// it is refused until the clock has caught up (T9).
+// whyRefused returns, in one word for the log, why a token opens no session of
+// its user, or "". All times are the database's (T2). A token of a clock that
+// was ahead by more than clockStep could outlive a sign-out, so it is refused
+// until the clock has caught up (T9).
 func (token sessionToken) whyRefused(u *user) string {
 	switch {
-	case token.IssuedAt.After(u.now.Add(clockStep)), u.signedOutAt.After(u.now):
+	case token.IssuedAt.After(u.now.Add(clockStep)), u.isSignedOutAhead():
 		return "future"
 	case !u.now.Before(token.ExpiresAt.Time):
 		return "expired"
@@ -291,14 +297,15 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 	})
 }
 
-// readToken returns the newest token that verifies. After a change of
-// COOKIE_DOMAIN, a browser sends the old cookie beside the new one (T7). A token
-// from the future comes last, or it would hide each new sign-in.
+// readToken returns the newest token that verifies, of the first maxCookies.
+// After a change of COOKIE_DOMAIN, a browser sends the old cookie beside the new
+// one (T7). A token from the future comes last, or it would hide each new
+// sign-in.
 func (s *server) readToken(r *request) (sessionToken, error) {
 	latest := time.Now().Add(clockStep)
 	issuedAt := func(token sessionToken) time.Time {
 		if token.IssuedAt.After(latest) {
-			return token.IssuedAt.AddDate(-1000, 0, 0)
+			return token.IssuedAt.AddDate(-1000, 0, 0) // older than any other
 		}
 		return token.IssuedAt.Time
 	}
@@ -319,8 +326,8 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 	return *newest, nil
 }
 
-// authorize checks the token, the account, the terms and the role. It reads the
-// account, so a change takes effect with the user's next request (T5).
+// authorize reads the account each time, so a change acts at the user's next
+// request (T5).
 func (s *server) authorize(r *request) error {
 	token, err := s.readToken(r)
 	if err != nil {
@@ -350,6 +357,14 @@ func (s *server) authorize(r *request) error {
 	return nil
 }
 
+// endedIfUserGone returns a 401 if the user of a write was deleted meanwhile.
+func endedIfUserGone(err error) error {
+	if sqlState(err) == "23503" { // foreign_key_violation
+		return unauthenticated("ended")
+	}
+	return err
+}
+
 func parseAcceptance(f fields) (version string, errs fieldErrors) {
 	version = f["version"]
 	errs.requireLength("version", version, 1, 100)
@@ -363,8 +378,8 @@ type acceptanceView struct {
 
 func (acceptanceView) validate() fieldErrors { return nil }
 
-// acceptTerms records the acceptance. The update changes nothing, but returns
-// the row of a user who has accepted before.
+// acceptTerms records the acceptance. The update changes nothing; it returns the
+// row of an earlier one.
 func (s *server) acceptTerms(r *request, version string) (output, error) {
 	if version != TERMS_VERSION {
 		return nil, newProblem(409, "conflict",
@@ -403,7 +418,7 @@ func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
 		}
 		isStrong := len(key) >= 32 && len(different) >= 10
 		settings.require(isStrong && strings.TrimSpace(key) == key,
-			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces")
+			"SESSION_SECRET: each key needs 32 bytes or more, 10 of them different, and no spaces around it")
 		settings.require(key != placeholderKey,
 			"SESSION_SECRET: is the placeholder; make a key of your own")
 		keys.Keys = append(keys.Keys, []byte(key))

@@ -148,7 +148,7 @@ func openFilesDir() (*os.Root, error) {
 
 // probeFiles returns an error if FILES_DIR is gone. It looks by path, because
 // s.files would still see a lost mount. FILES_DIR must lie inside its mount
-// (docs/deploy.md), or a start without it would pass.
+// (docs/deploy.md), or a start without the mount would pass.
 func (s *server) probeFiles() error {
 	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
 	return err
@@ -212,8 +212,8 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
 	// There is certainly no row if PostgreSQL has reported an error of the insert
 	// (a FATAL one ends the connection, perhaps after a commit), or has not got it.
-	hasFailed := sqlState(err) != "" && !isFatal(err) || errors.Is(err, sql.ErrNoRows)
-	rowMayExist = !hasFailed && !errors.Is(err, errNotSent)
+	isRefused := sqlState(err) != "" && !isFatal(err) || errors.Is(err, sql.ErrNoRows)
+	rowMayExist = !isRefused && !errors.Is(err, errNotSent) // on success, too
 	if err != nil {
 		return file{}, endedIfUserGone(err)
 	}
@@ -256,8 +256,7 @@ func syncFolder(files *os.Root) error {
 	return nil
 }
 
-// removeUpload removes the working name last: if the other can't be removed,
-// the sweep finds it by this one.
+// removeUpload removes the working name last, by which the sweep finds both.
 func removeUpload(files *os.Root, id string) error {
 	if err := files.RemoveAll(id); err != nil {
 		return err
@@ -265,8 +264,9 @@ func removeUpload(files *os.Root, id string) error {
 	return files.RemoveAll(path.Join(unfinished, id))
 }
 
-// An uploadForm reads a multipart form with one file. Package multipart reads
-// the body through Read, which keeps the bounds:
+// An uploadForm reads a multipart form with one file, within these bounds.
+// Package multipart reads the body through Read, which keeps all but that of the
+// file.
 //
 //	maxPartHeaders    bytes before the file begins              413
 //	maxFile           bytes of the file                         413
@@ -279,10 +279,12 @@ type uploadForm struct {
 	started time.Time
 
 	received int64 // bytes of the body
-	allowed  int64 // most of received; raised when the file begins, and set when it ends
-	isCut    bool  // Read has refused to go beyond allowed
-	parts    *multipart.Reader
-	part     *multipart.Part // the file
+	// Most of received: maxPartHeaders before the file, maxFile and maxFormBytes in
+	// it, its size and maxFormBytes after it.
+	allowed int64
+	isCut   bool // Read has refused to go beyond allowed
+	parts   *multipart.Reader
+	part    *multipart.Part // the file
 }
 
 func (form *uploadForm) Read(p []byte) (int, error) {
@@ -367,8 +369,7 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	if err == nil {
 		return 0, invalid(fieldError{"file", "must be the only part of the form"})
 	}
-	// Package multipart wraps io.EOF if the form is cut off before the end of
-	// the file.
+	// Package multipart wraps io.EOF if the form is cut off at the end of the file.
 	if err != io.EOF {
 		return 0, err
 	}
@@ -376,10 +377,9 @@ func (form *uploadForm) readFile(out io.Writer) (size int64, err error) {
 	return size, err
 }
 
-// drain reads the rest of a refused upload for a while. A browser that is still
-// sending when the connection is closed shows a network error instead of the
-// answer. A client that sent "Expect: 100-continue" sends nothing until
-// something is read.
+// drain reads the rest of a refused upload for a while, or a browser that is still
+// sending would show a network error instead of the answer. A client that sent
+// "Expect: 100-continue" sends nothing until something is read.
 func (form *uploadForm) drain() {
 	if form.received == 0 && form.request.Header.Get("Expect") != "" {
 		return
@@ -390,7 +390,7 @@ func (form *uploadForm) drain() {
 
 // contentType finds the type of a file by its first bytes, whatever the client
 // says. Text with a "<", which could be SVG or HTML, does not count as text.
-// Nor do bytes that are not UTF-8.
+// Nor do bytes that are not UTF-8. A character that is cut off at the end counts.
 func contentType(content io.ReaderAt, size int64) (string, error) {
 	head := make([]byte, min(size, sniffedBytes))
 	if _, err := content.ReadAt(head, 0); err != nil {
@@ -464,8 +464,8 @@ var inlineTypes = []string{
 // (F2).
 const filePolicy = contentPolicy + "; style-src 'unsafe-inline'; sandbox allow-downloads"
 
-// getFile sends a file. Any signed-in user may read a file whose path they
-// know; its id can't be guessed.
+// getFile sends a file. Any user who has accepted the terms may read a file whose
+// path they know; its id can't be guessed.
 func (s *server) getFile(r *request) (output, error) {
 	f := file{Name: r.PathValue("name")}
 	var errs fieldErrors
@@ -489,7 +489,7 @@ func (s *server) getFile(r *request) (output, error) {
 		return nil, err
 	}
 	isWhole := info.Mode().IsRegular() && info.Size() == f.Size
-	if !isWhole || f.validate() != nil { // (I5)
+	if !isWhole || f.validate() != nil { // nothing of a broken file is sent (I5)
 		return nil, errors.New("the file on disk is not what was uploaded, or its row is invalid")
 	}
 	return sent{}, sendFile(r, f, content)

@@ -356,7 +356,8 @@ func (f fields) trimmed(name string) *string {
 
 func isBlank(c rune) bool { return unicode.IsSpace(c) || c == '\uFEFF' }
 
-// number returns -1, which no field allows, for anything but plain digits.
+// number returns a negative number, which no field allows, for anything but plain
+// digits.
 func (f fields) number(name, fallback string) int {
 	text := f.text(name, fallback)
 	n, err := strconv.Atoi(text)
@@ -392,8 +393,8 @@ func (errs *fieldErrors) requireNumber(name string, n, least, most int) {
 	}
 }
 
-// pathID returns an id from the path, or NULL, which matches no row, if it is
-// no UUID.
+// pathID returns an id from the path, or NULL, which matches no row, if it is no
+// UUID as answers have it.
 func (r *request) pathID(name string) sql.Null[string] {
 	id := r.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}

@@ -124,8 +124,8 @@ type server struct {
 
 	proxyWarning sync.Once
 
-	// The first two are for step 4, the others for routes. A new code resets
-	// none of them (O5).
+	// The first two are for every request, the others for routes. A new code
+	// resets none of them (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -192,25 +192,30 @@ func (s *server) routes() []route {
 	return table
 }
 
-type health struct {
+type healthView struct {
 	Status string `json:"status"`
 }
 
-func (health) validate() fieldErrors { return nil }
+func (healthView) validate() fieldErrors { return nil }
 
-// All who ask while a healthCheck is under way wait for it. So a folder that
-// hangs holds one thread, however many ask (E2).
+// One healthCheck runs at a time, and all who ask meanwhile share it: a folder
+// that hangs holds one thread (E2).
 type healthCheck struct {
 	ended chan struct{} // closed when err is known
 	err   error
 }
 
+// joinTimeout is the longest wait for a healthCheck that another request has
+// begun.
+const joinTimeout = time.Second
+
 // getHealth returns a 503 if a table, a right or FILES_DIR is missing, or if the
 // log can't be written (E1).
 func (s *server) getHealth(*request) (output, error) {
 	s.healthMu.Lock()
-	check := s.health
+	check, patience := s.health, joinTimeout
 	if check == nil {
+		patience = dbTimeout
 		check = &healthCheck{ended: make(chan struct{})}
 		s.health = check
 		go s.checkHealth(check)
@@ -218,13 +223,13 @@ func (s *server) getHealth(*request) (output, error) {
 	s.healthMu.Unlock()
 	select {
 	case <-check.ended:
-	case <-time.After(dbTimeout):
+	case <-time.After(patience):
 		return nil, unavailable(errors.New("the tables or FILES_DIR do not answer in time"))
 	}
 	if check.err != nil {
 		return nil, unavailable(check.err)
 	}
-	return health{"ok"}, nil
+	return healthView{"ok"}, nil
 }
 
 func (s *server) checkHealth(check *healthCheck) {
@@ -378,10 +383,9 @@ func (s *server) isStopping() bool {
 	}
 }
 
-// The log. The line of a request is made from an allow-list, so it
-// needs no mask: a client can write only a request id, an id in the path and an
-// origin into it, in a checked form. Events contain texts of errors, which are
-// masked.
+// The log. The line of a request needs no mask: of a client's texts it has a
+// request id, ids of the path and an origin, all in a checked form. Texts of
+// errors, in events, are masked.
 
 // A logWriter is standard output. It remembers whether the last write has failed.
 type logWriter struct {
@@ -435,7 +439,7 @@ func (s *server) logRequest(r *request, started time.Time) {
 	add("route", r.route.path())
 	for part := range strings.SplitSeq(r.route.path(), "/") {
 		name := strings.Trim(part, "{}") // hubId, if the part is {hubId}
-		if id := r.PathValue(name); isUUID(id) {
+		if id := r.PathValue(name); strings.HasSuffix(name, "Id") && isUUID(id) {
 			add(name, id)
 		}
 	}
@@ -562,8 +566,7 @@ type config struct {
 	maxUploadBytes int64
 }
 
-// A settingReader collects the mistakes in the settings, to report all at once
-// (K1).
+// A settingReader collects mistakes, to report all at once (K1).
 type settingReader []error
 
 func (settings *settingReader) require(ok bool, complaint string) {
@@ -593,8 +596,8 @@ func (settings *settingReader) requirePlain(name, value string) {
 		name+": must not be in quotes, or begin or end with a space or a line break")
 }
 
-// secret reads a setting that may be in a file instead, whose path is in
-// NAME_FILE. Docker, Kubernetes and systemd make such files.
+// secret reads a setting or, as Docker, Kubernetes and systemd make them, the
+// file that NAME_FILE names.
 func (settings *settingReader) secret(name string) string {
 	value := settings.get(name, "")
 	path := settings.get(name+"_FILE", "")
@@ -626,8 +629,8 @@ const (
 	defaultFilesDir = "data/files"
 )
 
-// loadConfig reads the settings, and refuses those that are malformed or
-// dangerous (K3). ADDR and FILES_DIR are checked where they are used.
+// loadConfig refuses settings that are malformed or dangerous (K3). Whether ADDR
+// and FILES_DIR can be used shows where they are.
 func loadConfig() (config, error) {
 	var settings settingReader
 	cfg := config{

@@ -47,7 +47,7 @@ type request struct {
 	route     route       // the zero route if none matches
 	fields    fields      // the input, before it is parsed
 	badFields fieldErrors // its mistakes that no route allows
-	user      *user       // the account; nil without a session
+	user      *user       // the account, also of a session that is refused; or nil
 	session   sessionToken
 }
 
@@ -200,8 +200,7 @@ func (s *server) dispatch(r *request) {
 	}
 }
 
-// addRoute registers a route with the router. Our request travels through it in
-// the context.
+// addRoute registers a route with the router.
 func (s *server) addRoute(rt route) {
 	rt.mustBeValid()
 	s.mux.HandleFunc(rt.pattern, func(_ http.ResponseWriter, httpRequest *http.Request) {
@@ -217,8 +216,8 @@ func (s *server) addRoute(rt route) {
 // errors themselves, its router and http.ServeContent. It drops an error, and
 // passes a success on.
 type errorCatcher struct {
-	*response
-	caught int // status of the error; 0 if there is none
+	*response     // whose ReadFrom sends a file
+	caught    int // status of the error; 0 if there is none
 }
 
 func (w *errorCatcher) WriteHeader(status int) {
@@ -258,7 +257,7 @@ type route struct {
 	pattern  string // method and path
 	access   access
 	status   int                   // of a success; http.ServeContent chooses that of a file
-	input    []string              // names of the fields; if nil, body and query are ignored
+	input    []string              // names of the fields; if nil, only the handler reads body or query
 	isParsed bool                  // set by withInput
 	limit    *limiter              // the endpoint's own, besides the one of step 4
 	limitKey func(*request) string // what limit counts by; "" if the request does not count
@@ -500,14 +499,14 @@ func mediaType(header http.Header) (kind string, params map[string]string) {
 	return kind, params
 }
 
-// Part 4: the answer. answer sends the output of a handler, and fail its error.
+// Part 4: the answer.
 
 type response struct {
 	http.ResponseWriter
 	isHead  bool  // net/http discards the body
 	status  int   // 0 if none was sent
 	bytes   int64 // of the body
-	copyErr error // why a file could not be sent to its end
+	copyErr error // set by ReadFrom: why a file could not be sent to its end
 }
 
 func (w *response) WriteHeader(status int) {
@@ -666,8 +665,8 @@ var (
 		"The file has no such range.")
 )
 
-// unauthenticated returns a 401. The reason (missing, forged, expired, ended or
-// future) is only logged.
+// unauthenticated returns a 401, for a reason: missing, forged, expired, ended or
+// future.
 func unauthenticated(reason string) problem {
 	return newProblem(401, "unauthenticated",
 		"Please sign in: the session is missing, expired or ended.").because(reason)
@@ -703,7 +702,7 @@ const (
 	maxFieldName   = 64 // bytes
 )
 
-// invalid returns a 400 with the first error of each field.
+// invalid returns a 400 with the first error of each field, of maxFieldErrors.
 func invalid(errs ...fieldError) problem {
 	p := newProblem(400, "invalid_request", "The input is not valid.")
 	for _, e := range errs {

@@ -51,7 +51,7 @@ const (
 
 	maxCodeRequests  = 1000                   // unfinished requests for a code
 	codeDelay        = 500 * time.Millisecond // longest random delay before the work
-	codeMaxWait      = 50 * time.Second       // after a request, no attempt to send it begins later
+	codeMaxWait      = 50 * time.Second       // from a request to its last attempt
 	mailPause        = 2 * time.Second        // longest before the second attempt; twice before the third
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
@@ -60,8 +60,6 @@ const (
 
 var codePattern = regexp.MustCompile("^[0-9]{6}$")
 
-// A oneTimeCode works once. It ends codeTTL after it was issued, or after
-// maxGuesses wrong guesses.
 type oneTimeCode struct {
 	digits     string
 	issuedAt   time.Time // monotonic, so a step of the clock changes no age
@@ -73,13 +71,13 @@ type oneTimeCode struct {
 	guesses  int       // wrong guesses
 }
 
-// whyRefused says in one word, for the log, why a code does not sign a user in, or
-// returns "". After a sign-out everywhere, somebody else may have been reading
-// the mailbox (S1). The database's clock may have gone back by more than slack
-// since (T9).
+// whyRefused returns, in one word for the log, why a code signs a user not in,
+// or "". Before a sign-out everywhere, somebody else may have been reading the
+// mailbox (S1). A code of a time that is ahead by more than slack comes from a
+// clock that has gone back (T9).
 func (code *oneTimeCode) whyRefused(u *user, slack time.Duration) string {
 	switch {
-	case code.userReadAt.After(u.now.Add(slack)), u.signedOutAt.After(u.now):
+	case code.userReadAt.After(u.now.Add(slack)), u.isSignedOutAhead():
 		return "future"
 	case code.userID != u.UserID, code.userReadAt.Before(u.signedOutAt):
 		return "ended"
@@ -107,25 +105,23 @@ const (
 	errSignedOutAhead = notDue("the user was signed out in the future, so no code could sign them in")
 )
 
-// issue returns the code to mail to a user, the current one or a new one. It
-// returns an error if no mail is due.
+// issue returns the code to mail to a user, the current one or a new one, or an
+// error if no mail is due.
 //
-// However many clients ask, a mailbox gets one mail per codeResend, unless the
-// code was used, is no longer for this user, or its mail has failed (O7). Until
-// codeRenew, the same code is mailed again, so a stranger who asks for one voids
-// nothing, and whichever mail the user opens has the right code. A code that
-// guesses have ended stays until then: if a new one replaced it at once, each
-// request would bring maxGuesses more (L5).
+// While the same code is mailed again, a stranger who asks for one voids nothing,
+// and whichever mail the user opens has the right code (O7). A code that guesses
+// have ended stays until codeRenew: if a new one replaced it at once, each request
+// would bring maxGuesses more (L5).
 func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	// The slack is for two requests at once: the one that read the account later
-	// may have made the code.
+	// Of two requests at once, the other may have read the account a moment later
+	// and made the code. That is no clock that has gone back.
 	isForUser := code != nil && code.whyRefused(u, clockStep) == ""
 	switch {
-	case u.signedOutAt.After(u.now):
+	case u.isSignedOutAhead():
 		return nil, errSignedOutAhead
 	case isForUser && now.Sub(code.mailedAt) < codeResend:
 		return nil, errJustMailed
@@ -175,12 +171,9 @@ func (c *oneTimeCodes) mailFailed(code *oneTimeCode) {
 	code.mailedAt = time.Time{}
 }
 
-// find returns the code of an address if the digits match and it has not
-// expired (O2). It does not use the code up; remove does.
-//
-// find counts the wrong guesses at a code, because a flood can make guessLimit
-// forget an address. So each code takes at most maxGuesses, and wrong guesses
-// bring a new one at most every codeRenew (L5).
+// find returns the code of an address if the digits match and it has not ended
+// (O2); remove uses it up. It counts wrong guesses itself, because a flood can
+// make guessLimit forget an address (L5).
 func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,9 +192,8 @@ func (c *oneTimeCodes) find(email, digits string) *oneTimeCode {
 	return code
 }
 
-// remove deletes a code. It returns false if that was done before, or the code
-// was replaced. So of several requests that have found the same code, one
-// succeeds.
+// remove deletes a code, unless it is gone or replaced. So of several requests
+// that have found it, one succeeds.
 func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,9 +205,8 @@ func (c *oneTimeCodes) remove(email string, code *oneTimeCode) (removed bool) {
 }
 
 // scheduleCode runs sendCode after a random delay. ok is false if
-// maxCodeRequests are unfinished. Without the delay, the work on a mail would
-// slow down the client's next request, which would tell that the address is
-// known (O10).
+// maxCodeRequests are unfinished. Work at once would slow down the client's next
+// request, and so tell that the address is known (O10).
 func (s *server) scheduleCode(email string, log *slog.Logger) (ok bool) {
 	select {
 	case s.codeSlots <- struct{}{}:
@@ -240,7 +231,7 @@ func randomTime(limit time.Duration) time.Duration {
 // the delay of a client's own mail would tell whether another address has an
 // account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
-	lastStart := time.Now().Add(codeMaxWait)
+	lastStart := time.Now().Add(codeMaxWait - codeDelay)
 	u, err := s.loadUser(whereEmail, email)
 	if err != nil {
 		log.Error("code not sent", "error", err)
@@ -267,15 +258,13 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	}
 }
 
-// mailUntil mails a code. If the mail server refuses for now, such as because it
-// takes few conversations at once, mailUntil tries again after growing pauses,
-// without a slot. The pauses are random, so that mails refused together are not
-// sent together again. A stop of this process cuts a pause short, and the attempt
-// after it is the last.
+// mailUntil mails a code and, if the mail server refuses for now, mails it again
+// after growing pauses, in which it holds no slot. They are random, so that mails
+// refused together don't come back together. A stop of this process cuts a pause
+// short, and the attempt after it is the last.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {
 	for longest := mailPause; ; longest += mailPause {
-		pause := longest/2 + randomTime(longest/2)
 		if !s.mailSlots.take(time.Until(lastStart)) {
 			return code, errors.New("waited too long for other mail")
 		}
@@ -288,6 +277,7 @@ func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog
 			err = s.mailCode(u.Email, code)
 		}
 		s.mailSlots.free()
+		pause := longest/2 + randomTime(longest/2)
 		isLast := s.isStopping() || time.Now().Add(pause).After(lastStart)
 		if isLast || !isRefusedForNow(err) {
 			return code, err
@@ -562,6 +552,9 @@ func mailTest(args []string) error {
 		return usageError("mail-test: \"" + args[0] + "\" is not an ASCII e-mail address")
 	}
 	err := m.send(args[0], "A test", "This mail shows that the server can send mail.\n")
+	if errors.Is(err, errUnconfirmed) {
+		return fmt.Errorf("the mail was perhaps sent: %w", err)
+	}
 	if err != nil {
 		return fmt.Errorf("the mail was not sent: %w", err)
 	}

@@ -21,11 +21,10 @@ import (
 const maxKeys = 65_536
 
 // A limiter keeps a bucket of burst tokens for each key. Each token comes back
-// one period after it was spent. This equals a sliding-window log: at most
-// burst requests pass in any interval of one period (L1), unless dropAnyKey has
-// dropped the key. A bucket that refills continuously would let twice as many
-// pass. The price is memory: about 100 bytes for each key, and up to 16 for
-// each request of the last period.
+// one period after it was spent, so at most burst requests pass in any interval of
+// one period (L1), unless dropAnyKey has dropped the key. A bucket that refills
+// continuously would let twice as many pass. The price is memory: about 100 bytes
+// for each key, and up to 16 for each request of the last period.
 //
 // It keeps only the hash of a key, so that long keys cost no more. Two keys
 // share one with a probability of 2^-64.
@@ -106,8 +105,8 @@ func (l *limiter) sweep(now time.Duration) {
 }
 
 // dropAnyKey makes room, so that nobody is refused because of other clients'
-// keys (L3). A flood can drop the key of an address, and so allow more guesses
-// at its code. Therefore a code counts them, too (see find in otp.go).
+// keys (L3). So a flood can bring more guesses at a code, which counts them, too
+// (find, in otp.go).
 func (l *limiter) dropAnyKey() {
 	for hash := range l.spent {
 		delete(l.spent, hash)
@@ -115,11 +114,10 @@ func (l *limiter) dropAnyKey() {
 	}
 }
 
-// slots is a semaphore: each piece of work under way has one element in the
-// channel.
+// slots is a semaphore, with one element for each piece of work under way.
 type slots chan struct{}
 
-// take waits for a free slot. It reports whether it got one in time.
+// take waits for a slot, and reports whether it got one.
 func (s slots) take(timeout time.Duration) bool {
 	select {
 	case s <- struct{}{}:
@@ -209,7 +207,7 @@ func (s *server) clientLimit(method, path string) *limiter {
 	return s.requestLimit
 }
 
-// The settings of steps 4 and 5.
+// The settings of clients and origins.
 
 const localOrigins = "http://localhost:3000 http://localhost:4200 http://localhost:5173 " +
 	"http://localhost:8081 http://127.0.0.1:3000 http://127.0.0.1:4200 http://127.0.0.1:5173 " +

@@ -48,9 +48,9 @@ var schema string
 const (
 	poolSize         = 8               // connections; on two cores, 16 served no more requests
 	maxSearches      = 4               // statements that may read the whole index of a list
-	slotTimeout      = time.Second     // longest wait for a connection
+	slotTimeout      = time.Second     // longest wait for a connection, or for a place among the searches
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
-	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
+	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket, and more
 
 	checkInterval = time.Minute // from a check of the sessions, after an error, to the next one
 
@@ -146,7 +146,7 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 	for st.next(rows) {
 		var got int64
 		err := rows.Scan(append([]any{&got}, targets()...)...)
-		if got != number {
+		if got != number { // or Scan has failed at the columns of another statement
 			st.failStop(badPooler, "error", err)
 		}
 		if err != nil {
@@ -158,7 +158,7 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 
 var errBusy = unavailable(errors.New("all connections to the database are busy"))
 
-// next and close call the driver. targets does not: a panic in it is our bug.
+// These call the driver. targets does not: a panic in it is our bug.
 func (st *store) next(rows *sql.Rows) bool {
 	defer st.catch()
 	return rows.Next()
@@ -169,17 +169,23 @@ func (st *store) close(rows *sql.Rows) {
 	rows.Close()
 }
 
-// A preparedRead is prepared once, which halves the cost of a read. It returns
-// its number as the first column of each row. If that is another one, the row
-// belongs to another statement (D6). An answer without rows has no number.
+func (st *store) rollback(tx *sql.Tx) {
+	defer st.catch()
+	tx.Rollback()
+}
+
+// A preparedRead is prepared once a connection, which halves the cost of a read.
+// It has a number, made of its text, which each row has as its first column: a
+// row with another number belongs to another statement (D6). An answer without
+// rows has no number.
 type preparedRead struct {
 	statement  *sql.Stmt
 	number     int64
 	parameters int
 }
 
-// prepare takes the number from the text, so that two servers behind the same
-// pooler use the same numbers.
+// prepare makes the number of the text, so that no two servers behind a pooler
+// give the same number to two statements.
 func (st *store) prepare(text string) (*preparedRead, error) {
 	known, isKnown := st.statements.Load(text)
 	if isKnown {
@@ -227,16 +233,8 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 	switch state := sqlState(err); {
 	case state == "0A000": // the type of a column was changed
 		st.statements.Delete(text)
-	case slices.Contains(sessionErrors, state) && !isFatal(err) && st.checking.TryLock():
-		go func() {
-			if err := st.checkSessions(); err != nil {
-				st.log.Warn("not looked for a pooler in transaction mode", "error", err)
-			}
-			st.db.SetMaxIdleConns(0) // closes the connection of the error, which is idle now
-			st.db.SetMaxIdleConns(poolSize)
-			time.Sleep(checkInterval)
-			st.checking.Unlock()
-		}()
+	case slices.Contains(sessionErrors, state) && !isFatal(err):
+		go st.checkSessionsAgain()
 	}
 	if err != nil {
 		return nil, 0, classify(err)
@@ -244,14 +242,9 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 	return rows, prepared.number, nil
 }
 
-// write is like read, for a statement that changes something. If it returns
-// errNotSent, PostgreSQL has not got the statement.
-//
-// A write must not be sent twice, because PostgreSQL may have committed it
-// before its connection broke (D1). The context has no deadline. At a deadline,
-// lib/pq would cancel the statement. If PostgreSQL was waiting for its standby
-// (the copy on another machine, which takes over if this one is lost), it would
-// then report success.
+// write is like read, for a statement that changes something. It must not be sent
+// twice, because PostgreSQL may have committed it before its connection broke
+// (D1). With errNotSent, PostgreSQL has not got it.
 func (st *store) write(text string, args []any, dest ...any) error {
 	if !st.slots.take(slotTimeout) {
 		return fmt.Errorf("%w: %w", errNotSent, errBusy)
@@ -267,6 +260,8 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return st.writeOn(conn, text, args, dest)
 }
 
+// At a deadline of the context, lib/pq would cancel the statement. If PostgreSQL was
+// waiting for its standby, the copy that takes over, it would report success.
 func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
 	defer st.catch()
 	rows, err := conn.QueryContext(context.Background(), text, args...)
@@ -313,12 +308,11 @@ func drop(conn *sql.Conn) {
 }
 
 // checkSessions ends the process if a pooler in transaction mode stands before
-// the database, because such a pooler runs the statements of one session on the
-// connection of another (D6). Each session sets a mark of its own. Then, in the
-// opposite order, each looks for its mark within a transaction, and all stay
-// open. So whether a pooler hands out the connection that came back last, or all
-// in turn, one session finds another mark. If a pooler has one connection only,
-// the second transaction gets no answer.
+// the database: such a pooler runs one session's statements on another's
+// connection (D6). Each session sets a mark. Then, the last one first, each begins
+// a transaction and looks for its mark, and none ends until all have looked. So
+// whether a pooler hands out the connection that came back last, or all in turn,
+// one session finds another's mark. With one connection, the second gets no answer.
 func (st *store) checkSessions() error {
 	marks := map[*sql.Conn]string{}
 	var conns []*sql.Conn
@@ -346,12 +340,26 @@ func (st *store) checkSessions() error {
 		if err != nil {
 			return err
 		}
-		defer tx.Rollback()
+		defer st.rollback(tx)
 		if mark != marks[conn] {
 			st.failStop(badPooler)
 		}
 	}
 	return nil
+}
+
+// checkSessionsAgain looks for a pooler at most once per checkInterval.
+func (st *store) checkSessionsAgain() {
+	if !st.checking.TryLock() {
+		return
+	}
+	defer st.checking.Unlock()
+	if err := st.checkSessions(); err != nil {
+		st.log.Warn("not looked for a pooler in transaction mode", "error", err)
+	}
+	st.db.SetMaxIdleConns(0) // closes all idle connections, and so that of the error
+	st.db.SetMaxIdleConns(poolSize)
+	time.Sleep(checkInterval)
 }
 
 func (st *store) markedConn() (conn *sql.Conn, mark string, err error) {
@@ -398,8 +406,8 @@ func (st *store) failStop(reason string, attrs ...any) {
 
 // catch is the last that a function defers, so that it runs first: after a panic
 // of the driver, database/sql holds locks for ever, and another deferred call
-// could wait for one. Such a panic means that the database has broken its protocol.
-// Its connection's place is lost; without places all requests would be a 503 (D7).
+// could wait for one. The database has then broken its protocol, and the place of
+// its connection is lost (D7).
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
@@ -491,7 +499,7 @@ func (st *store) probe() error {
 				(select user_id, version, accepted_at from terms_acceptances) t,
 				(select file_id, user_id, name, content_type, size, created_at from files) f,
 				(select `+hubColumns+`, name_lower from hubs) h
-				where false) then 'never' end)`, nil, &missing)
+				where false) then 'never' end) -- the rights on each column are checked all the same`, nil, &missing)
 	if err == nil && missing != "" {
 		return fmt.Errorf("%w: %s", errMissingRights, missing)
 	}
@@ -501,8 +509,8 @@ func (st *store) probe() error {
 var errMissingRights = errors.New("the database role lacks rights (run deploy/roles.sql)")
 
 // warnOfRights warns of what the role may do to the tables beyond
-// deploy/roles.sql, or what would let it do so. If it may write users, an SQL
-// injection could make an administrator.
+// deploy/roles.sql, on any of their columns, or what would let it do so. If it may
+// write users, an SQL injection could make an administrator.
 func (st *store) warnOfRights() {
 	var rights string
 	err := st.read(`select case when rolsuper then 'superuser' else concat_ws(', ',
@@ -537,14 +545,6 @@ func orNotFound(err error) error {
 	return err
 }
 
-// endedIfUserGone returns a 401 if the user of a write was deleted meanwhile.
-func endedIfUserGone(err error) error {
-	if sqlState(err) == "23503" { // foreign_key_violation
-		return unauthenticated("ended")
-	}
-	return err
-}
-
 // sqlState returns PostgreSQL's code of an error (manual, appendix A), or "".
 func sqlState(err error) string {
 	dbErr, ok := errors.AsType[*pq.Error](err)
@@ -554,11 +554,12 @@ func sqlState(err error) string {
 	return string(dbErr.Code)
 }
 
-// outageClasses are the classes of SQLSTATEs whose cause may soon pass. All
+// outageClasses are the classes of SQLSTATEs whose cause may soon pass. Most
 // others mean a bug or a wrong setup.
 var outageClasses = []string{
 	"0A", // the type of a column was changed after its statement was prepared
 	"25", // the server has become read-only
+	"28", // a password was changed; in other languages than English, FATAL has another name
 	"40", // serialization, deadlock
 	"53", // resources
 	"55", // a lock was not free in time
@@ -566,16 +567,15 @@ var outageClasses = []string{
 	"58", // system, such as a failed disk
 }
 
-// classify turns a failure of the database into a 503, so that nobody gets or
-// loses a session through it (Z2). An error that PostgreSQL reports stays as it
-// is, unless its cause may soon pass.
+// classify turns what may soon pass into a 503, so that nobody gets or loses a
+// session through it (Z2): what PostgreSQL has not reported, because the
+// connection could not be made or is broken, what it has reported as FATAL,
+// because it refuses or ends the connection, and the outageClasses.
 func classify(err error) error {
 	if err == nil {
 		return nil
 	}
 	dbErr, isReported := errors.AsType[*pq.Error](err)
-	// Without a report, the connection could not be made or is broken. FATAL
-	// means that PostgreSQL refuses it.
 	if !isReported || isFatal(err) {
 		return unavailable(err)
 	}
@@ -682,8 +682,8 @@ func isUnverified(cfg pq.Config) bool {
 			addr, _ = netip.ParseAddr(h.Host)
 		}
 		isSocket := strings.HasPrefix(h.Host, "/") || strings.HasPrefix(h.Host, "@")
-		isNamed := !addr.IsValid() && (h.Host == "localhost" || isSocket) // hostaddr counts first
-		return !isNamed && !addr.IsLoopback()
+		hasLocalName := !addr.IsValid() && (h.Host == "localhost" || isSocket) // hostaddr counts first
+		return !hasLocalName && !addr.IsLoopback()
 	})
 }
 
