@@ -50,7 +50,7 @@ const (
 	maxSearches      = 4               // statements that may read the whole index of a list
 	slotTimeout      = time.Second     // longest wait for a connection, or for a place among the searches
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
-	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket, and more
+	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
 
 	checkInterval = time.Minute // from a check of the sessions, after an error, to the next one
 
@@ -406,8 +406,7 @@ func (st *store) failStop(reason string, attrs ...any) {
 
 // catch is the last that a function defers, so that it runs first: after a panic
 // of the driver, database/sql holds locks for ever, and another deferred call
-// could wait for one. The database has then broken its protocol, and the place of
-// its connection is lost (D7).
+// could wait for one. The connection's place in the pool is lost, too (D7).
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
@@ -484,7 +483,8 @@ const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'selec
 	('hubs', 'delete'), ('files', 'select'), ('files', 'insert')) granted (name, operation)`
 
 // probe returns an error if a table or a column can't be read, such as because
-// a policy would hide rows (D8), or if a right is missing. It reads no row.
+// a policy would hide rows (D8), or if a right is missing. It reads no row, but
+// PostgreSQL checks the rights on each column.
 func (st *store) probe() error {
 	var missing string
 	err := st.read(`select concat_ws(', ',
@@ -499,7 +499,7 @@ func (st *store) probe() error {
 				(select user_id, version, accepted_at from terms_acceptances) t,
 				(select file_id, user_id, name, content_type, size, created_at from files) f,
 				(select `+hubColumns+`, name_lower from hubs) h
-				where false) then 'never' end) -- the rights on each column are checked all the same`, nil, &missing)
+				where false) then 'never' end)`, nil, &missing)
 	if err == nil && missing != "" {
 		return fmt.Errorf("%w: %s", errMissingRights, missing)
 	}

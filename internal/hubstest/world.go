@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -163,16 +164,19 @@ func asWords(text string) string {
 	if err != nil || u.Port() == "" || u.Query().Has("password") {
 		return text
 	}
-	quote := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace
-	words := fmt.Sprintf("host='%s' port=%s user='%s' dbname='%s'", quote(u.Hostname()), u.Port(),
-		quote(u.User.Username()), quote(strings.TrimPrefix(u.Path, "/")))
+	password, _ := u.User.Password()
+	words := []string{"host", u.Hostname(), "port", u.Port(), "user", u.User.Username(),
+		"dbname", strings.TrimPrefix(u.Path, "/")}
 	for name, values := range u.Query() {
-		words += fmt.Sprintf(" %s='%s'", name, quote(values[0]))
+		words = append(words, name, values[0])
 	}
-	if password, ok := u.User.Password(); ok {
-		words += fmt.Sprintf(" password='%s'", quote(password))
+	words = append(words, "password", password)
+	quote := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace
+	var pairs []string
+	for pair := range slices.Chunk(words, 2) {
+		pairs = append(pairs, fmt.Sprintf("%s='%s'", pair[0], quote(pair[1])))
 	}
-	return words
+	return strings.Join(pairs, " ")
 }
 
 // around returns a Cookie header with other people's cookies before and after its own.
