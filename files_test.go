@@ -143,11 +143,13 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 	t.Parallel()
 	var log hubstest.Log
 	s, dir := newFilesServer(t, &log)
-	id := hubstest.NewUUID()
+	id, other := hubstest.NewUUID(), hubstest.NewUUID()
 	working := filepath.Join(dir, unfinished, id)
-	hubstest.Must(t, os.WriteFile(working, nil, 0o600))
 	synctest.Test(t, func(t *testing.T) {
-		hubstest.Must(t, os.Chtimes(working, time.Now(), time.Now()))
+		for _, path := range []string{working, filepath.Join(dir, unfinished, other)} {
+			hubstest.Must(t, os.WriteFile(path, nil, 0o600))
+			hubstest.Must(t, os.Chtimes(path, time.Now(), time.Now()))
+		}
 		go s.sweepUploads()
 		time.Sleep(transferTimeout(s.cfg.maxUploadBytes+maxFormBytes) + sweepReserve)
 		if got := log.Count(id); got != 0 {
@@ -158,7 +160,7 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 			t.Error("the working name was removed although the database was away: ", err)
 		}
 		hubstest.Must(t, os.RemoveAll(filepath.Dir(working)))
-		time.Sleep(sweepInterval)
+		time.Sleep(2 * sweepInterval)
 		before := log.Count(`"the sweep of an unfinished upload failed"`, id)
 		hubstest.Must(t, os.Mkdir(filepath.Dir(working), 0o700))
 		hubstest.Must(t, os.WriteFile(working, nil, 0o600))
@@ -170,8 +172,10 @@ func TestSweepSparesRunningUploads(t *testing.T) {
 		close(s.stopping)
 		time.Sleep(2 * sweepInterval) // sweepUploads ends
 	})
-	if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got < 2 {
-		t.Errorf("got %d failed sweeps of an abandoned upload, want 2 or more:\n%s", got, &log)
+	for _, id := range []string{id, other} { // the failure at one does not end a round
+		if got := log.Count(`"the sweep of an unfinished upload failed"`, id); got < 2 {
+			t.Errorf("got %d failed sweeps of an abandoned upload, want 2 or more:\n%s", got, &log)
+		}
 	}
 	if log.Count("the sweep of unfinished uploads failed") == 0 {
 		t.Errorf("got no failed sweep without the folder, want some:\n%s", &log)

@@ -507,7 +507,8 @@ func (c *smtpConversation) extensions() string {
 		list = append(list, "STARTTLS")
 	}
 	if c.m.opts.User != "" {
-		list = append(list, "AUTH "+c.m.opts.Mechanism)
+		mechanisms := []string{c.m.opts.Mechanism, strings.ToLower(c.m.opts.Mechanism)}
+		list = append(list, "AUTH "+mechanisms[c.m.intN(2)]) // their case means nothing (RFC 4422)
 	}
 	first := c.m.intN(len(list))
 	list = append(list[first:], list[:first]...)

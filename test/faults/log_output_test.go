@@ -49,7 +49,10 @@ func TestServerOutlivesTheReaderOfItsLog(t *testing.T) {
 	cmd := exec.Command("cat", fifo)
 	cmd.Stdout = next
 	hubstest.Must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Wait() })
+	t.Cleanup(func() {
+		cmd.Process.Kill() // or it would wait for the server, which ends later
+		cmd.Wait()
+	})
 	hubstest.WaitFor(t, "status of /healthz with a reader", 200, func() int { return get(c, "/healthz").Status })
 	get(c, "/auth/session").Want(t, 200)
 	next.WaitFor(t, "/auth/session", `"status":200`)
