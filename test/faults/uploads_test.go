@@ -129,8 +129,7 @@ func TestUnfinishedUploadsAreSwept(t *testing.T) {
 }
 
 // If the insert of an upload's row gets no answer, the client gets a 503. The server can't know
-// whether the row was written, so it keeps the bytes, and does not send the insert again. Here the
-// row was written: the file is served, also after a sweep.
+// whether the row was written, so it keeps the bytes, and does not send the insert again.
 func TestUploadRowIsUnanswered(t *testing.T) {
 	t.Parallel()
 	for name, breakAtInsert := range map[string]func(s *service){
@@ -148,16 +147,39 @@ func TestUploadRowIsUnanswered(t *testing.T) {
 			breakAtInsert(s)
 			wantUnavailable(t, sendUpload(c, "a.txt"))
 			s.proxy.Resume()
-			s.waitFiles(2) // the final and the working name
-			id := filepath.Base(s.WorkingFiles(t)[0])
-			path := "/files/" + id + "/a.txt"
-			c.WantFile(path, "content")
-			s.AgeUnfinished(t)
-			s.waitSwept()
-			s.WantStored(t, 1)
-			c.WantFile(path, "content")
+			s.wantKept(c)
 		})
 	}
+}
+
+// wantKept checks that the bytes of an upload are kept though its answer was a failure, because its row
+// was written: the file is served, also after a sweep.
+func (s *service) wantKept(c *hubstest.Client) {
+	s.t.Helper()
+	s.waitFiles(2) // the final and the working name
+	id := filepath.Base(s.WorkingFiles(s.t)[0])
+	path := "/files/" + id + "/a.txt"
+	c.WantFile(path, "content")
+	s.AgeUnfinished(s.t)
+	s.waitSwept()
+	s.WantStored(s.t, 1)
+	c.WantFile(path, "content")
+}
+
+// A FATAL error can end a connection after the row was written, such as at a stop of PostgreSQL. So it
+// proves nothing about the row.
+func TestFatalErrorProvesNothing(t *testing.T) {
+	t.Parallel()
+	database := hubstest.NewDatabase(t)
+	broken, through := newBrokenPostgres(t, database)
+	s, c := startOn(t, through)
+	s.AllowErrorsWithAnyOf(unavailable)
+	s.Database = database
+	broken.Break(flaw{Kinds: "D", Break: instead('E', "SFATAL\x00VFATAL\x00C57P01\x00Mstopped\x00\x00")},
+		"insert into files")
+	wantUnavailable(t, sendUpload(c, "a.txt"))
+	broken.Mend()
+	s.wantKept(c)
 }
 
 // An upload whose insert was not sent leaves nothing. A read-only database answers reads, so every
