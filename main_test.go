@@ -697,6 +697,10 @@ func TestFiguresOfSecurityFollow(t *testing.T) {
 			t.Errorf("SECURITY.md: want %q, as %s make it", want, sentence.constants)
 		}
 	}
+	life := fmt.Sprintf("session cookie, which lasts %d days", sessionTTL/day)
+	if !strings.Contains(openAPI, life) {
+		t.Errorf("web/openapi.json: want %q, as sessionTTL makes it", life)
+	}
 }
 
 // constantDeclaration matches constants of a package, or one that is a number.

@@ -303,9 +303,24 @@ func TestFiltersFindTheirValues(t *testing.T) {
 						wantFound(t, admin.In(t), list, path, f, o[f.member], all)
 					}
 				}
+				m.create(t, collection, path, object{f.member: values[0]})
+				wantNextOfItsList(t, admin.In(t), list, path, url.Values{f.Name: {asText(values[0])}})
 			})
 		}
 	}
+}
+
+// wantNextOfItsList checks that next, of a list with a filter, leads on in no other list (I2). At least
+// two items must have the value.
+func wantNextOfItsList(t *testing.T, c *hubstest.Client, list hubstest.Operation, path string, query url.Values) {
+	t.Helper()
+	hasAfter := slices.ContainsFunc(list.Fields, func(f hubstest.Field) bool { return f.Name == "after" })
+	if !hasAfter {
+		return
+	}
+	query.Set("limit", "1")
+	next := c.Get(path+"?"+query.Encode()).Must(t, 200).Field(t, "next")
+	c.Get(path+"?after="+url.QueryEscape(next)).WantProblem(t, 400, "invalid_request")
 }
 
 // wantFound compares what a filter finds with what it must find of all the items. If it searches, so
