@@ -46,6 +46,7 @@ func TestEachPatch(t *testing.T) {
 			apply(t, folder, patch)
 			run(t, folder, "go", "test", ".", "./tools/prove")
 			run(t, folder, "go", "test", "-count=1", "-run="+tests, "./test/api")
+			run(t, folder, "go", "test", "-count=1", "-run=TestLeastPrivilegeRole|TestRolesFollow", "./test/deploy")
 			if strings.HasPrefix(filepath.Base(patch), "remove-files") {
 				run(t, folder, "go", "test", "-count=1", "-run=TestDeletionThatIsCutOff", "./test/faults")
 			}
