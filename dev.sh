@@ -254,11 +254,9 @@ test_all() {
 	export HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_BINARY=$tmp/hubs
 	go build -buildvcs=false -race -o "$HUBS_BINARY" .
 	go test -race . || failed=1
-	# Browsers and compilers take whole cores, so they don't run beside tests that count within a period.
-	go test -count=1 -timeout=20m -parallel 8 ./internal/... ./tools/... ./test/api || failed=1
+	# These wait most of their time. Browsers and compilers take whole cores, so they come afterwards.
+	go test -count=1 -timeout=20m -p 3 -parallel 8 ./internal/... ./tools/... ./test/{api,faults,deploy} || failed=1
 	go test -count=1 -timeout=20m -p 2 -parallel 8 -skip=Accessible ./test/{browser,clients} || failed=1
-	go test -count=1 -timeout=10m -parallel 8 ./test/faults || failed=1
-	go test -count=1 -timeout=10m ./test/deploy || failed=1
 	return "$failed"
 }
 
