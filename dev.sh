@@ -12,7 +12,7 @@ usage() {
 		./dev.sh user ...         the server's user commands, on that server's database
 		./dev.sh tour [URL]       the whole flow with curl, against a server of its own or that at URL
 		./dev.sh test [FLAG...]   what every change needs: units and the API, a minute
-		./dev.sh test all         everything but soak and bench, with the race detector
+		./dev.sh test all         all but guide, fuzz, soak and bench, with the race detector
 		./dev.sh test guide       the patches of examples/, applied and tested
 		./dev.sh prove [ROW...]   takes protections out and shows that the tests notice
 		./dev.sh fuzz             each fuzz target for FUZZTIME, or 3 s

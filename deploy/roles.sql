@@ -6,7 +6,7 @@
 -- There are two roles. hubs_owner owns the tables; `hubs migrate` and `hubs user …` connect as it.
 -- hubs_server is what `hubs serve` connects as. It has no DDL and can't write users, so that not
 -- even an SQL injection makes an administrator, wakes a suspended account or brings an ended
--- session back. (At its start the server warns in its log of rights on the tables beyond these.)
+-- session back. (On staging and production the server warns at its start of rights beyond these.)
 --
 -- No other role keeps a right on the tables. A NOTICE says what was taken from whom, a WARNING what
 -- could not be taken, with the statement that takes it. For reports, make views in another schema.
