@@ -143,9 +143,11 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 		return err
 	}
 	defer st.close(rows)
+	var got int64
+	dest := []any{&got}
 	for st.next(rows) {
-		var got int64
-		err := rows.Scan(append([]any{&got}, targets()...)...)
+		dest = append(dest[:1], targets()...)
+		err := rows.Scan(dest...)
 		if got != number { // or Scan has failed at the columns of another statement
 			st.failStop(badPooler, "error", err)
 		}
@@ -175,17 +177,15 @@ func (st *store) rollback(tx *sql.Tx) {
 }
 
 // A preparedRead is prepared once a connection, which halves the cost of a read.
-// It has a number, made of its text, which each row has as its first column: a
-// row with another number belongs to another statement (D6). An answer without
-// rows has no number.
+// It has a number, made of its text so that two servers behind a pooler agree,
+// which each row has as its first column: a row with another number belongs to
+// another statement (D6). An answer without rows has no number.
 type preparedRead struct {
 	statement  *sql.Stmt
 	number     int64
 	parameters int
 }
 
-// prepare makes the number of the text, so that no two servers behind a pooler
-// give the same number to two statements.
 func (st *store) prepare(text string) (*preparedRead, error) {
 	known, isKnown := st.statements.Load(text)
 	if isKnown {
