@@ -12,7 +12,7 @@ usage() {
 		./dev.sh user ...         the server's user commands, on that server's database
 		./dev.sh tour [URL]       the whole flow with curl, against a server of its own or that at URL
 		./dev.sh test [FLAG...]   what every change needs: units and the API, a minute
-		./dev.sh test all         all but guide, fuzz, soak and bench, with the race detector
+		./dev.sh test all         all but fuzz, soak and bench, with the race detector
 		./dev.sh test guide       the patches of examples/, applied and tested
 		./dev.sh prove [ROW...]   takes protections out and shows that the tests notice
 		./dev.sh fuzz             each fuzz target for FUZZTIME, or 3 s
@@ -254,9 +254,12 @@ test_all() {
 	export HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_BINARY=$tmp/hubs
 	go build -buildvcs=false -race -o "$HUBS_BINARY" .
 	go test -race . || failed=1
-	# These wait most of their time. Browsers and compilers take whole cores, so they come afterwards.
-	go test -count=1 -timeout=20m -p 3 -parallel 8 ./internal/... ./tools/... ./test/{api,faults,deploy} || failed=1
-	go test -count=1 -timeout=20m -p 2 -parallel 8 -skip=Accessible ./test/{browser,clients} || failed=1
+	# Those that wait run at the same time. test/deploy counts within a second, so it runs alone.
+	go test -count=1 -timeout=20m -p 2 -parallel 8 ./internal/... ./tools/... ./test/{api,faults} || failed=1
+	go test -count=1 -timeout=10m ./test/deploy || failed=1
+	# Browsers and compilers take whole cores. Without axe-core, the tests of accessibility are left to .ci/run.
+	go test -count=1 -timeout=20m -p 2 -parallel 8 -skip="$([ -n "${AXE_JS:-}" ] || echo Accessible)" \
+		./test/{browser,clients,guide} || failed=1
 	return "$failed"
 }
 

@@ -38,10 +38,8 @@ func apply(t *testing.T, folder, patch string) {
 // Each patch applies to this tree. Then the first tier passes, and so do the tests of what a patch
 // changes. TestAllPatchesAfterTheRename runs all.
 func TestEachPatch(t *testing.T) {
-	t.Parallel()
 	for _, patch := range patches(t) {
 		t.Run(filepath.Base(patch), func(t *testing.T) {
-			t.Parallel()
 			folder := copyTree(t)
 			apply(t, folder, patch)
 			run(t, folder, "go", "test", ".", "./tools/prove")
@@ -57,7 +55,6 @@ func TestEachPatch(t *testing.T) {
 // After the module was renamed as docs/yours.md says, the patches apply together, in any order, and
 // make the same files. Then all that ./dev.sh test runs passes.
 func TestAllPatchesAfterTheRename(t *testing.T) {
-	t.Parallel()
 	renamed := func() (folder string) {
 		folder = copyTree(t)
 		run(t, folder, "git", "init", "-q")
