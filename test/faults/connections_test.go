@@ -68,6 +68,19 @@ func TestStartWithFewConnections(t *testing.T) {
 	}
 }
 
+// D5: After a failover, a connection may lead to the old primary, however busy it is. So each ends within
+// a minute, a busy one too.
+func TestBusyConnectionsEnd(t *testing.T) {
+	t.Parallel()
+	const life = time.Minute
+	s, c := start(t, hubstest.Quiet) // nobody else ends connections
+	for end := time.Now().Add(life + 5*time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		hubstest.WantStatuses(t, getAtOnce(t, pool, c, "/auth/session"), map[int]int{200: pool})
+	}
+	s.wantRows(0, otherConns+" and usename = 'hubs_server' and backend_start < now() - $1::interval",
+		fmt.Sprint((life + 2*time.Second).Seconds(), " seconds"))
+}
+
 // waitForNoConnections waits until PostgreSQL has ended all connections of a server that has ended.
 func (s *service) waitForNoConnections() {
 	s.t.Helper()
