@@ -14,6 +14,7 @@ import (
 
 var (
 	messageID   = regexp.MustCompile(`^<[A-Z2-7]{26}@example\.com>$`)
+	offset      = regexp.MustCompile(`^[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8} [+-][0-9]{4}$`)
 	messageText = regexp.MustCompile(
 		`(?s)^Your sign-in code for example\.com is [0-9]+\..*within ([0-9]+) minutes`)
 	messageLine = regexp.MustCompile(`^[ -~]{0,78}$`)
@@ -48,6 +49,9 @@ func TestMailIsWellFormed(t *testing.T) {
 	}
 	date, _ := message.Header.Date() // the zero time if it is malformed
 	wantNow(t, "Date", date)
+	if text := message.Header.Get("Date"); !offset.MatchString(text) { // RFC 5322 3.3: no name of a zone
+		t.Errorf("Date: got %q, want a match of %s", text, offset)
+	}
 	if id := message.Header.Get("Message-Id"); !messageID.MatchString(id) {
 		t.Errorf("Message-ID: got %q, want a match of %s", id, messageID)
 	} else if another := s.Mail.WaitMail(t, askForNewUser(t, s)); strings.Contains(another.Data, id) {

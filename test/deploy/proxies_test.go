@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
+	"net/netip"
 	"net/url"
 	"os"
 	"regexp"
@@ -473,4 +476,41 @@ func TestVisitorsOfAnEdgeHaveLimitsOfTheirOwn(t *testing.T) {
 		got := s.Log.Count(`"client":"198.51.100.`)
 		hubstest.WantEqual(t, "requests from addresses that a client chose", got, 0)
 	})
+}
+
+// L2: nginx counts an IPv6 client by its /64, whatever bytes its address has. Its pattern matches
+// bytes, among them those of a line break.
+func TestEveryByteOfAnAddress(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t, productionEnv(t))
+	p := startProxyWith(t, "nginx", []string{
+		"#set_real_ip_from 192.0.2.0/24", "set_real_ip_from 127.0.0.0/8",
+		"#real_ip_header", "real_ip_header",
+		"rate=1200r/s", "rate=1r/m", // so the second request of a client is a 429
+		"limit_req zone=rates burst=1200 nodelay", "limit_req zone=rates",
+	}, s.Addr)
+	c := p.clientFrom(s, newAddress())
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, place := range []int{0, 1, 7, 8, 15} {
+		for value := range 256 {
+			var one, other [16]byte // of one network
+			binary.BigEndian.PutUint64(one[:], random.Uint64())
+			binary.BigEndian.PutUint64(one[8:], random.Uint64())
+			one[0] = 0x20 // or it could be an IPv4 address
+			one[place] = byte(value)
+			copy(other[:], one[:8])
+			binary.BigEndian.PutUint64(other[8:], random.Uint64())
+			if place == 0 && value == 0 {
+				continue
+			}
+			for i, address := range [][16]byte{one, other} {
+				r, err := c.Try("GET /auth/session", nil, "X-Forwarded-For", netip.AddrFrom16(address).String())
+				hubstest.Must(t, err)
+				if (r.Status == 429) != (i == 1) {
+					t.Errorf("got %d for request %d of the /64 of %v, want a 429 for the second only",
+						r.Status, i+1, netip.AddrFrom16(address))
+				}
+			}
+		}
+	}
 }
