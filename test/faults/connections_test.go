@@ -78,7 +78,7 @@ func TestBusyConnectionsEnd(t *testing.T) {
 		hubstest.WantStatuses(t, getAtOnce(t, pool, c, "/auth/session"), map[int]int{200: pool})
 	}
 	s.wantRows(0, otherConns+" and usename = 'hubs_server' and backend_start < now() - $1::interval",
-		fmt.Sprint((life + 2*time.Second).Seconds(), " seconds"))
+		fmt.Sprint((life+2*time.Second).Seconds(), " seconds"))
 }
 
 // waitForNoConnections waits until PostgreSQL has ended all connections of a server that has ended.
