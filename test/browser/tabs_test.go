@@ -84,6 +84,18 @@ func TestPageNoticesOtherTabs(t *testing.T) {
 		l.waitText("#message-terms", "Accepted.")
 		l.wantAcceptances(l.srv, third)
 	})
+	l.browser.step("another account does not see what the last one saw", func() {
+		l.upload("note.txt", "mine")
+		l.waitText("#preview pre", "mine")
+		hubstest.Exec(t, l.srv.Database, `insert into terms_acceptances (user_id, version)
+			select u.user_id, t.version from users u, terms_acceptances t where u.email = $1`, second)
+		l.signInUnseen(l.srv, withLocalhost(l.srv.Base), second)
+		l.press("#check-session")
+		l.waitText("#terms-user", second)
+		l.wantEqual("the file of the last user", l.text("#preview"), "")
+		l.signInElsewhere(l.srv, third)
+		l.waitText("#message-session", "now that of "+third)
+	})
 	l.browser.step("the tab is asleep while the account signs out there", func() {
 		l.upload("note.txt", "mine")
 		l.waitText("#preview pre", "mine")
