@@ -254,8 +254,9 @@ test_all() {
 	export HUBS_TEST_POSTGRES=$DATABASE_URL HUBS_BINARY=$tmp/hubs
 	go build -buildvcs=false -race -o "$HUBS_BINARY" .
 	go test -race . || failed=1
-	# Those that wait run at the same time. test/deploy counts within a second, so it runs alone.
-	go test -count=1 -timeout=20m -p 2 -parallel 8 ./internal/... ./tools/... ./test/{api,faults} || failed=1
+	# These count within a period, so each runs alone.
+	go test -count=1 -timeout=20m -parallel 8 ./internal/... ./tools/... ./test/api || failed=1
+	go test -count=1 -timeout=20m -parallel 8 ./test/faults || failed=1
 	go test -count=1 -timeout=10m ./test/deploy || failed=1
 	# Browsers and compilers take whole cores. Without axe-core, the tests of accessibility are left to .ci/run.
 	go test -count=1 -timeout=20m -p 2 -parallel 8 -skip="$([ -n "${AXE_JS:-}" ] || echo Accessible)" \
