@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -177,8 +178,17 @@ var cookieCases = []group[cookieCase]{
 	}},
 }
 
-// sessionLife is the Max-Age of the cookie, and the life of the token in it.
-const sessionLife = 60 * 24 * time.Hour
+// sessionLife returns the Max-Age of the cookie, and the life of the token in it, as the contract has it.
+func sessionLife(t testing.TB) time.Duration {
+	t.Helper()
+	found := hubstest.Matches(t, "web/openapi.json", `session cookie, which lasts ([0-9]+) days`)
+	if len(found) != 1 {
+		t.Fatalf("setup: web/openapi.json: got %q for the life of a session in days, want one number", found)
+	}
+	days, err := strconv.Atoi(found[0])
+	hubstest.Must(t, err)
+	return time.Duration(days) * 24 * time.Hour
+}
 
 // T6, T7, T8, T2: Sign-in and sign-out send exactly these cookies, and the second removes the
 // cookie from a browser's jar. A copy of the token stays valid, as SECURITY.md says.
@@ -219,7 +229,7 @@ func TestCookiesAreExact(t *testing.T) {
 
 			in := c.SignIn(email)
 			token := c.Token()
-			wantCookie(in, token, fmt.Sprintf("%.0f", sessionLife.Seconds()))
+			wantCookie(in, token, fmt.Sprintf("%.0f", sessionLife(t).Seconds()))
 
 			out := c.Do("POST /auth/logout", nil).Must(t, 204)
 			wantCookie(out, "", "0")

@@ -144,7 +144,7 @@ func TestSessionsAreDatedByTheDatabase(t *testing.T) {
 		"typ": "JWT",
 	})
 	expires := timeOf(t, view, "expiresAt")
-	issued := expires.Add(-sessionLife)
+	issued := expires.Add(-sessionLife(t))
 	wantNow(t, "the token's start, less the difference of the clocks", issued.Add(-shift))
 	wantEqual(t, "claims", claims, map[string]any{
 		"email":  email,
