@@ -85,7 +85,7 @@ func (s *server) loadUser(condition userCondition, key string) (*user, error) {
 	err = s.store.read("select exists (select from users u where "+string(condition)+")",
 		[]any{key}, &exists)
 	if err == nil && exists {
-		err = unavailable(errors.New("no row of a user who exists"))
+		err = unavailable(errors.New("the account was added a moment ago, or its row was lost on the way"))
 	}
 	return nil, err
 }

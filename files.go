@@ -256,7 +256,7 @@ func syncFolder(files *os.Root) error {
 	return nil
 }
 
-// removeUpload removes the working name last, by which the sweep finds both.
+// removeUpload removes the working name last, because the sweep finds both by it.
 func removeUpload(files *os.Root, id string) error {
 	if err := files.RemoveAll(id); err != nil {
 		return err

@@ -629,8 +629,8 @@ const (
 	defaultFilesDir = "data/files"
 )
 
-// loadConfig refuses settings that are malformed or dangerous (K3). Whether ADDR
-// and FILES_DIR can be used shows where they are.
+// loadConfig refuses settings that are malformed or dangerous (K3). ADDR and
+// FILES_DIR are tried where they are used.
 func loadConfig() (config, error) {
 	var settings settingReader
 	cfg := config{

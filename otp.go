@@ -71,8 +71,8 @@ type oneTimeCode struct {
 	guesses  int       // wrong guesses
 }
 
-// whyRefused returns, in one word for the log, why a code signs a user not in,
-// or "". Before a sign-out everywhere, somebody else may have been reading the
+// whyRefused returns, in one word for the log, why a code does not sign a user
+// in, or "". Before a sign-out everywhere, somebody else may have been reading the
 // mailbox (S1). A code of a time that is ahead by more than slack comes from a
 // clock that has gone back (T9).
 func (code *oneTimeCode) whyRefused(u *user, slack time.Duration) string {

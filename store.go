@@ -260,8 +260,8 @@ func (st *store) write(text string, args []any, dest ...any) error {
 	return st.writeOn(conn, text, args, dest)
 }
 
-// At a deadline of the context, lib/pq would cancel the statement. If PostgreSQL was
-// waiting for its standby, the copy that takes over, it would report success.
+// writeOn sets no deadline: at one, lib/pq would cancel the statement, and PostgreSQL
+// would report success if it was waiting for its standby, the copy that takes over.
 func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
 	defer st.catch()
 	rows, err := conn.QueryContext(context.Background(), text, args...)
@@ -559,7 +559,7 @@ func sqlState(err error) string {
 var outageClasses = []string{
 	"0A", // the type of a column was changed after its statement was prepared
 	"25", // the server has become read-only
-	"28", // a password was changed; in other languages than English, FATAL has another name
+	"28", // a password was changed: FATAL, but lib/pq knows the English word only
 	"40", // serialization, deadlock
 	"53", // resources
 	"55", // a lock was not free in time

@@ -76,8 +76,8 @@ func TestRequestsAtTheSameMoment(t *testing.T) {
 			seen[path], seen[content] = true, true
 		}
 		s.WantStored(t, stored)
-		if stored < inParallel/10 { // on a busy machine, most wait too long for a connection
-			t.Errorf("got %d of %d uploads stored, want more", stored, inParallel)
+		if stored < inParallel/2 {
+			t.Errorf("got %d of %d uploads stored, want most", stored, inParallel)
 		}
 	})
 }

@@ -142,9 +142,7 @@ func TestPoolerChangesItsMode(t *testing.T) {
 			s.AllowErrorsWithAnyOf("failed", "session mode")
 			readers := newReaders(s, admin)
 			readers.run(1000, nil)
-			// On a busy machine, a read may wait for too long, and be a 503.
-			hubstest.WantEqual(t, "wrong answers in session mode", readers.wrong.Load(), int64(0))
-			hubstest.WantEqual(t, "most are right", readers.right.Load() > 900, true)
+			hubstest.WantEqual(t, "right answers in session mode", readers.right.Load(), int64(1000))
 
 			pooler.Set("default_pool_size", fmt.Sprint(size))
 			pooler.Set("pool_mode", "transaction")

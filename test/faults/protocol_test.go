@@ -181,7 +181,7 @@ func (w *brokenWorld) isWhole() bool {
 
 // D7: A machine that was paused while the driver worked, such as a laptop, does not count as a driver
 // that does not return: the server goes on, for as long as it may work without a pause.
-func TestPausedServerGoesOn(t *testing.T) {
+func TestPauseWhileTheDriverWorks(t *testing.T) {
 	t.Parallel()
 	database, through := newBrokenPostgres(t, hubstest.NewDatabase(t))
 	s, c := start(t, map[string]string{"DATABASE_URL": through}, hubstest.Quiet)
@@ -203,4 +203,26 @@ func TestPausedServerGoesOn(t *testing.T) {
 	}
 	s.Signal(t, syscall.SIGKILL)
 	<-answers
+}
+
+// D7: A machine that was paused with statements under way, such as a laptop, does not count as a driver
+// that does not return: the server goes on.
+func TestPausedServerGoesOn(t *testing.T) {
+	t.Parallel()
+	s, c := startBehindProxy(t)
+	s.AllowErrorsWithAnyOf(unavailable)
+	s.proxy.Hang()
+	answers := hubstest.SendAtOnce(t, pool, func() *hubstest.Response {
+		r, _ := c.Elsewhere().Try("GET /auth/session", nil) // its time is over when the machine goes on
+		return r
+	})
+	hubstest.WaitUntil(t, "statements under way", func() bool { return s.proxy.Connections() >= pool/2 })
+	hubstest.Must(t, s.Cmd.Process.Signal(syscall.SIGSTOP))
+	time.Sleep(40 * time.Second) // longer than the driver may take
+	s.proxy.Resume()
+	hubstest.Must(t, s.Cmd.Process.Signal(syscall.SIGCONT))
+	hubstest.CountStatuses(answers)
+	for range 2 * pool {
+		get(c, "/auth/session").Want(t, 200)
+	}
 }

@@ -13,8 +13,9 @@ import (
 
 func TestMain(m *testing.M) { hubstest.Main(m) }
 
-// The tests of test/api that say what is missing after a change of a resource, for any resource.
-const tests = "Hub|Room|Fields|Filters|EveryList|IDsFind|Owners|Deleted|PagesByAfter|Contract|Column|RowsAndComments"
+// The tests of test/api that say what is missing after a change of a resource.
+const tests = "Hub|Room|Route|HeadIs|Input|JSONBodies|WritesCheck|Schema|Migrat|Broken|Contract|" +
+	"IDOfAPath|PagesByAfter|Rights|Fields|Filters|EveryList|IDsFind|Owners|Deleted|Column|RowsAndComments"
 
 // patches returns the paths of the patches, in the order of their names.
 func patches(t *testing.T) []string {
@@ -42,6 +43,7 @@ func TestEachPatch(t *testing.T) {
 		t.Run(filepath.Base(patch), func(t *testing.T) {
 			folder := copyTree(t)
 			apply(t, folder, patch)
+			run(t, folder, "go", "vet", "./...")
 			run(t, folder, "go", "test", ".", "./tools/prove")
 			run(t, folder, "go", "test", "-count=1", "-run="+tests, "./test/api")
 			run(t, folder, "go", "test", "-count=1", "-run=TestLeastPrivilegeRole|TestRolesFollow", "./test/deploy")
