@@ -16,7 +16,7 @@ var (
 	messageID   = regexp.MustCompile(`^<[A-Z2-7]{26}@example\.com>$`)
 	offset      = regexp.MustCompile(`^[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8} [+-][0-9]{4}$`)
 	messageText = regexp.MustCompile(
-		`(?s)^Your sign-in code for example\.com is [0-9]+\..*within ([0-9]+) minutes`)
+		`(?s)^Your sign-in code for example\.com is [0-9]+\.\r\nDigit by digit:( [0-9])+\r\n.*within ([0-9]+) minutes`)
 	messageLine = regexp.MustCompile(`^[ -~]{0,78}$`)
 )
 
@@ -76,7 +76,7 @@ func TestMailIsWellFormed(t *testing.T) {
 		"components", "schemas", "CodeAnswer", "properties", "expiresInSeconds", "examples")
 	minutes := fmt.Sprint(lifetimes[0].(float64) / 60)
 	said := messageText.FindSubmatch(body)
-	if said == nil || string(said[1]) != minutes {
+	if said == nil || string(said[2]) != minutes {
 		t.Errorf("got the text %q, want a match of %s with the %s minutes of the contract", body, messageText, minutes)
 	}
 }

@@ -46,6 +46,22 @@ func askCodes(t *testing.T, s *hubstest.Server, n int) (emails []string) {
 	return emails
 }
 
+// beginCodeRequest begins a request for a code, and returns its body, which is still to be sent. A
+// stopping server closes a connection of which it has not begun to read the request, so
+// beginCodeRequest waits for the 100 (Continue) that net/http sends when the body is to be read.
+func beginCodeRequest(t *testing.T, s *hubstest.Server, email string) (conn *hubstest.Conn, body string) {
+	t.Helper()
+	body = fmt.Sprintf(`{"email":%q}`, email)
+	conn = hubstest.Dial(t, s.Addr)
+	conn.Send(t, s.Client(t).Head(
+		"POST /auth/otp/request",
+		"Content-Type", "application/json",
+		"Content-Length", fmt.Sprint(len(body)),
+		"Expect", "100-continue",
+	)).Must(t, 100)
+	return conn, body
+}
+
 // manyMails is more than the conversations that the server has with the mail server at the same
 // time, so some mails wait for others.
 const manyMails = hubstest.MailConversations + 8
@@ -54,7 +70,7 @@ const manyMails = hubstest.MailConversations + 8
 // time. Then it ends with exit status 0. TestReplacedServersShareASocket shows this under load.
 //
 // When the server gets the signal, there is an upload of which it has the first half, an idle
-// connection, and a request for a code with half a body.
+// connection, and a request for a code without its body.
 func TestStopAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	s := startWithMail(t)
@@ -63,19 +79,12 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	upload := member.StartUpload("a.txt")
 	idle := hubstest.Dial(t, s.Addr)
 	idle.Send(t, member.Head("GET /healthz")).Must(t, 200)
-	body := fmt.Sprintf(`{"email":%q}`, email)
-	head := member.Head(
-		"POST /auth/otp/request",
-		"Content-Type", "application/json",
-		"Content-Length", fmt.Sprint(len(body)),
-	)
-	halfSent := hubstest.Dial(t, s.Addr)
-	halfSent.Begin(head + body[:5])
+	begun, body := beginCodeRequest(t, s, email)
 
 	s.Signal(t, syscall.SIGTERM)
 	// Afterwards, the server only waits for the requests that are not finished.
 	wantClosed(t, idle)
-	halfSent.Finish(t, body[5:]).Want(t, 200)
+	begun.Finish(t, body).Want(t, 200)
 	// Nothing shows what the server waits for, so the test can only give it time to end too early. A
 	// stopping server looks every half a second, or more often, whether it can go on; 1.5 s is longer.
 	select {
@@ -99,24 +108,16 @@ func TestStopMailsTheLastCodes(t *testing.T) {
 	c := s.Client(t)
 	idle := hubstest.Dial(t, s.Addr)
 	idle.Send(t, c.Head("GET /healthz")).Must(t, 200)
-	finish := map[*hubstest.Conn]string{} // what is to be sent of each request
+	finish := map[*hubstest.Conn]string{} // the bodies
 	for _, email := range emails {
-		body := fmt.Sprintf(`{"email":%q}`, email)
-		head := c.Head(
-			"POST /auth/otp/request",
-			"Content-Type", "application/json",
-			"Content-Length", fmt.Sprint(len(body)),
-		)
-		conn := hubstest.Dial(t, s.Addr)
-		conn.Send(t, c.Head("GET /healthz")).Must(t, 200) // the system resets what is not accepted yet
-		conn.Begin(head + body[:5])
-		finish[conn] = body[5:]
+		conn, body := beginCodeRequest(t, s, email)
+		finish[conn] = body
 	}
 
 	s.Signal(t, syscall.SIGTERM)
 	wantClosed(t, idle)
-	for conn, rest := range finish {
-		conn.Finish(t, rest).Want(t, 200)
+	for conn, body := range finish {
+		conn.Finish(t, body).Want(t, 200)
 	}
 	wantExit(t, s, 0)
 	wantOneMailEach(t, s, emails...)
