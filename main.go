@@ -427,7 +427,8 @@ func (s *server) logRequest(r *request, started time.Time) {
 	if isHealthy || r.isPreflight() && r.w.status == 204 {
 		return
 	}
-	attrs := []any{"requestId", r.id, "client", r.client.String()}
+	attrs := make([]any, 0, 24) // room for all
+	attrs = append(attrs, "requestId", r.id, "client", r.client.String())
 	add := func(name, value string) {
 		if value != "" {
 			attrs = append(attrs, name, value)

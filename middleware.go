@@ -102,23 +102,22 @@ func panicFrames() string {
 // contentPolicy lets an answer load and run nothing, and no page frame it.
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
-// securityHeaders are on every answer. Files and documents replace some.
-var securityHeaders = map[string]string{
-	"Strict-Transport-Security":    "max-age=63072000; includeSubDomains",
-	"X-Content-Type-Options":       "nosniff",
-	"X-Frame-Options":              "DENY",
-	"Referrer-Policy":              "no-referrer",
-	"Content-Security-Policy":      contentPolicy,
-	"Cross-Origin-Resource-Policy": "same-site",
-	"Cache-Control":                "no-store",
-	"Vary":                         "Origin",
+// securityHeaders are on every answer. Files and documents replace some. All
+// answers share the values, so nothing may append to them.
+var securityHeaders = http.Header{
+	"Strict-Transport-Security":    {"max-age=63072000; includeSubDomains"},
+	"X-Content-Type-Options":       {"nosniff"},
+	"X-Frame-Options":              {"DENY"},
+	"Referrer-Policy":              {"no-referrer"},
+	"Content-Security-Policy":      {contentPolicy},
+	"Cross-Origin-Resource-Policy": {"same-site"},
+	"Cache-Control":                {"no-store"},
+	"Vary":                         {"Origin"},
 }
 
 func (s *server) setCommonHeaders(r *request) {
 	header := r.w.Header()
-	for name, value := range securityHeaders {
-		header.Set(name, value)
-	}
+	maps.Copy(header, securityHeaders)
 	if s.isStopping() {
 		header.Set("Connection", "close")
 	}
@@ -590,13 +589,11 @@ func (r *request) fail(err error) {
 	}
 	header := r.w.Header()
 	for name := range header {
-		if securityHeaders[name] == "" && !slices.Contains(headersOfErrors, name) {
+		if securityHeaders[name] == nil && !slices.Contains(headersOfErrors, name) {
 			header.Del(name)
 		}
 	}
-	for name, value := range securityHeaders { // a handler may have replaced some
-		header.Set(name, value)
-	}
+	maps.Copy(header, securityHeaders) // a handler may have replaced some
 	header.Set("Content-Type", "application/problem+json")
 	if p.Status == 401 {
 		header.Set("WWW-Authenticate", "Cookie")

@@ -77,7 +77,8 @@ func TestMailIsWellFormed(t *testing.T) {
 	minutes := fmt.Sprint(lifetimes[0].(float64) / 60)
 	said := messageText.FindSubmatch(body)
 	if said == nil || string(said[2]) != minutes {
-		t.Errorf("got the text %q, want a match of %s with the %s minutes of the contract", body, messageText, minutes)
+		t.Errorf("got the text %q, want a match of %s\nwith %s minutes, as the example of CodeAnswer.expiresInSeconds in web/openapi.json says",
+			body, messageText, minutes)
 	}
 }
 
