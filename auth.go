@@ -1,10 +1,15 @@
 package main
 
-// Sign-in, in the order in which a user meets it.
+// Sign-in, in the order in which a user meets it. Then the settings of sessions,
+// and the commands for users.
 //
 // The token proves who signed in, and when. Each request reads all else from
 // the database. There is no list of tokens, so an operator can end all sessions
 // of a user, but not one alone.
+//
+// The database's clock tells all times, and may go back. Until it has caught up,
+// a code or a token of a later time than now is refused, and a user whose
+// sign-out is later than now can't sign in (T9).
 
 import (
 	"context"
@@ -53,7 +58,7 @@ type user struct {
 }
 
 // isSignedOutAhead reports whether the clock has gone back behind the sign-out.
-// Until it has caught up, nobody could tell what was issued after it (T9).
+// Nobody can tell then what was issued after it.
 func (u *user) isSignedOutAhead() bool { return u.signedOutAt.After(u.now) }
 
 // A userCondition is part of a statement. Its own type keeps a text of a client
@@ -178,7 +183,7 @@ func (s *server) validateCode(r *request, in guess) (output, error) {
 		return nil, errInvalidCode
 	}
 	r.user = u
-	if reason := code.whyRefused(u, 0); reason != "" {
+	if reason := code.whyNotFor(u, 0); reason != "" {
 		return nil, errInvalidCode.because(reason)
 	}
 	// Of several requests with the same code, only one removes it (O3).
@@ -266,8 +271,7 @@ func (s *server) verifyToken(text string) (sessionToken, error) {
 
 // whyRefused returns, in one word for the log, why a token opens no session of
 // its user, or "". All times are the database's (T2). A token of a clock that
-// was ahead by more than clockStep could outlive a sign-out, so it is refused
-// until the clock has caught up (T9).
+// was ahead by more than clockStep could outlive a sign-out (T9).
 func (token sessionToken) whyRefused(u *user) string {
 	switch {
 	case token.IssuedAt.After(u.now.Add(clockStep)), u.isSignedOutAhead():
@@ -299,15 +303,16 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 
 // readToken returns the newest token that verifies, of the first maxCookies.
 // After a change of COOKIE_DOMAIN, a browser sends the old cookie beside the new
-// one (T7). A token from the future comes last, or it would hide each new
-// sign-in.
+// one (T7). A token from the future counts as older than any other, or it would
+// hide each new sign-in. Only here, this process's clock tells what the future is.
 func (s *server) readToken(r *request) (sessionToken, error) {
 	latest := time.Now().Add(clockStep)
-	issuedAt := func(token sessionToken) time.Time {
-		if token.IssuedAt.After(latest) {
-			return token.IssuedAt.AddDate(-1000, 0, 0) // older than any other
+	isNewer := func(a, b sessionToken) bool {
+		aIsFuture, bIsFuture := a.IssuedAt.After(latest), b.IssuedAt.After(latest)
+		if aIsFuture != bIsFuture {
+			return bIsFuture
 		}
-		return token.IssuedAt.Time
+		return a.IssuedAt.After(b.IssuedAt.Time)
 	}
 	var newest *sessionToken
 	var refusal error = unauthenticated("missing")
@@ -316,7 +321,7 @@ func (s *server) readToken(r *request) (sessionToken, error) {
 		token, err := s.verifyToken(cookie.Value)
 		if err != nil {
 			refusal = err
-		} else if newest == nil || issuedAt(token).After(issuedAt(*newest)) {
+		} else if newest == nil || isNewer(token, *newest) {
 			newest = &token
 		}
 	}

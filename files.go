@@ -1,7 +1,8 @@
 package main
 
 // Files: streamed to disk on upload, served with Range and ETag. The bytes are
-// in FILES_DIR, under the file's id; all else is in the table files.
+// in FILES_DIR, under the file's id; all else is in the table files. At the end,
+// the documents that are in the binary.
 //
 // An upload has two names on disk: its working name, unfinished/<id>, and its
 // final name, <id>, a link to the same bytes. The order is: working name,

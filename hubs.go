@@ -9,6 +9,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"regexp"
 	"slices"
 	"strconv"
@@ -180,7 +181,7 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 	list := fmt.Sprintf("%q", []string{
 		q.orderBy, q.orderDirection, strings.TrimFunc(f[nameFilter], isBlank), f[statusFilter],
 	})
-	q.list = strconv.FormatUint(uint64(hashOf(list)), 36)
+	q.list = strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(list))), 36)
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
 	errs.require(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")
@@ -287,8 +288,9 @@ func (s *server) listHubs(r *request, q hubQuery) (output, error) {
 	return page, nil
 }
 
-// statement has a text for each order and set of filters, planned for its own
-// index (schema.sql). No text of a client is part of it (I1).
+// statement has few texts, each planned for its own index (schema.sql): for each
+// order and set of filters, with after or an offset. No text of a client is part
+// of it (I1).
 //
 // A page at a large offset, or with a filter by name, may skip many hubs. It
 // finds its ids in the index alone, then reads their rows.
@@ -328,7 +330,8 @@ func (q hubQuery) statement() (text string, args []any) {
 		selection + ")) order by " + order, args
 }
 
-// How the fields of any input are read, and checked.
+// What the handlers of any resource use: how a field is read and checked, ids of
+// the path, a missing row.
 
 func (f fields) text(name, fallback string) string {
 	value, isSent := f[name]
@@ -398,6 +401,14 @@ func (errs *fieldErrors) requireNumber(name string, n, least, most int) {
 func (r *request) pathID(name string) sql.Null[string] {
 	id := r.PathValue(name)
 	return sql.Null[string]{V: id, Valid: isUUID(id)}
+}
+
+// orNotFound turns a missing row into a 404.
+func orNotFound(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return errNotFound
+	}
+	return err
 }
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)

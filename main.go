@@ -15,8 +15,8 @@
 //     instead.
 //
 // An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an
-// order in which to read the files. Leave the end of this one, configuration
-// and commands, for last.
+// order in which to read the files. Leave the second half of this one, the log,
+// the configuration and some commands, for last.
 package main
 
 import (
@@ -75,17 +75,17 @@ func run(args []string) error {
 		fmt.Print(usage)
 		return nil
 	}
+	if args[0] == "mail-test" { // takes no context, so Ctrl-C ends it at once
+		return mailTest(args[1:])
+	}
 	endings := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup(1)
 		endings = append(endings, syscall.SIGHUP)
 	}
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	context.AfterFunc(ctx, release) // so that a second signal ends the process
-	switch args[0] {
-	case "user":
+	if args[0] == "user" {
 		return userCommand(ctx, args[1:])
-	case "mail-test":
-		return mailTest(args[1:])
 	}
 	command, isKnown := commands[strings.Join(args, " ")]
 	if !isKnown {
@@ -124,8 +124,8 @@ type server struct {
 
 	proxyWarning sync.Once
 
-	// The first two are for every request, the others for routes. A new code
-	// resets none of them (O5).
+	// clientLimit takes one of the first two for each request; the others are for
+	// routes. A new code resets none of them (O5).
 	requestLimit     *limiter
 	fileLimit        *limiter
 	codeRequestLimit *limiter
@@ -159,6 +159,8 @@ func newServer(cfg config, st *store, out io.Writer) *server {
 const healthPath = "/healthz"
 
 func (s *server) routes() []route {
+	// withInput adds the names of a route's fields, the function that parses them,
+	// and the handler that gets the result (middleware.go, part 2).
 	table := []route{
 		withInput(route{
 			pattern: "POST /auth/otp/request", access: public, status: 200,
@@ -387,7 +389,7 @@ func (s *server) isStopping() bool {
 // request id, ids of the path and an origin, all in a checked form. Texts of
 // errors, in events, are masked.
 
-// A logWriter is standard output. It remembers whether the last write has failed.
+// A logWriter remembers whether the last write through it has failed.
 type logWriter struct {
 	io.Writer
 	hasFailed atomic.Bool
@@ -656,7 +658,7 @@ func loadConfig() (config, error) {
 	return cfg, errors.Join(settings...)
 }
 
-// The commands of an operator.
+// The commands that need no other file.
 
 const usage = `usage: hubs [COMMAND]
 

@@ -15,7 +15,7 @@ package main
 //	otherwise                                    mails it again
 //
 // The right code signs in once, until codeTTL, if it has had fewer wrong guesses
-// than maxGuesses.
+// than maxGuesses and validateCode finds that the account still allows it.
 
 import (
 	"bufio"
@@ -45,7 +45,7 @@ const (
 	codeLength = 6         // digits; codePattern and the messages say so, too
 	codeCount  = 1_000_000 // codes of that length
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // minimum time between two mails to one address
+	codeResend = time.Minute // minimum time between two mails of one code
 	codeRenew  = codeTTL / 2 // age from which on a request makes a new code
 	maxGuesses = 10          // wrong guesses that end a code
 
@@ -67,15 +67,17 @@ type oneTimeCode struct {
 	userReadAt time.Time // when the account was read, by the database's clock
 
 	// Guarded by oneTimeCodes.mu.
-	mailedAt time.Time // when the last mail began; zero if that mail has failed
+	mailedAt time.Time // when the last mail began; zero if its last attempt has failed
 	guesses  int       // wrong guesses
 }
 
-// whyRefused returns, in one word for the log, why a code does not sign a user
-// in, or "". Before a sign-out everywhere, somebody else may have been reading the
-// mailbox (S1). A code of a time that is ahead by more than slack comes from a
-// clock that has gone back (T9).
-func (code *oneTimeCode) whyRefused(u *user, slack time.Duration) string {
+// whyNotFor returns, in one word for the log, why a code does not sign a user in,
+// or "". Before a sign-out everywhere, somebody else may have been reading the
+// mailbox (S1). The account was read for the code before, so a code that is ahead
+// of u by more than slack comes from a clock that has gone back (T9). issue needs
+// some slack: of two requests at once, the other may have read the account later,
+// and made the code.
+func (code *oneTimeCode) whyNotFor(u *user, slack time.Duration) string {
 	switch {
 	case code.userReadAt.After(u.now.Add(slack)), u.isSignedOutAhead():
 		return "future"
@@ -117,9 +119,7 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	defer c.mu.Unlock()
 	now := time.Now()
 	code := c.byEmail[email]
-	// Of two requests at once, the other may have read the account a moment later
-	// and made the code. That is no clock that has gone back.
-	isForUser := code != nil && code.whyRefused(u, clockStep) == ""
+	isForUser := code != nil && code.whyNotFor(u, clockStep) == ""
 	switch {
 	case u.isSignedOutAhead():
 		return nil, errSignedOutAhead
@@ -227,9 +227,9 @@ func randomTime(limit time.Duration) time.Duration {
 }
 
 // sendCode mails a code to the address as stored, if it belongs to an active
-// user. Each mail has a conversation of its own. If mails waited in one queue,
-// the delay of a client's own mail would tell whether another address has an
-// account (M2).
+// user. Each mail has a conversation of its own, up to maxConversations. If mails
+// waited in one queue, the delay of a client's own mail would tell whether
+// another address has an account (M2).
 func (s *server) sendCode(email string, log *slog.Logger) {
 	lastStart := time.Now().Add(codeMaxWait - codeDelay)
 	u, err := s.loadUser(whereEmail, email)
@@ -261,21 +261,14 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 // mailUntil mails a code and, if the mail server refuses for now, mails it again
 // after growing pauses, in which it holds no slot. They are random, so that mails
 // refused together don't come back together. A stop of this process cuts a pause
-// short, and the attempt after it is the last.
+// short, and the attempt after it is the last. The code is nil if none was made.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {
 	for longest := mailPause; ; longest += mailPause {
 		if !s.mailSlots.take(time.Until(lastStart)) {
 			return code, errors.New("waited too long for other mail")
 		}
-		if code == nil { // only now: a request that was dropped makes no code
-			code, err = s.codes.issue(email, u)
-		} else {
-			err = s.codes.issueAgain(email, code)
-		}
-		if err == nil {
-			err = s.mailCode(u.Email, code)
-		}
+		code, err = s.attemptMail(email, u, code) // only now: a dropped request makes no code
 		s.mailSlots.free()
 		pause := longest/2 + randomTime(longest/2)
 		isLast := s.isStopping() || time.Now().Add(pause).After(lastStart)
@@ -288,6 +281,20 @@ func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog
 		case <-s.stopping:
 		}
 	}
+}
+
+// attemptMail issues a code, or issues the given one again, and mails it.
+func (s *server) attemptMail(email string, u *user, code *oneTimeCode) (*oneTimeCode, error) {
+	var err error
+	if code == nil {
+		code, err = s.codes.issue(email, u)
+	} else {
+		err = s.codes.issueAgain(email, code)
+	}
+	if err != nil {
+		return code, err
+	}
+	return code, s.mailCode(u.Email, code)
 }
 
 // isRefusedForNow reports whether the mail server has answered 4yz (RFC 5321

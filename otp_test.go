@@ -232,14 +232,14 @@ func TestSignOutEndsACode(t *testing.T) {
 		{signedOut: -time.Hour, now: -time.Microsecond, want: "future"},
 	} {
 		u := &user{UserID: "ada", now: readAt.Add(test.now), signedOutAt: readAt.Add(test.signedOut)}
-		if got := first.whyRefused(u, 0); got != test.want {
+		if got := first.whyNotFor(u, 0); got != test.want {
 			t.Errorf("%+v: got the fault %q, want %q", test, got, test.want)
 		}
 	}
 	later := readAt.Add(time.Second)
 	ada = &user{UserID: "ada", now: later, signedOutAt: later}
 	second, _ := codes.issue("a", ada)
-	if second == nil || second == first || second.whyRefused(ada, 0) != "" || codes.remove("a", first) {
+	if second == nil || second == first || second.whyNotFor(ada, 0) != "" || codes.remove("a", first) {
 		t.Errorf("after the sign-out: got %+v, want another code", second)
 	}
 }
@@ -379,7 +379,7 @@ func playCodes(history []byte) (steps []string, difference string) {
 			got = "false"
 			if code != nil {
 				found := real.find(email, code.real.digits)
-				if found != nil && found.whyRefused(u, 0) == "" && real.remove(email, found) {
+				if found != nil && found.whyNotFor(u, 0) == "" && real.remove(email, found) {
 					got = "true"
 					delete(model.codes, email)
 				}

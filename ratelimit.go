@@ -136,9 +136,9 @@ func (s slots) free() { <-s }
 
 // Who is counted.
 
-// healthAddress is the client address that health checks send, through a proxy
-// that TRUSTED_PROXIES names. It can belong to no client (RFC 6666), so they
-// share no limit with one (H9).
+// healthAddress is the client address that health checks send. It can belong to
+// no client (RFC 6666), so they share no limit with one, if their sender is within
+// TRUSTED_PROXIES (H9).
 const healthAddress = "100::1"
 
 func (s *server) identifyClient(r *request) {

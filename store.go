@@ -1,7 +1,7 @@
 package main
 
-// The store: PostgreSQL through database/sql. When the database fails, a
-// request gets this:
+// The store: PostgreSQL through database/sql. Handlers use part 1 alone. When the
+// database fails, a request gets this:
 //
 //	no connection is free         503 after slotTimeout
 //	a statement runs too long     503 after statementTimeout
@@ -9,9 +9,9 @@ package main
 //	PostgreSQL reports an error   503 or 500 (classify)
 //	a connection is dead          nothing, if it was idle: another one is taken
 //
-// Three things can't be mended from inside, and the process must not serve on:
-// the driver panics, it does not return, or an answer belongs to another
-// statement. Then failStop ends the process, and systemd starts it again.
+// Three things can't be mended from inside: an answer belongs to another
+// statement (part 2), or the driver panics or does not return (part 3). Then
+// failStop ends the process, and systemd starts it again.
 //
 // lib/pq reports a dead connection as driver.ErrBadConn. Then database/sql
 // sends the statement again on another one, but it never does so on a
@@ -27,7 +27,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"net"
@@ -51,10 +51,9 @@ const (
 	slotTimeout      = time.Second     // longest wait for a connection, or for a place among the searches
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
+	checkInterval    = time.Minute     // from a check of the sessions, after an error, to the next one
 
-	checkInterval = time.Minute // from a check of the sessions, after an error, to the next one
-
-	// A call of the driver is given up after more ticks than this, times the number
+	// The process ends after more ticks of a driverCall than this, times the number
 	// of hosts in DATABASE_URL. A paused machine misses ticks.
 	hangTick  = 5 * time.Second
 	hangTicks = 6
@@ -115,6 +114,8 @@ func openStore(cfg pq.Config, log *slog.Logger) (*store, error) {
 	return st, err
 }
 
+// Part 1: reads and writes.
+
 // read runs a statement that changes nothing, and scans its only row. Without a
 // row, it returns sql.ErrNoRows. The statement may be sent again (D5).
 func (st *store) read(text string, args []any, dest ...any) error {
@@ -136,17 +137,20 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 		return errBusy
 	}
 	defer st.slots.free()
-	call := st.begin()
-	defer st.end(call)
+	defer st.end(st.begin())
 	rows, number, err := st.query(text, args)
 	if err != nil {
 		return err
 	}
 	defer st.close(rows)
-	var got int64
+	columns, _ := rows.Columns() // can't fail: rows is open
+	var got int64                // the number of the row's statement (preparedRead)
 	dest := []any{&got}
 	for st.next(rows) {
 		dest = append(dest[:1], targets()...)
+		if len(dest) != len(columns) { // our bug, at which Scan would not look at the number
+			return fmt.Errorf("got %d targets for %q", len(dest)-1, text)
+		}
 		err := rows.Scan(dest...)
 		if got != number { // or Scan has failed at the columns of another statement
 			st.failStop(badPooler, "error", err)
@@ -158,89 +162,11 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 	return classify(rows.Err()) // an error can follow a row
 }
 
-var errBusy = unavailable(errors.New("all connections to the database are busy"))
-
-// These call the driver. targets does not: a panic in it is our bug.
-func (st *store) next(rows *sql.Rows) bool {
-	defer st.catch()
-	return rows.Next()
-}
-
-func (st *store) close(rows *sql.Rows) {
-	defer st.catch()
-	rows.Close()
-}
-
-func (st *store) rollback(tx *sql.Tx) {
-	defer st.catch()
-	tx.Rollback()
-}
-
-// A preparedRead is prepared once a connection, which halves the cost of a read.
-// It has a number, made of its text so that two servers behind a pooler agree,
-// which each row has as its first column: a row with another number belongs to
-// another statement (D6). An answer without rows has no number.
-type preparedRead struct {
-	statement  *sql.Stmt
-	number     int64
-	parameters int
-}
-
-func (st *store) prepare(text string) (*preparedRead, error) {
-	known, isKnown := st.statements.Load(text)
-	if isKnown {
-		return known.(*preparedRead), nil
-	}
-	p := &preparedRead{number: int64(hashOf(text))}
-	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
-		p.parameters++
-	}
-	numbered := strings.Replace(text, "select ", fmt.Sprintf("select %d::bigint, ", p.number), 1)
-	var err error
-	p.statement, err = st.db.Prepare(numbered)
-	if err != nil {
-		return nil, err
-	}
-	first, isKnown := st.statements.LoadOrStore(text, p)
-	if isKnown { // another request was faster
-		p.statement.Close()
-	}
-	return first.(*preparedRead), nil
-}
-
-func hashOf(text string) uint32 {
-	hash := fnv.New32a()
-	io.WriteString(hash, text)
-	return hash.Sum32()
-}
-
-// sessionErrors are what PostgreSQL reports if a session gets another's
-// connection: no such prepared statement, one of this name, a wrong number of
-// parameters. They can have other causes, too.
-var sessionErrors = []string{"26000", "42P05", "08P01"}
-
-// query returns the rows of a read and its number. A text begins with "select "
-// and a column, and contains no values, so there are few texts.
-func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, err error) {
-	defer st.catch()
-	prepared, err := st.prepare(text)
-	if err == nil {
-		if len(args) != prepared.parameters { // our bug; database/sql's error looks like an outage
-			return nil, 0, fmt.Errorf("got %d arguments for %q", len(args), text)
-		}
-		rows, err = prepared.statement.Query(args...)
-	}
-	switch state := sqlState(err); {
-	case state == "0A000": // the type of a column was changed
-		st.statements.Delete(text)
-	case slices.Contains(sessionErrors, state) && !isFatal(err):
-		go st.checkSessionsAgain()
-	}
-	if err != nil {
-		return nil, 0, classify(err)
-	}
-	return rows, prepared.number, nil
-}
+var (
+	errBusy          = unavailable(errors.New("all connections to the database are busy"))
+	errNotSent       = errors.New("not sent")
+	errMissingRights = errors.New("the database role lacks rights (run deploy/roles.sql)")
+)
 
 // write is like read, for a statement that changes something. It must not be sent
 // twice, because PostgreSQL may have committed it before its connection broke
@@ -250,8 +176,7 @@ func (st *store) write(text string, args []any, dest ...any) error {
 		return fmt.Errorf("%w: %w", errNotSent, errBusy)
 	}
 	defer st.slots.free()
-	call := st.begin()
-	defer st.end(call)
+	defer st.end(st.begin())
 	conn, err := st.writableConn()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotSent, classify(err))
@@ -274,8 +199,6 @@ func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
 	err = rows.Scan(dest...)
 	return cmp.Or(err, classify(rows.Close())) // an error can follow the row
 }
-
-var errNotSent = errors.New("not sent")
 
 // writableConn returns a connection that has just answered that it can write.
 // It drops those that are dead or whose server has become a standby. This costs
@@ -307,12 +230,80 @@ func drop(conn *sql.Conn) {
 	conn.Close()
 }
 
-// checkSessions ends the process if a pooler in transaction mode stands before
-// the database: such a pooler runs one session's statements on another's
-// connection (D6). Each session sets a mark. Then, the last one first, each begins
-// a transaction and looks for its mark, and none ends until all have looked. So
-// whether a pooler hands out the connection that came back last, or all in turn,
-// one session finds another's mark. With one connection, the second gets no answer.
+// Part 2: a pooler in transaction mode (D6). It lends a session a connection for
+// each transaction, perhaps one on which another session has prepared something
+// else under the same name. Then an answer belongs to another statement.
+
+// A preparedRead is prepared once a connection, which halves the cost of a read.
+// Its number becomes the first column of each row, so a row with another number
+// belongs to another statement. It is made of the text, so that two servers
+// behind one pooler agree. An answer without rows has no number.
+type preparedRead struct {
+	statement  *sql.Stmt
+	number     int64
+	parameters int
+}
+
+func (st *store) prepare(text string) (*preparedRead, error) {
+	if known, isKnown := st.statements.Load(text); isKnown {
+		return known.(*preparedRead), nil
+	}
+	p := &preparedRead{number: int64(crc32.ChecksumIEEE([]byte(text)))}
+	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
+		p.parameters++
+	}
+	number := fmt.Sprintf("select %d::bigint, ", p.number)
+	var err error
+	p.statement, err = st.db.Prepare(strings.Replace(text, "select ", number, 1))
+	if err != nil {
+		return nil, err
+	}
+	first, isKnown := st.statements.LoadOrStore(text, p)
+	if isKnown { // another request was faster
+		p.statement.Close()
+	}
+	return first.(*preparedRead), nil
+}
+
+// sessionErrors are what PostgreSQL reports if a session gets another's
+// connection: no such prepared statement, one of this name, a wrong number of
+// parameters. They can have other causes, too.
+var sessionErrors = []string{"26000", "42P05", "08P01"}
+
+// query returns the rows of a read, and the number that each must have. A text
+// begins with "select " and a column, and contains no values, so there are few
+// texts.
+func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, err error) {
+	defer st.catch()
+	prepared, err := st.prepare(text)
+	if err == nil {
+		if len(args) != prepared.parameters { // our bug; database/sql's error looks like an outage
+			return nil, 0, fmt.Errorf("got %d arguments for %q", len(args), text)
+		}
+		rows, err = prepared.statement.Query(args...)
+	}
+	switch state := sqlState(err); {
+	case state == "0A000": // the type of a column was changed
+		st.statements.Delete(text)
+	case slices.Contains(sessionErrors, state) && !isFatal(err):
+		go st.checkSessionsAgain()
+	}
+	if err != nil {
+		return nil, 0, classify(err)
+	}
+	return rows, prepared.number, nil
+}
+
+// checkSessions ends the process if such a pooler stands before the database.
+//
+//  1. Each of up to poolSize sessions sets a mark.
+//  2. Each session, the last one first, begins a transaction, in which it looks
+//     for its mark. None ends its transaction before all have looked.
+//
+// PostgreSQL itself shows each session its own mark. A pooler that lends the
+// connection that came back last has all marks on one, and must now lend others.
+// One that lends them in turn goes on where it was, while the sessions go back.
+// With one connection, the second transaction waits in vain, which is an error.
 func (st *store) checkSessions() error {
 	marks := map[*sql.Conn]string{}
 	var conns []*sql.Conn
@@ -357,14 +348,13 @@ func (st *store) checkSessionsAgain() {
 	if err := st.checkSessions(); err != nil {
 		st.log.Warn("not looked for a pooler in transaction mode", "error", err)
 	}
-	st.db.SetMaxIdleConns(0) // closes all idle connections, and so that of the error
+	st.db.SetMaxIdleConns(0) // closes all idle connections, perhaps that of the error
 	st.db.SetMaxIdleConns(poolSize)
 	time.Sleep(checkInterval)
 }
 
 func (st *store) markedConn() (conn *sql.Conn, mark string, err error) {
-	call := st.begin()
-	defer st.end(call)
+	defer st.end(st.begin())
 	defer st.catch()
 	conn, err = st.db.Conn(context.Background())
 	if err != nil {
@@ -380,8 +370,7 @@ func (st *store) markedConn() (conn *sql.Conn, mark string, err error) {
 }
 
 func (st *store) findMark(conn *sql.Conn) (tx *sql.Tx, mark string, err error) {
-	call := st.begin()
-	defer st.end(call)
+	defer st.end(st.begin())
 	defer st.catch()
 	tx, err = conn.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
 	if err != nil {
@@ -397,6 +386,8 @@ func (st *store) findMark(conn *sql.Conn) (tx *sql.Tx, mark string, err error) {
 const badPooler = "an answer may belong to another statement: a pooler in transaction mode " +
 	"stands before the database; DATABASE_URL must lead to PostgreSQL, or to a pooler in session mode"
 
+// Part 3: a driver that panics or does not return (D7).
+
 // failStop ends the process, even if writing the log blocks.
 func (st *store) failStop(reason string, attrs ...any) {
 	time.AfterFunc(time.Second, func() { os.Exit(1) })
@@ -404,9 +395,9 @@ func (st *store) failStop(reason string, attrs ...any) {
 	os.Exit(1)
 }
 
-// catch is the last that a function defers, so that it runs first: after a panic
-// of the driver, database/sql holds locks for ever, and another deferred call
-// could wait for one. The connection's place in the pool is lost, too (D7).
+// catch ends the process after a panic of the driver, because database/sql then
+// holds locks for ever. Each call of the driver is in a function that defers
+// catch last, so nothing that could wait for such a lock runs before it.
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
@@ -414,9 +405,25 @@ func (st *store) catch() {
 	}
 }
 
-// A driverCall is a call of the driver that is under way. Deadlines bound all
-// waiting for the database, but not the work that it can demand, such as any
-// number of rounds of SCRAM (D7).
+// These are no part of list, because a panic in its targets is our own bug.
+func (st *store) next(rows *sql.Rows) bool {
+	defer st.catch()
+	return rows.Next()
+}
+
+func (st *store) close(rows *sql.Rows) {
+	defer st.catch()
+	rows.Close()
+}
+
+func (st *store) rollback(tx *sql.Tx) {
+	defer st.catch()
+	tx.Rollback()
+}
+
+// A driverCall is a statement, or the making of a connection, that is under way.
+// Deadlines bound all waiting for the database, but not the work that it can
+// demand of the driver, such as any number of rounds of SCRAM.
 type driverCall struct{ ticks int }
 
 func (st *store) begin() *driverCall {
@@ -457,8 +464,7 @@ func (c connector) Driver() driver.Driver { return pq.Driver{} }
 
 func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 	st := c.store
-	call := st.begin()
-	defer st.end(call)
+	defer st.end(st.begin())
 	defer st.catch()
 	inner, err := pq.NewConnectorConfig(c.cfg)
 	if err != nil {
@@ -476,6 +482,8 @@ func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 	}
 	return conn, nil
 }
+
+// Part 4: what the database role may do.
 
 // grantedRights are the rights of deploy/roles.sql on whole tables.
 const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'select'),
@@ -506,8 +514,6 @@ func (st *store) probe() error {
 	return err
 }
 
-var errMissingRights = errors.New("the database role lacks rights (run deploy/roles.sql)")
-
 // warnOfRights warns of what the role may do to the tables beyond
 // deploy/roles.sql, on any of their columns, or what would let it do so. If it may
 // write users, an SQL injection could make an administrator.
@@ -537,13 +543,7 @@ func (st *store) warnOfRights() {
 	}
 }
 
-// orNotFound turns a missing row into a 404.
-func orNotFound(err error) error {
-	if errors.Is(err, sql.ErrNoRows) {
-		return errNotFound
-	}
-	return err
-}
+// Part 5: errors.
 
 // sqlState returns PostgreSQL's code of an error (manual, appendix A), or "".
 func sqlState(err error) string {
@@ -576,10 +576,7 @@ func classify(err error) error {
 		return nil
 	}
 	dbErr, isReported := errors.AsType[*pq.Error](err)
-	if !isReported || isFatal(err) {
-		return unavailable(err)
-	}
-	if slices.Contains(outageClasses, string(dbErr.Code.Class())) {
+	if !isReported || dbErr.Fatal() || slices.Contains(outageClasses, string(dbErr.Code.Class())) {
 		return unavailable(err)
 	}
 	return err
@@ -589,6 +586,8 @@ func isFatal(err error) bool {
 	dbErr, isReported := errors.AsType[*pq.Error](err)
 	return isReported && dbErr.Fatal()
 }
+
+// Part 6: the connection.
 
 // A deadlineDialer dials connections on which every read and write times out.
 // lib/pq alone would wait for a hung PostgreSQL for ever.
@@ -646,7 +645,7 @@ func (c deadlineConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// The configuration of the database, and commands.
+// Part 7: DATABASE_URL, and the commands.
 
 var (
 	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
@@ -669,8 +668,8 @@ func (settings *settingReader) database() pq.Config {
 	return cfg
 }
 
-// isUnverified reports whether another machine could answer in place of the
-// database, and read or change all that passes.
+// isUnverified reports whether any machine on the way could answer in place of
+// the database. With verify-ca, only those with a certificate of its authority could.
 func isUnverified(cfg pq.Config) bool {
 	if cfg.SSLMode == pq.SSLModeVerifyFull || cfg.SSLMode == pq.SSLModeVerifyCA {
 		return false
@@ -693,7 +692,7 @@ const commandSettings = `set timezone = 'UTC';
 	select set_config(name, '0', false) from pg_settings where name in ('statement_timeout',
 		'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`
 
-// openForCommand names the command in account_changes.
+// openForCommand lifts time limits, and names the command in account_changes.
 func openForCommand(ctx context.Context, command string) (*sql.Conn, error) {
 	var settings settingReader
 	cfg := settings.database()
@@ -738,11 +737,12 @@ func migrate(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	if _, err := conn.ExecContext(ctx, schema); err != nil {
-		return explainDBError(err)
-	}
 	var name string
-	if err := conn.QueryRowContext(ctx, "select current_schema()").Scan(&name); err != nil {
+	_, err = conn.ExecContext(ctx, schema)
+	if err == nil {
+		err = conn.QueryRowContext(ctx, "select current_schema()").Scan(&name)
+	}
+	if err != nil {
 		return explainDBError(err)
 	}
 	fmt.Println("the tables are up to date, in the schema " + name)
