@@ -25,7 +25,7 @@ func TestCodeOpensASession(t *testing.T) {
 
 	answer := c.Do(askRoute, map[string]string{"email": upper}).Must(t, 200)
 	example := hubstest.Example(hubstest.Contract[any](t, "components", "schemas", "CodeAnswer"))
-	t.Log("What is wanted of this answer are the examples of CodeAnswer in web/openapi.json.")
+	fmt.Fprintln(t.Output(), "This answer is compared with the examples of CodeAnswer in web/openapi.json.")
 	for name, value := range example.(map[string]any) { // the contract permits no other members
 		answer.WantField(t, name, value)
 	}
