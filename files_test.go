@@ -130,7 +130,7 @@ func TestDownloadDeadline(t *testing.T) {
 func newFilesServer(t *testing.T, log io.Writer) (s *server, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s = newServer(config{env: envLocal, filesDir: dir}, &store{}, log)
+	s = newServer(config{env: envLocal, filesDir: dir}, &store{}, &logWriter{Writer: log})
 	hubstest.Must(t, s.openFiles())
 	t.Cleanup(func() { s.files.Close() })
 	return s, dir

@@ -132,13 +132,12 @@ type server struct {
 	guessLimit       *limiter
 }
 
-func newServer(cfg config, st *store, out io.Writer) *server {
-	written := &logWriter{Writer: out}
+func newServer(cfg config, st *store, out *logWriter) *server {
 	s := &server{
 		cfg:              cfg,
-		log:              newEventLog(written),
-		requestLog:       slog.New(slog.NewJSONHandler(written, nil)),
-		out:              written,
+		log:              newEventLog(out),
+		requestLog:       slog.New(slog.NewJSONHandler(out, nil)),
+		out:              out,
 		store:            st,
 		codes:            oneTimeCodes{byEmail: map[string]*oneTimeCode{}},
 		mux:              http.NewServeMux(),
@@ -268,7 +267,8 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	signal.Ignore(syscall.SIGPIPE) // a log without a reader shows in /healthz
-	log := newEventLog(os.Stdout)
+	out := &logWriter{Writer: os.Stdout}
+	log := newEventLog(out)
 	if cfg.env != envLocal && isUnverified(cfg.database) {
 		log.Warn("DATABASE_URL: another machine could answer in place of the database, and read or " +
 			"change all that passes (use sslmode=verify-full; verify-ca for a name that is not in " +
@@ -278,7 +278,7 @@ func serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := newServer(cfg, st, os.Stdout)
+	s := newServer(cfg, st, out)
 	if err := s.openFiles(); err != nil {
 		return err
 	}
@@ -389,7 +389,7 @@ func (s *server) isStopping() bool {
 // request id, ids of the path and an origin, all in a checked form. Texts of
 // errors, in events, are masked.
 
-// A logWriter remembers whether the last write through it has failed.
+// A logWriter is standard output. It remembers whether the last write has failed.
 type logWriter struct {
 	io.Writer
 	hasFailed atomic.Bool
@@ -713,7 +713,7 @@ func askHealth(ctx context.Context) error {
 }
 
 func printRoutes(context.Context) error {
-	s := newServer(config{env: envLocal}, nil, io.Discard)
+	s := newServer(config{env: envLocal}, nil, nil)
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "METHOD\tPATH\tNEEDS\tLIMIT")
 	for _, rt := range s.routes() {

@@ -116,7 +116,7 @@ func call(s *server, handle func(*request) (output, error)) (
 // newLoggedServer returns a server and its log.
 func newLoggedServer() (*server, *bytes.Buffer) {
 	var log bytes.Buffer
-	return newServer(config{env: envStaging}, nil, &log), &log
+	return newServer(config{env: envStaging}, nil, &logWriter{Writer: &log}), &log
 }
 
 // errorLogged matches a log that has an error and the request, both with failedID.
@@ -309,7 +309,7 @@ func TestEventsAreMasked(t *testing.T) {
 	t.Parallel()
 	for text, secret := range map[string]string{"ada@b.example": "ada@", "510764": "510764"} {
 		var out bytes.Buffer
-		log := newServer(config{}, nil, &out).log
+		log := newServer(config{}, nil, &logWriter{Writer: &out}).log
 		log.Info(text, "error", errors.New(text), "email", text, "reason", text,
 			"requestId", loggedID,
 			"userId", loggedID,
@@ -339,7 +339,7 @@ func TestEventsAreShort(t *testing.T) {
 		"the mask shortens an address":           "ada@b.example ",
 	} {
 		var out bytes.Buffer
-		newServer(config{}, nil, &out).log.Error("code not sent",
+		newServer(config{}, nil, &logWriter{Writer: &out}).log.Error("code not sent",
 			"requestId", strings.Repeat("x", 128),
 			"client", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
 			"userId", loggedID,

@@ -548,7 +548,7 @@ func TestRequestsForCodesEndAtRandom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log hubstest.Log
-		s := newServer(config{env: envLocal}, &store{}, &log)
+		s := newServer(config{env: envLocal}, &store{}, &logWriter{Writer: &log})
 		for n := range maxCodeRequests {
 			s.scheduleCode(fmt.Sprintf("a%d@example.com", n), s.log)
 		}

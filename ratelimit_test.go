@@ -162,7 +162,7 @@ func TestFloodOfNewKeys(t *testing.T) {
 // L1: A limit of a route without an input counts, too. It is spent before the handler is called.
 func TestLimitOfARouteWithoutInput(t *testing.T) {
 	t.Parallel()
-	s := newServer(config{env: envLocal}, nil, io.Discard)
+	s := newServer(config{env: envLocal}, nil, &logWriter{Writer: io.Discard})
 	called := 0
 	limit := newLimiter(2, time.Hour, "client address")
 	s.addRoute(route{pattern: "POST /counted", access: public, status: 204,
