@@ -7,9 +7,10 @@ package main
 // the database. There is no list of tokens, so an operator can end all sessions
 // of a user, but not one alone.
 //
-// The database's clock tells all times, and may go back. Until it has caught up,
-// a code or a token of a later time than now is refused, and a user whose
-// sign-out is later than now can't sign in (T9).
+// The database's clock dates tokens, sign-outs, and when an account was read for
+// a code. If it goes back, all that is ahead of it is refused until it has caught
+// up: a token by more than clockStep, a code, and each sign-in of a user whose
+// sign-out is ahead (T9).
 
 import (
 	"context"
@@ -169,7 +170,8 @@ func parseGuess(f fields) (in guess, errs fieldErrors) {
 }
 
 // validateCode exchanges an address and its code for a session. It refuses
-// unknown addresses and wrong, used or expired codes alike, without a query.
+// unknown addresses and wrong, used or expired codes alike. Only a right code
+// causes a query.
 func (s *server) validateCode(r *request, in guess) (output, error) {
 	code := s.codes.find(in.email, in.code) // not used up yet: the database may be away
 	if code == nil {

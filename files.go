@@ -211,15 +211,26 @@ func (s *server) storeUpload(r *request, form *uploadForm) (file, error) {
 	err = s.store.write(`insert into files (file_id, user_id, name, content_type, size)
 		values ($1, $2, $3, $4, $5) returning created_at`,
 		[]any{f.FileID, r.user.UserID, f.Name, f.ContentType, f.Size}, &f.CreatedAt.Time)
-	// There is certainly no row if PostgreSQL has reported an error of the insert
-	// (a FATAL one ends the connection, perhaps after a commit), or has not got it.
-	isRefused := sqlState(err) != "" && !isFatal(err) || errors.Is(err, sql.ErrNoRows)
-	rowMayExist = !isRefused && !errors.Is(err, errNotSent) // on success, too
+	rowMayExist = !isCertainlyNotStored(err) // on success, too
 	if err != nil {
 		return file{}, endedIfUserGone(err)
 	}
 	s.files.Remove(path.Join(unfinished, id)) // if this fails, the sweep does it
 	return f, nil
+}
+
+// refusals are the classes of SQLSTATEs that PostgreSQL reports only before a
+// commit: values, constraints, rights and names, resources, locks. Other errors
+// may end a connection after one.
+var refusals = []string{"22", "23", "42", "53", "55"}
+
+// isCertainlyNotStored reports whether a write with this error has left no row.
+func isCertainlyNotStored(err error) bool {
+	state := sqlState(err)
+	isRefused := state == "57014" || slices.ContainsFunc(refusals, func(class string) bool {
+		return strings.HasPrefix(state, class)
+	})
+	return isRefused || errors.Is(err, errNotSent) || errors.Is(err, sql.ErrNoRows)
 }
 
 func filePath(id, name string) string { return "/files/" + id + "/" + url.PathEscape(name) }
@@ -266,8 +277,8 @@ func removeUpload(files *os.Root, id string) error {
 }
 
 // An uploadForm reads a multipart form with one file, within these bounds.
-// Package multipart reads the body through Read, which keeps all but that of the
-// file.
+// Package multipart reads the body through Read, which enforces them, but for
+// maxFile, which readFile enforces.
 //
 //	maxPartHeaders    bytes before the file begins              413
 //	maxFile           bytes of the file                         413
@@ -512,7 +523,8 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	header.Set("Cache-Control", "private, no-store")
 	header.Set("ETag", `"`+f.FileID+`"`)
 	// 4,500 ranges of one byte would take 90 ms (H7). One comma means two
-	// ranges. http.ServeContent knows no other unit, and no empty file.
+	// ranges. http.ServeContent knows no other unit, and would send a range of an
+	// empty file.
 	ranges, isBytes := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
 	if !isBytes || f.Size == 0 || strings.Count(ranges, ",") >= maxRanges {
 		r.Header.Del("Range")

@@ -161,7 +161,7 @@ type hubQuery struct {
 	limit, offset           int
 	orderBy, orderDirection string
 	name, status            *string // filters; nil means no filter
-	list                    string  // fingerprint of order and filters
+	fingerprint             string  // of order and filters
 	after                   *place  // nil: the list from its beginning
 }
 
@@ -181,7 +181,7 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 	list := fmt.Sprintf("%q", []string{
 		q.orderBy, q.orderDirection, strings.TrimFunc(f[nameFilter], isBlank), f[statusFilter],
 	})
-	q.list = strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(list))), 36)
+	q.fingerprint = strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(list))), 36)
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
 	errs.require(hubOrders[q.orderBy] != "", "orderBy", "must be name, createdAt or updatedAt")
@@ -219,7 +219,7 @@ func (q hubQuery) next(last hub) string {
 	case "updatedAt":
 		value = last.UpdatedAt.UTC().Format(time.RFC3339Nano)
 	}
-	text := q.list + " " + last.HubID + " " + value
+	text := q.fingerprint + " " + last.HubID + " " + value
 	return base64.RawURLEncoding.EncodeToString([]byte(text))
 }
 
@@ -227,7 +227,7 @@ func (q hubQuery) next(last hub) string {
 func (q hubQuery) parsePlace(text string) *place {
 	decoded, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	parts := strings.SplitN(string(decoded), " ", 3)
-	isOfList := err == nil && len(text) <= maxAfter && len(parts) == 3 && parts[0] == q.list
+	isOfList := err == nil && len(text) <= maxAfter && len(parts) == 3 && parts[0] == q.fingerprint
 	if !isOfList || !isUUID(parts[1]) {
 		return nil
 	}

@@ -8,8 +8,8 @@
 //     README.md lists. The last one finds its route in the table below, and
 //     calls serveRoute.
 //  2. serveRoute reads the fields, checks session, terms and role, and spends the
-//     route's own limit. withInput parses the fields, and calls the handler,
-//     changeHub.
+//     route's own limit. Then it calls what withInput has made: a function that
+//     parses the fields, and calls the handler, changeHub.
 //  3. The handler runs a statement. It returns an output or an error.
 //  4. answer lets the output validate itself, and sends it. fail sends an error
 //     instead.
@@ -658,7 +658,7 @@ func loadConfig() (config, error) {
 	return cfg, errors.Join(settings...)
 }
 
-// The commands that need no other file.
+// The command line, and the commands that no other file has.
 
 const usage = `usage: hubs [COMMAND]
 

@@ -1,6 +1,7 @@
 package main
 
-// Everything between net/http and the handlers.
+// What is between net/http and the handlers, but for the log (main.go), who is
+// counted (ratelimit.go) and who is signed in (auth.go).
 
 import (
 	"bytes"
@@ -62,8 +63,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, httpRequest *http.Request) {
 	}
 	defer r.recoverPanic()
 	s.setCommonHeaders(r)                    // 2. security and CORS headers, also on a 429
-	s.identify(r)                            // 3. request id, client address
-	if err := s.limitClient(r); err != nil { // 4. limit by client address
+	s.identify(r)                            // 3. request id, client address (ratelimit.go)
+	if err := s.limitClient(r); err != nil { // 4. limit by client address (ratelimit.go)
 		r.fail(err)
 		return
 	}
@@ -189,8 +190,9 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	return false
 }
 
-// dispatch lets net/http's router call the route. If the router writes an error
-// itself, such as a 404, dispatch answers with a problem instead.
+// dispatch lets net/http's router call the route, to which it passes on only the
+// http.Request, so our request travels in its context. If the router writes an
+// error itself, such as a 404, dispatch answers with a problem instead.
 func (s *server) dispatch(r *request) {
 	catcher := &errorCatcher{response: r.w}
 	s.mux.ServeHTTP(catcher, r.Request)
@@ -268,8 +270,8 @@ func (rt route) path() string {
 	return path
 }
 
-// withInput completes a route that has an input. Its handler gets the input only
-// after parse has accepted it.
+// withInput completes a route that has an input, at the start: a request runs only
+// rt.handle, which calls the given handler after parse has accepted the input.
 func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
 	handle func(*request, T) (output, error)) route {
 	rt.input = names

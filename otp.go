@@ -7,9 +7,10 @@ package main
 // The life of a code:
 //
 //	the code (the first line that fits)          a request for one
-//	there is none, or it is not for this user    makes one, and mails it (but not for a
-//	                                             user who was signed out in the future)
-//	a mail of it began within codeResend         does nothing, unless that has failed
+//	the user was signed out in the future        does nothing
+//	there is none, or it is not for this user    makes one, and mails it
+//	a mail of it began within codeResend,        does nothing
+//	  and has not failed
 //	it is as old as codeRenew, or older          makes a new one in its place
 //	it has had maxGuesses wrong guesses          does nothing
 //	otherwise                                    mails it again
@@ -45,7 +46,7 @@ const (
 	codeLength = 6         // digits; codePattern and the messages say so, too
 	codeCount  = 1_000_000 // codes of that length
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // minimum time between two mails of one code
+	codeResend = time.Minute // minimum time from a mail of a code to the next request for one that mails it
 	codeRenew  = codeTTL / 2 // age from which on a request makes a new code
 	maxGuesses = 10          // wrong guesses that end a code
 
@@ -120,10 +121,11 @@ func (c *oneTimeCodes) issue(email string, u *user) (*oneTimeCode, error) {
 	now := time.Now()
 	code := c.byEmail[email]
 	isForUser := code != nil && code.whyNotFor(u, clockStep) == ""
+	isJustMailed := isForUser && now.Sub(code.mailedAt) < codeResend // never, if the mail has failed
 	switch {
 	case u.isSignedOutAhead():
 		return nil, errSignedOutAhead
-	case isForUser && now.Sub(code.mailedAt) < codeResend:
+	case isJustMailed:
 		return nil, errJustMailed
 	case !isForUser || now.Sub(code.issuedAt) >= codeRenew:
 		code = c.makeCode(email, u)

@@ -1,7 +1,7 @@
 package main
 
-// The store: PostgreSQL through database/sql. Handlers use part 1 alone. When the
-// database fails, a request gets this:
+// The store: PostgreSQL through database/sql. Handlers run statements through
+// part 1 alone. When the database fails, a request gets this:
 //
 //	no connection is free         503 after slotTimeout
 //	a statement runs too long     503 after statementTimeout
@@ -98,7 +98,7 @@ func openStore(cfg pq.Config, log *slog.Logger) (*store, error) {
 	// After a failover, a read may go to the old primary for at most this time.
 	st.db.SetConnMaxLifetime(time.Minute)
 	go st.watchCalls()
-	err := st.checkSessions()
+	err := st.detectPooler()
 	if err == nil {
 		err = st.probe()
 	}
@@ -131,7 +131,7 @@ func (st *store) read(text string, args []any, dest ...any) error {
 }
 
 // list is like read, for any number of rows. It scans each into the targets of a
-// call of its own.
+// call of its own. The number is for part 2, begin and end are for part 3.
 func (st *store) list(text string, args []any, targets func() []any) error {
 	if !st.slots.take(slotTimeout) {
 		return errBusy
@@ -143,19 +143,10 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 		return err
 	}
 	defer st.close(rows)
-	columns, _ := rows.Columns() // can't fail: rows is open
-	var got int64                // the number of the row's statement (preparedRead)
-	dest := []any{&got}
+	dest := []any{new(int64)} // first the number
 	for st.next(rows) {
 		dest = append(dest[:1], targets()...)
-		if len(dest) != len(columns) { // our bug, at which Scan would not look at the number
-			return fmt.Errorf("got %d targets for %q", len(dest)-1, text)
-		}
-		err := rows.Scan(dest...)
-		if got != number { // or Scan has failed at the columns of another statement
-			st.failStop(badPooler, "error", err)
-		}
-		if err != nil {
+		if err := st.scanRow(rows, number, dest); err != nil {
 			return err
 		}
 	}
@@ -265,9 +256,8 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	return first.(*preparedRead), nil
 }
 
-// sessionErrors are what PostgreSQL reports if a session gets another's
-// connection: no such prepared statement, one of this name, a wrong number of
-// parameters. They can have other causes, too.
+// sessionErrors are signs of another session's connection: no such prepared
+// statement, one of this name, a wrong number of parameters.
 var sessionErrors = []string{"26000", "42P05", "08P01"}
 
 // query returns the rows of a read, and the number that each must have. A text
@@ -282,11 +272,12 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 		}
 		rows, err = prepared.statement.Query(args...)
 	}
-	switch state := sqlState(err); {
-	case state == "0A000": // the type of a column was changed
+	switch dbErr, _ := errors.AsType[*pq.Error](err); {
+	case dbErr == nil:
+	case dbErr.Code == "0A000": // the type of a column was changed
 		st.statements.Delete(text)
-	case slices.Contains(sessionErrors, state) && !isFatal(err):
-		go st.checkSessionsAgain()
+	case slices.Contains(sessionErrors, string(dbErr.Code)) && !dbErr.Fatal():
+		go st.detectPoolerAgain()
 	}
 	if err != nil {
 		return nil, 0, classify(err)
@@ -294,17 +285,30 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 	return rows, prepared.number, nil
 }
 
-// checkSessions ends the process if such a pooler stands before the database.
+// scanRow scans a row into dest, and ends the process if its number is wrong.
+func (st *store) scanRow(rows *sql.Rows, number int64, dest []any) error {
+	columns, _ := rows.Columns()   // can't fail: rows is open
+	if len(columns) != len(dest) { // our bug, at which Scan would not look at the number
+		return fmt.Errorf("got %d targets for the columns %q", len(dest)-1, columns[1:])
+	}
+	err := rows.Scan(dest...)
+	if *dest[0].(*int64) != number { // or Scan has failed at the columns of another statement
+		st.failStop(badPooler, "error", err)
+	}
+	return err
+}
+
+// detectPooler ends the process if it finds such a pooler before the database.
 //
 //  1. Each of up to poolSize sessions sets a mark.
 //  2. Each session, the last one first, begins a transaction, in which it looks
 //     for its mark. None ends its transaction before all have looked.
 //
-// PostgreSQL itself shows each session its own mark. A pooler that lends the
-// connection that came back last has all marks on one, and must now lend others.
-// One that lends them in turn goes on where it was, while the sessions go back.
-// With one connection, the second transaction waits in vain, which is an error.
-func (st *store) checkSessions() error {
+// A pooler may have put all marks on one connection, where the last one stays, or
+// each on the next one. Open transactions force a connection for each session,
+// and going back they meet the marks in another order. With one connection, the
+// second transaction waits in vain, which is an error.
+func (st *store) detectPooler() error {
 	marks := map[*sql.Conn]string{}
 	var conns []*sql.Conn
 	for range poolSize {
@@ -339,13 +343,13 @@ func (st *store) checkSessions() error {
 	return nil
 }
 
-// checkSessionsAgain looks for a pooler at most once per checkInterval.
-func (st *store) checkSessionsAgain() {
+// detectPoolerAgain looks for a pooler at most once per checkInterval.
+func (st *store) detectPoolerAgain() {
 	if !st.checking.TryLock() {
 		return
 	}
 	defer st.checking.Unlock()
-	if err := st.checkSessions(); err != nil {
+	if err := st.detectPooler(); err != nil {
 		st.log.Warn("not looked for a pooler in transaction mode", "error", err)
 	}
 	st.db.SetMaxIdleConns(0) // closes all idle connections, perhaps that of the error
@@ -396,8 +400,8 @@ func (st *store) failStop(reason string, attrs ...any) {
 }
 
 // catch ends the process after a panic of the driver, because database/sql then
-// holds locks for ever. Each call of the driver is in a function that defers
-// catch last, so nothing that could wait for such a lock runs before it.
+// holds locks for ever. Each call that reads what PostgreSQL sends is in a function
+// that defers catch last, so nothing that could wait for such a lock runs before.
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
@@ -405,7 +409,7 @@ func (st *store) catch() {
 	}
 }
 
-// These are no part of list, because a panic in its targets is our own bug.
+// next and close are no part of list: a panic in its targets is our own bug.
 func (st *store) next(rows *sql.Rows) bool {
 	defer st.catch()
 	return rows.Next()
@@ -580,11 +584,6 @@ func classify(err error) error {
 		return unavailable(err)
 	}
 	return err
-}
-
-func isFatal(err error) bool {
-	dbErr, isReported := errors.AsType[*pq.Error](err)
-	return isReported && dbErr.Fatal()
 }
 
 // Part 6: the connection.
