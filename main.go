@@ -1,6 +1,6 @@
 // Hubs is a passwordless data API server. A user signs in with a one-time code
 // sent by e-mail and stays signed in with a signed token in a cookie. Every
-// request with a session reads the account from PostgreSQL again.
+// request that needs one reads the account from PostgreSQL again.
 //
 // A request, such as PATCH /hubs/{hubId}, takes these steps:
 //

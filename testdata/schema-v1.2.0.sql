@@ -65,8 +65,8 @@ create table if not exists terms_acceptances (
 );
 
 -- hub_name_key returns the form of a name that filters[name] compares: without case in all scripts
--- (by ICU: collation C knows ASCII only) and composed (NFC). Lower, upper, lower comes to the
--- full case folding, so STRASSE finds a sharp s. A final Greek sigma (U+03C2) counts as a plain one, so that
+-- (by ICU: collation C knows ASCII only) and composed (NFC). Lower, upper, lower comes to the full
+-- case folding, so STRASSE finds a sharp s; a dotless i counts as an i, too. A final Greek sigma (U+03C2) counts as a plain one, so that
 -- a part of a name matches anywhere in it, and the dot that a Turkish I leaves (U+0307) goes.
 create or replace function hub_name_key(name text) returns text
     language sql immutable strict parallel safe
