@@ -168,7 +168,7 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	opts.Mechanism = cmp.Or(opts.Mechanism, "PLAIN")
 	m := &MailServer{
 		opts:    opts,
-		draws:   draw(t),
+		draws:   Draw(t),
 		tls:     opts.tls(),
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},

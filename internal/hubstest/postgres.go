@@ -91,7 +91,7 @@ func SetUp(databaseURL string) error {
 
 // Migrate runs the server's command migrate on a database.
 func Migrate(databaseURL string) error {
-	code, out, errOut := Run(map[string]string{"DATABASE_URL": databaseURL}, "migrate")
+	code, out, errOut := RunBoth(map[string]string{"DATABASE_URL": databaseURL}, "migrate")
 	if code != 0 {
 		return fmt.Errorf("migrate: exit status %d\n%s%s", code, out, errOut)
 	}
@@ -257,16 +257,18 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 	return u.String()
 }
 
+// rolePassword is the password of the roles that NewRole makes. No command may print it.
+const rolePassword = "secret-1"
+
 // NewRole creates a role of PostgreSQL that may connect and name tables, and no more. It returns the role's name, and
 // databaseURL with the role in it. The role is dropped when the test ends.
 func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 	t.Helper()
-	const password = "secret-1"
 	u, err := url.Parse(databaseURL)
 	Must(t, err)
 	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
 	Must(t, operate(databaseURL,
-		"create role "+role+" login password '"+password+"'",
+		"create role "+role+" login password '"+rolePassword+"'",
 		"grant connect on database "+strings.TrimPrefix(u.Path, "/")+" to "+role,
 		"grant usage on schema public to "+role))
 	t.Cleanup(func() {
@@ -275,7 +277,7 @@ func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 			return execute(databaseURL, "drop owned by "+role+"; drop role "+role)
 		}))
 	})
-	return role, WithUser(t, databaseURL, role, password)
+	return role, WithUser(t, databaseURL, role, rolePassword)
 }
 
 // A Postgres is a private PostgreSQL that ./dev.sh starts.

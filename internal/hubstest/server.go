@@ -264,7 +264,7 @@ func (s *Server) Code(t testing.TB, email string) string {
 // output. A command that fails ends the test.
 func (s *Server) User(t testing.TB, args ...string) string {
 	t.Helper()
-	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
+	code, out, errOut := RunBoth(s.Env, append([]string{"user"}, args...)...)
 	if code != 0 {
 		t.Fatalf("setup: user %q: got exit status %d, want 0\n%s%s", args, code, out, errOut)
 	}

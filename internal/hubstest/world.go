@@ -56,8 +56,8 @@ var worldSeed = sync.OnceValue(func() uint64 {
 // worldNumbers counts the worlds of each test, by its name.
 var worldNumbers sync.Map // name → *atomic.Int64
 
-// draw returns a source of random numbers for the next world of a test.
-func draw(t testing.TB) *rand.Rand {
+// Draw returns a source of random numbers for the next world of a test.
+func Draw(t testing.TB) *rand.Rand {
 	counter, _ := worldNumbers.LoadOrStore(t.Name(), &atomic.Int64{})
 	return drawFor(fmt.Sprint(t.Name(), counter.(*atomic.Int64).Add(1)))
 }
@@ -87,7 +87,7 @@ func drawEnv(r *rand.Rand) map[string]string {
 
 // newWorld draws the world of a server.
 func newWorld(t testing.TB) *world {
-	r := draw(t)
+	r := Draw(t)
 	w := &world{
 		Rand:  r,
 		env:   drawEnv(r),
@@ -203,7 +203,7 @@ func (s *Server) killNowAndThen(t testing.TB) {
 // drawSettings returns statements that give the server's role other settings in a database, which
 // an operator may have made for other programs.
 func drawSettings(t testing.TB, database string) (statements string) {
-	r := draw(t)
+	r := Draw(t)
 	settings := map[string]string{
 		"timezone":            oneOf(r, zones...),
 		"datestyle":           oneOf(r, "ISO, YMD", "German", "SQL, DMY", "Postgres, MDY"),

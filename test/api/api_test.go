@@ -83,6 +83,7 @@ func askForNewUser(t *testing.T, s *hubstest.Server) (email string) {
 var (
 	wantEqual = hubstest.WantEqual
 	wantText  = hubstest.WantText
+	run       = hubstest.Run
 	repeat    = strings.Repeat
 )
 

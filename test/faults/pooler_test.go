@@ -303,7 +303,7 @@ func comesTo(want int, number func() int) bool {
 // and gives back what it holds.
 func TestLookForPoolerEndsWithItsConnections(t *testing.T) {
 	t.Parallel()
-	proxy, through := hubstest.FaultProxyURL(t, hubstest.NewDatabase(t))
+	proxy, through := faultProxyURL(t, hubstest.NewDatabase(t))
 	proxy.When("current_setting('hubs.mark'", proxy.Cut)
 	cmd := hubstest.Serve()
 	_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": through})
