@@ -377,7 +377,7 @@ func (r *Response) Must(t testing.TB, status int) *Response {
 func (r *Response) member(path string) any {
 	var object any
 	json.Unmarshal(r.Body, &object) // not every body is JSON
-	return within(object, strings.Split(path, ".")...)
+	return Within(object, strings.Split(path, ".")...)
 }
 
 // text returns a member of the body that is a string, or "".

@@ -61,8 +61,8 @@ func items(names ...string) answer {
 
 // The lengths of the contract that the tables go up to.
 var (
-	maxName        = hubstest.MaxLength("Hub", "name")
-	maxDescription = hubstest.MaxLength("Hub", "description")
+	maxName        = maxLength("Hub", "name")
+	maxDescription = maxLength("Hub", "description")
 )
 
 // allCases returns the cases of a table, complete with the values of their groups.
