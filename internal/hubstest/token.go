@@ -1,112 +1,27 @@
 package hubstest
 
 import (
-	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
-	"crypto/sha512"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"hash"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
 
-// A Token describes a session token that a test forges. Sign makes it without the library that the
-// server verifies tokens with, so each part can be wrong. The zero value describes a valid token.
-type Token struct {
-	Header      string  // JSON; "" means the header of a valid token
-	Payload     *string // JSON; nil means the payload of a valid token
-	Algorithm   string  // of the signature; "" means HS256, and "none" an empty signature
-	UnusedBits  int     // of the signature; see toBase64
-	SentPayload string  // if not "", sent in place of the payload that was signed
-	Sent        *string // the whole token; nil means <header>.<payload>.<signature>
-	Cut         int     // characters that are missing at the end of the whole token
-}
-
-const (
-	goodHeader  = `{"alg":"HS256","typ":"JWT"}`
-	goodPayload = `{"email":"<email>","userId":"<userId>","iat":<now>,"exp":<now+3600>}`
-)
-
-var tokenHashes = map[string]func() hash.Hash{
-	"":      sha256.New,
-	"HS256": sha256.New,
-	"HS384": sha512.New384,
-	"HS512": sha512.New,
-}
-
-var tokenNow = regexp.MustCompile(`<now([+-][0-9]+)?>`)
-
-// Sign returns the token, with a signature made with the key. It fills words into each text, as
-// FillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970.
-func (tok Token) Sign(key string, words ...string) string {
-	claims := goodPayload
-	if tok.Payload != nil {
-		claims = *tok.Payload
-	}
-	header := toBase64(fill(cmp.Or(tok.Header, goodHeader), words), 0)
-	payload := toBase64(fill(claims, words), 0)
-	signature := ""
-	if tok.Algorithm != "none" {
-		mac := hmac.New(tokenHashes[tok.Algorithm], []byte(key))
-		mac.Write([]byte(header + "." + payload))
-		signature = toBase64(mac.Sum(nil), tok.UnusedBits)
-	}
-	if tok.SentPayload != "" {
-		payload = toBase64(fill(tok.SentPayload, words), 0)
-	}
-	sent := "<header>.<payload>.<signature>"
-	if tok.Sent != nil {
-		sent = *tok.Sent
-	}
-	words = append(words, "<header>", header, "<payload>", payload, "<signature>", signature)
-	sent = FillIn(sent, words...)
-	return sent[:len(sent)-tok.Cut]
-}
-
-// word matches a word that FillIn replaces, such as <email>.
-var word = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)
-
-// FillIn replaces words in a text by values that are known only when the test runs. words are pairs
-// of a word and its value, such as "<email>", "ada@example.com". FillIn panics if the text has
-// another word: a case with a misspelled word could pass for another reason.
-func FillIn(text string, words ...string) string {
-	text = strings.NewReplacer(words...).Replace(text)
-	for _, word := range word.FindAllString(text, -1) {
-		if !strings.HasPrefix(word, "<now") { // Token.Sign replaces <now>
-			panic("no value for " + word + " in " + text)
-		}
-	}
-	return text
-}
-
-// fill returns a header or payload. It fills in words and times.
-func fill(text string, words []string) []byte {
-	now := time.Now().Unix()
-	text = FillIn(text, words...)
-	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
-		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
-		return fmt.Sprint(now + offset) // <now> has the offset 0
-	})
-	return []byte(text)
-}
-
-// toBase64 returns the base64 of a part of a token. It adds bits to the value of the last digit. In
-// a signature, a lenient decoder ignores the last two bits of that digit.
-func toBase64(part []byte, bits int) string {
-	encoded := base64.RawURLEncoding.EncodeToString(part)
-	if bits == 0 {
-		return encoded
-	}
-	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-	last := len(encoded) - 1
-	digit := strings.IndexByte(digits, encoded[last]) + bits
-	return encoded[:last] + digits[digit:digit+1]
+// NewToken returns a session token of a user, signed with the key. It makes the token without the
+// library that the server verifies tokens with.
+func NewToken(key, email, userID string, issued, expires time.Time) string {
+	payload := fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d,"exp":%d}`,
+		email, userID, issued.Unix(), expires.Unix())
+	encode := base64.RawURLEncoding.EncodeToString
+	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode([]byte(payload))
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(signed))
+	return signed + "." + encode(mac.Sum(nil))
 }
 
 // ReadToken decodes a token. It does not verify the signature.
@@ -124,4 +39,20 @@ func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
 		}
 	}
 	return header, claims
+}
+
+// word matches a word that FillIn replaces, such as <email>.
+var word = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)
+
+// FillIn replaces words in a text by values that are known only when the test runs. words are pairs
+// of a word and its value, such as "<email>", "ada@example.com". FillIn panics if the text has
+// another word: a case with a misspelled word could pass for another reason.
+func FillIn(text string, words ...string) string {
+	text = strings.NewReplacer(words...).Replace(text)
+	for _, word := range word.FindAllString(text, -1) {
+		if !strings.HasPrefix(word, "<now") { // test/api replaces <now> in tokens
+			panic("no value for " + word + " in " + text)
+		}
+	}
+	return text
 }

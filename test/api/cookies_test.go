@@ -55,11 +55,11 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 		},
 	})
 	tokenOf := func(s *hubstest.Server) string {
-		return hubstest.Token{}.Sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
+		return token{}.sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
 	}
 	expiredPayload := `{"email":"<email>","userId":"<userId>","iat":<now-3600>,"exp":<now-60>}`
 	expiredOf := func(s *hubstest.Server) string {
-		return hubstest.Token{Payload: &expiredPayload}.Sign(s.Env["SESSION_SECRET"],
+		return token{Payload: &expiredPayload}.sign(s.Env["SESSION_SECRET"],
 			"<email>", email, "<userId>", id)
 	}
 

@@ -54,7 +54,7 @@ func TestNewestTokenCounts(t *testing.T) {
 		"expired":  {ada, adaID, "-9000", "-60", key},
 		"deleted":  {"gone@example.com", hubstest.NewUUID(), "-100", "+7000", key},
 	} {
-		tokens[name] = hubstest.Token{Payload: payload(made.iat, made.exp)}.Sign(made.key,
+		tokens[name] = token{Payload: payload(made.iat, made.exp)}.sign(made.key,
 			"<email>", made.email, "<userId>", made.userID)
 	}
 	hubstest.Exec(t, s.Database, `update users set signed_out_at = now() - interval '2000 s'
@@ -139,7 +139,7 @@ func TestNewestTokenCountsThoughTheClockIsBehind(t *testing.T) {
 	email, userID := s.NewUser(t, "member")
 	fresh := s.SignIn(t, email).Token()
 	payload := `{"email":"<email>","userId":"<userId>","iat":<now+3000>,"exp":<now+9000>}`
-	ended := hubstest.Token{Payload: &payload}.Sign(s.Env["SESSION_SECRET"],
+	ended := token{Payload: &payload}.sign(s.Env["SESSION_SECRET"],
 		"<email>", email, "<userId>", userID)
 	hubstest.Exec(t, database, "update users set signed_out_at = now() + interval '58 minutes'")
 	s.With(t, ended).Get("/auth/session").Want(t, 401)

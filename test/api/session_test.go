@@ -106,7 +106,7 @@ func TestSignOutIsExactToTheSecond(t *testing.T) {
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "member")
 	issued := time.Now().Add(-time.Minute).Truncate(time.Second)
-	c := s.With(t, hubstest.Token{}.Sign(s.Env["SESSION_SECRET"],
+	c := s.With(t, token{}.sign(s.Env["SESSION_SECRET"],
 		"<email>", email, "<userId>", userID, "<now>", fmt.Sprint(issued.Unix())))
 
 	for signedOut, status := range map[time.Duration]int{ // after the token's iat

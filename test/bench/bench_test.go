@@ -178,15 +178,12 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 		Base: "https://api." + env["COOKIE_DOMAIN"],
 	}
 	s.client = server.Client(t)
+	now := time.Now()
 	var users []string
 	accounts := hubstest.Query[string](t, databaseURL,
 		"select string_agg(email || ' ' || user_id, ' ') from users")
 	for account := range slices.Chunk(strings.Fields(accounts), 2) {
-		token := hubstest.Token{}.Sign(
-			env["SESSION_SECRET"],
-			"<email>", account[0],
-			"<userId>", account[1],
-		)
+		token := hubstest.NewToken(env["SESSION_SECRET"], account[0], account[1], now, now.Add(time.Hour))
 		s.client.SetToken(token)
 		users = append(users, "Cookie: "+server.CookieName()+"="+token)
 	}
