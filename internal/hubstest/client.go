@@ -406,17 +406,6 @@ func (r *Response) WantField(t testing.TB, path string, want any) {
 	}
 }
 
-// Decode decodes a JSON text into value. name is for messages. A member that value does not have
-// ends the test, so that no test overlooks one.
-func Decode(t testing.TB, name, text string, value any) {
-	t.Helper()
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(value); err != nil {
-		t.Fatalf("setup: %s: %v", name, err)
-	}
-}
-
 // Code returns the code of an error, such as "invalid_request", or "".
 func (r *Response) Code() string { return r.text("code") }
 

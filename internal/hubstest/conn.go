@@ -2,7 +2,6 @@ package hubstest
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -35,14 +33,8 @@ func Dial(t testing.TB, addr string) *Conn {
 }
 
 // Head returns the head of a request such as "GET /hubs": its line, its headers and the empty line.
-// The request has a new client address and the client's session. headers are names and values in
-// turn.
+// The request has the client's address and session. headers are names and values in turn.
 func (c *Client) Head(request string, headers ...string) string {
-	return c.Elsewhere().head(request, headers)
-}
-
-// head is like Head, but the request has the client's own address.
-func (c *Client) head(request string, headers []string) string {
 	headers = append([]string{"Host", "x", "X-Forwarded-For", c.IP}, headers...)
 	own := c.srv.CookieName() + "=" + c.Token()
 	if c.srv.world != nil {
@@ -121,34 +113,6 @@ func (c *Conn) receive() (*Response, error) {
 	return answer, answer.read(resp)
 }
 
-// Repeat sends a request n times on one connection, and waits for no answer before the next request. So
-// even on a busy machine, the server gets them as fast as it can answer. A body is encoded as JSON.
-func (c *Client) Repeat(n int, request string, body any, headers ...string) (answers []*Response) {
-	c.t.Helper()
-	text := ""
-	if body != nil {
-		encoded, err := json.Marshal(body)
-		Must(c.t, err)
-		text = string(encoded)
-		headers = append(slices.Clone(headers), "Content-Type", "application/json",
-			"Content-Length", fmt.Sprint(len(text)))
-	}
-	conn := Dial(c.t, c.srv.Addr)
-	defer conn.Close()
-	conn.request = request
-	conn.sent = c.head(request, headers) + text
-	go io.WriteString(conn, strings.Repeat(conn.sent, n)) // an error shows as a missing answer
-	for range n {
-		answer, err := conn.receive()
-		Must(c.t, err)
-		answers = append(answers, answer)
-	}
-	for _, answer := range answers {
-		answer.check(c.t)
-	}
-	return answers
-}
-
 // Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct
 // or refuse some requests. Wire adds Host and, for a body, Content-Length. headers are names and
 // values in turn.
@@ -176,20 +140,4 @@ func ListeningSocket(t testing.TB, network, address string) (socket *os.File, ad
 	Must(t, err)
 	t.Cleanup(func() { socket.Close() })
 	return socket, listener.Addr().String()
-}
-
-// FullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
-// connections is full. A connection attempt there gets no reply.
-func FullQueue(t testing.TB) (addr string) {
-	t.Helper()
-	socket, addr := ListeningSocket(t, "tcp", "127.0.0.1:0")
-	Must(t, syscall.Listen(int(socket.Fd()), 0)) // the shortest queue
-	for {
-		// Only a machine that is very slow would take so long for a queue with room.
-		conn, err := net.DialTimeout("tcp", addr, 500*time.Millisecond)
-		if err != nil {
-			return addr
-		}
-		t.Cleanup(func() { conn.Close() })
-	}
 }

@@ -71,7 +71,7 @@ func TestLimitsAreThoseOfTheContract(t *testing.T) {
 				}
 				limitOnce := func() (isInOnePeriod bool) {
 					begin := time.Now()
-					passed, refusal := exceed(s.Client(t), limit, r.Route, body)
+					passed, refusal := exceed(t, s, s.Client(t), limit, r.Route, body)
 					periods := int(time.Since(begin) / limit.Period) // that have gone by
 					if passed < limit.Requests || passed > limit.Requests*(1+periods) {
 						t.Errorf("got %d requests passed in %d periods, want %d in each: x-limits in web/openapi.json",

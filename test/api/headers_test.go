@@ -44,7 +44,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			}
 			id := hubstest.NewUUID()
 			headers := append(test.headers, "X-Request-Id", id)
-			passed, answer := exceed(c, limit, test.request, nil, headers...)
+			passed, answer := exceed(t, s, c, limit, test.request, nil, headers...)
 
 			wantEqual(t, "requests that passed", passed, limit.Requests)
 			wantLimited(t, answer, limit)

@@ -78,7 +78,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	email, _ := s.NewUser(t, "member")
 	upload := member.StartUpload("a.txt")
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Send(t, member.Head("GET /healthz")).Must(t, 200)
+	idle.Send(t, member.Elsewhere().Head("GET /healthz")).Must(t, 200)
 	begun, body := beginCodeRequest(t, s, email)
 
 	s.Signal(t, syscall.SIGTERM)
@@ -107,7 +107,7 @@ func TestStopMailsTheLastCodes(t *testing.T) {
 	emails := addUsers(t, s, 20)
 	c := s.Client(t)
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Send(t, c.Head("GET /healthz")).Must(t, 200)
+	idle.Send(t, c.Elsewhere().Head("GET /healthz")).Must(t, 200)
 	finish := map[*hubstest.Conn]string{} // the bodies
 	for _, email := range emails {
 		conn, body := beginCodeRequest(t, s, email)
