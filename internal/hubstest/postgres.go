@@ -9,12 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	_ "github.com/lib/pq" // the driver of the tests' own connections
@@ -286,7 +284,6 @@ type Postgres struct {
 	Dir, URL string     // Dir is the folder that ./dev.sh postgres gets
 	env      []string   // further variables for ./dev.sh, and so for PostgreSQL
 	program  *Program   // ./dev.sh
-	paused   []int      // process ids
 }
 
 // noPostgres is the exit status of ./dev.sh postgres if PostgreSQL is not installed.
@@ -322,33 +319,24 @@ func (pg *Postgres) stop() error {
 	}
 }
 
-// NewPostgres starts a PostgreSQL for one test. The test may stop, restart and pause it. The
-// database in its URL has the schema and the server's role.
+// NewPostgres starts a PostgreSQL for one test, which may stop and restart it. The database in its
+// URL has the schema and the server's role.
 func NewPostgres(t testing.TB) *Postgres {
 	t.Helper()
-	pg := NewCluster(t)
+	pg := StartPostgres(t, NewPath("postgres"))
 	Must(t, SetUp(pg.URL))
 	return pg
 }
 
-// NewCluster is like NewPostgres, but has no tables and no role besides the operator.
-func NewCluster(t testing.TB) *Postgres {
-	t.Helper()
-	return ExistingPostgres(t, NewPath("postgres"))
-}
-
-// ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or
-// creates one if dir has none. env has further variables of its environment. PostgreSQL stops when the
-// test ends.
-func ExistingPostgres(t testing.TB, dir string, env ...string) *Postgres {
+// StartPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or creates
+// one if dir has none, with no tables and no role besides the operator. env has further variables of
+// its environment. PostgreSQL stops when the test ends.
+func StartPostgres(t testing.TB, dir string, env ...string) *Postgres {
 	t.Helper()
 	needShared(t) // skips the test if PostgreSQL is not installed
 	pg := &Postgres{t: t, Dir: dir, env: env}
 	pg.Start()
-	t.Cleanup(func() {
-		pg.Resume()
-		pg.Stop()
-	})
+	t.Cleanup(pg.Stop)
 	return pg
 }
 
@@ -366,70 +354,19 @@ func (pg *Postgres) Stop() {
 	}
 }
 
-// Pause suspends all processes of PostgreSQL (SIGSTOP). Connections stay open and the kernel
-// accepts new ones, but no process answers.
-func (pg *Postgres) Pause() {
-	postmaster := pg.Postmaster()
-	pg.signal(syscall.SIGSTOP, postmaster) // first, so that it starts no more processes
-	pg.paused = append(pg.Children(postmaster), postmaster)
-	pg.signal(syscall.SIGSTOP, pg.paused...)
-}
-
-// Resume lets the processes that Pause suspended go on.
-func (pg *Postgres) Resume() {
-	pg.signal(syscall.SIGCONT, pg.paused...)
-	pg.paused = nil
-}
-
-// Lose kills all processes of PostgreSQL at once, as if its machine were lost: none of them can
-// send its client an error. It returns when they and ./dev.sh have ended.
-func (pg *Postgres) Lose() {
-	pg.Pause()
-	pids := pg.paused
-	pg.paused = nil
-	pg.signal(syscall.SIGKILL, pids...)
-	WaitUntil(pg.t, "the end of all processes of PostgreSQL", func() bool {
-		return !slices.ContainsFunc(pids, isRunning)
-	})
-	pg.Stop()
-}
-
-// isRunning reports whether a process exists and is not a zombie. A zombie holds no connection and
-// no file.
-func isRunning(pid int) bool {
-	state, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
-	return err == nil && !strings.HasPrefix(string(state), "Z")
-}
-
-// signal sends a signal to processes. A process that has ended since it was listed is no error.
-func (pg *Postgres) signal(sig syscall.Signal, pids ...int) {
+// Processes returns the process ids of PostgreSQL, first that of the parent of all others.
+func (pg *Postgres) Processes() (pids []int) {
 	pg.t.Helper()
-	for _, pid := range pids {
-		if err := syscall.Kill(pid, sig); err != nil && err != syscall.ESRCH {
-			pg.t.Error(err)
-		}
-	}
-}
-
-// Postmaster returns the process id of PostgreSQL's first process, the parent of all others.
-func (pg *Postgres) Postmaster() (pid int) {
-	text, err := os.ReadFile(pg.Dir + "/data/postmaster.pid")
-	if err == nil {
-		_, err = fmt.Sscan(string(text), &pid)
-	}
+	file, err := os.ReadFile(pg.Dir + "/data/postmaster.pid")
 	Must(pg.t, err)
-	return pid
-}
-
-// Children returns the process ids of PostgreSQL's other processes.
-func (pg *Postgres) Children(postmaster int) (pids []int) {
-	pg.t.Helper()
-	list, err := exec.Command("pgrep", "-P", strconv.Itoa(postmaster)).Output()
+	parent, _, _ := strings.Cut(string(file), "\n")
+	children, err := exec.Command("pgrep", "-P", parent).Output()
 	if err != nil {
 		pg.t.Fatal("setup: pgrep: ", err)
 	}
-	for text := range strings.FieldsSeq(string(list)) {
-		pid, _ := strconv.Atoi(text) // pgrep prints only numbers
+	for text := range strings.FieldsSeq(parent + " " + string(children)) {
+		pid, err := strconv.Atoi(text)
+		Must(pg.t, err)
 		pids = append(pids, pid)
 	}
 	return pids
