@@ -252,7 +252,8 @@ func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
 	t.Helper()
 	email = NewEmail()
-	return email, AddUser(t, s.Database, email, role)
+	return email, Query[string](t, s.Database,
+		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
 }
 
 // A Guest is a client whose user has got a code and has not signed in yet.

@@ -2,7 +2,6 @@ package hubstest
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -44,11 +43,12 @@ func (c *Client) Head(request string, headers ...string) string {
 	if c.Token() != "" {
 		headers = append(headers, "Cookie", own)
 	}
-	return head(request, headers)
+	return Head(request, headers...)
 }
 
-// head returns the head of a request. headers are names and values in turn.
-func head(request string, headers []string) string {
+// Head returns the head of a request with these headers, which are names and values in turn, and no
+// others.
+func Head(request string, headers ...string) string {
 	lines := []string{request + " HTTP/1.1"}
 	for pair := range slices.Chunk(headers, 2) {
 		lines = append(lines, pair[0]+": "+pair[1])
@@ -84,20 +84,6 @@ func (c *Conn) Send(t testing.TB, request string) *Response {
 // fails, and the status is 0. Receive may be called from any goroutine.
 func (c *Conn) Receive(t testing.TB) *Response {
 	t.Helper()
-	answer, err := c.receive()
-	if err != nil {
-		t.Errorf("side effect: %s: %v", c.request, err)
-		return answer
-	}
-	// net/http itself sends 100 (Continue) and 431, the latter in a format of its own.
-	if answer.Status != 100 && answer.Status != 431 {
-		answer.check(t)
-	}
-	return answer
-}
-
-// receive reads an answer to its end.
-func (c *Conn) receive() (*Response, error) {
 	answer := &Response{}
 	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
 	// Only a request that the server accepts is compared, and that can be read.
@@ -107,26 +93,18 @@ func (c *Conn) receive() (*Response, error) {
 		answer.sentBody = string(body)
 	}
 	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
+	if err == nil {
+		err = answer.read(resp)
+	}
 	if err != nil {
-		return answer, err
+		t.Errorf("side effect: %s: %v", c.request, err)
+		return answer
 	}
-	return answer, answer.read(resp)
-}
-
-// Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct
-// or refuse some requests. Wire adds Host and, for a body, Content-Length. headers are names and
-// values in turn.
-func (s *Server) Wire(
-	t testing.TB, request string, body []byte, headers ...string,
-) *Response {
-	t.Helper()
-	headers = append([]string{"Host", s.url().Host}, headers...)
-	if body != nil {
-		headers = append(headers, "Content-Length", fmt.Sprint(len(body)))
+	// net/http itself sends 100 (Continue) and 431, the latter in a format of its own.
+	if answer.Status != 100 && answer.Status != 431 {
+		answer.check(t)
 	}
-	conn := Dial(t, s.Addr)
-	defer conn.Close()
-	return conn.Send(t, head(request, headers)+string(body))
+	return answer
 }
 
 // ListeningSocket listens as net.Listen does, and returns the socket and its address. This process

@@ -117,9 +117,11 @@ type MailServer struct {
 	URL  string
 	tls  *tls.Config
 
-	logins  atomic.Int64 // passwords received, right or wrong
-	quits   atomic.Int64 // QUITs received
-	flooded atomic.Int64 // bytes of endless answers that were written
+	Passwords atomic.Int64 // received, right or wrong
+	Quits     atomic.Int64 // conversations that clients have ended by QUIT
+	// Flooded counts the bytes of endless answers that the kernel has accepted. The client has read
+	// fewer: the rest is in the buffers of the sockets.
+	Flooded atomic.Int64
 
 	mu      sync.Mutex
 	draws   *mathrand.Rand // of its world
@@ -249,9 +251,6 @@ func (m *MailServer) Fail(mode MailMode) {
 	m.changed = make(chan struct{})
 }
 
-// Release makes the mail server work again.
-func (m *MailServer) Release() { m.Fail(MailWorks) }
-
 // Slow delays every answer from now on.
 func (m *MailServer) Slow(delay time.Duration) {
 	m.mu.Lock()
@@ -298,12 +297,6 @@ func (m *MailServer) Connections() int {
 	return len(m.open)
 }
 
-// Quits returns how many conversations clients have ended by QUIT.
-func (m *MailServer) Quits() int { return int(m.quits.Load()) }
-
-// Passwords returns how many passwords clients have sent, right or wrong.
-func (m *MailServer) Passwords() int { return int(m.logins.Load()) }
-
 // Received returns all mails that have arrived.
 func (m *MailServer) Received() []*Mail {
 	m.mu.Lock()
@@ -329,16 +322,6 @@ func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 		return false
 	})
 	return found
-}
-
-// Code returns the one-time code in the mail's text. It fails the test unless there is exactly one.
-func (m *Mail) Code(t testing.TB) string {
-	t.Helper()
-	codes := m.Codes()
-	if len(codes) != 1 {
-		t.Fatalf("got the codes %q, want one, in the mail %q", codes, m.Data)
-	}
-	return codes[0]
 }
 
 // Codes returns the numbers in the mail's text that are as long as a code.
@@ -397,11 +380,6 @@ func (c *smtpConversation) use(conn net.Conn) {
 func (c *smtpConversation) startTLS() {
 	c.use(tls.Server(c.conn, c.m.tls))
 	c.secure = true
-}
-
-func (c *smtpConversation) mode() MailMode {
-	mode, _, _ := c.m.state()
-	return mode
 }
 
 // say sends an answer, after the delay that Slow has set. If answer is "", it sends nothing.
@@ -489,7 +467,7 @@ func (c *smtpConversation) answer(verb, args string) string {
 	case "DATA":
 		return c.data()
 	case "QUIT":
-		c.m.quits.Add(1)
+		c.m.Quits.Add(1)
 		if c.hang(MailIgnoresQuit) == MailCloses {
 			return c.end("")
 		}
@@ -534,7 +512,7 @@ func (c *smtpConversation) sender(address string) string {
 // data receives a mail. It also receives a mail whose sender or recipient was refused, so that a
 // test notices a client that ignores the refusal.
 func (c *smtpConversation) data() string {
-	if c.mode() == MailCloses {
+	if mode, _, _ := c.m.state(); mode == MailCloses {
 		return c.end("")
 	}
 	c.say("354 go ahead")
@@ -575,16 +553,12 @@ func (c *smtpConversation) flood(text string) (noAnswer string) {
 	chunk := []byte(strings.Repeat(text, 1000))
 	for {
 		n, err := c.conn.Write(chunk)
-		c.m.flooded.Add(int64(n))
+		c.m.Flooded.Add(int64(n))
 		if err != nil {
 			return c.end("")
 		}
 	}
 }
-
-// Flooded returns how many bytes of endless answers the kernel has accepted. The client has read
-// fewer: the rest is in the buffers of the sockets.
-func (m *MailServer) Flooded() int { return int(m.flooded.Load()) }
 
 // hang waits until the mode is no longer the given one, then returns the new mode. If the client
 // disconnects first, hang returns MailCloses. It consumes nothing that the client sends.
@@ -630,7 +604,7 @@ func (c *smtpConversation) login(args string) string {
 	}
 	isOffered := slices.Contains(strings.Fields(c.m.opts.Mechanism), mechanism)
 	if password != "" {
-		c.m.logins.Add(1)
+		c.m.Passwords.Add(1)
 	}
 	if !isOffered || user != c.m.opts.User || password != c.m.opts.Password {
 		return ""

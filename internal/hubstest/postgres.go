@@ -234,13 +234,6 @@ func NewEmail() string {
 // emailPrefix begins each address of NewEmail. No log may contain it.
 const emailPrefix = "user@u"
 
-// AddUser inserts a user and returns the user's id.
-func AddUser(t testing.TB, databaseURL, email, role string) string {
-	t.Helper()
-	return Query[string](t, databaseURL,
-		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
-}
-
 // NewUUID returns a UUID of version 4 (RFC 9562) that is not in use.
 func NewUUID() string {
 	return fmt.Sprintf("%08x-0000-4000-a000-%012x", rand.Uint32(), serial.Add(1))

@@ -38,10 +38,9 @@ type Server struct {
 	done     chan struct{} // closed when the process has ended
 	signaled bool          // the test has sent a signal, so it checks the exit status itself
 
-	mu             sync.Mutex
-	allowed        []*allowance
-	expectedStderr string         // see ExpectStderr
-	codeLine       map[string]int // by printed prefix and address: first line Code has not read
+	mu       sync.Mutex
+	allowed  []*allowance
+	codeLine map[string]int // by printed prefix and address: first line Code has not read
 }
 
 // An allowance is what a test accepts in the log: errors that contain one of the parts, in the
@@ -78,15 +77,6 @@ func StagingEnv(m *MailServer) map[string]string {
 	env := m.Env()
 	env["APP_ENV"] = "staging"
 	env["COOKIE_DOMAIN"] = "staging.example.com"
-	return env
-}
-
-// ProductionEnv returns the overrides of ServerEnv for the production environment.
-func ProductionEnv(m *MailServer) map[string]string {
-	env := m.Env()
-	env["APP_ENV"] = "production"
-	env["COOKIE_DOMAIN"] = "example.com"
-	env["ALLOWED_ORIGIN_DOMAIN"] = "example.com"
 	return env
 }
 
@@ -222,14 +212,6 @@ func (s *Server) AllowErrorsWithAnyOf(parts ...string) (end func()) {
 	}
 }
 
-// ExpectStderr waits for a line on standard error that contains part. It is for a server that must
-// end with an error. At the end of the test, any line without part is a failure.
-func (s *Server) ExpectStderr(t testing.TB, part string) {
-	t.Helper()
-	s.Stderr.WaitFor(t, part)
-	s.expectedStderr = part
-}
-
 // codeLinePrefix begins the line with a code, which the server prints if it has no mail server.
 // This is the only text in the log that is not JSON.
 const codeLinePrefix = "Sign-in code for "
@@ -242,7 +224,12 @@ const codePattern = "[0-9]{6}"
 func (s *Server) Code(t testing.TB, email string) string {
 	t.Helper()
 	if s.Mail != nil {
-		return s.Mail.WaitMail(t, email).Code(t)
+		mail := s.Mail.WaitMail(t, email)
+		codes := mail.Codes()
+		if len(codes) != 1 {
+			t.Fatalf("got the codes %q, want one, in the mail %q", codes, mail.Data)
+		}
+		return codes[0]
 	}
 	prefix := codeLinePrefix + email + ": "
 	s.mu.Lock()

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -39,20 +38,4 @@ func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
 		}
 	}
 	return header, claims
-}
-
-// word matches a word that FillIn replaces, such as <email>.
-var word = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)
-
-// FillIn replaces words in a text by values that are known only when the test runs. words are pairs
-// of a word and its value, such as "<email>", "ada@example.com". FillIn panics if the text has
-// another word: a case with a misspelled word could pass for another reason.
-func FillIn(text string, words ...string) string {
-	text = strings.NewReplacer(words...).Replace(text)
-	for _, word := range word.FindAllString(text, -1) {
-		if !strings.HasPrefix(word, "<now") { // test/api replaces <now> in tokens
-			panic("no value for " + word + " in " + text)
-		}
-	}
-	return text
 }

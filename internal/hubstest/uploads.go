@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Unfinished is the folder of working names in FILES_DIR.
@@ -103,16 +102,6 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 		}
 	}
 	return paths
-}
-
-// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
-// sweep takes them for abandoned.
-func (s *Server) AgeUnfinished(t testing.TB) {
-	t.Helper()
-	old := time.Now().Add(-time.Hour)
-	for _, path := range s.WorkingFiles(t) {
-		Must(t, os.Chtimes(path, old, old))
-	}
 }
 
 // WantStored checks that n files are stored, each with a final name and a row, and that there is no

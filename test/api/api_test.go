@@ -40,7 +40,11 @@ func staging(t testing.TB) map[string]string {
 // production returns the settings of a server in production with a new mail server.
 func production(t testing.TB) map[string]string {
 	t.Helper()
-	return hubstest.ProductionEnv(hubstest.NewMailServer(t, hubstest.MailOptions{}))
+	env := hubstest.NewMailServer(t, hubstest.MailOptions{}).Env()
+	env["APP_ENV"] = "production"
+	env["COOKIE_DOMAIN"] = "example.com"
+	env["ALLOWED_ORIGIN_DOMAIN"] = "example.com"
+	return env
 }
 
 // startEnvironments starts a server for each entry of settings, and returns the servers by the

@@ -18,7 +18,7 @@ func TestCommands(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
 			_, powerless := hubstest.NewRole(t, database)
-			script := hubstest.FillIn(c.Text,
+			script := fillIn(c.Text,
 				"<no database>", hubstest.WithDatabase(database, "none"),
 				"<wrong password>", hubstest.WithUser(t, database, "postgres", "secret-1"),
 				"<powerless>", powerless,

@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"hubs/internal/hubstest"
 )
 
 // A token describes a session token that a test forges. sign makes it without the library that the
@@ -43,7 +41,7 @@ var tokenHashes = map[string]func() hash.Hash{
 var tokenNow = regexp.MustCompile(`<now([+-][0-9]+)?>`)
 
 // sign returns the token, with a signature made with the key. It fills words into each text, as
-// hubstest.FillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970.
+// fillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970.
 func (tok token) sign(key string, words ...string) string {
 	claims := goodPayload
 	if tok.Payload != nil {
@@ -65,14 +63,14 @@ func (tok token) sign(key string, words ...string) string {
 		sent = *tok.Sent
 	}
 	words = append(words, "<header>", header, "<payload>", payload, "<signature>", signature)
-	sent = hubstest.FillIn(sent, words...)
+	sent = fillIn(sent, words...)
 	return sent[:len(sent)-tok.Cut]
 }
 
 // fill returns a header or payload. It fills in words and times.
 func fill(text string, words []string) []byte {
 	now := time.Now().Unix()
-	text = hubstest.FillIn(text, words...)
+	text = fillIn(text, words...)
 	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // <now> has the offset 0

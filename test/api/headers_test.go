@@ -88,6 +88,6 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		seen[got] = true
 	}
 	// The second of two headers is never used, even if only the second has the right form.
-	twice := s.Wire(t, "GET /nowhere", nil, "X-Request-Id", "a b", "X-Request-Id", "c")
+	twice := onTheWire(t, s, "GET /nowhere", nil, "X-Request-Id", "a b", "X-Request-Id", "c")
 	wantNew("c", twice.Header.Get("X-Request-Id"))
 }

@@ -125,7 +125,7 @@ func TestMailServers(t *testing.T) {
 				server, _, isAccepted := strings.Cut(said, " has accepted the mail")
 				isNamed := isAccepted && strings.HasSuffix(m.URL, server)
 				wantEqual(t, "the mail server is named in "+said, isNamed, true)
-				hubstest.WaitFor(t, "QUITs", 2, m.Quits)
+				hubstest.WaitFor(t, "QUITs", 2, m.Quits.Load)
 				for _, got := range m.Received() {
 					wantEqual(t, "TLS", got.TLS, c.tls)
 					wantEqual(t, "user", got.User, c.options.User)
@@ -140,7 +140,7 @@ func TestMailServers(t *testing.T) {
 					}
 				}
 			}
-			wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
+			wantEqual(t, "passwords at the mail server", m.Passwords.Load(), int64(0))
 			wantEqual(t, "mails at the mail server", len(m.Received()), 0)
 		})
 	}

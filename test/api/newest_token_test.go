@@ -73,7 +73,7 @@ func TestNewestTokenCounts(t *testing.T) {
 			_, claims := hubstest.ReadToken(t, named(t, tokens, c.Counts))
 			want = answer{Status: 200, Body: values{"user.email": claims["email"]}}
 		}
-		r := s.Wire(t, "GET /auth/session", nil, "X-Forwarded-For", hubstest.NewIP(),
+		r := onTheWire(t, s, "GET /auth/session", nil, "X-Forwarded-For", hubstest.NewIP(),
 			"Cookie", strings.Join(sent, "; "))
 		wantAnswer(t, r, want)
 		if r.Status == 200 {
@@ -148,7 +148,7 @@ func TestNewestTokenCountsThoughTheClockIsBehind(t *testing.T) {
 		for _, token := range tokens {
 			cookies = append(cookies, s.CookieName()+"="+token)
 		}
-		s.Wire(t, "GET /auth/session", nil, "Cookie", strings.Join(cookies, "; ")).Want(t, 200)
+		onTheWire(t, s, "GET /auth/session", nil, "Cookie", strings.Join(cookies, "; ")).Want(t, 200)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestFailedMailsCountAsNotSent(t *testing.T) {
 	code := s.Code(t, email) // that mail arrived, although it was refused
 	c.PresentCode(email, hubstest.OtherCode(code, 1)).WantProblem(t, 401, "invalid_code")
 	fail(hubstest.MailCloses)
-	s.Mail.Release()
+	s.Mail.Fail(hubstest.MailWorks)
 	c.AskCode(email)
 	wantEqual(t, "the code that is mailed at last", s.Code(t, email), code)
 	waitLogged(t, s, c.AskCode(email), "the last mail is too young") // it was not refused

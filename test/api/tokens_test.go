@@ -51,7 +51,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 		key := named(t, tokenKeys, cmp.Or(c.Key, "first"))
 		user := named(t, users, cmp.Or(c.User, "active"))
 		token := c.Token.sign(key, tokenWords(user, users["other"])...)
-		r := s.Wire(t, "GET /auth/session", nil,
+		r := onTheWire(t, s, "GET /auth/session", nil,
 			"X-Forwarded-For", hubstest.NewIP(),
 			"Cookie", s.CookieName()+"="+token)
 

@@ -90,17 +90,20 @@ const (
 // privateRequests have private data in every place of a request that a client fills. Most break
 // HTTP: a method, a version, a header, a length or a target.
 var privateRequests = []string{
-	"POST <path> HTTP/1.1\r\n<headers>Content-Length: <length>\r\n\r\n<body>",
-	"GET <path> HTTP/1.1\r\n<headers>\r\n",
-	"M482913 <path> HTTP/1.1\r\n<headers>\r\n",
-	"GETJANE_ROE / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
-	"JANE_ROE-GET / HTTP/1.1\r\n<headers>Content-Length: 0\r\n\r\n",
-	"GET <path> HTTP/1.482913\r\n<headers>\r\n",
-	"GET <path> HTTP/1.1\r\n<headers>482913 jane.roe@mailbox.example\r\n\r\n",
+	"POST " + privatePath + " HTTP/1.1\r\n" + privateHeaders +
+		"Content-Length: " + fmt.Sprint(len(privateBody)) + "\r\n\r\n" + privateBody,
+	"GET " + privatePath + " HTTP/1.1\r\n" + privateHeaders + "\r\n",
+	"M482913 " + privatePath + " HTTP/1.1\r\n" + privateHeaders + "\r\n",
+	"GETJANE_ROE / HTTP/1.1\r\n" + privateHeaders + "Content-Length: 0\r\n\r\n",
+	"JANE_ROE-GET / HTTP/1.1\r\n" + privateHeaders + "Content-Length: 0\r\n\r\n",
+	"GET " + privatePath + " HTTP/1.482913\r\n" + privateHeaders + "\r\n",
+	"GET " + privatePath + " HTTP/1.1\r\n" + privateHeaders + "482913 jane.roe@mailbox.example\r\n\r\n",
 	"482913 jane.roe@mailbox.example eyJhbGciOiJIUzI1NiJ9\r\n\r\n",
-	"GET <path> HTTP/1.1\r\n<headers>X: " + strings.Repeat("482913", 12000) + "\r\n\r\n",
-	"POST <path> HTTP/1.1\r\n<headers>Content-Length: 0\r\nContent-Length: 482913\r\n\r\n",
-	"GET x:<path> HTTP/1.0\r\n\r\n",
+	"GET " + privatePath + " HTTP/1.1\r\n" + privateHeaders +
+		"X: " + strings.Repeat("482913", 12000) + "\r\n\r\n",
+	"POST " + privatePath + " HTTP/1.1\r\n" + privateHeaders +
+		"Content-Length: 0\r\nContent-Length: 482913\r\n\r\n",
+	"GET x:" + privatePath + " HTTP/1.0\r\n\r\n",
 }
 
 // private matches a part of the private data.
@@ -141,11 +144,7 @@ func sendPrivateRequests(t *testing.T, p *frontProxy) {
 	t.Helper()
 	for _, request := range privateRequests {
 		address := newAddress()
-		p.raw(address, hubstest.FillIn(request,
-			"<path>", privatePath,
-			"<headers>", privateHeaders,
-			"<body>", privateBody,
-			"<length>", fmt.Sprint(len(privateBody))))
+		p.raw(address, request)
 		p.waitLine(address)
 	}
 	// With HTTP/2, nginx builds a request line of its own, which could be in a log.

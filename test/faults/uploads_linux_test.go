@@ -173,7 +173,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 	tr.wantInjected()
 	r.Want(t, 201)
 	s.waitFiles(2) // the final and the working name
-	s.AgeUnfinished(t)
+	s.ageUnfinished()
 	s.waitSwept()
 	s.WantStored(t, 1)
 }

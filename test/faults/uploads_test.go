@@ -82,6 +82,16 @@ func (s *service) putFiles(age time.Duration, names ...string) {
 	}
 }
 
+// ageUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next sweep
+// takes them for abandoned.
+func (s *service) ageUnfinished() {
+	s.t.Helper()
+	old := time.Now().Add(-time.Hour)
+	for _, path := range s.WorkingFiles(s.t) {
+		hubstest.Must(s.t, os.Chtimes(path, old, old))
+	}
+}
+
 // longestUpload is the time in which an upload of maxUpload bytes must end: a minute, and a second for
 // each 16 KiB of the file and of the form around it, which may have 64 KiB.
 const (
@@ -160,7 +170,7 @@ func (s *service) wantKept(c *hubstest.Client) {
 	id := filepath.Base(s.WorkingFiles(s.t)[0])
 	path := "/files/" + id + "/a.txt"
 	c.WantFile(path, "content")
-	s.AgeUnfinished(s.t)
+	s.ageUnfinished()
 	s.waitSwept()
 	s.WantStored(s.t, 1)
 	c.WantFile(path, "content")
