@@ -101,14 +101,14 @@ type MailOptions struct {
 	// Answers replaces the answer to a command, such as "RCPT". "greeting" is the first answer, and
 	// "mail" the one to the text of a mail. A 421 also closes the connection.
 	Answers map[string]string
-	// Busy is like Answers, for conversations that begin while BusyFrom others are open.
-	Busy           map[string]string
-	BusyFrom       int
-	Interval       time.Duration // least time between two mails; an earlier one gets a 454 after DATA
-	Untrusted      bool          // an unknown authority has signed its certificate
-	OtherName      bool          // its certificate is valid, but for another server name
-	OldTLS         bool          // it supports only TLS 1.0 and 1.1
-	User, Password string        // if set, clients must sign in
+	// Converse, if set, is called when a conversation begins, with the number of others that are
+	// open. The function that it returns is called at each step of the conversation, named as in
+	// Answers. Its answer replaces that of the mail server, unless it is "".
+	Converse       func(others int) (instead func(step string) string)
+	Untrusted      bool   // an unknown authority has signed its certificate
+	OtherName      bool   // its certificate is valid, but for another server name
+	OldTLS         bool   // it supports only TLS 1.0 and 1.1
+	User, Password string // if set, clients must sign in
 }
 
 // A MailServer is an SMTP server that keeps the mails it receives. Fail makes it fail.
@@ -130,8 +130,6 @@ type MailServer struct {
 	mode    MailMode
 	delay   time.Duration
 	open    map[net.Conn]bool
-	next    map[string][]string // see Refuse
-	begun   []time.Time         // see Begun
 }
 
 // A MailMode says how a mail server works or fails.
@@ -157,8 +155,6 @@ type Mail struct {
 	User string // the user name that the client has signed in with, or ""
 	Helo string // the client's own name, as sent with EHLO
 	read bool   // WaitMail has returned this mail
-
-	arrived time.Time
 }
 
 var mailServers sync.Map // URL → *MailServer
@@ -168,13 +164,15 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	t.Helper()
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	opts.Mechanism = cmp.Or(opts.Mechanism, "PLAIN")
+	if opts.Converse == nil {
+		opts.Converse = func(int) func(string) string { return func(string) string { return "" } }
+	}
 	m := &MailServer{
 		opts:    opts,
 		draws:   Draw(t),
 		tls:     opts.tls(),
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},
-		next:    map[string][]string{},
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
 	Must(t, err)
@@ -188,11 +186,10 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 				return
 			}
 			m.mu.Lock()
-			isBusy := m.opts.Busy != nil && len(m.open) >= m.opts.BusyFrom
+			others := len(m.open)
 			m.open[conn] = true
-			m.begun = append(m.begun, time.Now())
 			m.mu.Unlock()
-			conversations.Go(func() { m.converse(conn, isBusy) })
+			conversations.Go(func() { m.converse(conn, opts.Converse(others)) })
 		}
 	})
 	t.Cleanup(func() {
@@ -258,31 +255,6 @@ func (m *MailServer) Slow(delay time.Duration) {
 	m.delay = delay
 }
 
-// Refuse makes the mail server send these answers, one after the other, the next times that clients
-// come to this step, named as in MailOptions.Answers.
-func (m *MailServer) Refuse(step string, answers ...string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.next[step] = append(m.next[step], answers...)
-}
-
-// refusal returns the next answer that Refuse has asked for, or "".
-func (m *MailServer) refusal(step string) (answer string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if answers := m.next[step]; len(answers) > 0 {
-		answer, m.next[step] = answers[0], answers[1:]
-	}
-	return answer
-}
-
-// Begun returns when the conversations so far have begun.
-func (m *MailServer) Begun() []time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.begun)
-}
-
 // state returns the mode, the delay of each answer, and a channel that the next Fail closes.
 func (m *MailServer) state() (MailMode, time.Duration, <-chan struct{}) {
 	m.mu.Lock()
@@ -338,20 +310,20 @@ type smtpConversation struct {
 	secure   bool
 	user     string // "" if the client has not signed in
 	helo     string
-	envelope Mail   // sender and recipients of the next mail
-	isBusy   bool   // see MailOptions.Busy
-	refused  string // the last answer of Refuse or MailOptions
+	envelope Mail                     // sender and recipients of the next mail
+	instead  func(step string) string // see MailOptions.Converse
+	refused  string                   // the last answer of MailOptions
 }
 
 // converse greets a client and answers its commands until the connection is closed.
-func (m *MailServer) converse(conn net.Conn, isBusy bool) {
+func (m *MailServer) converse(conn net.Conn, instead func(step string) string) {
 	defer func() {
 		conn.Close()
 		m.mu.Lock()
 		delete(m.open, conn)
 		m.mu.Unlock()
 	}()
-	c := &smtpConversation{m: m, isBusy: isBusy}
+	c := &smtpConversation{m: m, instead: instead}
 	c.use(conn)
 	if m.opts.ImplicitTLS {
 		c.startTLS()
@@ -409,12 +381,9 @@ func (c *smtpConversation) end(answer string) (noAnswer string) {
 	return ""
 }
 
-// sayInstead sends the answer of Refuse or MailOptions, if there is one.
+// sayInstead sends the answer of MailOptions, if there is one.
 func (c *smtpConversation) sayInstead(command string) bool {
-	answer := cmp.Or(c.m.refusal(command), c.m.opts.Answers[command])
-	if c.isBusy {
-		answer = cmp.Or(answer, c.m.opts.Busy[command])
-	}
+	answer := cmp.Or(c.instead(command), c.m.opts.Answers[command])
 	if command == "HELO" { // clients try it after a refused EHLO
 		answer = c.refused
 	}
@@ -526,13 +495,7 @@ func (c *smtpConversation) data() string {
 	mail := c.envelope
 	c.envelope = Mail{}
 	mail.Data = text
-	mail.arrived = time.Now()
 	c.m.mu.Lock()
-	n := len(c.m.mails)
-	if n > 0 && time.Since(c.m.mails[n-1].arrived) < c.m.opts.Interval {
-		c.m.mu.Unlock()
-		return "454 4.7.0 maximum sending rate exceeded"
-	}
 	c.m.mails = append(c.m.mails, &mail)
 	c.m.mu.Unlock()
 	switch c.hang(MailHangsEnd) {
