@@ -3,6 +3,9 @@ package hubstest
 import (
 	"bytes"
 	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +21,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // A Client behaves like one browser. It has its own cookie jar and its own address.
@@ -347,6 +351,35 @@ func (c *Client) SetToken(token string) {
 		Domain: c.srv.Env["COOKIE_DOMAIN"],
 		Secure: c.srv.Env["APP_ENV"] != "local",
 	}})
+}
+
+// NewToken returns a session token of a user, signed with the key. It makes the token without the
+// library that the server verifies tokens with.
+func NewToken(key, email, userID string, issued, expires time.Time) string {
+	payload := fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d,"exp":%d}`,
+		email, userID, issued.Unix(), expires.Unix())
+	encode := base64.RawURLEncoding.EncodeToString
+	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode([]byte(payload))
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(signed))
+	return signed + "." + encode(mac.Sum(nil))
+}
+
+// ReadToken decodes a token. It does not verify the signature.
+func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
+	t.Helper()
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		t.Fatalf("setup: got a token of %d parts, want 3", len(parts))
+	}
+	for i, target := range []*map[string]any{&header, &claims} {
+		text, err := base64.RawURLEncoding.DecodeString(parts[i])
+		Must(t, err)
+		if err := json.Unmarshal(text, target); err != nil {
+			t.Fatalf("setup: a part of the token is %q, want a JSON object: %v", text, err)
+		}
+	}
+	return header, claims
 }
 
 // url returns Base as a parsed URL.

@@ -16,9 +16,8 @@ import (
 // repeats some requests on a new connection, which would hide a lost request.
 type Conn struct {
 	net.Conn
-	In      *bufio.Reader // all reads from the connection go through In
-	request string        // the last request, such as "GET /hubs"
-	sent    string        // what Begin and Finish have sent of it
+	In   *bufio.Reader // all reads from the connection go through In
+	sent string        // what Begin and Finish have sent of the last request
 }
 
 // Dial connects to a server. All reads and writes fail once Patience has passed.
@@ -60,7 +59,6 @@ func Head(request string, headers ...string) string {
 // A server may refuse a request and close the connection before it has read all of it. So Begin
 // ignores a failure: there may be an answer nevertheless.
 func (c *Conn) Begin(text string) {
-	c.request, _, _ = strings.Cut(text, " HTTP/1.1\r\n")
 	c.sent = text
 	io.WriteString(c, text)
 }
@@ -85,7 +83,8 @@ func (c *Conn) Send(t testing.TB, request string) *Response {
 func (c *Conn) Receive(t testing.TB) *Response {
 	t.Helper()
 	answer := &Response{}
-	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
+	request, _, _ := strings.Cut(c.sent, " HTTP/1.1\r\n")
+	answer.Method, answer.Path, _ = strings.Cut(request, " ")
 	// Only a request that the server accepts is compared, and that can be read.
 	if sent, err := http.ReadRequest(bufio.NewReader(strings.NewReader(c.sent))); err == nil {
 		answer.sent = sent.Header
@@ -97,7 +96,7 @@ func (c *Conn) Receive(t testing.TB) *Response {
 		err = answer.read(resp)
 	}
 	if err != nil {
-		t.Errorf("side effect: %s: %v", c.request, err)
+		t.Errorf("side effect: %s: %v", request, err)
 		return answer
 	}
 	// net/http itself sends 100 (Continue) and 431, the latter in a format of its own.

@@ -157,12 +157,17 @@ func (r *Response) requestFault(template string, operation any) error {
 	target, query, _ := strings.Cut(r.Path, "?")
 	unlisted, _ := url.ParseQuery(query) // the server has accepted it
 	takesQuery := false
-	for _, parameter := range parametersOf(template, operation) {
+	shared, _ := Within(Document(), "paths", template, "parameters").([]any)
+	own, _ := Within(operation, "parameters").([]any)
+	for _, listed := range slices.Concat(shared, own) {
+		parameter := resolve(listed).(map[string]any)
 		name := parameter["name"].(string)
 		var sent []string
 		switch parameter["in"] {
 		case "path":
-			sent = []string{inPath(template, target, name)}
+			i := slices.Index(strings.Split(template, "/"), "{"+name+"}")
+			value, _ := url.PathUnescape(strings.Split(target, "/")[i]) // the server has accepted it
+			sent = []string{value}
 		case "header":
 			sent = r.sent.Values(name)
 		case "query":
@@ -196,25 +201,6 @@ func (r *Response) requestFault(template string, operation any) error {
 		return fmt.Errorf("accepted, against the contract: %w", err)
 	}
 	return nil
-}
-
-// parametersOf returns the parameters of an operation, also those of its path.
-func parametersOf(template string, operation any) (all []map[string]any) {
-	for _, list := range []any{Within(Document(), "paths", template), operation} {
-		parameters, _ := Within(list, "parameters").([]any)
-		for _, parameter := range parameters {
-			all = append(all, resolve(parameter).(map[string]any))
-		}
-	}
-	return all
-}
-
-// inPath returns the value of a parameter in a path, such as that of hubId in /hubs/1 for
-// /hubs/{hubId}.
-func inPath(template, path, name string) string {
-	i := slices.Index(strings.Split(template, "/"), "{"+name+"}")
-	value, _ := url.PathUnescape(strings.Split(path, "/")[i]) // the server has accepted it
-	return value
 }
 
 // parameterFault compares a parameter, or a header of an answer, with its schema. Both are texts,

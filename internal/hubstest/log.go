@@ -35,16 +35,6 @@ func (l *Log) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// since returns the complete lines from number n on, and a channel that the next Write closes.
-func (l *Log) since(n int) ([]string, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.changed == nil {
-		l.changed = make(chan struct{})
-	}
-	return slices.Clone(l.lines[n:]), l.changed
-}
-
 // All returns all lines, including an incomplete last one.
 func (l *Log) All() []string {
 	l.mu.Lock()
@@ -102,7 +92,12 @@ func (l *Log) wait(
 ) (string, int, error) {
 	timeout := time.After(limit)
 	for ended := false; ; {
-		lines, more := l.since(n)
+		l.mu.Lock()
+		if l.changed == nil {
+			l.changed = make(chan struct{})
+		}
+		lines, more := slices.Clone(l.lines[n:]), l.changed
+		l.mu.Unlock()
 		i := slices.IndexFunc(lines, match)
 		if i >= 0 {
 			return lines[i], n + i + 1, nil

@@ -98,17 +98,16 @@ type MailOptions struct {
 	// Mechanism is the way to sign in that the mail server offers; "" means PLAIN. It understands
 	// PLAIN and LOGIN.
 	Mechanism string
-	// Answers replaces the answer to a command, such as "RCPT". "greeting" is the first answer, and
-	// "mail" the one to the text of a mail. A 421 also closes the connection.
-	Answers map[string]string
 	// Converse, if set, is called when a conversation begins, with the number of others that are
-	// open. The function that it returns is called at each step of the conversation, named as in
-	// Answers. Its answer replaces that of the mail server, unless it is "".
+	// open. The function that it returns is called at each step of the conversation: a command, such
+	// as "RCPT", "greeting" or, for the text of a mail, "mail". Its answer replaces that of the mail
+	// server, unless it is "". A 421 also closes the connection.
 	Converse       func(others int) (instead func(step string) string)
-	Untrusted      bool   // an unknown authority has signed its certificate
-	OtherName      bool   // its certificate is valid, but for another server name
-	OldTLS         bool   // it supports only TLS 1.0 and 1.1
-	User, Password string // if set, clients must sign in
+	Delay          time.Duration // before each answer
+	Untrusted      bool          // an unknown authority has signed its certificate
+	OtherName      bool          // its certificate is valid, but for another server name
+	OldTLS         bool          // it supports only TLS 1.0 and 1.1
+	User, Password string        // if set, clients must sign in
 }
 
 // A MailServer is an SMTP server that keeps the mails it receives. Fail makes it fail.
@@ -128,7 +127,6 @@ type MailServer struct {
 	mails   []*Mail
 	changed chan struct{} // closed and replaced by each change of mode
 	mode    MailMode
-	delay   time.Duration
 	open    map[net.Conn]bool
 }
 
@@ -248,18 +246,11 @@ func (m *MailServer) Fail(mode MailMode) {
 	m.changed = make(chan struct{})
 }
 
-// Slow delays every answer from now on.
-func (m *MailServer) Slow(delay time.Duration) {
+// state returns the mode, and a channel that the next Fail closes.
+func (m *MailServer) state() (MailMode, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.delay = delay
-}
-
-// state returns the mode, the delay of each answer, and a channel that the next Fail closes.
-func (m *MailServer) state() (MailMode, time.Duration, <-chan struct{}) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.mode, m.delay, m.changed
+	return m.mode, m.changed
 }
 
 // Connections returns how many connections are open.
@@ -312,7 +303,7 @@ type smtpConversation struct {
 	helo     string
 	envelope Mail                     // sender and recipients of the next mail
 	instead  func(step string) string // see MailOptions.Converse
-	refused  string                   // the last answer of MailOptions
+	refused  string                   // its last answer
 }
 
 // converse greets a client and answers its commands until the connection is closed.
@@ -354,11 +345,10 @@ func (c *smtpConversation) startTLS() {
 	c.secure = true
 }
 
-// say sends an answer, after the delay that Slow has set. If answer is "", it sends nothing.
+// say sends an answer, after the delay of MailOptions. If answer is "", it sends nothing.
 func (c *smtpConversation) say(answer string) {
 	if answer != "" {
-		_, delay, _ := c.m.state()
-		time.Sleep(delay)
+		time.Sleep(c.m.opts.Delay)
 		answer += "\r\n"
 		first := c.m.intN(len(answer)) // an answer may come in two pieces
 		io.WriteString(c.conn, answer[:first])
@@ -381,9 +371,9 @@ func (c *smtpConversation) end(answer string) (noAnswer string) {
 	return ""
 }
 
-// sayInstead sends the answer of MailOptions, if there is one.
+// sayInstead sends the answer of MailOptions.Converse, if there is one.
 func (c *smtpConversation) sayInstead(command string) bool {
-	answer := cmp.Or(c.instead(command), c.m.opts.Answers[command])
+	answer := c.instead(command)
 	if command == "HELO" { // clients try it after a refused EHLO
 		answer = c.refused
 	}
@@ -429,7 +419,11 @@ func (c *smtpConversation) answer(verb, args string) string {
 		}
 		return "235 signed in"
 	case "MAIL":
-		return c.sender(address)
+		if c.m.opts.User != "" && c.user == "" {
+			return "530 sign in first"
+		}
+		c.envelope = Mail{From: address, TLS: c.secure, User: c.user, Helo: c.helo}
+		return "250 ok"
 	case "RCPT":
 		c.envelope.To = append(c.envelope.To, address)
 		return "250 ok"
@@ -464,24 +458,10 @@ func (c *smtpConversation) extensions() string {
 	return "250-" + strings.Join(lines[:last], "\r\n250-") + "\r\n250 " + lines[last]
 }
 
-// sender returns the answer to MAIL FROM.
-func (c *smtpConversation) sender(address string) string {
-	if c.m.opts.User != "" && c.user == "" {
-		return "530 sign in first"
-	}
-	c.envelope = Mail{
-		From: address,
-		TLS:  c.secure,
-		User: c.user,
-		Helo: c.helo,
-	}
-	return "250 ok"
-}
-
 // data receives a mail. It also receives a mail whose sender or recipient was refused, so that a
 // test notices a client that ignores the refusal.
 func (c *smtpConversation) data() string {
-	if mode, _, _ := c.m.state(); mode == MailCloses {
+	if mode, _ := c.m.state(); mode == MailCloses {
 		return c.end("")
 	}
 	c.say("354 go ahead")
@@ -526,7 +506,7 @@ func (c *smtpConversation) flood(text string) (noAnswer string) {
 // hang waits until the mode is no longer the given one, then returns the new mode. If the client
 // disconnects first, hang returns MailCloses. It consumes nothing that the client sends.
 func (c *smtpConversation) hang(while MailMode) MailMode {
-	mode, _, changed := c.m.state()
+	mode, changed := c.m.state()
 	if mode != while {
 		return mode
 	}
@@ -541,7 +521,7 @@ func (c *smtpConversation) hang(while MailMode) MailMode {
 		case <-gone:
 			return MailCloses
 		case <-changed:
-			mode, _, changed = c.m.state()
+			mode, changed = c.m.state()
 		}
 	}
 	// The mode has changed. A deadline in the past ends the Peek; clearing it permits reads again.

@@ -35,7 +35,7 @@ type Server struct {
 	inFlight sync.RWMutex // read-locked by each request of a Client
 	requests atomic.Int64 // of all Clients
 
-	done     chan struct{} // closed when the process has ended
+	Done     chan struct{} // closed when the process has ended
 	signaled bool          // the test has sent a signal, so it checks the exit status itself
 
 	mu       sync.Mutex
@@ -115,7 +115,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 		Cmd:      cmd,
 		Mail:     mail,
 		Database: env["DATABASE_URL"],
-		done:     make(chan struct{}),
+		Done:     make(chan struct{}),
 		codeLine: map[string]int{},
 	}
 	cmd.Env = append(cmd.Env, processEnv(serveEnv(env))...)
@@ -131,7 +131,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 	}
 	go func() {
 		cmd.Wait()
-		close(s.done)
+		close(s.Done)
 	}()
 	t.Cleanup(func() { cmd.Process.Kill() }) // an error means that the process has ended
 	if err := s.waitListening(); err != nil {
@@ -149,7 +149,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 
 // waitListening waits until the server listens, and sets Addr and Base.
 func (s *Server) waitListening() error {
-	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
+	line, _, err := s.Log.wait(Patience, 0, s.Done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
 		return fmt.Errorf("the server has not started: %w\nstandard error ends:\n%s", err, s.Stderr.End())
 	}
@@ -187,16 +187,13 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 func (s *Server) WaitExit(t testing.TB) int {
 	t.Helper()
 	select {
-	case <-s.done:
+	case <-s.Done:
 		return s.Cmd.ProcessState.ExitCode()
 	case <-time.After(2 * Patience):
 		t.Fatalf("after %v, the server has not ended; its log ends:\n%s", 2*Patience, s.Log.End())
 		return 0
 	}
 }
-
-// Done returns a channel that is closed when the process has ended.
-func (s *Server) Done() <-chan struct{} { return s.done }
 
 // AllowErrorsWithAnyOf makes the test accept logged errors that contain one of the parts. If end is
 // called, the test accepts only those logged before that call.
@@ -235,7 +232,7 @@ func (s *Server) Code(t testing.TB, email string) string {
 	s.mu.Lock()
 	from := s.codeLine[prefix]
 	s.mu.Unlock()
-	line, next, err := s.Log.wait(Patience, from, s.done, func(line string) bool {
+	line, next, err := s.Log.wait(Patience, from, s.Done, func(line string) bool {
 		return strings.HasPrefix(line, prefix)
 	})
 	if err != nil {
@@ -251,9 +248,9 @@ func (s *Server) Code(t testing.TB, email string) string {
 // output. A command that fails ends the test.
 func (s *Server) User(t testing.TB, args ...string) string {
 	t.Helper()
-	code, out, errOut := RunBoth(s.Env, append([]string{"user"}, args...)...)
-	if code != 0 {
-		t.Fatalf("setup: user %q: got exit status %d, want 0\n%s%s", args, code, out, errOut)
+	status, output := Run(t, s.Env, append([]string{"user"}, args...)...)
+	if status != 0 {
+		t.Fatalf("setup: user %q: got exit status %d, want 0\n%s", args, status, output)
 	}
-	return out
+	return output
 }

@@ -147,7 +147,7 @@ func TestPoolerChangesItsMode(t *testing.T) {
 			pooler.Set("default_pool_size", fmt.Sprint(size))
 			pooler.Set("pool_mode", "transaction")
 			s.Signal(t, 0) // the test checks the exit status
-			readers.run(10_000, s.Done())
+			readers.run(10_000, s.Done)
 			fmt.Fprintf(t.Output(), "%d right, %d wrong, %d refused\n",
 				readers.right.Load(), readers.wrong.Load(), readers.refused.Load())
 			if n := readers.wrong.Load(); n > 0 {

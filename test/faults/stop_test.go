@@ -88,7 +88,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	// Nothing shows what the server waits for, so the test can only give it time to end too early. A
 	// stopping server looks every half a second, or more often, whether it can go on; 1.5 s is longer.
 	select {
-	case <-s.Done():
+	case <-s.Done:
 		t.Errorf("the server has ended, want it to wait for the upload\n%s", s.Log.End())
 	case <-time.After(1500 * time.Millisecond):
 	}
@@ -127,8 +127,8 @@ func TestStopMailsTheLastCodes(t *testing.T) {
 // it has accepted. Then it ends with exit status 0.
 func TestStopSendsMailUnderWay(t *testing.T) {
 	t.Parallel()
-	s := startWithMail(t)
-	s.Mail.Slow(200 * time.Millisecond) // so a mail takes more than a second
+	slow := hubstest.MailOptions{Delay: 200 * time.Millisecond} // so a mail takes more than a second
+	s := hubstest.Start(t, hubstest.NewMailServer(t, slow).Env())
 	emails := askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGINT)
 	if len(s.Mail.Received()) == manyMails {
