@@ -116,8 +116,9 @@ func (l *Log) wait(
 	}
 }
 
-// wantCleanLog fails the test if standard error has a line. It also fails the test if the log has an error that is not allowed (AllowErrorsWithAnyOf), a line that is
-// not JSON, a secret, a code or an unmasked e-mail address.
+// wantCleanLog fails the test if standard error has a line, or if the log has an error that is not
+// allowed (AllowErrorsWithAnyOf), a line that is not JSON, a secret, a code or an unmasked e-mail
+// address.
 func (s *Server) wantCleanLog(t testing.TB) {
 	t.Helper()
 	for _, line := range s.Stderr.All() {

@@ -391,7 +391,14 @@ func (c *smtpConversation) greet() string {
 	case MailCloses:
 		return c.end("")
 	case MailFloods:
-		return c.flood("220 test.example.com ")
+		chunk := []byte(strings.Repeat("220 test.example.com ", 1000))
+		for {
+			n, err := c.conn.Write(chunk)
+			c.m.Flooded.Add(int64(n))
+			if err != nil { // the client has closed the connection
+				return c.end("")
+			}
+		}
 	default:
 		return "220 test.example.com ESMTP"
 	}
@@ -488,18 +495,6 @@ func (c *smtpConversation) data() string {
 		return "554 no: " + strings.Join(private, " ")
 	default:
 		return "250 taken"
-	}
-}
-
-// flood writes the text again and again until the client closes the connection.
-func (c *smtpConversation) flood(text string) (noAnswer string) {
-	chunk := []byte(strings.Repeat(text, 1000))
-	for {
-		n, err := c.conn.Write(chunk)
-		c.m.Flooded.Add(int64(n))
-		if err != nil {
-			return c.end("")
-		}
 	}
 }
 

@@ -85,11 +85,8 @@ func StagingEnv(m *MailServer) map[string]string {
 // may contain (wantCleanLog). Start(t, first.Env) starts a second server on the data of the first.
 func Start(t testing.TB, overrides ...map[string]string) *Server {
 	t.Helper()
-	return StartCommand(t, Serve(), overrides...)
+	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
 }
-
-// Serve returns the command that starts the server.
-func Serve() *exec.Cmd { return exec.Command(Binary(), "serve") }
 
 // StartCommand is like Start, but starts the server by the given command.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {

@@ -184,22 +184,6 @@ func (w *world) around(own string) string {
 	return w.cookies[0] + strings.TrimSuffix(own+"; "+w.cookies[1], "; ")
 }
 
-// killNowAndThen kills the server's idle connections to the database before every so many requests,
-// unless another request is under way.
-func (s *Server) killNowAndThen(t testing.TB) {
-	t.Helper()
-	n := s.requests.Add(1)
-	u, err := url.Parse(s.Database)
-	if s.world.killEvery == 0 || n%s.world.killEvery != 0 || err != nil || !s.inFlight.TryLock() {
-		return
-	}
-	defer s.inFlight.Unlock()
-	name := strings.TrimPrefix(u.Path, "/")
-	if strings.HasPrefix(name, "test_") { // of the shared PostgreSQL
-		killIdle(t, name)
-	}
-}
-
 // drawSettings returns statements that give the server's role other settings in a database, which
 // an operator may have made for other programs.
 func drawSettings(t testing.TB, database string) (statements string) {
@@ -230,22 +214,31 @@ var killer = sync.OnceValues(func() (*sql.DB, error) {
 	return sql.Open("postgres", databaseURL)
 })
 
-// killIdle kills the idle connections of servers to a database of the shared PostgreSQL, and waits
-// until they are closed.
-func killIdle(t testing.TB, database string) {
+// killNowAndThen kills the server's idle connections to a database of the shared PostgreSQL before
+// every so many requests, unless another request is under way. It waits until they are closed.
+func (s *Server) killNowAndThen(t testing.TB) {
 	t.Helper()
-	var killed string // process ids
-	db, err := killer()
-	if err == nil {
-		err = db.QueryRow(`
-			with idle as materialized ( -- or PostgreSQL may kill before it compares
-				select pid from pg_stat_activity
-				where datname = $1 and usename = $2 and state = 'idle'
-				-- not between the messages of one statement, such as of a code's work
-				and state_change < clock_timestamp() - interval '0.1 s')
-			select coalesce(string_agg(pid::text, ','), '') from idle where pg_terminate_backend(pid)`,
-			database, serverRole).Scan(&killed)
+	n := s.requests.Add(1)
+	u, err := url.Parse(s.Database)
+	if s.world.killEvery == 0 || n%s.world.killEvery != 0 || err != nil || !s.inFlight.TryLock() {
+		return
 	}
+	defer s.inFlight.Unlock()
+	database := strings.TrimPrefix(u.Path, "/")
+	if !strings.HasPrefix(database, "test_") { // of another PostgreSQL
+		return
+	}
+	db, err := killer()
+	Must(t, err)
+	var killed string // process ids
+	err = db.QueryRow(`
+		with idle as materialized ( -- or PostgreSQL may kill before it compares
+			select pid from pg_stat_activity
+			where datname = $1 and usename = $2 and state = 'idle'
+			-- not between the messages of one statement, such as of a code's work
+			and state_change < clock_timestamp() - interval '0.1 s')
+		select coalesce(string_agg(pid::text, ','), '') from idle where pg_terminate_backend(pid)`,
+		database, serverRole).Scan(&killed)
 	Must(t, err)
 	WaitFor(t, "killed connections", 0, func() (open int) {
 		db.QueryRow(`select count(*) from pg_stat_activity

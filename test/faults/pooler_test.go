@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -55,7 +56,7 @@ func TestPoolerInTransactionModeIsRefused(t *testing.T) {
 // wantRefused fails the test unless a server does not start because of the pooler.
 func wantRefused(t *testing.T, databaseURL string) {
 	t.Helper()
-	cmd := hubstest.Serve()
+	cmd := exec.Command(hubstest.Binary(), "serve")
 	_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": databaseURL})
 	if err == nil {
 		t.Fatal("the server has started, want it to refuse a pooler in transaction mode")
@@ -305,7 +306,7 @@ func TestLookForPoolerEndsWithItsConnections(t *testing.T) {
 	t.Parallel()
 	proxy, through := faultProxyURL(t, hubstest.NewDatabase(t))
 	proxy.When("current_setting('hubs.mark'", proxy.Cut)
-	cmd := hubstest.Serve()
+	cmd := exec.Command(hubstest.Binary(), "serve")
 	_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": through})
 	if err == nil {
 		t.Error("got a start, want an error")

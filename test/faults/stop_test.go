@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -214,7 +215,7 @@ func TestStopWaitsForRequestsThenMail(t *testing.T) {
 	wantExit(t, s, 1)
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
 	expectStderr(t, s, "cut off")
-	upload.BreakOff()
+	breakOff(t, upload)
 }
 
 // A server whose standard output is a pipe that nobody reads stands still when the pipe is full.
@@ -224,7 +225,7 @@ func TestStopEndsThoughNobodyReadsTheLog(t *testing.T) {
 	unread, output, err := os.Pipe()
 	hubstest.Must(t, err)
 	t.Cleanup(func() { unread.Close() })
-	cmd := hubstest.Serve()
+	cmd := exec.Command(hubstest.Binary(), "serve")
 	for name, value := range hubstest.ServerEnv(t) {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

@@ -3,6 +3,7 @@ package faults
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -68,6 +69,16 @@ func TestClientGoneMidUpload(t *testing.T) {
 	}
 	c.Store("b.txt", "content")
 	s.WantStored(t, 1)
+}
+
+// breakOff closes the connection of an upload before the form is complete. It fails the test if an
+// answer comes.
+func breakOff(t *testing.T, upload *hubstest.HalfUpload) {
+	t.Helper()
+	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
+	if r := <-upload.Answer; r.Status != 0 {
+		t.Errorf("got the answer %v to an upload that was broken off, want none", r)
+	}
 }
 
 // putFiles creates files in FILES_DIR. age is the time since their last modification.
