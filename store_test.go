@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,6 +124,22 @@ func TestLostConnectionIsEOF(t *testing.T) {
 	}
 }
 
+// fullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
+// connections is full. A connection attempt there gets no reply.
+func fullQueue(t testing.TB) (addr string) {
+	t.Helper()
+	socket, addr := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	hubstest.Must(t, syscall.Listen(int(socket.Fd()), 0)) // the shortest queue
+	for {
+		// Only a machine that is very slow would take so long for a queue with room.
+		conn, err := net.DialTimeout("tcp", addr, 500*time.Millisecond)
+		if err != nil {
+			return addr
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+}
+
 // D1, D5: If a host name has two addresses, and the first never answers, the second is dialed after
 // the first one's share of dbTimeout, whatever connect_timeout the URL permits. The test is not
 // parallel, because it replaces the resolver of the whole process.
@@ -130,7 +147,7 @@ func TestDeadAddressLeavesTimeForTheNext(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		hubstest.Skip(t, "127.0.0.2 is an address of this machine on Linux only")
 	}
-	dead := hubstest.FullQueue(t) // on 127.0.0.1
+	dead := fullQueue(t) // on 127.0.0.1
 	_, port, err := net.SplitHostPort(dead)
 	hubstest.Must(t, err)
 	alive, err := net.Listen("tcp", "127.0.0.2:"+port)

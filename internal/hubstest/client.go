@@ -3,6 +3,9 @@ package hubstest
 import (
 	"bytes"
 	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +21,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // A Client behaves like one browser. It has its own cookie jar and its own address.
@@ -252,7 +256,8 @@ func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
 	t.Helper()
 	email = NewEmail()
-	return email, AddUser(t, s.Database, email, role)
+	return email, Query[string](t, s.Database,
+		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
 }
 
 // A Guest is a client whose user has got a code and has not signed in yet.
@@ -348,6 +353,35 @@ func (c *Client) SetToken(token string) {
 	}})
 }
 
+// NewToken returns a session token of a user, signed with the key. It makes the token without the
+// library that the server verifies tokens with.
+func NewToken(key, email, userID string, issued, expires time.Time) string {
+	payload := fmt.Sprintf(`{"email":%q,"userId":%q,"iat":%d,"exp":%d}`,
+		email, userID, issued.Unix(), expires.Unix())
+	encode := base64.RawURLEncoding.EncodeToString
+	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode([]byte(payload))
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(signed))
+	return signed + "." + encode(mac.Sum(nil))
+}
+
+// ReadToken decodes a token. It does not verify the signature.
+func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
+	t.Helper()
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		t.Fatalf("setup: got a token of %d parts, want 3", len(parts))
+	}
+	for i, target := range []*map[string]any{&header, &claims} {
+		text, err := base64.RawURLEncoding.DecodeString(parts[i])
+		Must(t, err)
+		if err := json.Unmarshal(text, target); err != nil {
+			t.Fatalf("setup: a part of the token is %q, want a JSON object: %v", text, err)
+		}
+	}
+	return header, claims
+}
+
 // url returns Base as a parsed URL.
 func (s *Server) url() *url.URL {
 	u, _ := url.Parse(s.Base) // Base is a valid URL
@@ -377,7 +411,7 @@ func (r *Response) Must(t testing.TB, status int) *Response {
 func (r *Response) member(path string) any {
 	var object any
 	json.Unmarshal(r.Body, &object) // not every body is JSON
-	return within(object, strings.Split(path, ".")...)
+	return Within(object, strings.Split(path, ".")...)
 }
 
 // text returns a member of the body that is a string, or "".
@@ -403,17 +437,6 @@ func (r *Response) WantField(t testing.TB, path string, want any) {
 	t.Helper()
 	if got := r.member(path); !reflect.DeepEqual(got, want) {
 		complain(t, "%s: got %v, want %v, in the answer to %v", path, got, want, r)
-	}
-}
-
-// Decode decodes a JSON text into value. name is for messages. A member that value does not have
-// ends the test, so that no test overlooks one.
-func Decode(t testing.TB, name, text string, value any) {
-	t.Helper()
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(value); err != nil {
-		t.Fatalf("setup: %s: %v", name, err)
 	}
 }
 

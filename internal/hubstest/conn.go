@@ -2,15 +2,12 @@ package hubstest
 
 import (
 	"bufio"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -19,9 +16,8 @@ import (
 // repeats some requests on a new connection, which would hide a lost request.
 type Conn struct {
 	net.Conn
-	In      *bufio.Reader // all reads from the connection go through In
-	request string        // the last request, such as "GET /hubs"
-	sent    string        // what Begin and Finish have sent of it
+	In   *bufio.Reader // all reads from the connection go through In
+	sent string        // what Begin and Finish have sent of the last request
 }
 
 // Dial connects to a server. All reads and writes fail once Patience has passed.
@@ -35,14 +31,8 @@ func Dial(t testing.TB, addr string) *Conn {
 }
 
 // Head returns the head of a request such as "GET /hubs": its line, its headers and the empty line.
-// The request has a new client address and the client's session. headers are names and values in
-// turn.
+// The request has the client's address and session. headers are names and values in turn.
 func (c *Client) Head(request string, headers ...string) string {
-	return c.Elsewhere().head(request, headers)
-}
-
-// head is like Head, but the request has the client's own address.
-func (c *Client) head(request string, headers []string) string {
 	headers = append([]string{"Host", "x", "X-Forwarded-For", c.IP}, headers...)
 	own := c.srv.CookieName() + "=" + c.Token()
 	if c.srv.world != nil {
@@ -52,11 +42,12 @@ func (c *Client) head(request string, headers []string) string {
 	if c.Token() != "" {
 		headers = append(headers, "Cookie", own)
 	}
-	return head(request, headers)
+	return Head(request, headers...)
 }
 
-// head returns the head of a request. headers are names and values in turn.
-func head(request string, headers []string) string {
+// Head returns the head of a request with these headers, which are names and values in turn, and no
+// others.
+func Head(request string, headers ...string) string {
 	lines := []string{request + " HTTP/1.1"}
 	for pair := range slices.Chunk(headers, 2) {
 		lines = append(lines, pair[0]+": "+pair[1])
@@ -68,7 +59,6 @@ func head(request string, headers []string) string {
 // A server may refuse a request and close the connection before it has read all of it. So Begin
 // ignores a failure: there may be an answer nevertheless.
 func (c *Conn) Begin(text string) {
-	c.request, _, _ = strings.Cut(text, " HTTP/1.1\r\n")
 	c.sent = text
 	io.WriteString(c, text)
 }
@@ -92,22 +82,9 @@ func (c *Conn) Send(t testing.TB, request string) *Response {
 // fails, and the status is 0. Receive may be called from any goroutine.
 func (c *Conn) Receive(t testing.TB) *Response {
 	t.Helper()
-	answer, err := c.receive()
-	if err != nil {
-		t.Errorf("side effect: %s: %v", c.request, err)
-		return answer
-	}
-	// net/http itself sends 100 (Continue) and 431, the latter in a format of its own.
-	if answer.Status != 100 && answer.Status != 431 {
-		answer.check(t)
-	}
-	return answer
-}
-
-// receive reads an answer to its end.
-func (c *Conn) receive() (*Response, error) {
 	answer := &Response{}
-	answer.Method, answer.Path, _ = strings.Cut(c.request, " ")
+	request, _, _ := strings.Cut(c.sent, " HTTP/1.1\r\n")
+	answer.Method, answer.Path, _ = strings.Cut(request, " ")
 	// Only a request that the server accepts is compared, and that can be read.
 	if sent, err := http.ReadRequest(bufio.NewReader(strings.NewReader(c.sent))); err == nil {
 		answer.sent = sent.Header
@@ -115,54 +92,18 @@ func (c *Conn) receive() (*Response, error) {
 		answer.sentBody = string(body)
 	}
 	resp, err := http.ReadResponse(c.In, &http.Request{Method: answer.Method})
+	if err == nil {
+		err = answer.read(resp)
+	}
 	if err != nil {
-		return answer, err
+		t.Errorf("side effect: %s: %v", request, err)
+		return answer
 	}
-	return answer, answer.read(resp)
-}
-
-// Repeat sends a request n times on one connection, and waits for no answer before the next request. So
-// even on a busy machine, the server gets them as fast as it can answer. A body is encoded as JSON.
-func (c *Client) Repeat(n int, request string, body any, headers ...string) (answers []*Response) {
-	c.t.Helper()
-	text := ""
-	if body != nil {
-		encoded, err := json.Marshal(body)
-		Must(c.t, err)
-		text = string(encoded)
-		headers = append(slices.Clone(headers), "Content-Type", "application/json",
-			"Content-Length", fmt.Sprint(len(text)))
+	// net/http itself sends 100 (Continue) and 431, the latter in a format of its own.
+	if answer.Status != 100 && answer.Status != 431 {
+		answer.check(t)
 	}
-	conn := Dial(c.t, c.srv.Addr)
-	defer conn.Close()
-	conn.request = request
-	conn.sent = c.head(request, headers) + text
-	go io.WriteString(conn, strings.Repeat(conn.sent, n)) // an error shows as a missing answer
-	for range n {
-		answer, err := conn.receive()
-		Must(c.t, err)
-		answers = append(answers, answer)
-	}
-	for _, answer := range answers {
-		answer.check(c.t)
-	}
-	return answers
-}
-
-// Wire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would correct
-// or refuse some requests. Wire adds Host and, for a body, Content-Length. headers are names and
-// values in turn.
-func (s *Server) Wire(
-	t testing.TB, request string, body []byte, headers ...string,
-) *Response {
-	t.Helper()
-	headers = append([]string{"Host", s.url().Host}, headers...)
-	if body != nil {
-		headers = append(headers, "Content-Length", fmt.Sprint(len(body)))
-	}
-	conn := Dial(t, s.Addr)
-	defer conn.Close()
-	return conn.Send(t, head(request, headers)+string(body))
+	return answer
 }
 
 // ListeningSocket listens as net.Listen does, and returns the socket and its address. This process
@@ -176,20 +117,4 @@ func ListeningSocket(t testing.TB, network, address string) (socket *os.File, ad
 	Must(t, err)
 	t.Cleanup(func() { socket.Close() })
 	return socket, listener.Addr().String()
-}
-
-// FullQueue returns the address of a socket that accepts no connection, and whose queue of waiting
-// connections is full. A connection attempt there gets no reply.
-func FullQueue(t testing.TB) (addr string) {
-	t.Helper()
-	socket, addr := ListeningSocket(t, "tcp", "127.0.0.1:0")
-	Must(t, syscall.Listen(int(socket.Fd()), 0)) // the shortest queue
-	for {
-		// Only a machine that is very slow would take so long for a queue with room.
-		conn, err := net.DialTimeout("tcp", addr, 500*time.Millisecond)
-		if err != nil {
-			return addr
-		}
-		t.Cleanup(func() { conn.Close() })
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"mime"
 	"net/url"
@@ -21,9 +20,9 @@ import (
 	"unicode/utf8"
 )
 
-// document returns the decoded web/openapi.json, the contract. Client.Do compares every answer
-// with the contract.
-var document = sync.OnceValue(func() any {
+// Document returns the decoded web/openapi.json, the contract. Client.Do compares every answer with
+// the contract.
+var Document = sync.OnceValue(func() any {
 	var decoded any
 	text, err := os.ReadFile(filepath.Join(Root(), "web/openapi.json"))
 	if err == nil {
@@ -39,32 +38,12 @@ var document = sync.OnceValue(func() any {
 // lifetimes and sizes from the contract instead of repeating them.
 func Contract[T any](t testing.TB, names ...string) T {
 	t.Helper()
-	value := within(document(), names...)
+	value := Within(Document(), names...)
 	found, ok := value.(T)
 	if !ok {
 		t.Fatalf("setup: web/openapi.json: %q: got %v, want a %T", names, value, found)
 	}
 	return found
-}
-
-// MaxLength returns the maxLength of a property of a schema of the contract, such as Hub and name.
-// It panics if there is none.
-func MaxLength(schema, property string) int {
-	limit := within(document(), "components", "schemas", schema, "properties", property, "maxLength")
-	return int(limit.(float64))
-}
-
-// An Operation is an operation of the contract, but for HEAD, which answers as GET does.
-type Operation struct {
-	Route  string // "GET /hubs"
-	Needs  string // "session, terms", or "nothing"
-	Status int    // of a success
-	Limits []Limit
-	Fields []Field // of the query or of the JSON body
-
-	Item  map[string]any // schema of an item of the list that it returns; nil if it returns none
-	Order string         // of that list, such as "name asc" (x-order); "" if orderBy says it
-	Owner any            // whether it is for the owner only (x-owner); nil if that is not said
 }
 
 // A Limit is a rate limit: the most requests of one key that pass within a period.
@@ -74,60 +53,12 @@ type Limit struct {
 	By       string // description of the key, such as "client address"
 }
 
-// String returns the limit as the server writes it, such as "5 in 15 minutes by e-mail".
-func (l Limit) String() string {
-	period := fmt.Sprintf("%.0f minutes", l.Period.Minutes())
-	if l.Period < time.Minute {
-		period = fmt.Sprintf("%.0f s", l.Period.Seconds())
-	}
-	return fmt.Sprintf("%d in %s by %s", l.Requests, period, l.By)
-}
-
-// A Field is a parameter of a query, or a member of a JSON body.
-type Field struct {
-	Name       string
-	IsRequired bool
-	Matches    string // of a filter: "part" or "whole" (x-matches)
-	Schema     map[string]any
-}
-
-// Operations returns the operations of the contract, ordered by route. It panics if one of them
-// does not say what it needs.
-func Operations() (all []Operation) {
-	for path, item := range within(document(), "paths").(map[string]any) {
-		for method, operation := range item.(map[string]any) {
-			if method == "parameters" || method == "head" {
-				continue
-			}
-			_, needs, isSaid := strings.Cut(within(operation, "description").(string), "Needs: ")
-			if !isSaid {
-				panic("the contract does not say what this needs: " + method + " " + path)
-			}
-			statuses := within(operation, "responses").(map[string]any)
-			first := slices.Min(slices.Collect(maps.Keys(statuses)))
-			success, _ := strconv.Atoi(first)
-			answer := within(statuses, first, "content", "application/json", "schema")
-			item, _ := within(answer, "properties", "items", "items").(map[string]any)
-			order, _ := within(operation, "x-order").(string)
-			all = append(all, Operation{
-				Route:  strings.ToUpper(method) + " " + path,
-				Needs:  strings.TrimSuffix(needs, "."),
-				Status: success,
-				Limits: limitsOf(operation),
-				Fields: fieldsOf(operation),
-				Item:   item,
-				Order:  order,
-				Owner:  within(operation, "x-owner"),
-			})
-		}
-	}
-	slices.SortFunc(all, func(a, b Operation) int { return strings.Compare(a.Route, b.Route) })
-	return all
-}
-
-// limitsOf returns the limits of an operation, that by client address first.
-func limitsOf(operation any) (limits []Limit) {
-	for _, reference := range within(operation, "x-limits").([]any) {
+// Limits returns the limits that the contract lists for a route such as "GET /hubs", that by client
+// address first.
+func Limits(route string) (limits []Limit) {
+	method, path, _ := strings.Cut(route, " ")
+	listed, _ := Within(Document(), "paths", path, strings.ToLower(method), "x-limits").([]any)
+	for _, reference := range listed {
 		limit := resolve(reference).(map[string]any)
 		limits = append(limits, Limit{
 			Requests: int(limit["requests"].(float64)),
@@ -138,65 +69,30 @@ func limitsOf(operation any) (limits []Limit) {
 	return limits
 }
 
-// fieldsOf returns the parameters of an operation's query, or the members of its JSON body.
-func fieldsOf(operation any) (fields []Field) {
-	parameters, _ := within(operation, "parameters").([]any)
-	for _, parameter := range parameters {
-		if within(resolve(parameter), "in") != "query" {
-			continue
-		}
-		name := within(resolve(parameter), "name").(string)
-		matches, _ := within(resolve(parameter), "x-matches").(string)
-		schema := within(resolve(parameter), "schema").(map[string]any)
-		fields = append(fields, Field{Name: name, Matches: matches, Schema: schema})
-	}
-	body := within(operation, "requestBody", "content", "application/json", "schema")
-	required, _ := within(body, "required").([]any)
-	members, _ := within(body, "properties").(map[string]any)
-	for _, name := range slices.Sorted(maps.Keys(members)) {
-		fields = append(fields, Field{
-			Name:       name,
-			IsRequired: slices.Contains(required, any(name)),
-			Schema:     within(members, name).(map[string]any),
-		})
-	}
-	return fields
-}
-
-// LimitOf returns the limit of a route such as "GET /hubs": the last one that the contract lists
-// for it. A route that has a limit besides the one by client address lists its own last.
+// LimitOf returns the last limit of a route. A route that has a limit besides the one by client
+// address lists its own last.
 func LimitOf(t testing.TB, route string) Limit {
-	for _, operation := range Operations() {
-		if operation.Route == route {
-			return operation.Limits[len(operation.Limits)-1]
-		}
+	t.Helper()
+	limits := Limits(route)
+	if limits == nil {
+		t.Fatalf("setup: the contract lists no limit of %s", route)
 	}
-	t.Fatalf("setup: the contract has no operation %s", route)
-	return Limit{}
+	return limits[len(limits)-1]
 }
 
 // Example returns an example of a schema: its own, or an object with the examples of its members.
 func Example(schema any) any {
 	schema = resolve(schema)
-	examples, _ := within(schema, "examples").([]any)
+	examples, _ := Within(schema, "examples").([]any)
 	if len(examples) > 0 {
 		return examples[0]
 	}
 	object := map[string]any{}
-	members, _ := within(schema, "properties").(map[string]any)
+	members, _ := Within(schema, "properties").(map[string]any)
 	for name, member := range members {
 		object[name] = Example(member)
 	}
 	return object
-}
-
-// Pattern returns the pattern of a schema, or nil.
-func Pattern(schema map[string]any) *regexp.Regexp {
-	pattern, hasPattern := schema["pattern"].(string)
-	if !hasPattern {
-		return nil
-	}
-	return compile(pattern)
 }
 
 // compile is regexp.MustCompile, once for each pattern: most answers are compared with the same ones.
@@ -210,9 +106,10 @@ func compile(pattern string) *regexp.Regexp {
 
 var compiled sync.Map // of *regexp.Regexp, by pattern
 
-// within returns the member of value to which the names lead. It follows references ($ref) on the
-// way. If there is no such member, it returns nil.
-func within(value any, names ...string) any {
+// Within returns the member of value to which the names lead. It follows references ($ref) on the
+// way, also if value is one. If there is no such member, it returns nil.
+func Within(value any, names ...string) any {
+	value = resolve(value)
 	for _, name := range names {
 		object, _ := value.(map[string]any)
 		value = resolve(object[name])
@@ -228,7 +125,7 @@ func resolve(value any) any {
 	if !ok {
 		return value
 	}
-	target := within(document(), strings.Split(path, "/")[1:]...)
+	target := Within(Document(), strings.Split(path, "/")[1:]...)
 	if target == nil {
 		panic("the contract lacks " + path)
 	}
@@ -239,7 +136,7 @@ func resolve(value any) any {
 // no such path or method, only an error is checked: its body must match the schema Problem.
 func (r *Response) contractFault() error {
 	path := contractPath(r.Path)
-	operation := within(document(), "paths", path, strings.ToLower(r.Method))
+	operation := Within(Document(), "paths", path, strings.ToLower(r.Method))
 	if operation != nil {
 		seen.Store(fmt.Sprintf("%s %s: %d", r.Method, path, r.Status), true)
 		if r.Status/100 == 2 {
@@ -250,7 +147,7 @@ func (r *Response) contractFault() error {
 	if r.Status < 400 || r.Method == "HEAD" {
 		return nil
 	}
-	return r.bodyFault(within(document(), "components", "schemas", "Problem"))
+	return r.bodyFault(Within(Document(), "components", "schemas", "Problem"))
 }
 
 // requestFault returns an error if the server has accepted a request that the contract does not
@@ -260,12 +157,17 @@ func (r *Response) requestFault(template string, operation any) error {
 	target, query, _ := strings.Cut(r.Path, "?")
 	unlisted, _ := url.ParseQuery(query) // the server has accepted it
 	takesQuery := false
-	for _, parameter := range parametersOf(template, operation) {
+	shared, _ := Within(Document(), "paths", template, "parameters").([]any)
+	own, _ := Within(operation, "parameters").([]any)
+	for _, listed := range slices.Concat(shared, own) {
+		parameter := resolve(listed).(map[string]any)
 		name := parameter["name"].(string)
 		var sent []string
 		switch parameter["in"] {
 		case "path":
-			sent = []string{inPath(template, target, name)}
+			i := slices.Index(strings.Split(template, "/"), "{"+name+"}")
+			value, _ := url.PathUnescape(strings.Split(target, "/")[i]) // the server has accepted it
+			sent = []string{value}
 		case "header":
 			sent = r.sent.Values(name)
 		case "query":
@@ -285,7 +187,7 @@ func (r *Response) requestFault(template string, operation any) error {
 	if takesQuery && len(unlisted) > 0 {
 		return fmt.Errorf("accepted, but not in the contract: the parameters %v", unlisted)
 	}
-	contents, _ := within(operation, "requestBody", "content").(map[string]any)
+	contents, _ := Within(operation, "requestBody", "content").(map[string]any)
 	kind, _, _ := mime.ParseMediaType(r.sent.Get("Content-Type"))
 	if contents != nil && contents[kind] == nil {
 		return fmt.Errorf("accepted, but not in the contract: the content type %q", kind)
@@ -295,35 +197,16 @@ func (r *Response) requestFault(template string, operation any) error {
 	}
 	var body any
 	json.Unmarshal([]byte(strings.TrimPrefix(r.sentBody, "\uFEFF")), &body) // a byte order mark
-	if err := schemaFault(within(contents, kind, "schema"), body); err != nil {
+	if err := schemaFault(Within(contents, kind, "schema"), body); err != nil {
 		return fmt.Errorf("accepted, against the contract: %w", err)
 	}
 	return nil
 }
 
-// parametersOf returns the parameters of an operation, also those of its path.
-func parametersOf(template string, operation any) (all []map[string]any) {
-	for _, list := range []any{within(document(), "paths", template), operation} {
-		parameters, _ := within(list, "parameters").([]any)
-		for _, parameter := range parameters {
-			all = append(all, resolve(parameter).(map[string]any))
-		}
-	}
-	return all
-}
-
-// inPath returns the value of a parameter in a path, such as that of hubId in /hubs/1 for
-// /hubs/{hubId}.
-func inPath(template, path, name string) string {
-	i := slices.Index(strings.Split(template, "/"), "{"+name+"}")
-	value, _ := url.PathUnescape(strings.Split(path, "/")[i]) // the server has accepted it
-	return value
-}
-
 // parameterFault compares a parameter, or a header of an answer, with its schema. Both are texts,
 // also if the schema says integer.
 func parameterFault(schema any, text string) error {
-	if within(schema, "type") == "integer" {
+	if Within(schema, "type") == "integer" {
 		number, err := strconv.Atoi(text)
 		if err != nil {
 			return fmt.Errorf("got %q, want an integer", text)
@@ -336,30 +219,30 @@ func parameterFault(schema any, text string) error {
 // operationFault returns an error if an operation of the contract does not list the answer's status
 // or content type, or if a header or the body does not match its schema.
 func (r *Response) operationFault(operation any) error {
-	response := within(operation, "responses", strconv.Itoa(r.Status))
+	response := Within(operation, "responses", strconv.Itoa(r.Status))
 	if response == nil {
 		return errors.New("the contract does not list this status for this route")
 	}
-	headers, _ := within(response, "headers").(map[string]any)
+	headers, _ := Within(response, "headers").(map[string]any)
 	for name, header := range headers {
 		for _, value := range r.Header.Values(name) {
-			if err := parameterFault(within(header, "schema"), value); err != nil {
+			if err := parameterFault(Within(header, "schema"), value); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
 	}
-	contents, _ := within(response, "content").(map[string]any)
+	contents, _ := Within(response, "content").(map[string]any)
 	isFile := contents["*/*"] != nil // has any content type and no schema
 	isEmpty := contents == nil && len(r.Body) == 0
 	if isFile || isEmpty {
 		return nil
 	}
 	kind := r.Header.Get("Content-Type")
-	schema := within(contents, kind, "schema")
+	schema := Within(contents, kind, "schema")
 	if schema == nil {
 		return fmt.Errorf("the contract does not list the content type %q for this route", kind)
 	}
-	examples, _ := within(contents, kind, "examples").(map[string]any) // of a problem, by its code
+	examples, _ := Within(contents, kind, "examples").(map[string]any) // of a problem, by its code
 	if examples != nil && examples[r.Code()] == nil {
 		return fmt.Errorf("the contract does not list the code %q for this answer", r.Code())
 	}
@@ -378,28 +261,17 @@ func (r *Response) bodyFault(schema any) error {
 // seen has the answers that the tests of this package have got, such as "GET /hubs: 200".
 var seen sync.Map
 
-// Unseen returns the answers of the contract that no test of this package has got. It leaves out
-// HEAD, which answers as GET does, and failures of the server, which test/faults causes.
-func Unseen() (unseen []string) {
-	for _, o := range Operations() {
-		method, path, _ := strings.Cut(o.Route, " ")
-		statuses := within(document(), "paths", path, strings.ToLower(method), "responses")
-		for status := range statuses.(map[string]any) {
-			answer := o.Route + ": " + status
-			if _, isSeen := seen.Load(answer); !isSeen && status < "500" {
-				unseen = append(unseen, answer)
-			}
-		}
-	}
-	slices.Sort(unseen)
-	return unseen
+// Seen reports whether a test of this package has got such an answer as "GET /hubs: 200".
+func Seen(answer string) bool {
+	_, isSeen := seen.Load(answer)
+	return isSeen
 }
 
 // contractPath returns the contract's path for a request's path, such as /hubs/{hubId} for /hubs/1.
 // If there is none, it returns "".
 func contractPath(target string) string {
 	target, _, _ = strings.Cut(target, "?")
-	paths, _ := within(document(), "paths").(map[string]any)
+	paths, _ := Within(Document(), "paths").(map[string]any)
 	if paths[target] != nil {
 		return target
 	}
@@ -496,8 +368,8 @@ func textFault(rules map[string]any, text string) error {
 	if constant := rules["const"]; constant != nil && text != constant {
 		return fmt.Errorf("got %q, want %v", text, constant)
 	}
-	pattern := Pattern(rules)
-	if pattern != nil && !pattern.MatchString(text) {
+	pattern, hasPattern := rules["pattern"].(string)
+	if hasPattern && !compile(pattern).MatchString(text) {
 		return fmt.Errorf("got %q, want a match of %s", text, pattern)
 	}
 	length := float64(utf8.RuneCountInString(text))

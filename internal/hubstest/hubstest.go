@@ -1,10 +1,10 @@
 // Package hubstest is the harness of the tests. Only tests import it.
 //
 // The harness drives the server from outside. It runs the binary as a process (Start), a
-// PostgreSQL, a mail server (NewMailServer) and a proxy that fails (NewFaultProxy). Its client
-// checks every answer for the rules that all answers must keep (Client, Response.Fault). When a
-// server ends, the harness looks for errors and secrets in its log. The removal G2-code-logged shows
-// that this check works: the test that notices it does not look for it.
+// PostgreSQL and a mail server (NewMailServer). Its client checks every answer for the rules that
+// all answers must keep (Client, Response.Fault). When a server ends, the harness looks for errors
+// and secrets in its log. The removal G2-code-logged shows that this check works: the test that
+// notices it does not look for it.
 //
 // As in production, servers connect with the role of deploy/roles.sql. A test's own statements,
 // migrate and the user commands connect as the owner of the database.
@@ -16,7 +16,7 @@
 //	Wait, wait  waits for an event, and ends the test after Patience
 //	New, Start  makes something that ends with the test
 //
-// Whatever belongs to one test keeps its testing.TB (Client, MailServer, FaultProxy). Whatever
+// Whatever belongs to one test keeps its testing.TB (Client, MailServer, HalfUpload). Whatever
 // subtests share takes theirs at each call (Server, Response). Client.In moves a client to a
 // subtest.
 //
@@ -271,9 +271,29 @@ var PlainBinary = sync.OnceValue(func() string {
 	return path
 })
 
-// Run runs a command of the binary and waits until it ends. All its settings come from env. A
+// Run runs a command of the binary, as RunBoth does, and returns its exit status and its output.
+//
+// A command that succeeds must print on standard output only, and one that fails on standard error
+// only. No output may contain the password of NewRole.
+func Run(t testing.TB, env map[string]string, args ...string) (status int, output string) {
+	t.Helper()
+	status, output, other := RunBoth(env, args...)
+	if status != 0 {
+		output, other = other, output
+	}
+	if other != "" {
+		t.Errorf("%q: exit status %d: got %q on the wrong output, want nothing there",
+			args, status, other)
+	}
+	if strings.Contains(output, rolePassword) {
+		t.Errorf("%q: got the secret %s in %q, want no secret", args, rolePassword, output)
+	}
+	return status, output
+}
+
+// RunBoth runs a command of the binary, and waits until it ends. All its settings come from env. A
 // command that takes longer than twice Patience is killed, and its exit status is -1.
-func Run(env map[string]string, args ...string) (code int, stdout, stderr string) {
+func RunBoth(env map[string]string, args ...string) (status int, stdout, stderr string) {
 	binary := Binary() // may take long, so it comes before the timeout begins
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
 	defer cancel()

@@ -98,13 +98,12 @@ type MailOptions struct {
 	// Mechanism is the way to sign in that the mail server offers; "" means PLAIN. It understands
 	// PLAIN and LOGIN.
 	Mechanism string
-	// Answers replaces the answer to a command, such as "RCPT". "greeting" is the first answer, and
-	// "mail" the one to the text of a mail. A 421 also closes the connection.
-	Answers map[string]string
-	// Busy is like Answers, for conversations that begin while BusyFrom others are open.
-	Busy           map[string]string
-	BusyFrom       int
-	Interval       time.Duration // least time between two mails; an earlier one gets a 454 after DATA
+	// Converse, if set, is called when a conversation begins, with the number of others that are
+	// open. The function that it returns is called at each step of the conversation: a command, such
+	// as "RCPT", "greeting" or, for the text of a mail, "mail". Its answer replaces that of the mail
+	// server, unless it is "". A 421 also closes the connection.
+	Converse       func(others int) (instead func(step string) string)
+	Delay          time.Duration // before each answer
 	Untrusted      bool          // an unknown authority has signed its certificate
 	OtherName      bool          // its certificate is valid, but for another server name
 	OldTLS         bool          // it supports only TLS 1.0 and 1.1
@@ -117,19 +116,18 @@ type MailServer struct {
 	URL  string
 	tls  *tls.Config
 
-	logins  atomic.Int64 // passwords received, right or wrong
-	quits   atomic.Int64 // QUITs received
-	flooded atomic.Int64 // bytes of endless answers that were written
+	Passwords atomic.Int64 // received, right or wrong
+	Quits     atomic.Int64 // conversations that clients have ended by QUIT
+	// Flooded counts the bytes of endless answers that the kernel has accepted. The client has read
+	// fewer: the rest is in the buffers of the sockets.
+	Flooded atomic.Int64
 
 	mu      sync.Mutex
 	draws   *mathrand.Rand // of its world
 	mails   []*Mail
 	changed chan struct{} // closed and replaced by each change of mode
 	mode    MailMode
-	delay   time.Duration
 	open    map[net.Conn]bool
-	next    map[string][]string // see Refuse
-	begun   []time.Time         // see Begun
 }
 
 // A MailMode says how a mail server works or fails.
@@ -155,8 +153,6 @@ type Mail struct {
 	User string // the user name that the client has signed in with, or ""
 	Helo string // the client's own name, as sent with EHLO
 	read bool   // WaitMail has returned this mail
-
-	arrived time.Time
 }
 
 var mailServers sync.Map // URL → *MailServer
@@ -166,13 +162,15 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 	t.Helper()
 	opts.Host = cmp.Or(opts.Host, "127.0.0.1")
 	opts.Mechanism = cmp.Or(opts.Mechanism, "PLAIN")
+	if opts.Converse == nil {
+		opts.Converse = func(int) func(string) string { return func(string) string { return "" } }
+	}
 	m := &MailServer{
 		opts:    opts,
-		draws:   draw(t),
+		draws:   Draw(t),
 		tls:     opts.tls(),
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},
-		next:    map[string][]string{},
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
 	Must(t, err)
@@ -186,11 +184,10 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 				return
 			}
 			m.mu.Lock()
-			isBusy := m.opts.Busy != nil && len(m.open) >= m.opts.BusyFrom
+			others := len(m.open)
 			m.open[conn] = true
-			m.begun = append(m.begun, time.Now())
 			m.mu.Unlock()
-			conversations.Go(func() { m.converse(conn, isBusy) })
+			conversations.Go(func() { m.converse(conn, opts.Converse(others)) })
 		}
 	})
 	t.Cleanup(func() {
@@ -249,46 +246,11 @@ func (m *MailServer) Fail(mode MailMode) {
 	m.changed = make(chan struct{})
 }
 
-// Release makes the mail server work again.
-func (m *MailServer) Release() { m.Fail(MailWorks) }
-
-// Slow delays every answer from now on.
-func (m *MailServer) Slow(delay time.Duration) {
+// state returns the mode, and a channel that the next Fail closes.
+func (m *MailServer) state() (MailMode, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.delay = delay
-}
-
-// Refuse makes the mail server send these answers, one after the other, the next times that clients
-// come to this step, named as in MailOptions.Answers.
-func (m *MailServer) Refuse(step string, answers ...string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.next[step] = append(m.next[step], answers...)
-}
-
-// refusal returns the next answer that Refuse has asked for, or "".
-func (m *MailServer) refusal(step string) (answer string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if answers := m.next[step]; len(answers) > 0 {
-		answer, m.next[step] = answers[0], answers[1:]
-	}
-	return answer
-}
-
-// Begun returns when the conversations so far have begun.
-func (m *MailServer) Begun() []time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.begun)
-}
-
-// state returns the mode, the delay of each answer, and a channel that the next Fail closes.
-func (m *MailServer) state() (MailMode, time.Duration, <-chan struct{}) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.mode, m.delay, m.changed
+	return m.mode, m.changed
 }
 
 // Connections returns how many connections are open.
@@ -297,12 +259,6 @@ func (m *MailServer) Connections() int {
 	defer m.mu.Unlock()
 	return len(m.open)
 }
-
-// Quits returns how many conversations clients have ended by QUIT.
-func (m *MailServer) Quits() int { return int(m.quits.Load()) }
-
-// Passwords returns how many passwords clients have sent, right or wrong.
-func (m *MailServer) Passwords() int { return int(m.logins.Load()) }
 
 // Received returns all mails that have arrived.
 func (m *MailServer) Received() []*Mail {
@@ -331,16 +287,6 @@ func (m *MailServer) WaitMail(t testing.TB, to string) *Mail {
 	return found
 }
 
-// Code returns the one-time code in the mail's text. It fails the test unless there is exactly one.
-func (m *Mail) Code(t testing.TB) string {
-	t.Helper()
-	codes := m.Codes()
-	if len(codes) != 1 {
-		t.Fatalf("got the codes %q, want one, in the mail %q", codes, m.Data)
-	}
-	return codes[0]
-}
-
 // Codes returns the numbers in the mail's text that are as long as a code.
 func (m *Mail) Codes() []string {
 	_, body, _ := strings.Cut(m.Data, "\r\n\r\n")
@@ -355,20 +301,20 @@ type smtpConversation struct {
 	secure   bool
 	user     string // "" if the client has not signed in
 	helo     string
-	envelope Mail   // sender and recipients of the next mail
-	isBusy   bool   // see MailOptions.Busy
-	refused  string // the last answer of Refuse or MailOptions
+	envelope Mail                     // sender and recipients of the next mail
+	instead  func(step string) string // see MailOptions.Converse
+	refused  string                   // its last answer
 }
 
 // converse greets a client and answers its commands until the connection is closed.
-func (m *MailServer) converse(conn net.Conn, isBusy bool) {
+func (m *MailServer) converse(conn net.Conn, instead func(step string) string) {
 	defer func() {
 		conn.Close()
 		m.mu.Lock()
 		delete(m.open, conn)
 		m.mu.Unlock()
 	}()
-	c := &smtpConversation{m: m, isBusy: isBusy}
+	c := &smtpConversation{m: m, instead: instead}
 	c.use(conn)
 	if m.opts.ImplicitTLS {
 		c.startTLS()
@@ -399,16 +345,10 @@ func (c *smtpConversation) startTLS() {
 	c.secure = true
 }
 
-func (c *smtpConversation) mode() MailMode {
-	mode, _, _ := c.m.state()
-	return mode
-}
-
-// say sends an answer, after the delay that Slow has set. If answer is "", it sends nothing.
+// say sends an answer, after the delay of MailOptions. If answer is "", it sends nothing.
 func (c *smtpConversation) say(answer string) {
 	if answer != "" {
-		_, delay, _ := c.m.state()
-		time.Sleep(delay)
+		time.Sleep(c.m.opts.Delay)
 		answer += "\r\n"
 		first := c.m.intN(len(answer)) // an answer may come in two pieces
 		io.WriteString(c.conn, answer[:first])
@@ -431,12 +371,9 @@ func (c *smtpConversation) end(answer string) (noAnswer string) {
 	return ""
 }
 
-// sayInstead sends the answer of Refuse or MailOptions, if there is one.
+// sayInstead sends the answer of MailOptions.Converse, if there is one.
 func (c *smtpConversation) sayInstead(command string) bool {
-	answer := cmp.Or(c.m.refusal(command), c.m.opts.Answers[command])
-	if c.isBusy {
-		answer = cmp.Or(answer, c.m.opts.Busy[command])
-	}
+	answer := c.instead(command)
 	if command == "HELO" { // clients try it after a refused EHLO
 		answer = c.refused
 	}
@@ -454,7 +391,14 @@ func (c *smtpConversation) greet() string {
 	case MailCloses:
 		return c.end("")
 	case MailFloods:
-		return c.flood("220 test.example.com ")
+		chunk := []byte(strings.Repeat("220 test.example.com ", 1000))
+		for {
+			n, err := c.conn.Write(chunk)
+			c.m.Flooded.Add(int64(n))
+			if err != nil { // the client has closed the connection
+				return c.end("")
+			}
+		}
 	default:
 		return "220 test.example.com ESMTP"
 	}
@@ -482,14 +426,18 @@ func (c *smtpConversation) answer(verb, args string) string {
 		}
 		return "235 signed in"
 	case "MAIL":
-		return c.sender(address)
+		if c.m.opts.User != "" && c.user == "" {
+			return "530 sign in first"
+		}
+		c.envelope = Mail{From: address, TLS: c.secure, User: c.user, Helo: c.helo}
+		return "250 ok"
 	case "RCPT":
 		c.envelope.To = append(c.envelope.To, address)
 		return "250 ok"
 	case "DATA":
 		return c.data()
 	case "QUIT":
-		c.m.quits.Add(1)
+		c.m.Quits.Add(1)
 		if c.hang(MailIgnoresQuit) == MailCloses {
 			return c.end("")
 		}
@@ -517,24 +465,10 @@ func (c *smtpConversation) extensions() string {
 	return "250-" + strings.Join(lines[:last], "\r\n250-") + "\r\n250 " + lines[last]
 }
 
-// sender returns the answer to MAIL FROM.
-func (c *smtpConversation) sender(address string) string {
-	if c.m.opts.User != "" && c.user == "" {
-		return "530 sign in first"
-	}
-	c.envelope = Mail{
-		From: address,
-		TLS:  c.secure,
-		User: c.user,
-		Helo: c.helo,
-	}
-	return "250 ok"
-}
-
 // data receives a mail. It also receives a mail whose sender or recipient was refused, so that a
 // test notices a client that ignores the refusal.
 func (c *smtpConversation) data() string {
-	if c.mode() == MailCloses {
+	if mode, _ := c.m.state(); mode == MailCloses {
 		return c.end("")
 	}
 	c.say("354 go ahead")
@@ -548,13 +482,7 @@ func (c *smtpConversation) data() string {
 	mail := c.envelope
 	c.envelope = Mail{}
 	mail.Data = text
-	mail.arrived = time.Now()
 	c.m.mu.Lock()
-	n := len(c.m.mails)
-	if n > 0 && time.Since(c.m.mails[n-1].arrived) < c.m.opts.Interval {
-		c.m.mu.Unlock()
-		return "454 4.7.0 maximum sending rate exceeded"
-	}
 	c.m.mails = append(c.m.mails, &mail)
 	c.m.mu.Unlock()
 	switch c.hang(MailHangsEnd) {
@@ -570,26 +498,10 @@ func (c *smtpConversation) data() string {
 	}
 }
 
-// flood writes the text again and again until the client closes the connection.
-func (c *smtpConversation) flood(text string) (noAnswer string) {
-	chunk := []byte(strings.Repeat(text, 1000))
-	for {
-		n, err := c.conn.Write(chunk)
-		c.m.flooded.Add(int64(n))
-		if err != nil {
-			return c.end("")
-		}
-	}
-}
-
-// Flooded returns how many bytes of endless answers the kernel has accepted. The client has read
-// fewer: the rest is in the buffers of the sockets.
-func (m *MailServer) Flooded() int { return int(m.flooded.Load()) }
-
 // hang waits until the mode is no longer the given one, then returns the new mode. If the client
 // disconnects first, hang returns MailCloses. It consumes nothing that the client sends.
 func (c *smtpConversation) hang(while MailMode) MailMode {
-	mode, _, changed := c.m.state()
+	mode, changed := c.m.state()
 	if mode != while {
 		return mode
 	}
@@ -604,7 +516,7 @@ func (c *smtpConversation) hang(while MailMode) MailMode {
 		case <-gone:
 			return MailCloses
 		case <-changed:
-			mode, _, changed = c.m.state()
+			mode, changed = c.m.state()
 		}
 	}
 	// The mode has changed. A deadline in the past ends the Peek; clearing it permits reads again.
@@ -630,7 +542,7 @@ func (c *smtpConversation) login(args string) string {
 	}
 	isOffered := slices.Contains(strings.Fields(c.m.opts.Mechanism), mechanism)
 	if password != "" {
-		c.m.logins.Add(1)
+		c.m.Passwords.Add(1)
 	}
 	if !isOffered || user != c.m.opts.User || password != c.m.opts.Password {
 		return ""

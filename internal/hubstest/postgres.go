@@ -9,12 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	_ "github.com/lib/pq" // the driver of the tests' own connections
@@ -91,7 +89,7 @@ func SetUp(databaseURL string) error {
 
 // Migrate runs the server's command migrate on a database.
 func Migrate(databaseURL string) error {
-	code, out, errOut := Run(map[string]string{"DATABASE_URL": databaseURL}, "migrate")
+	code, out, errOut := RunBoth(map[string]string{"DATABASE_URL": databaseURL}, "migrate")
 	if code != 0 {
 		return fmt.Errorf("migrate: exit status %d\n%s%s", code, out, errOut)
 	}
@@ -236,13 +234,6 @@ func NewEmail() string {
 // emailPrefix begins each address of NewEmail. No log may contain it.
 const emailPrefix = "user@u"
 
-// AddUser inserts a user and returns the user's id.
-func AddUser(t testing.TB, databaseURL, email, role string) string {
-	t.Helper()
-	return Query[string](t, databaseURL,
-		"insert into users (email, permission) values ($1, $2) returning user_id", email, role)
-}
-
 // NewUUID returns a UUID of version 4 (RFC 9562) that is not in use.
 func NewUUID() string {
 	return fmt.Sprintf("%08x-0000-4000-a000-%012x", rand.Uint32(), serial.Add(1))
@@ -257,16 +248,18 @@ func WithUser(t testing.TB, databaseURL, name, password string) string {
 	return u.String()
 }
 
+// rolePassword is the password of the roles that NewRole makes. No command may print it.
+const rolePassword = "secret-1"
+
 // NewRole creates a role of PostgreSQL that may connect and name tables, and no more. It returns the role's name, and
 // databaseURL with the role in it. The role is dropped when the test ends.
 func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 	t.Helper()
-	const password = "secret-1"
 	u, err := url.Parse(databaseURL)
 	Must(t, err)
 	role = "role_" + strings.ReplaceAll(NewUUID(), "-", "")
 	Must(t, operate(databaseURL,
-		"create role "+role+" login password '"+password+"'",
+		"create role "+role+" login password '"+rolePassword+"'",
 		"grant connect on database "+strings.TrimPrefix(u.Path, "/")+" to "+role,
 		"grant usage on schema public to "+role))
 	t.Cleanup(func() {
@@ -275,7 +268,7 @@ func NewRole(t testing.TB, databaseURL string) (role, roleURL string) {
 			return execute(databaseURL, "drop owned by "+role+"; drop role "+role)
 		}))
 	})
-	return role, WithUser(t, databaseURL, role, password)
+	return role, WithUser(t, databaseURL, role, rolePassword)
 }
 
 // A Postgres is a private PostgreSQL that ./dev.sh starts.
@@ -284,7 +277,6 @@ type Postgres struct {
 	Dir, URL string     // Dir is the folder that ./dev.sh postgres gets
 	env      []string   // further variables for ./dev.sh, and so for PostgreSQL
 	program  *Program   // ./dev.sh
-	paused   []int      // process ids
 }
 
 // noPostgres is the exit status of ./dev.sh postgres if PostgreSQL is not installed.
@@ -320,33 +312,24 @@ func (pg *Postgres) stop() error {
 	}
 }
 
-// NewPostgres starts a PostgreSQL for one test. The test may stop, restart and pause it. The
-// database in its URL has the schema and the server's role.
+// NewPostgres starts a PostgreSQL for one test, which may stop and restart it. The database in its
+// URL has the schema and the server's role.
 func NewPostgres(t testing.TB) *Postgres {
 	t.Helper()
-	pg := NewCluster(t)
+	pg := StartPostgres(t, NewPath("postgres"))
 	Must(t, SetUp(pg.URL))
 	return pg
 }
 
-// NewCluster is like NewPostgres, but has no tables and no role besides the operator.
-func NewCluster(t testing.TB) *Postgres {
-	t.Helper()
-	return ExistingPostgres(t, NewPath("postgres"))
-}
-
-// ExistingPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or
-// creates one if dir has none. env has further variables of its environment. PostgreSQL stops when the
-// test ends.
-func ExistingPostgres(t testing.TB, dir string, env ...string) *Postgres {
+// StartPostgres starts a PostgreSQL for one test. It uses the cluster in the folder dir, or creates
+// one if dir has none, with no tables and no role besides the operator. env has further variables of
+// its environment. PostgreSQL stops when the test ends.
+func StartPostgres(t testing.TB, dir string, env ...string) *Postgres {
 	t.Helper()
 	needShared(t) // skips the test if PostgreSQL is not installed
 	pg := &Postgres{t: t, Dir: dir, env: env}
 	pg.Start()
-	t.Cleanup(func() {
-		pg.Resume()
-		pg.Stop()
-	})
+	t.Cleanup(pg.Stop)
 	return pg
 }
 
@@ -364,70 +347,19 @@ func (pg *Postgres) Stop() {
 	}
 }
 
-// Pause suspends all processes of PostgreSQL (SIGSTOP). Connections stay open and the kernel
-// accepts new ones, but no process answers.
-func (pg *Postgres) Pause() {
-	postmaster := pg.Postmaster()
-	pg.signal(syscall.SIGSTOP, postmaster) // first, so that it starts no more processes
-	pg.paused = append(pg.Children(postmaster), postmaster)
-	pg.signal(syscall.SIGSTOP, pg.paused...)
-}
-
-// Resume lets the processes that Pause suspended go on.
-func (pg *Postgres) Resume() {
-	pg.signal(syscall.SIGCONT, pg.paused...)
-	pg.paused = nil
-}
-
-// Lose kills all processes of PostgreSQL at once, as if its machine were lost: none of them can
-// send its client an error. It returns when they and ./dev.sh have ended.
-func (pg *Postgres) Lose() {
-	pg.Pause()
-	pids := pg.paused
-	pg.paused = nil
-	pg.signal(syscall.SIGKILL, pids...)
-	WaitUntil(pg.t, "the end of all processes of PostgreSQL", func() bool {
-		return !slices.ContainsFunc(pids, isRunning)
-	})
-	pg.Stop()
-}
-
-// isRunning reports whether a process exists and is not a zombie. A zombie holds no connection and
-// no file.
-func isRunning(pid int) bool {
-	state, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
-	return err == nil && !strings.HasPrefix(string(state), "Z")
-}
-
-// signal sends a signal to processes. A process that has ended since it was listed is no error.
-func (pg *Postgres) signal(sig syscall.Signal, pids ...int) {
+// Processes returns the process ids of PostgreSQL, first that of the parent of all others.
+func (pg *Postgres) Processes() (pids []int) {
 	pg.t.Helper()
-	for _, pid := range pids {
-		if err := syscall.Kill(pid, sig); err != nil && err != syscall.ESRCH {
-			pg.t.Error(err)
-		}
-	}
-}
-
-// Postmaster returns the process id of PostgreSQL's first process, the parent of all others.
-func (pg *Postgres) Postmaster() (pid int) {
-	text, err := os.ReadFile(pg.Dir + "/data/postmaster.pid")
-	if err == nil {
-		_, err = fmt.Sscan(string(text), &pid)
-	}
+	file, err := os.ReadFile(pg.Dir + "/data/postmaster.pid")
 	Must(pg.t, err)
-	return pid
-}
-
-// Children returns the process ids of PostgreSQL's other processes.
-func (pg *Postgres) Children(postmaster int) (pids []int) {
-	pg.t.Helper()
-	list, err := exec.Command("pgrep", "-P", strconv.Itoa(postmaster)).Output()
+	parent, _, _ := strings.Cut(string(file), "\n")
+	children, err := exec.Command("pgrep", "-P", parent).Output()
 	if err != nil {
 		pg.t.Fatal("setup: pgrep: ", err)
 	}
-	for text := range strings.FieldsSeq(string(list)) {
-		pid, _ := strconv.Atoi(text) // pgrep prints only numbers
+	for text := range strings.FieldsSeq(parent + " " + string(children)) {
+		pid, err := strconv.Atoi(text)
+		Must(pg.t, err)
 		pids = append(pids, pid)
 	}
 	return pids

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 )
@@ -106,4 +107,13 @@ func (p *Program) end() int {
 	defer late.Stop()
 	<-p.done
 	return p.cmd.ProcessState.ExitCode()
+}
+
+// Memory returns a size from /proc/PID/status in bytes: "VmRSS" is the memory that the process uses
+// now, "VmHWM" the most that it has used so far. Without such a file, Memory returns 0.
+func Memory(pid int, name string) (bytes int) {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(status), name+":")
+	fmt.Sscan(rest, &bytes)
+	return bytes << 10 // the file counts in kB
 }

@@ -35,13 +35,12 @@ type Server struct {
 	inFlight sync.RWMutex // read-locked by each request of a Client
 	requests atomic.Int64 // of all Clients
 
-	done     chan struct{} // closed when the process has ended
+	Done     chan struct{} // closed when the process has ended
 	signaled bool          // the test has sent a signal, so it checks the exit status itself
 
-	mu             sync.Mutex
-	allowed        []*allowance
-	expectedStderr string         // see ExpectStderr
-	codeLine       map[string]int // by printed prefix and address: first line Code has not read
+	mu       sync.Mutex
+	allowed  []*allowance
+	codeLine map[string]int // by printed prefix and address: first line Code has not read
 }
 
 // An allowance is what a test accepts in the log: errors that contain one of the parts, in the
@@ -81,25 +80,13 @@ func StagingEnv(m *MailServer) map[string]string {
 	return env
 }
 
-// ProductionEnv returns the overrides of ServerEnv for the production environment.
-func ProductionEnv(m *MailServer) map[string]string {
-	env := m.Env()
-	env["APP_ENV"] = "production"
-	env["COOKIE_DOMAIN"] = "example.com"
-	env["ALLOWED_ORIGIN_DOMAIN"] = "example.com"
-	return env
-}
-
 // Start starts a server with the settings of ServerEnv and stops it when the test ends. The test
 // fails if the server then exits with a status other than 0, or if its log contains what no log
 // may contain (wantCleanLog). Start(t, first.Env) starts a second server on the data of the first.
 func Start(t testing.TB, overrides ...map[string]string) *Server {
 	t.Helper()
-	return StartCommand(t, Serve(), overrides...)
+	return StartCommand(t, exec.Command(Binary(), "serve"), overrides...)
 }
-
-// Serve returns the command that starts the server.
-func Serve() *exec.Cmd { return exec.Command(Binary(), "serve") }
 
 // StartCommand is like Start, but starts the server by the given command.
 func StartCommand(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) *Server {
@@ -125,7 +112,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 		Cmd:      cmd,
 		Mail:     mail,
 		Database: env["DATABASE_URL"],
-		done:     make(chan struct{}),
+		Done:     make(chan struct{}),
 		codeLine: map[string]int{},
 	}
 	cmd.Env = append(cmd.Env, processEnv(serveEnv(env))...)
@@ -141,7 +128,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 	}
 	go func() {
 		cmd.Wait()
-		close(s.done)
+		close(s.Done)
 	}()
 	t.Cleanup(func() { cmd.Process.Kill() }) // an error means that the process has ended
 	if err := s.waitListening(); err != nil {
@@ -159,7 +146,7 @@ func TryStart(t testing.TB, cmd *exec.Cmd, overrides ...map[string]string) (*Ser
 
 // waitListening waits until the server listens, and sets Addr and Base.
 func (s *Server) waitListening() error {
-	line, _, err := s.Log.wait(Patience, 0, s.done, containsAll([]string{`"msg":"listening"`}))
+	line, _, err := s.Log.wait(Patience, 0, s.Done, containsAll([]string{`"msg":"listening"`}))
 	if err != nil {
 		return fmt.Errorf("the server has not started: %w\nstandard error ends:\n%s", err, s.Stderr.End())
 	}
@@ -197,16 +184,13 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 func (s *Server) WaitExit(t testing.TB) int {
 	t.Helper()
 	select {
-	case <-s.done:
+	case <-s.Done:
 		return s.Cmd.ProcessState.ExitCode()
 	case <-time.After(2 * Patience):
 		t.Fatalf("after %v, the server has not ended; its log ends:\n%s", 2*Patience, s.Log.End())
 		return 0
 	}
 }
-
-// Done returns a channel that is closed when the process has ended.
-func (s *Server) Done() <-chan struct{} { return s.done }
 
 // AllowErrorsWithAnyOf makes the test accept logged errors that contain one of the parts. If end is
 // called, the test accepts only those logged before that call.
@@ -222,14 +206,6 @@ func (s *Server) AllowErrorsWithAnyOf(parts ...string) (end func()) {
 	}
 }
 
-// ExpectStderr waits for a line on standard error that contains part. It is for a server that must
-// end with an error. At the end of the test, any line without part is a failure.
-func (s *Server) ExpectStderr(t testing.TB, part string) {
-	t.Helper()
-	s.Stderr.WaitFor(t, part)
-	s.expectedStderr = part
-}
-
 // codeLinePrefix begins the line with a code, which the server prints if it has no mail server.
 // This is the only text in the log that is not JSON.
 const codeLinePrefix = "Sign-in code for "
@@ -242,13 +218,18 @@ const codePattern = "[0-9]{6}"
 func (s *Server) Code(t testing.TB, email string) string {
 	t.Helper()
 	if s.Mail != nil {
-		return s.Mail.WaitMail(t, email).Code(t)
+		mail := s.Mail.WaitMail(t, email)
+		codes := mail.Codes()
+		if len(codes) != 1 {
+			t.Fatalf("got the codes %q, want one, in the mail %q", codes, mail.Data)
+		}
+		return codes[0]
 	}
 	prefix := codeLinePrefix + email + ": "
 	s.mu.Lock()
 	from := s.codeLine[prefix]
 	s.mu.Unlock()
-	line, next, err := s.Log.wait(Patience, from, s.done, func(line string) bool {
+	line, next, err := s.Log.wait(Patience, from, s.Done, func(line string) bool {
 		return strings.HasPrefix(line, prefix)
 	})
 	if err != nil {
@@ -264,9 +245,9 @@ func (s *Server) Code(t testing.TB, email string) string {
 // output. A command that fails ends the test.
 func (s *Server) User(t testing.TB, args ...string) string {
 	t.Helper()
-	code, out, errOut := Run(s.Env, append([]string{"user"}, args...)...)
-	if code != 0 {
-		t.Fatalf("setup: user %q: got exit status %d, want 0\n%s%s", args, code, out, errOut)
+	status, output := Run(t, s.Env, append([]string{"user"}, args...)...)
+	if status != 0 {
+		t.Fatalf("setup: user %q: got exit status %d, want 0\n%s", args, status, output)
 	}
-	return out
+	return output
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Unfinished is the folder of working names in FILES_DIR.
@@ -15,12 +14,12 @@ const Unfinished = "unfinished"
 
 // A HalfUpload is an upload whose beginning was sent, and whose rest waits for the test.
 type HalfUpload struct {
-	Content string // of the whole file
+	Content string         // of the whole file
+	Rest    *io.PipeWriter // takes the rest of the form
+	Answer  chan *Response // receives one answer; its status is 0 if the connection broke
 
 	t      testing.TB
-	rest   *io.PipeWriter // takes the rest of the form
-	unsent []byte         // the rest of the form
-	answer chan *Response // receives one answer; its status is 0 if the connection broke
+	unsent []byte // the rest of the form
 }
 
 // StartUpload sends the first 96 kB of a form with a file of 200 kB. It returns when the server has
@@ -32,9 +31,9 @@ func (c *Client) StartUpload(name string) *HalfUpload {
 	reader, writer := io.Pipe()
 	u := &HalfUpload{
 		Content: strings.Repeat("0123456789", 20_000),
+		Rest:    writer,
+		Answer:  make(chan *Response, 1),
 		t:       c.t,
-		rest:    writer,
-		answer:  make(chan *Response, 1),
 	}
 	form, contentType := Form(name, []byte(u.Content))
 	text, _ := io.ReadAll(form) // the form is in memory, so there is no error
@@ -42,9 +41,9 @@ func (c *Client) StartUpload(name string) *HalfUpload {
 	u.unsent = text[first:]
 	go func() {
 		r, err := c.Elsewhere().Try("POST /files/upload", reader, "Content-Type", contentType)
-		// After the answer, a write to rest fails instead of blocking.
+		// After the answer, a write to Rest fails instead of blocking.
 		reader.CloseWithError(errors.Join(err, io.ErrClosedPipe))
-		u.answer <- r
+		u.Answer <- r
 	}()
 	writer.Write(text[:first])
 	WaitUntil(c.t, "the first bytes of the upload under a working name", func() bool {
@@ -56,24 +55,15 @@ func (c *Client) StartUpload(name string) *HalfUpload {
 // Finish sends the rest of the form, and receives the answer as Client.Do does.
 func (u *HalfUpload) Finish() *Response {
 	u.t.Helper()
-	u.rest.Write(u.unsent)
-	u.rest.Close()
-	r := <-u.answer
+	u.Rest.Write(u.unsent)
+	u.Rest.Close()
+	r := <-u.Answer
 	if r.Status == 0 {
 		u.t.Error("side effect: POST /files/upload: no answer")
 		return r
 	}
 	r.check(u.t)
 	return r
-}
-
-// BreakOff closes the connection before the form is complete. It fails the test if an answer comes.
-func (u *HalfUpload) BreakOff() {
-	u.t.Helper()
-	u.rest.CloseWithError(io.ErrUnexpectedEOF)
-	if r := <-u.answer; r.Status != 0 {
-		u.t.Errorf("got the answer %v to an upload that was broken off, want none", r)
-	}
 }
 
 // FilesIn lists FILES_DIR: first the final names, then the working names as unfinished/<id>.
@@ -103,16 +93,6 @@ func (s *Server) WorkingFiles(t testing.TB) (paths []string) {
 		}
 	}
 	return paths
-}
-
-// AgeUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next
-// sweep takes them for abandoned.
-func (s *Server) AgeUnfinished(t testing.TB) {
-	t.Helper()
-	old := time.Now().Add(-time.Hour)
-	for _, path := range s.WorkingFiles(t) {
-		Must(t, os.Chtimes(path, old, old))
-	}
 }
 
 // WantStored checks that n files are stored, each with a final name and a row, and that there is no

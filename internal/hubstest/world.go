@@ -56,8 +56,8 @@ var worldSeed = sync.OnceValue(func() uint64 {
 // worldNumbers counts the worlds of each test, by its name.
 var worldNumbers sync.Map // name → *atomic.Int64
 
-// draw returns a source of random numbers for the next world of a test.
-func draw(t testing.TB) *rand.Rand {
+// Draw returns a source of random numbers for the next world of a test.
+func Draw(t testing.TB) *rand.Rand {
 	counter, _ := worldNumbers.LoadOrStore(t.Name(), &atomic.Int64{})
 	return drawFor(fmt.Sprint(t.Name(), counter.(*atomic.Int64).Add(1)))
 }
@@ -87,7 +87,7 @@ func drawEnv(r *rand.Rand) map[string]string {
 
 // newWorld draws the world of a server.
 func newWorld(t testing.TB) *world {
-	r := draw(t)
+	r := Draw(t)
 	w := &world{
 		Rand:  r,
 		env:   drawEnv(r),
@@ -184,26 +184,10 @@ func (w *world) around(own string) string {
 	return w.cookies[0] + strings.TrimSuffix(own+"; "+w.cookies[1], "; ")
 }
 
-// killNowAndThen kills the server's idle connections to the database before every so many requests,
-// unless another request is under way.
-func (s *Server) killNowAndThen(t testing.TB) {
-	t.Helper()
-	n := s.requests.Add(1)
-	u, err := url.Parse(s.Database)
-	if s.world.killEvery == 0 || n%s.world.killEvery != 0 || err != nil || !s.inFlight.TryLock() {
-		return
-	}
-	defer s.inFlight.Unlock()
-	name := strings.TrimPrefix(u.Path, "/")
-	if strings.HasPrefix(name, "test_") { // of the shared PostgreSQL
-		killIdle(t, name)
-	}
-}
-
 // drawSettings returns statements that give the server's role other settings in a database, which
 // an operator may have made for other programs.
 func drawSettings(t testing.TB, database string) (statements string) {
-	r := draw(t)
+	r := Draw(t)
 	settings := map[string]string{
 		"timezone":            oneOf(r, zones...),
 		"datestyle":           oneOf(r, "ISO, YMD", "German", "SQL, DMY", "Postgres, MDY"),
@@ -230,22 +214,31 @@ var killer = sync.OnceValues(func() (*sql.DB, error) {
 	return sql.Open("postgres", databaseURL)
 })
 
-// killIdle kills the idle connections of servers to a database of the shared PostgreSQL, and waits
-// until they are closed.
-func killIdle(t testing.TB, database string) {
+// killNowAndThen kills the server's idle connections to a database of the shared PostgreSQL before
+// every so many requests, unless another request is under way. It waits until they are closed.
+func (s *Server) killNowAndThen(t testing.TB) {
 	t.Helper()
-	var killed string // process ids
-	db, err := killer()
-	if err == nil {
-		err = db.QueryRow(`
-			with idle as materialized ( -- or PostgreSQL may kill before it compares
-				select pid from pg_stat_activity
-				where datname = $1 and usename = $2 and state = 'idle'
-				-- not between the messages of one statement, such as of a code's work
-				and state_change < clock_timestamp() - interval '0.1 s')
-			select coalesce(string_agg(pid::text, ','), '') from idle where pg_terminate_backend(pid)`,
-			database, serverRole).Scan(&killed)
+	n := s.requests.Add(1)
+	u, err := url.Parse(s.Database)
+	if s.world.killEvery == 0 || n%s.world.killEvery != 0 || err != nil || !s.inFlight.TryLock() {
+		return
 	}
+	defer s.inFlight.Unlock()
+	database := strings.TrimPrefix(u.Path, "/")
+	if !strings.HasPrefix(database, "test_") { // of another PostgreSQL
+		return
+	}
+	db, err := killer()
+	Must(t, err)
+	var killed string // process ids
+	err = db.QueryRow(`
+		with idle as materialized ( -- or PostgreSQL may kill before it compares
+			select pid from pg_stat_activity
+			where datname = $1 and usename = $2 and state = 'idle'
+			-- not between the messages of one statement, such as of a code's work
+			and state_change < clock_timestamp() - interval '0.1 s')
+		select coalesce(string_agg(pid::text, ','), '') from idle where pg_terminate_backend(pid)`,
+		database, serverRole).Scan(&killed)
 	Must(t, err)
 	WaitFor(t, "killed connections", 0, func() (open int) {
 		db.QueryRow(`select count(*) from pg_stat_activity

@@ -10,10 +10,6 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// routes has all routes, as the contract describes them. The contract is written by hand, so it
-// repeats no mistake of the server. TestRoutesAreThoseOfTheContract compares the two.
-var routes = hubstest.Operations()
-
 // A call is a request to one route.
 type call struct {
 	request string // "GET /hubs"
@@ -27,14 +23,14 @@ func (q call) send(c *hubstest.Client, headers ...string) *hubstest.Response {
 }
 
 // validCall returns a valid call to a route. What its path names is made first.
-func (m maker) validCall(t *testing.T, r hubstest.Operation) call {
+func (m maker) validCall(t *testing.T, r operation) call {
 	t.Helper()
 	method, template, _ := strings.Cut(r.Route, " ")
 	return callOf(t, m.Server, r, method+" "+m.newPath(t, template))
 }
 
 // callOf returns a valid call to a route whose path has these values.
-func callOf(t *testing.T, s *hubstest.Server, r hubstest.Operation, request string) call {
+func callOf(t *testing.T, s *hubstest.Server, r operation, request string) call {
 	t.Helper()
 	if r.Route == uploadRoute {
 		return call{
@@ -48,7 +44,7 @@ func callOf(t *testing.T, s *hubstest.Server, r hubstest.Operation, request stri
 
 // validBody returns a valid body for a route, or nil if the route takes none. It has the examples of the
 // contract. If it needs a code, a new user asks for it.
-func validBody(t *testing.T, s *hubstest.Server, r hubstest.Operation) any {
+func validBody(t *testing.T, s *hubstest.Server, r operation) any {
 	t.Helper()
 	if r.Fields == nil || strings.HasPrefix(r.Route, "GET ") {
 		return nil
@@ -89,7 +85,7 @@ type visitor struct {
 	lacks refusal // if it is empty, the visitor lacks nothing
 }
 
-func (v visitor) isRefusedBy(r hubstest.Operation) bool {
+func (v visitor) isRefusedBy(r operation) bool {
 	return v.lacks != refusal{} && strings.Contains(r.Needs, v.lacks.need)
 }
 

@@ -41,7 +41,7 @@ type export struct {
 // exportOf runs user export, whose output must be one JSON object with these members.
 func exportOf(t *testing.T, s *hubstest.Server, email string) (e export) {
 	t.Helper()
-	hubstest.Decode(t, "user export", s.User(t, "export", email), &e)
+	decodeStrict(t, "user export", s.User(t, "export", email), &e)
 	return e
 }
 

@@ -69,9 +69,9 @@ func (c bodyCase) send(
 	if session != "" {
 		headers = append(headers, "Cookie", s.CookieName()+"="+session)
 	}
-	path := hubstest.FillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
-	body := []byte(hubstest.FillIn(c.Body, words...))
-	return s.Wire(t, cmp.Or(c.Method, "POST")+" "+path, body, headers...)
+	path := fillIn(cmp.Or(c.Path, "/auth/otp/request"), words...)
+	body := []byte(fillIn(c.Body, words...))
+	return onTheWire(t, s, cmp.Or(c.Method, "POST")+" "+path, body, headers...)
 }
 
 var bodyCases = []group[bodyCase]{

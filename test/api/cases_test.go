@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -59,10 +60,43 @@ func items(names ...string) answer {
 	return answer{Items: append([]string{}, names...)}
 }
 
+// word matches a word that fillIn replaces, such as <email>.
+var word = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)
+
+// fillIn replaces words in a text by values that are known only when the test runs. words are pairs
+// of a word and its value, such as "<email>", "ada@example.com". fillIn panics if the text has
+// another word: a case with a misspelled word could pass for another reason.
+func fillIn(text string, words ...string) string {
+	text = strings.NewReplacer(words...).Replace(text)
+	for _, word := range word.FindAllString(text, -1) {
+		if !strings.HasPrefix(word, "<now") { // token.sign replaces <now>
+			panic("no value for " + word + " in " + text)
+		}
+	}
+	return text
+}
+
+// onTheWire sends a request such as "GET /hubs" unchanged, on a new connection. http.Client would
+// correct or refuse some requests. onTheWire adds Host and, for a body, Content-Length. headers are
+// names and values in turn.
+func onTheWire(
+	t testing.TB, s *hubstest.Server, request string, body []byte, headers ...string,
+) *hubstest.Response {
+	t.Helper()
+	_, host, _ := strings.Cut(s.Base, "://")
+	headers = append([]string{"Host", host}, headers...)
+	if body != nil {
+		headers = append(headers, "Content-Length", fmt.Sprint(len(body)))
+	}
+	conn := hubstest.Dial(t, s.Addr)
+	defer conn.Close()
+	return conn.Send(t, hubstest.Head(request, headers...)+string(body))
+}
+
 // The lengths of the contract that the tables go up to.
 var (
-	maxName        = hubstest.MaxLength("Hub", "name")
-	maxDescription = hubstest.MaxLength("Hub", "description")
+	maxName        = maxLength("Hub", "name")
+	maxDescription = maxLength("Hub", "description")
 )
 
 // allCases returns the cases of a table, complete with the values of their groups.

@@ -9,26 +9,6 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// run runs a command of the binary and returns its exit status and its output.
-//
-// A command that succeeds must print on standard output only, and one that fails on standard error
-// only. No output may contain the password secret-1.
-func run(t *testing.T, env map[string]string, args ...string) (status int, output string) {
-	t.Helper()
-	status, output, other := hubstest.Run(env, args...)
-	if status != 0 {
-		output, other = other, output
-	}
-	if other != "" {
-		t.Errorf("%q: exit status %d: got %q on the wrong output, want nothing there",
-			args, status, other)
-	}
-	if strings.Contains(output, "secret-1") {
-		t.Errorf("%q: got the secret secret-1 in %q, want no secret", args, output)
-	}
-	return status, output
-}
-
 // K1: The commands do, print and refuse what testdata/commands.txt says. TestSessionFollowsAccount
 // tests what the user commands do to sessions.
 func TestCommands(t *testing.T) {
@@ -38,7 +18,7 @@ func TestCommands(t *testing.T) {
 			t.Parallel()
 			database := hubstest.NewDatabase(t)
 			_, powerless := hubstest.NewRole(t, database)
-			script := hubstest.FillIn(c.Text,
+			script := fillIn(c.Text,
 				"<no database>", hubstest.WithDatabase(database, "none"),
 				"<wrong password>", hubstest.WithUser(t, database, "postgres", "secret-1"),
 				"<powerless>", powerless,

@@ -36,7 +36,7 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 	t.Parallel()
 	db := hubstest.NewDatabase(t)
 	email := hubstest.NewEmail()
-	id := hubstest.AddUser(t, db, email, "member")
+	id := hubstest.Query[string](t, db, "insert into users (email) values ($1) returning user_id", email)
 	servers := startEnvironments(t, map[string]map[string]string{
 		"local": {
 			"SESSION_SECRET": "corpus-secret-of-the-local-environment",
@@ -55,11 +55,11 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 		},
 	})
 	tokenOf := func(s *hubstest.Server) string {
-		return hubstest.Token{}.Sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
+		return token{}.sign(s.Env["SESSION_SECRET"], "<email>", email, "<userId>", id)
 	}
 	expiredPayload := `{"email":"<email>","userId":"<userId>","iat":<now-3600>,"exp":<now-60>}`
 	expiredOf := func(s *hubstest.Server) string {
-		return hubstest.Token{Payload: &expiredPayload}.Sign(s.Env["SESSION_SECRET"],
+		return token{Payload: &expiredPayload}.sign(s.Env["SESSION_SECRET"],
 			"<email>", email, "<userId>", id)
 	}
 
@@ -73,10 +73,10 @@ func TestTokenCountsOnlyInItsCookie(t *testing.T) {
 		}
 		headers := []string{"X-Forwarded-For", hubstest.NewIP()}
 		for _, text := range c.Headers {
-			headers = append(headers, hubstest.FillIn(text, words...))
+			headers = append(headers, fillIn(text, words...))
 		}
-		target := hubstest.FillIn(cmp.Or(c.Target, "/auth/session"), words...)
-		wantAnswer(t, s.Wire(t, "GET "+target, nil, headers...), c.Want)
+		target := fillIn(cmp.Or(c.Target, "/auth/session"), words...)
+		wantAnswer(t, onTheWire(t, s, "GET "+target, nil, headers...), c.Want)
 	})
 }
 
@@ -223,7 +223,7 @@ func TestCookiesAreExact(t *testing.T) {
 			c := s.Client(t)
 			wantCookie := func(r *hubstest.Response, token, age string) {
 				t.Helper()
-				cookie := hubstest.FillIn(test.cookie, "<token>", token, "<age>", age)
+				cookie := fillIn(test.cookie, "<token>", token, "<age>", age)
 				wantHeaders(t, r, headers{"Set-Cookie": cookie})
 			}
 

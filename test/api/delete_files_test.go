@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"hubs/internal/hubstest"
@@ -98,21 +99,29 @@ func TestDeleteWithFilesBesideAnUpload(t *testing.T) {
 		upload.Finish().WantProblem(t, 401, "unauthenticated")
 		s.WantStored(t, 0)
 	})
-	// The command has locked the user, and has not deleted it yet.
+	// The command has locked the user, and has not deleted it yet: a trigger makes it wait for the test.
 	t.Run("the row waits for the command", func(t *testing.T) {
 		s := hubstest.Start(t)
 		c, email := newUploader(t, s, 1)
 		upload := c.StartUpload("late.txt")
-		proxy, through := hubstest.FaultProxyURL(t, s.Env["DATABASE_URL"])
-		answer := make(chan *hubstest.Response, 1)
-		proxy.When("delete from files", func() {
-			go func() { answer <- upload.Finish() }()
-			waitForLocks(t, s, 1)
+		hubstest.Exec(t, s.Database, `create function wait() returns trigger language plpgsql as $$
+			begin perform pg_advisory_xact_lock(1); return null; end $$;
+			create trigger wait before delete on files for each statement execute function wait()`)
+		lock, err := hubstest.OpenDB(t, s.Database).Begin()
+		hubstest.Must(t, err)
+		defer lock.Rollback()
+		_, err = lock.Exec("select pg_advisory_xact_lock(1)")
+		hubstest.Must(t, err)
+		var both sync.WaitGroup
+		both.Go(func() {
+			status, output := run(t, s.Env, "user", "delete", "-files", email)
+			wantEqual(t, "exit status "+output, status, 0)
 		})
-		env := map[string]string{"DATABASE_URL": through, "FILES_DIR": s.Env["FILES_DIR"]}
-		status, output := run(t, env, "user", "delete", "-files", email)
-		wantEqual(t, "exit status "+output, status, 0)
-		(<-answer).WantProblem(t, 401, "unauthenticated")
+		waitForLocks(t, s, 1)
+		both.Go(func() { upload.Finish().WantProblem(t, 401, "unauthenticated") })
+		waitForLocks(t, s, 2)
+		lock.Rollback()
+		both.Wait()
 		s.WantStored(t, 0)
 	})
 	// The row of the upload is not committed yet when the command begins.
@@ -144,54 +153,4 @@ func waitForLocks(t *testing.T, s *hubstest.Server, n int) {
 		return hubstest.Query[int](t, s.Database, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock'`)
 	})
-}
-
-// finishDelete runs user delete -files again after a run that has failed in some way. Then nothing may
-// be left of the user but the files of others, which are kept in stored.
-func finishDelete(t *testing.T, s *hubstest.Server, email string, stored int) {
-	t.Helper()
-	status, output := run(t, s.Env, "user", "delete", "-files", email)
-	isGone := status == 1 && strings.Contains(output, "there is no user with this address")
-	if status != 0 && !isGone {
-		t.Errorf("run again: got exit status %d, %s, want 0, or no such user", status, output)
-	}
-	s.WantStored(t, stored)
-	wantEqual(t, "rows of the user", hubstest.Query[int](t, s.Database, `select
-		(select count(*) from users where email = $1) + (select count(*) from files where user_id is null)`,
-		email), 0)
-}
-
-// F3: If the connection to the database is lost at a statement of user delete -files, before or after
-// PostgreSQL has run it, running the command again finishes.
-func TestDeleteWithFilesWithoutTheDatabase(t *testing.T) {
-	t.Parallel()
-	s := hubstest.Start(t)
-	other, _ := s.Member(t, "member")
-	path := other.Store("other.txt", "of another user")
-	proxy, through := hubstest.FaultProxyURL(t, s.Env["DATABASE_URL"])
-	env := map[string]string{"DATABASE_URL": through, "FILES_DIR": s.Env["FILES_DIR"]}
-	for _, statement := range []string{
-		"set timezone", "for update", "string_agg(file_id", "delete from files", "delete from users", "COMMIT",
-	} {
-		for _, isAnswered := range []bool{false, true} {
-			_, email := newUploader(t, s, 2)
-			cut := func() {
-				proxy.Cut()
-				proxy.Resume()
-			}
-			proxy.When(statement, func() {
-				if isAnswered {
-					proxy.WhenAnswered("", cut)
-				} else {
-					cut()
-				}
-			})
-			status, output := run(t, env, "user", "delete", "-files", email)
-			if status != 1 {
-				t.Errorf("%s lost, answered %v: got exit status %d, %s, want 1", statement, isAnswered, status, output)
-			}
-			finishDelete(t, s, email, 1)
-			other.WantFile(path, "of another user")
-		}
-	}
 }

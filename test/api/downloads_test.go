@@ -41,16 +41,16 @@ func TestDownloadsObeyConditionsAndRanges(t *testing.T) {
 	cookie := s.CookieName() + "=" + reader.Token()
 
 	runCases(t, downloadCases, func(t *testing.T, c downloadCase) {
-		path := hubstest.FillIn(cmp.Or(c.Path, "/files/<id>/a.txt"), words...)
+		path := fillIn(cmp.Or(c.Path, "/files/<id>/a.txt"), words...)
 		headers := []string{
 			"Cookie", cookie,
 			"X-Forwarded-For", hubstest.NewIP(),
 		}
 		for _, header := range c.Headers {
-			headers = append(headers, hubstest.FillIn(header, words...))
+			headers = append(headers, fillIn(header, words...))
 		}
-		wantAnswer(t, s.Wire(t, "HEAD "+path, nil, headers...), c.Want)
-		r := s.Wire(t, "GET "+path, nil, headers...)
+		wantAnswer(t, onTheWire(t, s, "HEAD "+path, nil, headers...), c.Want)
+		r := onTheWire(t, s, "GET "+path, nil, headers...)
 		wantAnswer(t, r, c.Want)
 		if c.Content != nil {
 			wantEqual(t, "content", string(r.Body), *c.Content)

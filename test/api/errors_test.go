@@ -24,7 +24,7 @@ func TestRouterProblems(t *testing.T) {
 	s, admin := start(t, "admin")
 	file := admin.Store("a.txt", "hello")
 	runCases(t, routerCases, func(t *testing.T, c routerCase) {
-		request := hubstest.FillIn(c.Request, "<file>", file)
+		request := fillIn(c.Request, "<file>", file)
 		r := admin.In(t).Do(request, nil, c.Headers...)
 		wantAnswer(t, r, c.Want)
 		wantHeaders(t, r, headers{
@@ -36,7 +36,7 @@ func TestRouterProblems(t *testing.T) {
 		})
 	})
 	// H2: Without DisableGeneralOptionsHandler, net/http would answer this itself, with a 200.
-	s.Wire(t, "OPTIONS *", nil).WantProblem(t, 404, "not_found")
+	onTheWire(t, s, "OPTIONS *", nil).WantProblem(t, 404, "not_found")
 }
 
 var routerCases = []group[routerCase]{

@@ -119,7 +119,7 @@ func TestFilesThatAreNotAsStored(t *testing.T) {
 // bytes, and more holds names and values of further headers, in turn.
 func uploadHead(c *hubstest.Client, kind string, length int, more ...string) string {
 	headers := append(more, "Content-Type", kind, "Content-Length", fmt.Sprint(length))
-	return c.Head(uploadRoute, headers...)
+	return c.Elsewhere().Head(uploadRoute, headers...)
 }
 
 // The server reads the rest of a refused upload. So a client that sends its whole upload before it

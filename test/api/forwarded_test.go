@@ -53,16 +53,16 @@ func TestForwardedAddressesNeedTrust(t *testing.T) {
 		s := named(t, servers, c.Server)
 		email := hubstest.NewEmail()
 		for range limit.Requests {
-			r := onTheWire(t, s, email, c.Headers...)
+			r := askOnTheWire(t, s, email, c.Headers...)
 			wantAnswer(t, r, c.Want)
 			waitLogged(t, s, r, `"msg":"request"`, `"client":"`+c.Client+`"`)
 		}
 
 		for _, chain := range append(c.SharesWith, c.Client) {
-			wantLimited(t, onTheWire(t, s, email, "X-Forwarded-For", chain), limit)
+			wantLimited(t, askOnTheWire(t, s, email, "X-Forwarded-For", chain), limit)
 		}
 		for _, chain := range c.DiffersFrom {
-			onTheWire(t, s, email, "X-Forwarded-For", chain).Want(t, 200)
+			askOnTheWire(t, s, email, "X-Forwarded-For", chain).Want(t, 200)
 		}
 	})
 }

@@ -44,7 +44,7 @@ func TestStepsRunInTheirOrder(t *testing.T) {
 			}
 			id := hubstest.NewUUID()
 			headers := append(test.headers, "X-Request-Id", id)
-			passed, answer := exceed(c, limit, test.request, nil, headers...)
+			passed, answer := exceed(t, s, c, limit, test.request, nil, headers...)
 
 			wantEqual(t, "requests that passed", passed, limit.Requests)
 			wantLimited(t, answer, limit)
@@ -88,6 +88,6 @@ func TestRequestIDIsKeptOrReplaced(t *testing.T) {
 		seen[got] = true
 	}
 	// The second of two headers is never used, even if only the second has the right form.
-	twice := s.Wire(t, "GET /nowhere", nil, "X-Request-Id", "a b", "X-Request-Id", "c")
+	twice := onTheWire(t, s, "GET /nowhere", nil, "X-Request-Id", "a b", "X-Request-Id", "c")
 	wantNew("c", twice.Header.Get("X-Request-Id"))
 }

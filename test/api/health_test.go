@@ -44,7 +44,7 @@ func TestHealthSharesNoLimit(t *testing.T) {
 	c := s.Client(t)
 	c.IP = "127.0.0.1"
 	limit := hubstest.LimitOf(t, "GET /healthz")
-	_, refused := exceed(c, limit, "GET /healthz", nil)
+	_, refused := exceed(t, s, c, limit, "GET /healthz", nil)
 	refused.Want(t, 429)
 	status, output := run(t, map[string]string{"ADDR": s.Addr}, "health")
 	wantEqual(t, "exit status", status, 0)

@@ -36,7 +36,7 @@ type hubPage struct {
 // test forgets a new one.
 func decode[T any](t testing.TB, answer *hubstest.Response) (value T) {
 	t.Helper()
-	hubstest.Decode(t, answer.String(), string(answer.Body), &value)
+	decodeStrict(t, answer.String(), string(answer.Body), &value)
 	return value
 }
 

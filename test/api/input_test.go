@@ -36,7 +36,7 @@ func TestHeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
 	get := func(padding int) *hubstest.Response {
-		return s.Wire(t, "GET /openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
+		return onTheWire(t, s, "GET /openapi.json", nil, "X-Padding", strings.Repeat("x", padding))
 	}
 	get(15<<10).Want(t, 200)
 	get(17<<10).Want(t, 431)

@@ -93,7 +93,7 @@ func TestRequestLog(t *testing.T) {
 			}
 			line := waitLogged(t, s, r, `"msg":"request"`)
 			var got values
-			hubstest.Decode(t, c.name, line, &got)
+			decodeStrict(t, c.name, line, &got)
 			for _, name := range []string{"time", "duration"} { // of any value
 				if got[name] == nil {
 					t.Errorf("got no member %s in %v", name, got)
@@ -226,7 +226,7 @@ func TestEventsInTheLog(t *testing.T) {
 	s.User(t, "signout", email)
 	wantRefused("unauthenticated", `"reason":"ended"`, anyUserID)
 	limit := hubstest.LimitOf(t, "GET /hubs")
-	_, limited := exceed(s.Client(t), limit, "GET /nowhere", nil)
+	_, limited := exceed(t, s, s.Client(t), limit, "GET /nowhere", nil)
 	waitLogged(t, s, limited, `"msg":"refused"`, `"code":"rate_limited"`)
 }
 

@@ -13,6 +13,7 @@ import (
 type mailCase struct {
 	name    string
 	options mailOptions
+	answers headers  // that replace those of the mail server, by step
 	url     string   // SMTP_URL, with HOST for host and port; "" means that of the mail server
 	tls     bool     // the mail comes over TLS
 	step    string   // at which the mail fails; "": it is sent
@@ -48,7 +49,7 @@ var mailCases = []mailCase{
 	{name: "implicit TLS at a port without it", url: "smtps://HOST", step: "greeting",
 		says: []string{"tls:", "smtps://"}},
 	{name: "no service",
-		options: mailOptions{Answers: headers{"greeting": "554 5.3.2 no service"}},
+		answers: headers{"greeting": "554 5.3.2 no service"},
 		step:    "greeting", says: []string{"5.3.2 no service", "smtps://"}},
 	{name: "implicit TLS, unknown authority",
 		options: mailOptions{ImplicitTLS: true, Untrusted: true, User: "hubs", Password: "secret-word"},
@@ -60,10 +61,10 @@ var mailCases = []mailCase{
 		options: mailOptions{Host: "0.0.0.0", ImplicitTLS: true, OtherName: true,
 			User: "hubs", Password: "secret-word"},
 		step: "greeting", says: []string{"certificate for 0.0.0.0"}},
-	{name: "busy", options: mailOptions{Answers: headers{"EHLO": "421 4.3.2 come later"}},
+	{name: "busy", answers: headers{"EHLO": "421 4.3.2 come later"},
 		step: "EHLO", says: []string{"4.3.2 come later", "refused for now"}},
 	{name: "a refusal of two lines",
-		options: mailOptions{Answers: headers{"EHLO": "550-5.7.1 not\r\n550 5.7.1 you"}},
+		answers: headers{"EHLO": "550-5.7.1 not\r\n550 5.7.1 you"},
 		step:    "EHLO", says: []string{"you", "this machine"}},
 	{name: "remote, no STARTTLS",
 		options: mailOptions{Host: "0.0.0.0", NoStartTLS: true, User: "hubs", Password: "secret-word"},
@@ -78,24 +79,24 @@ var mailCases = []mailCase{
 		options: mailOptions{Host: "0.0.0.0", OtherName: true, User: "hubs", Password: "secret-word"},
 		step:    "STARTTLS", says: []string{"certificate for 0.0.0.0"}},
 	{name: "wrong password",
-		options: mailOptions{User: "hubs", Password: "secret-word",
-			Answers: headers{"AUTH": "535 5.7.3 unsuccessful"}},
-		step: "AUTH", says: []string{"5.7.3 unsuccessful", "password"}},
+		options: mailOptions{User: "hubs", Password: "secret-word"},
+		answers: headers{"AUTH": "535 5.7.3 unsuccessful"},
+		step:    "AUTH", says: []string{"5.7.3 unsuccessful", "password"}},
 	{name: "XOAUTH2 alone",
 		options: mailOptions{User: "hubs", Password: "secret-word", Mechanism: "XOAUTH2"},
 		step:    "AUTH", says: []string{"XOAUTH2", "PLAIN or LOGIN"}},
 	{name: "two mechanisms, none known",
 		options: mailOptions{User: "hubs", Password: "secret-word", Mechanism: "GSSAPI CRAM-MD5"},
 		step:    "AUTH", says: []string{"CRAM-MD5", "PLAIN or LOGIN"}},
-	{name: "sender", options: mailOptions{Answers: headers{"MAIL": "553 5.7.1 not yours"}},
+	{name: "sender", answers: headers{"MAIL": "553 5.7.1 not yours"},
 		step: "sender", says: []string{"not yours", "MAIL_FROM"}},
 	{name: "recipient",
-		options: mailOptions{Answers: headers{"RCPT": "554 5.7.1 relay access denied"}},
+		answers: headers{"RCPT": "554 5.7.1 relay access denied"},
 		step:    "recipient", says: []string{"relay access denied", "SMTP_URL"}},
-	{name: "data", options: mailOptions{Answers: headers{"DATA": "452 4.2.2 disk is full"}},
+	{name: "data", answers: headers{"DATA": "452 4.2.2 disk is full"},
 		step: "data", says: []string{"disk is full", "refused for now"}},
 	{name: "text",
-		options: mailOptions{Answers: headers{"mail": "550 5.7.509 looks like spam"}},
+		answers: headers{"mail": "550 5.7.509 looks like spam"},
 		step:    "data", says: []string{"looks like spam", "MAIL_FROM"}},
 }
 
@@ -108,6 +109,9 @@ func TestMailServers(t *testing.T) {
 	for _, c := range mailCases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			c.options.Converse = func(int) func(string) string {
+				return func(step string) string { return c.answers[step] }
+			}
 			m := hubstest.NewMailServer(t, c.options)
 			env := hubstest.StagingEnv(m)
 			_, address, _ := strings.Cut(m.URL, "://")
@@ -125,7 +129,7 @@ func TestMailServers(t *testing.T) {
 				server, _, isAccepted := strings.Cut(said, " has accepted the mail")
 				isNamed := isAccepted && strings.HasSuffix(m.URL, server)
 				wantEqual(t, "the mail server is named in "+said, isNamed, true)
-				hubstest.WaitFor(t, "QUITs", 2, m.Quits)
+				hubstest.WaitFor(t, "QUITs", 2, m.Quits.Load)
 				for _, got := range m.Received() {
 					wantEqual(t, "TLS", got.TLS, c.tls)
 					wantEqual(t, "user", got.User, c.options.User)
@@ -140,7 +144,7 @@ func TestMailServers(t *testing.T) {
 					}
 				}
 			}
-			wantEqual(t, "passwords at the mail server", m.Passwords(), 0)
+			wantEqual(t, "passwords at the mail server", m.Passwords.Load(), int64(0))
 			wantEqual(t, "mails at the mail server", len(m.Received()), 0)
 		})
 	}

@@ -1,15 +1,12 @@
 package api
 
 import (
-	"database/sql"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -225,64 +222,6 @@ func TestTablesInAnotherSchema(t *testing.T) {
 	wantParts(t, "user history", s.User(t, "history", email),
 		"suspended: false → true", "suspended: true → false")
 	s.SignIn(t, email).Get("/auth/session").Want(t, 200)
-}
-
-// Limits of time that a role or its database sets do not end a command, whether it waits for a lock
-// or the database waits for it. Only the server has limits.
-func TestCommandsIgnoreTimeLimits(t *testing.T) {
-	t.Parallel()
-	const limit, longer = "'400ms'", 600 * time.Millisecond
-	for place, alter := range map[string]string{
-		"of the role":                 "alter role OWNER set NAME = " + limit,
-		"of the database":             "alter database DATABASE set NAME = " + limit,
-		"of the role in the database": "alter role OWNER in database DATABASE set NAME = " + limit,
-	} {
-		t.Run(place, func(t *testing.T) {
-			t.Parallel()
-			database := hubstest.EmptyDatabase(t, "")
-			owner, asOwner := hubstest.NewRole(t, database)
-			name := hubstest.Query[string](t, database, "select current_database()")
-			hubstest.Exec(t, database,
-				"drop schema public cascade; create schema public authorization "+owner)
-			lock := lockOfMigrate(t, database) // by a connection that has no limits yet
-			for _, setting := range []string{
-				"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
-			} {
-				hubstest.Exec(t, database, replace(alter, "OWNER", owner, "DATABASE", name, "NAME", setting))
-			}
-			time.AfterFunc(longer, func() { lock.Rollback() })
-			start := time.Now()
-			if err := hubstest.Migrate(asOwner); err != nil {
-				t.Errorf("migrate: got the error %v, want none", err)
-			}
-			if took := time.Since(start); took < longer {
-				t.Fatalf("setup: migrate has not waited for the lock: %v", took)
-			}
-
-			proxy, through := hubstest.FaultProxyURL(t, asOwner)
-			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": through})
-			hubstest.Must(t, os.Mkdir(env["FILES_DIR"]+"/"+hubstest.Unfinished, 0o700))
-			email := hubstest.NewEmail()
-			run(t, env, "user", "add", email)
-			proxy.When("delete from files", func() { time.Sleep(longer) })
-			status, output := run(t, env, "user", "delete", "-files", email)
-			if status != 0 {
-				t.Errorf("user delete -files: got exit status %d, %s", status, output)
-			}
-		})
-	}
-}
-
-// lockOfMigrate takes the lock that migrate takes first, until the transaction ends.
-func lockOfMigrate(t *testing.T, database string) *sql.Tx {
-	t.Helper()
-	key := hubstest.Matches(t, "schema.sql", `pg_advisory_xact_lock\((\d+)\)`)
-	tx, err := hubstest.OpenDB(t, database).Begin()
-	hubstest.Must(t, err)
-	t.Cleanup(func() { tx.Rollback() })
-	_, err = tx.Exec("select pg_advisory_xact_lock(" + key[0] + ")")
-	hubstest.Must(t, err)
-	return tx
 }
 
 // replace replaces words in a text. words are pairs of a word and what stands in its place.

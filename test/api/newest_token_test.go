@@ -54,7 +54,7 @@ func TestNewestTokenCounts(t *testing.T) {
 		"expired":  {ada, adaID, "-9000", "-60", key},
 		"deleted":  {"gone@example.com", hubstest.NewUUID(), "-100", "+7000", key},
 	} {
-		tokens[name] = hubstest.Token{Payload: payload(made.iat, made.exp)}.Sign(made.key,
+		tokens[name] = token{Payload: payload(made.iat, made.exp)}.sign(made.key,
 			"<email>", made.email, "<userId>", made.userID)
 	}
 	hubstest.Exec(t, s.Database, `update users set signed_out_at = now() - interval '2000 s'
@@ -73,7 +73,7 @@ func TestNewestTokenCounts(t *testing.T) {
 			_, claims := hubstest.ReadToken(t, named(t, tokens, c.Counts))
 			want = answer{Status: 200, Body: values{"user.email": claims["email"]}}
 		}
-		r := s.Wire(t, "GET /auth/session", nil, "X-Forwarded-For", hubstest.NewIP(),
+		r := onTheWire(t, s, "GET /auth/session", nil, "X-Forwarded-For", hubstest.NewIP(),
 			"Cookie", strings.Join(sent, "; "))
 		wantAnswer(t, r, want)
 		if r.Status == 200 {
@@ -139,7 +139,7 @@ func TestNewestTokenCountsThoughTheClockIsBehind(t *testing.T) {
 	email, userID := s.NewUser(t, "member")
 	fresh := s.SignIn(t, email).Token()
 	payload := `{"email":"<email>","userId":"<userId>","iat":<now+3000>,"exp":<now+9000>}`
-	ended := hubstest.Token{Payload: &payload}.Sign(s.Env["SESSION_SECRET"],
+	ended := token{Payload: &payload}.sign(s.Env["SESSION_SECRET"],
 		"<email>", email, "<userId>", userID)
 	hubstest.Exec(t, database, "update users set signed_out_at = now() + interval '58 minutes'")
 	s.With(t, ended).Get("/auth/session").Want(t, 401)
@@ -148,7 +148,7 @@ func TestNewestTokenCountsThoughTheClockIsBehind(t *testing.T) {
 		for _, token := range tokens {
 			cookies = append(cookies, s.CookieName()+"="+token)
 		}
-		s.Wire(t, "GET /auth/session", nil, "Cookie", strings.Join(cookies, "; ")).Want(t, 200)
+		onTheWire(t, s, "GET /auth/session", nil, "Cookie", strings.Join(cookies, "; ")).Want(t, 200)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestFailedMailsCountAsNotSent(t *testing.T) {
 	code := s.Code(t, email) // that mail arrived, although it was refused
 	c.PresentCode(email, hubstest.OtherCode(code, 1)).WantProblem(t, 401, "invalid_code")
 	fail(hubstest.MailCloses)
-	s.Mail.Release()
+	s.Mail.Fail(hubstest.MailWorks)
 	c.AskCode(email)
 	wantEqual(t, "the code that is mailed at last", s.Code(t, email), code)
 	waitLogged(t, s, c.AskCode(email), "the last mail is too young") // it was not refused

@@ -138,7 +138,7 @@ func TestUnverifiedDatabaseIsReported(t *testing.T) {
 					"MAIL_FROM":    "signin@example.com",
 					variable:       value,
 				})
-				status, log, output := hubstest.Run(env, "serve")
+				status, log, output := hubstest.RunBoth(env, "serve")
 				if status != 1 || !strings.Contains(output, "the database can't be reached") {
 					t.Fatalf("setup: got exit status %d, %s, want a database that does not answer", status, output)
 				}

@@ -55,7 +55,7 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 				var origin string
 				if c.Origin != nil {
 					_, host, _ := strings.Cut(s.Base, "://")
-					origin = hubstest.FillIn(*c.Origin, "<host>", host)
+					origin = fillIn(*c.Origin, "<host>", host)
 					sent = append(sent, "Origin", origin)
 				}
 				if c.FetchSite != "" {
@@ -266,7 +266,7 @@ func wantCORS(t *testing.T, s *hubstest.Server, sent []string, cors headers, wri
 	t.Helper()
 	send := func(want answer, method, path, body string, more ...string) {
 		t.Helper()
-		r := s.Wire(t, method+" "+path, []byte(body), slices.Concat(sent, more)...)
+		r := onTheWire(t, s, method+" "+path, []byte(body), slices.Concat(sent, more)...)
 		wantAnswer(t, r, want)
 		wantHeaders(t, r, cors)
 		for name := range r.Header {

@@ -39,7 +39,7 @@ func TestHubListParameters(t *testing.T) {
 	cookie := s.CookieName() + "=" + member.Token()
 	runCases(t, queryCases, func(t *testing.T, c queryCase) {
 		target := cmp.Or(c.Path, "/hubs") + "?" + c.Query
-		r := s.Wire(t, "GET "+target, nil, "Cookie", cookie, "X-Forwarded-For", hubstest.NewIP())
+		r := onTheWire(t, s, "GET "+target, nil, "Cookie", cookie, "X-Forwarded-For", hubstest.NewIP())
 		wantAnswer(t, r, c.Want)
 	})
 }

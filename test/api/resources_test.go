@@ -38,8 +38,8 @@ func objectOf(t testing.TB, r *hubstest.Response) (o object) {
 }
 
 // routeOf returns the operation of a route such as "GET /hubs".
-func routeOf(route string) (found hubstest.Operation, exists bool) {
-	i := slices.IndexFunc(routes, func(r hubstest.Operation) bool { return r.Route == route })
+func routeOf(route string) (found operation, exists bool) {
+	i := slices.IndexFunc(routes, func(r operation) bool { return r.Route == route })
 	if i < 0 {
 		return found, false
 	}
@@ -48,7 +48,7 @@ func routeOf(route string) (found hubstest.Operation, exists bool) {
 
 // creatorOf returns the operation that makes the resources of a collection: POST /hubs for /hubs, and
 // POST /files/upload for /files.
-func creatorOf(collection string) (found hubstest.Operation, exists bool) {
+func creatorOf(collection string) (found operation, exists bool) {
 	for _, r := range routes {
 		below, isBelow := strings.CutPrefix(r.Route+"/", "POST "+collection+"/")
 		if isBelow && r.Status == 201 && !strings.Contains(below, "{") {
@@ -71,7 +71,7 @@ func idOf(collection string) string {
 }
 
 // needsRole reports whether an operation is for users of some roles only.
-func needsRole(t testing.TB, r hubstest.Operation) bool {
+func needsRole(t testing.TB, r operation) bool {
 	t.Helper()
 	roles := hubstest.Contract[[]any](t, "components", "schemas", "Role", "enum")
 	return slices.ContainsFunc(roles, func(role any) bool { return strings.Contains(r.Needs, role.(string)) })
@@ -162,7 +162,7 @@ func read(t testing.TB, c *hubstest.Client, path string, query url.Values, byNex
 func collectionOf(path string) string { return path[:strings.LastIndex(path, "/")] }
 
 // listOf returns the operation that lists a collection.
-func listOf(collection string) (list hubstest.Operation, exists bool) {
+func listOf(collection string) (list operation, exists bool) {
 	list, exists = routeOf("GET " + collection)
 	return list, exists && list.Item != nil
 }
@@ -196,7 +196,7 @@ func TestFieldsAreReadBack(t *testing.T) {
 
 // wantReadBack sends a value of a field, and looks for it in the answer, a GET and the list.
 func wantReadBack(
-	t *testing.T, s *hubstest.Server, c *hubstest.Client, r hubstest.Operation, path, field string, value any,
+	t *testing.T, s *hubstest.Server, c *hubstest.Client, r operation, path, field string, value any,
 ) {
 	t.Helper()
 	method, template, _ := strings.Cut(r.Route, " ")
@@ -250,19 +250,19 @@ func asText(value any) string {
 	return string(encoded)
 }
 
-func hasField(r hubstest.Operation, name string) bool {
-	return slices.ContainsFunc(r.Fields, func(f hubstest.Field) bool { return f.Name == name })
+func hasField(r operation, name string) bool {
+	return slices.ContainsFunc(r.Fields, func(f field) bool { return f.Name == name })
 }
 
 // A filter is a parameter of a list, such as filters[status] of GET /hubs.
 type filter struct {
-	hubstest.Field
+	field
 	member string // of an item: status
 }
 
 // filtersOf returns the filters of a list. It ends the test if the contract does not say what one
 // matches.
-func filtersOf(t testing.TB, list hubstest.Operation) (filters []filter) {
+func filtersOf(t testing.TB, list operation) (filters []filter) {
 	t.Helper()
 	for _, field := range list.Fields {
 		member, isFilter := strings.CutPrefix(field.Name, "filters[")
@@ -312,9 +312,9 @@ func TestFiltersFindTheirValues(t *testing.T) {
 
 // wantNextOfItsList checks that next, of a list with a filter, leads on in no other list (I2). At least
 // two items must have the value.
-func wantNextOfItsList(t *testing.T, c *hubstest.Client, list hubstest.Operation, path string, query url.Values) {
+func wantNextOfItsList(t *testing.T, c *hubstest.Client, list operation, path string, query url.Values) {
 	t.Helper()
-	hasAfter := slices.ContainsFunc(list.Fields, func(f hubstest.Field) bool { return f.Name == "after" })
+	hasAfter := slices.ContainsFunc(list.Fields, func(f field) bool { return f.Name == "after" })
 	if !hasAfter {
 		return
 	}
@@ -326,7 +326,7 @@ func wantNextOfItsList(t *testing.T, c *hubstest.Client, list hubstest.Operation
 // wantFound compares what a filter finds with what it must find of all the items. If it searches, so
 // does a part of the value; if it compares, a part finds nothing.
 func wantFound(
-	t *testing.T, c *hubstest.Client, list hubstest.Operation, path string, f filter, value any, all []object,
+	t *testing.T, c *hubstest.Client, list operation, path string, f filter, value any, all []object,
 ) {
 	t.Helper()
 	texts := []string{asText(value)}
@@ -355,7 +355,7 @@ func sortedBy(member string, all []object) (values []string) {
 }
 
 // ordersOf returns the orders of a list, such as "name asc".
-func ordersOf(t *testing.T, list hubstest.Operation) (orders []string) {
+func ordersOf(t *testing.T, list operation) (orders []string) {
 	t.Helper()
 	choices := map[string][]any{}
 	for _, field := range list.Fields {
@@ -480,7 +480,7 @@ func TestEveryListIsReadWhole(t *testing.T) {
 
 // wantDefaults checks that a page without parameters is that of the contract's defaults. The list has
 // more items than the page.
-func wantDefaults(t *testing.T, c *hubstest.Client, list hubstest.Operation, path string) {
+func wantDefaults(t *testing.T, c *hubstest.Client, list operation, path string) {
 	t.Helper()
 	query := url.Values{}
 	for _, field := range list.Fields {

@@ -125,7 +125,7 @@ func keyedColumns(t testing.TB, databaseURL string) (columns []column) {
 		join pg_attribute k on k.attrelid = conrelid and k.attnum = conkey[1]
 		join pg_attribute c on c.attrelid = conrelid and c.attnum > 0 and not c.attisdropped
 		where contype = 'p' and connamespace = 'public'::regnamespace`)
-	hubstest.Decode(t, "columns", text, &columns)
+	decodeStrict(t, "columns", text, &columns)
 	shown := 0
 	for i, c := range columns {
 		for name, schema := range hubstest.Contract[object](t, "components", "schemas") {

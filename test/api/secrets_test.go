@@ -172,6 +172,6 @@ func TestServerAndCommandsReadSecretsFromFiles(t *testing.T) {
 	s.Mail, s.Database = mail, database
 	s.SignIn(t, email)
 	userID := hubstest.Query[string](t, database, "select user_id from users")
-	token := hubstest.Token{}.Sign(key, "<email>", email, "<userId>", userID)
+	token := token{}.sign(key, "<email>", email, "<userId>", userID)
 	s.With(t, token).Get("/auth/session").Want(t, 200)
 }

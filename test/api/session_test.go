@@ -34,7 +34,7 @@ func TestSessionFollowsAccount(t *testing.T) {
 		other.AskCode(email)
 		code := s.Code(t, email)
 		for _, command := range c.Commands {
-			command = hubstest.FillIn(command, "<email>", email)
+			command = fillIn(command, "<email>", email)
 			s.User(t, strings.Fields(command)...)
 		}
 
@@ -106,7 +106,7 @@ func TestSignOutIsExactToTheSecond(t *testing.T) {
 	s := hubstest.Start(t)
 	email, userID := s.NewUser(t, "member")
 	issued := time.Now().Add(-time.Minute).Truncate(time.Second)
-	c := s.With(t, hubstest.Token{}.Sign(s.Env["SESSION_SECRET"],
+	c := s.With(t, token{}.sign(s.Env["SESSION_SECRET"],
 		"<email>", email, "<userId>", userID, "<now>", fmt.Sprint(issued.Unix())))
 
 	for signedOut, status := range map[time.Duration]int{ // after the token's iat
@@ -180,7 +180,7 @@ func TestAccountIsReadAfterTheBody(t *testing.T) {
 			// The status 100 shows that the server has begun to read the body.
 			conn.Send(t, head).Must(t, 100)
 			io.WriteString(conn, body[:5])
-			line := hubstest.FillIn(command, "<email>", email)
+			line := fillIn(command, "<email>", email)
 			s.User(t, strings.Fields(line)...)
 			conn.Finish(t, body[5:]).Want(t, status)
 		})

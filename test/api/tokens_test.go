@@ -22,8 +22,6 @@ type tokenCase struct {
 	Reason string
 }
 
-type token = hubstest.Token
-
 // tokenKeys are keys by name. The server signs with the first, and takes the first two.
 var tokenKeys = map[string]string{
 	"first":    "corpus-key-one-of-forty-bytes-and-more-1",
@@ -52,8 +50,8 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 	runCases(t, tokenCases, func(t *testing.T, c tokenCase) {
 		key := named(t, tokenKeys, cmp.Or(c.Key, "first"))
 		user := named(t, users, cmp.Or(c.User, "active"))
-		token := c.Token.Sign(key, tokenWords(user, users["other"])...)
-		r := s.Wire(t, "GET /auth/session", nil,
+		token := c.Token.sign(key, tokenWords(user, users["other"])...)
+		r := onTheWire(t, s, "GET /auth/session", nil,
 			"X-Forwarded-For", hubstest.NewIP(),
 			"Cookie", s.CookieName()+"="+token)
 
@@ -76,7 +74,7 @@ func TestOnlyValidTokensOpenSessions(t *testing.T) {
 // An account is a user of these cases.
 type account struct{ email, id string }
 
-// tokenWords returns the words of the cases with their values. Token.Sign replaces <now> and the
+// tokenWords returns the words of the cases with their values. token.sign replaces <now> and the
 // like.
 func tokenWords(user, other account) []string {
 	return []string{

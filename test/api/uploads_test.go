@@ -31,7 +31,7 @@ type uploadCase struct {
 func (test uploadCase) body() string {
 	if test.Form != nil {
 		text := strings.ReplaceAll(*test.Form, "\n", "\r\n")
-		return hubstest.FillIn(text, partHeader, partHeader)
+		return fillIn(text, partHeader, partHeader)
 	}
 	part := `form-data; name="file"; filename="` + test.Filename + `"`
 	header := "Content-Disposition: " + cmp.Or(test.Part, part)

@@ -205,13 +205,13 @@ func TestHostileAfter(t *testing.T) {
 		decoded, err := base64.RawURLEncoding.DecodeString(next)
 		hubstest.Must(t, err)
 		parts := strings.SplitN(string(decoded), " ", 3)
-		plain := hubstest.FillIn(c.Plain, "<list>", parts[0], "<id>", parts[1], "<value>", parts[2])
+		plain := fillIn(c.Plain, "<list>", parts[0], "<id>", parts[1], "<value>", parts[2])
 		words := []string{
 			"<next>", next,
 			"<cut>", next[:len(next)-1],
 			"<after>", base64.RawURLEncoding.EncodeToString([]byte(plain)),
 		}
-		query := hubstest.FillIn(cmp.Or(c.Query, "after=<after>"), words...)
+		query := fillIn(cmp.Or(c.Query, "after=<after>"), words...)
 		wantAnswer(t, member.In(t).Elsewhere().Get("/hubs?"+query), c.Want)
 	})
 }

@@ -178,15 +178,12 @@ func newSide(t testing.TB, pg *hubstest.Postgres, name, binary string) *side {
 		Base: "https://api." + env["COOKIE_DOMAIN"],
 	}
 	s.client = server.Client(t)
+	now := time.Now()
 	var users []string
 	accounts := hubstest.Query[string](t, databaseURL,
 		"select string_agg(email || ' ' || user_id, ' ') from users")
 	for account := range slices.Chunk(strings.Fields(accounts), 2) {
-		token := hubstest.Token{}.Sign(
-			env["SESSION_SECRET"],
-			"<email>", account[0],
-			"<userId>", account[1],
-		)
+		token := hubstest.NewToken(env["SESSION_SECRET"], account[0], account[1], now, now.Add(time.Hour))
 		s.client.SetToken(token)
 		users = append(users, "Cookie: "+server.CookieName()+"="+token)
 	}
@@ -347,8 +344,7 @@ func tempFile(t testing.TB, content []byte) (path string) {
 
 // postgresMemory returns the memory of all processes of PostgreSQL in MB. What they share counts once.
 func postgresMemory(pg *hubstest.Postgres) (sum float64) {
-	postmaster := pg.Postmaster()
-	for _, pid := range append(pg.Children(postmaster), postmaster) {
+	for _, pid := range pg.Processes() {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid)) // empty if it has just ended
 		_, after, _ := strings.Cut(string(text), "\nPss:")
 		var kilobytes float64
@@ -359,11 +355,9 @@ func postgresMemory(pg *hubstest.Postgres) (sum float64) {
 }
 
 // postgresCPU returns the CPU time that all processes of PostgreSQL have used so far.
-func postgresCPU(pg *hubstest.Postgres) time.Duration {
-	postmaster := pg.Postmaster()
-	sum := cpuTime(postmaster)
-	for _, child := range pg.Children(postmaster) {
-		sum += cpuTime(child)
+func postgresCPU(pg *hubstest.Postgres) (sum time.Duration) {
+	for _, pid := range pg.Processes() {
+		sum += cpuTime(pid)
 	}
 	return sum
 }

@@ -91,7 +91,11 @@ const allowedPage = "https://app.example.com"
 func TestOtherOriginsInBrowser(t *testing.T) {
 	t.Parallel()
 	mail := hubstest.NewMailServer(t, hubstest.MailOptions{})
-	s := hubstest.Start(t, hubstest.ProductionEnv(mail))
+	s := hubstest.Start(t, mail.Env(), map[string]string{
+		"APP_ENV":               "production",
+		"COOKIE_DOMAIN":         "example.com",
+		"ALLOWED_ORIGIN_DOMAIN": "example.com",
+	})
 	b := newBrowser(t, terminateTLS(t, s))
 	hubstest.Exec(t, s.Database, "insert into hubs (name) values ('North')")
 	hub := "/hubs/" + hubstest.Query[string](t, s.Database, "select hub_id from hubs")

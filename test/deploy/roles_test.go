@@ -29,7 +29,7 @@ func newRoleDatabase(t *testing.T, attributes string) roleDatabase {
 // newEmptyRoleDatabase stops before the command migrate.
 func newEmptyRoleDatabase(t *testing.T, attributes string) roleDatabase {
 	t.Helper()
-	pg := hubstest.NewCluster(t)
+	pg := hubstest.StartPostgres(t, hubstest.NewPath("postgres"))
 	as := func(role, database string) string {
 		return hubstest.WithUser(t, hubstest.WithDatabase(pg.URL, database), role, rolePassword)
 	}

@@ -74,7 +74,7 @@ func TestServerTakesEnvironmentFiles(t *testing.T) {
 				values[setting+"_FILE"] = hubstest.WriteFile(t, t.TempDir()+"/"+setting, secret+"\n")
 			}
 		}
-		code, _, errOut := hubstest.Run(values, "serve")
+		code, _, errOut := hubstest.RunBoth(values, "serve")
 		if code != 1 || !strings.Contains(errOut, "SSL is not enabled") {
 			t.Errorf("%s: got exit status %d, want 1 because TLS is missing: %s",
 				name, code, errOut)

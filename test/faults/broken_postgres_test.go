@@ -17,7 +17,7 @@ import (
 // A brokenPostgres stands between a server and its PostgreSQL. It passes all messages, until Break
 // makes it break PostgreSQL's protocol (manual, chapter "Frontend/Backend Protocol").
 type brokenPostgres struct {
-	proxy *hubstest.FaultProxy // for Drop
+	proxy *faultProxy // for Drop
 
 	mu        sync.Mutex
 	flaw      *flaw
@@ -107,7 +107,7 @@ func newBrokenPostgres(t testing.TB, databaseURL string) (b *brokenPostgres, thr
 	hubstest.Must(t, err)
 	b = &brokenPostgres{replaced: map[string]string{}}
 	target := u.Host
-	b.proxy = hubstest.NewFaultProxy(t, ln.Addr().String())
+	b.proxy = newFaultProxy(t, ln.Addr().String())
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {

@@ -26,7 +26,7 @@ func newClockedPostgres(t testing.TB) *clockedPostgres {
 	hubstest.Must(t, err)
 	pg := &clockedPostgres{file: hubstest.NewPath("clock")}
 	pg.SetClock(t, 0)
-	pg.Postgres = hubstest.ExistingPostgres(t, hubstest.NewPath("clocked"),
+	pg.Postgres = hubstest.StartPostgres(t, hubstest.NewPath("clocked"),
 		"LD_PRELOAD="+strings.TrimSpace(string(library)),
 		"FAKETIME_TIMESTAMP_FILE="+pg.file,
 		"FAKETIME_NO_CACHE=1",

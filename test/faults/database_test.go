@@ -8,15 +8,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"hubs/internal/hubstest"
 )
 
 // outages holds the ways in which the proxy makes the database unavailable.
-var outages = map[string]func(*hubstest.FaultProxy){
-	"cut off": (*hubstest.FaultProxy).Cut,
-	"hung":    (*hubstest.FaultProxy).Hang,
+var outages = map[string]func(*faultProxy){
+	"cut off": (*faultProxy).Cut,
+	"hung":    (*faultProxy).Hang,
 }
 
 // lock locks tables, so that every other read and write of them waits until the transaction that
@@ -424,48 +423,11 @@ func TestFailedCommitIsNoSuccess(t *testing.T) {
 	s.wantRows(0, "hubs")
 }
 
-// D1: A user command does not retry its statement either. If "user add" sent its insert again, it
-// would find the user that the first one added, and would report that nothing was changed.
-func TestCommandIsNotDoneTwice(t *testing.T) {
-	t.Parallel()
-	s, _ := startBehindProxy(t)
-	email := hubstest.NewEmail()
-	s.loseAnswerTo(email)
-	code, out, errOut := hubstest.Run(s.Env, "user", "add", email)
-	if code != 1 || out != "" || strings.Contains(errOut, "nothing") {
-		t.Errorf("got exit status %d, output %q, error %q; "+
-			"want exit status 1, no output, and an error that does not say \"nothing\"",
-			code, out, errOut)
-	}
-	s.wantRows(1, "users where email = $1", email)
-}
-
-// A command has no time limit: deleting a user with many files takes long. Here, it waits for a lock
-// for longer than the two seconds that the server gives a statement.
-func TestCommandsHaveNoTimeLimit(t *testing.T) {
-	t.Parallel()
-	s, _ := start(t)
-	_, email := s.Member(t, "member")
-	tx := s.lock("users")
-	var code int
-	var errOut string
-	var command sync.WaitGroup
-	command.Go(func() { code, _, errOut = hubstest.Run(s.Env, "user", "delete", email) })
-	s.waitForLocks(1)
-	time.Sleep(3 * time.Second)
-	tx.Rollback()
-	command.Wait()
-	if code != 0 {
-		t.Errorf("got exit status %d, error %q, want 0", code, errOut)
-	}
-	s.wantRows(0, "users where email = $1", email)
-}
-
 // Every connection sets what the server's statements need, whatever DATABASE_URL says, and nothing
 // that is the operator's choice, such as search_path and synchronous_commit.
 func TestSettingsOfConnections(t *testing.T) {
 	t.Parallel()
-	proxy, through := hubstest.FaultProxyURL(t, hubstest.NewDatabase(t))
+	proxy, through := faultProxyURL(t, hubstest.NewDatabase(t))
 	proxy.Record()
 	hubstest.Start(t, map[string]string{
 		"DATABASE_URL": through + "&statement_timeout=0&plan_cache_mode=auto&lock_timeout=1",

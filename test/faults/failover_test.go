@@ -13,7 +13,7 @@ import (
 // standby has it on disk, too.
 type pair struct {
 	t       *testing.T
-	primary *hubstest.Postgres
+	primary *postgres
 	standby *hubstest.Postgres
 }
 
@@ -32,7 +32,7 @@ const makeStandby = `set -eu
 // newPair starts a primary with the schema, and a standby. It returns when the standby is in sync.
 func newPair(t *testing.T) pair {
 	t.Helper()
-	primary := hubstest.NewPostgres(t)
+	primary := newPostgres(t)
 	standby := primary.Dir + "-standby"
 	bin := hubstest.Query[string](t, primary.URL,
 		"select setting from pg_config where name = 'BINDIR'")
@@ -47,7 +47,7 @@ func newPair(t *testing.T) pair {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("setup: making a standby: %v\n%s", err, out)
 	}
-	p := pair{t, primary, hubstest.ExistingPostgres(t, standby)}
+	p := pair{t, primary, hubstest.StartPostgres(t, standby)}
 	hubstest.Exec(t, primary.URL, "alter system set synchronous_standby_names = '*'")
 	hubstest.Exec(t, primary.URL, "select pg_reload_conf()")
 	p.waitForStandby()
@@ -75,10 +75,10 @@ func (p pair) promote() {
 // start starts a server whose DATABASE_URL names both hosts, in the order given, in the form that
 // docs/deploy.md describes. It also signs an admin in. The log may have errors of requests that got
 // a 503.
-func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Client) {
+func (p pair) start(firstURL, secondURL string) (*service, *hubstest.Client) {
 	p.t.Helper()
-	u, _ := url.Parse(first.URL) // both are valid URLs
-	other, _ := url.Parse(second.URL)
+	u, _ := url.Parse(firstURL) // both are valid URLs
+	other, _ := url.Parse(secondURL)
 	u.RawQuery += "&target_session_attrs=read-write&port=" + u.Port() + "," + other.Port()
 	u.Host = u.Hostname() + "," + other.Hostname()
 	server := hubstest.Start(p.t, map[string]string{"DATABASE_URL": u.String()})
@@ -93,13 +93,13 @@ func (p pair) start(first, second *hubstest.Postgres) (*service, *hubstest.Clien
 // is done exactly once.
 func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*hubstest.Postgres){
-		"loss": (*hubstest.Postgres).Lose,
-		"stop": (*hubstest.Postgres).Stop,
+	for name, end := range map[string]func(*postgres){
+		"loss": (*postgres).lose,
+		"stop": (*postgres).Stop,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pg := hubstest.NewPostgres(t)
+			pg := newPostgres(t)
 			s, admin := startOn(t, pg.URL)
 			guest := s.NewGuest(t)
 			// loseConnections makes the server open connections, and restarts the database.
@@ -139,11 +139,11 @@ func TestNoRequestFailsWhenConnectionsDie(t *testing.T) {
 func TestFailoverLosesNothing(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
-	_, admin := pair.start(pair.primary, pair.standby)
+	_, admin := pair.start(pair.primary.URL, pair.standby.URL)
 	ledger := newLedger(t)
 	clients := startWriting(t, admin, ledger)
 	clients.waitForSuccesses(10)
-	pair.primary.Lose()
+	pair.primary.lose()
 	clients.waitForOutage(2)
 	pair.promote()
 	clients.waitForSuccesses(20)
@@ -160,7 +160,7 @@ func TestFailoverLosesNothing(t *testing.T) {
 func TestWritesNeedTheStandby(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t)
-	s, admin := pair.start(pair.standby, pair.primary)
+	s, admin := pair.start(pair.standby.URL, pair.primary.URL)
 
 	pair.standby.Stop()
 	names := []string{"first", "second", "third"}
@@ -187,13 +187,13 @@ func TestDeposedPrimaryIsLeft(t *testing.T) {
 		depose func(pair)
 		fail   int // writes that may fail
 	}{
-		{name: "hung", depose: func(p pair) { p.primary.Pause() }, fail: severalConns},
+		{name: "hung", depose: func(p pair) { p.primary.pause() }, fail: severalConns},
 		{name: "read-only", depose: pair.makeReadOnly, fail: 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			pair := newPair(t)
-			s, admin := pair.start(pair.primary, pair.standby)
+			s, admin := pair.start(pair.primary.URL, pair.standby.URL)
 			s.openConns(admin)
 			test.depose(pair)
 			pair.promote()

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 type service struct {
 	*hubstest.Server
 	t     *testing.T
-	proxy *hubstest.FaultProxy // between server and database; nil without startBehindProxy
+	proxy *faultProxy // between server and database; nil without startBehindProxy
 }
 
 // start starts a server on a new database, and signs an admin in. env overrides the settings of
@@ -46,7 +46,7 @@ func startOn(t *testing.T, databaseURL string) (*service, *hubstest.Client) {
 func startBehindProxy(t *testing.T) (*service, *hubstest.Client) {
 	t.Helper()
 	database := hubstest.NewDatabase(t)
-	proxy, through := hubstest.FaultProxyURL(t, database)
+	proxy, through := faultProxyURL(t, database)
 	s, admin := startOn(t, through)
 	s.Database = database
 	s.proxy = proxy

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,7 +64,7 @@ func TestHiddenRowsPreventTheStart(t *testing.T) {
 	for name, hiding := range hidings {
 		for _, table := range tablesOfServer {
 			hubstest.Exec(t, database, hide(hiding, table))
-			cmd := hubstest.Serve()
+			cmd := exec.Command(hubstest.Binary(), "serve")
 			_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": database})
 			if err == nil {
 				t.Fatalf("%s of %s hidden: the server has started", name, table)

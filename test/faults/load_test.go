@@ -38,17 +38,16 @@ func startWriting(
 // memory must not grow by more than 64 MB.
 func TestLoadOutlivesTheDatabase(t *testing.T) {
 	t.Parallel()
-	pg := hubstest.NewPostgres(t)
+	pg := newPostgres(t)
 	s, admin := startOn(t, pg.URL)
 	s.AllowErrorsWithAnyOf(unavailable)
 	ledger := newLedger(t)
-	type postgres = *hubstest.Postgres
 	outages := []struct {
-		away, back func(postgres) // begin and end the outage
+		away, back func(*postgres) // begin and end the outage
 	}{
-		{away: postgres.Stop, back: postgres.Start},
-		{away: postgres.Lose, back: postgres.Start},
-		{away: postgres.Pause, back: postgres.Resume},
+		{away: (*postgres).Stop, back: (*postgres).Start},
+		{away: (*postgres).lose, back: (*postgres).Start},
+		{away: (*postgres).pause, back: (*postgres).resume},
 	}
 	var memory int // after the first round
 	minutes, err := strconv.Atoi(cmp.Or(os.Getenv("SOAK_MINUTES"), "0"))

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,6 +36,52 @@ var refusals = map[string]string{
 	"mail":     "432 4.3.2 sender thread limit exceeded",
 }
 
+// A refuser makes a mail server refuse for a while, and notes when conversations begin.
+type refuser struct {
+	mu    sync.Mutex
+	next  map[string][]string // answers, by the step of a conversation
+	begun []time.Time
+}
+
+// startWithRefuser starts a server whose mail server, a remoteMail, has a refuser.
+func startWithRefuser(t *testing.T) (*hubstest.Server, *refuser) {
+	t.Helper()
+	r := &refuser{next: map[string][]string{}}
+	opts := remoteMail
+	opts.Converse = func(int) func(string) string {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.begun = append(r.begun, time.Now())
+		return r.answer
+	}
+	return startWithRemoteMail(t, opts), r
+}
+
+// refuse makes the mail server send these answers, one after the other, the next times that clients
+// come to this step.
+func (r *refuser) refuse(step string, answers ...string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next[step] = append(r.next[step], answers...)
+}
+
+// answer returns the next answer that refuse has asked for, or "".
+func (r *refuser) answer(step string) (answer string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if answers := r.next[step]; len(answers) > 0 {
+		answer, r.next[step] = answers[0], answers[1:]
+	}
+	return answer
+}
+
+// conversations returns when the conversations so far have begun.
+func (r *refuser) conversations() []time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.begun)
+}
+
 // D3: A mail server that takes three conversations at once, and refuses more for now at whatever
 // step, gets the mail of twelve people who ask in the same second, one each and within a minute.
 func TestBusyMailServerGetsEveryMail(t *testing.T) {
@@ -43,10 +90,16 @@ func TestBusyMailServerGetsEveryMail(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			opts := remoteMail
-			opts.Busy = map[string]string{step: answer}
-			opts.BusyFrom = 3
+			opts.Converse = func(others int) func(string) string {
+				return func(at string) string {
+					if at == step && others >= 3 {
+						return answer
+					}
+					return ""
+				}
+			}
+			opts.Delay = 20 * time.Millisecond // so conversations take place at the same time
 			s := startWithRemoteMail(t, opts)
-			s.Mail.Slow(20 * time.Millisecond) // so conversations take place at the same time
 			wantMailForAll(t, s)
 			s.Log.WaitFor(t, "refused for now", `"level":"WARN"`)
 		})
@@ -57,7 +110,22 @@ func TestBusyMailServerGetsEveryMail(t *testing.T) {
 func TestSlowMailServerGetsEveryMail(t *testing.T) {
 	t.Parallel()
 	opts := remoteMail
-	opts.Interval = time.Second
+	var mu sync.Mutex
+	var last time.Time // of a mail that it has taken
+	opts.Converse = func(int) func(string) string {
+		return func(step string) string {
+			mu.Lock()
+			defer mu.Unlock()
+			if step != "mail" {
+				return ""
+			}
+			if time.Since(last) < time.Second {
+				return "454 4.7.0 maximum sending rate exceeded"
+			}
+			last = time.Now()
+			return ""
+		}
+	}
 	wantMailForAll(t, startWithRemoteMail(t, opts))
 }
 
@@ -89,10 +157,10 @@ func domain(email string) string { return email[strings.LastIndex(email, "@"):] 
 // mail and one code, and the next request within a minute sends none.
 func TestMailRefusedForNowIsTriedAgain(t *testing.T) {
 	t.Parallel()
-	s := startWithRemoteMail(t, remoteMail)
+	s, refuser := startWithRefuser(t)
 	for step, answer := range refusals {
 		email, _ := s.NewUser(t, "member")
-		s.Mail.Refuse(step, answer, answer)
+		refuser.refuse(step, answer, answer)
 		c := s.Client(t)
 		c.AskCode(email)
 		code := s.Code(t, email)
@@ -112,13 +180,13 @@ func TestMailRefusedForGoodIsNotTriedAgain(t *testing.T) {
 	for step := range refusals {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
-			s := startWithRemoteMail(t, remoteMail)
+			s, refuser := startWithRefuser(t)
 			email, _ := s.NewUser(t, "member")
-			s.Mail.Refuse(step, "550 5.7.1 not for you")
+			refuser.refuse(step, "550 5.7.1 not for you")
 			s.Client(t).AskCode(email)
 			s.Log.WaitFor(t, `"level":"ERROR","msg":"code not sent"`, domain(email))
 			time.Sleep(3 * time.Second) // a second attempt would begin sooner
-			if n := len(s.Mail.Begun()); n != 1 {
+			if n := len(refuser.conversations()); n != 1 {
 				t.Errorf("got %d conversations, want 1", n)
 			}
 		})
@@ -129,9 +197,8 @@ func TestMailRefusedForGoodIsNotTriedAgain(t *testing.T) {
 // log then says why no code was sent.
 func TestPausesBetweenAttemptsGrow(t *testing.T) {
 	t.Parallel()
-	opts := remoteMail
-	opts.Answers = map[string]string{"mail": refusals["mail"]}
-	s := startWithRemoteMail(t, opts)
+	s, refuser := startWithRefuser(t)
+	refuser.refuse("mail", slices.Repeat([]string{refusals["mail"]}, 1000)...) // more than attempts
 	email, _ := s.NewUser(t, "member")
 	asked := time.Now()
 	s.Client(t).AskCode(email)
@@ -141,7 +208,7 @@ func TestPausesBetweenAttemptsGrow(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	begun := s.Mail.Begun()
+	begun := refuser.conversations()
 	n := len(begun)
 	first, last := begun[1].Sub(begun[0]), begun[n-1].Sub(begun[n-2])
 	if n < 4 || last < 2*first {
@@ -152,17 +219,17 @@ func TestPausesBetweenAttemptsGrow(t *testing.T) {
 	}
 	s.Log.WaitFor(t, "code not sent", "thread limit") // not "perhaps sent": it was refused
 	s.Client(t).AskCode(email)
-	hubstest.WaitUntil(t, "another attempt, at once", func() bool { return len(s.Mail.Begun()) > n })
+	hubstest.WaitUntil(t, "another attempt, at once", func() bool { return len(refuser.conversations()) > n })
 }
 
 // D3: Mail that waits for its next attempt holds up no other mail.
 func TestPausesHoldUpNoOtherMail(t *testing.T) {
 	t.Parallel()
-	s := startWithRemoteMail(t, remoteMail)
+	s, refuser := startWithRefuser(t)
 	const attempts = 3 // so that the next pause is long
 	waiting := addUsers(t, s, 2*hubstest.MailConversations)
 	for range attempts * len(waiting) {
-		s.Mail.Refuse("RCPT", refusals["RCPT"])
+		refuser.refuse("RCPT", refusals["RCPT"])
 	}
 	for _, email := range waiting {
 		s.Client(t).AskCode(email)
@@ -188,16 +255,16 @@ func TestStopEndsThePauses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startWithRemoteMail(t, remoteMail)
+			s, refuser := startWithRefuser(t)
 			email, _ := s.NewUser(t, "member")
 			for range test.refusals {
-				s.Mail.Refuse("MAIL", refusals["MAIL"])
+				refuser.refuse("MAIL", refusals["MAIL"])
 			}
 			s.Client(t).AskCode(email)
 			hubstest.WaitFor(t, "refusals", 3, func() int { return s.Log.Count("refused for now") })
 			s.Signal(t, syscall.SIGTERM)
 			wantExit(t, s, 0)
-			hubstest.WantEqual(t, "conversations", len(s.Mail.Begun()), 4)
+			hubstest.WantEqual(t, "conversations", len(refuser.conversations()), 4)
 			hubstest.WantEqual(t, "mails", len(s.Mail.Received()), test.mails)
 		})
 	}

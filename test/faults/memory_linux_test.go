@@ -20,7 +20,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	for range 1000 {
 		conn := hubstest.Dial(t, s.Addr)
 		conn.Conn.(*net.TCPConn).SetReadBuffer(4096)
-		conn.Begin(c.Head("GET /hubs?limit=100"))
+		conn.Begin(c.Elsewhere().Head("GET /hubs?limit=100"))
 		line, err := conn.In.ReadString('\n')
 		if err != nil || !strings.HasPrefix(line, "HTTP/1.1 200 ") {
 			t.Fatalf("setup: got the status line %q, error %v, want status 200", line, err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -55,7 +56,7 @@ func TestPoolerInTransactionModeIsRefused(t *testing.T) {
 // wantRefused fails the test unless a server does not start because of the pooler.
 func wantRefused(t *testing.T, databaseURL string) {
 	t.Helper()
-	cmd := hubstest.Serve()
+	cmd := exec.Command(hubstest.Binary(), "serve")
 	_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": databaseURL})
 	if err == nil {
 		t.Fatal("the server has started, want it to refuse a pooler in transaction mode")
@@ -147,7 +148,7 @@ func TestPoolerChangesItsMode(t *testing.T) {
 			pooler.Set("default_pool_size", fmt.Sprint(size))
 			pooler.Set("pool_mode", "transaction")
 			s.Signal(t, 0) // the test checks the exit status
-			readers.run(10_000, s.Done())
+			readers.run(10_000, s.Done)
 			fmt.Fprintf(t.Output(), "%d right, %d wrong, %d refused\n",
 				readers.right.Load(), readers.wrong.Load(), readers.refused.Load())
 			if n := readers.wrong.Load(); n > 0 {
@@ -303,9 +304,9 @@ func comesTo(want int, number func() int) bool {
 // and gives back what it holds.
 func TestLookForPoolerEndsWithItsConnections(t *testing.T) {
 	t.Parallel()
-	proxy, through := hubstest.FaultProxyURL(t, hubstest.NewDatabase(t))
+	proxy, through := faultProxyURL(t, hubstest.NewDatabase(t))
 	proxy.When("current_setting('hubs.mark'", proxy.Cut)
-	cmd := hubstest.Serve()
+	cmd := exec.Command(hubstest.Binary(), "serve")
 	_, err := hubstest.TryStart(t, cmd, map[string]string{"DATABASE_URL": through})
 	if err == nil {
 		t.Error("got a start, want an error")

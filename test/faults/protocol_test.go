@@ -197,7 +197,7 @@ func TestPauseWhileTheDriverWorks(t *testing.T) {
 	time.Sleep(35 * time.Second) // longer than the driver may take
 	s.Signal(t, syscall.SIGCONT)
 	select {
-	case <-s.Done():
+	case <-s.Done:
 		t.Errorf("the server has ended after a pause; its log ends:\n%s", s.Log.End())
 	case <-time.After(10 * time.Second): // two ticks
 	}

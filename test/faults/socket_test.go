@@ -32,7 +32,7 @@ func startConnecting(t *testing.T, s *hubstest.Server) *clients {
 		conn := hubstest.Dial(t, s.Addr)
 		functions = append(functions, func() *hubstest.Response {
 			conn.SetDeadline(time.Now().Add(hubstest.Patience))
-			r := conn.Send(t, c.Head("GET /auth/session"))
+			r := conn.Send(t, c.Elsewhere().Head("GET /auth/session"))
 			if r.Closes || i%2 == 0 {
 				conn.Close()
 				conn = hubstest.Dial(t, s.Addr)

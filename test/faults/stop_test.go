@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -78,7 +79,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	email, _ := s.NewUser(t, "member")
 	upload := member.StartUpload("a.txt")
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Send(t, member.Head("GET /healthz")).Must(t, 200)
+	idle.Send(t, member.Elsewhere().Head("GET /healthz")).Must(t, 200)
 	begun, body := beginCodeRequest(t, s, email)
 
 	s.Signal(t, syscall.SIGTERM)
@@ -88,7 +89,7 @@ func TestStopAnswersEveryRequest(t *testing.T) {
 	// Nothing shows what the server waits for, so the test can only give it time to end too early. A
 	// stopping server looks every half a second, or more often, whether it can go on; 1.5 s is longer.
 	select {
-	case <-s.Done():
+	case <-s.Done:
 		t.Errorf("the server has ended, want it to wait for the upload\n%s", s.Log.End())
 	case <-time.After(1500 * time.Millisecond):
 	}
@@ -107,7 +108,7 @@ func TestStopMailsTheLastCodes(t *testing.T) {
 	emails := addUsers(t, s, 20)
 	c := s.Client(t)
 	idle := hubstest.Dial(t, s.Addr)
-	idle.Send(t, c.Head("GET /healthz")).Must(t, 200)
+	idle.Send(t, c.Elsewhere().Head("GET /healthz")).Must(t, 200)
 	finish := map[*hubstest.Conn]string{} // the bodies
 	for _, email := range emails {
 		conn, body := beginCodeRequest(t, s, email)
@@ -127,8 +128,8 @@ func TestStopMailsTheLastCodes(t *testing.T) {
 // it has accepted. Then it ends with exit status 0.
 func TestStopSendsMailUnderWay(t *testing.T) {
 	t.Parallel()
-	s := startWithMail(t)
-	s.Mail.Slow(200 * time.Millisecond) // so a mail takes more than a second
+	slow := hubstest.MailOptions{Delay: 200 * time.Millisecond} // so a mail takes more than a second
+	s := hubstest.Start(t, hubstest.NewMailServer(t, slow).Env())
 	emails := askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGINT)
 	if len(s.Mail.Received()) == manyMails {
@@ -161,6 +162,19 @@ func wantExit(t *testing.T, s *hubstest.Server, want int) {
 	}
 }
 
+// expectStderr checks that a server, which has ended, has written lines with this part on standard
+// error, and no others. The harness then finds none.
+func expectStderr(t *testing.T, s *hubstest.Server, part string) {
+	t.Helper()
+	s.Stderr.WaitFor(t, part)
+	for _, line := range s.Stderr.All() {
+		if !strings.Contains(line, part) {
+			t.Errorf("standard error: got the line %q, want only such with %q", line, part)
+		}
+	}
+	s.Stderr = &hubstest.Log{}
+}
+
 // wantClosed waits until the server has closed the connection. It fails the test if that takes
 // longer than hubstest.Patience.
 func wantClosed(t *testing.T, conn *hubstest.Conn) {
@@ -184,7 +198,7 @@ func TestStopGivesUpOnMail(t *testing.T) {
 	askCodes(t, s, manyMails)
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s, 1)
-	s.ExpectStderr(t, "mail unsent")
+	expectStderr(t, s, "mail unsent")
 }
 
 // A server that is stopping gives its time to requests, and then again to mail. It cuts off a request
@@ -200,8 +214,8 @@ func TestStopWaitsForRequestsThenMail(t *testing.T) {
 	s.Signal(t, syscall.SIGTERM)
 	wantExit(t, s, 1)
 	s.Log.WaitFor(t, `"msg":"stopped"`, `"requestsCutOff":true`)
-	s.ExpectStderr(t, "cut off")
-	upload.BreakOff()
+	expectStderr(t, s, "cut off")
+	breakOff(t, upload)
 }
 
 // A server whose standard output is a pipe that nobody reads stands still when the pipe is full.
@@ -211,7 +225,7 @@ func TestStopEndsThoughNobodyReadsTheLog(t *testing.T) {
 	unread, output, err := os.Pipe()
 	hubstest.Must(t, err)
 	t.Cleanup(func() { unread.Close() })
-	cmd := hubstest.Serve()
+	cmd := exec.Command(hubstest.Binary(), "serve")
 	for name, value := range hubstest.ServerEnv(t) {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

@@ -173,7 +173,7 @@ func TestUploadWorkingNameStays(t *testing.T) {
 	tr.wantInjected()
 	r.Want(t, 201)
 	s.waitFiles(2) // the final and the working name
-	s.AgeUnfinished(t)
+	s.ageUnfinished()
 	s.waitSwept()
 	s.WantStored(t, 1)
 }
@@ -246,7 +246,7 @@ func TestFilesAreClosed(t *testing.T) {
 	if got := s.openFiles(); got != idle+1 {
 		t.Errorf("open files during an upload: got %d, want %d", got, idle+1)
 	}
-	upload.BreakOff()
+	breakOff(t, upload)
 	waitClosed("an upload that broke off")
 
 	c.WantFile(path, "content")

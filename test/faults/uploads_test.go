@@ -3,6 +3,7 @@ package faults
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,6 +71,16 @@ func TestClientGoneMidUpload(t *testing.T) {
 	s.WantStored(t, 1)
 }
 
+// breakOff closes the connection of an upload before the form is complete. It fails the test if an
+// answer comes.
+func breakOff(t *testing.T, upload *hubstest.HalfUpload) {
+	t.Helper()
+	upload.Rest.CloseWithError(io.ErrUnexpectedEOF)
+	if r := <-upload.Answer; r.Status != 0 {
+		t.Errorf("got the answer %v to an upload that was broken off, want none", r)
+	}
+}
+
 // putFiles creates files in FILES_DIR. age is the time since their last modification.
 func (s *service) putFiles(age time.Duration, names ...string) {
 	s.t.Helper()
@@ -79,6 +90,16 @@ func (s *service) putFiles(age time.Duration, names ...string) {
 		err := os.WriteFile(path, []byte("x"), 0o600)
 		err = errors.Join(err, os.Chtimes(path, modified, modified))
 		hubstest.Must(s.t, err)
+	}
+}
+
+// ageUnfinished sets the age of the files that WorkingFiles returns to an hour, so that the next sweep
+// takes them for abandoned.
+func (s *service) ageUnfinished() {
+	s.t.Helper()
+	old := time.Now().Add(-time.Hour)
+	for _, path := range s.WorkingFiles(s.t) {
+		hubstest.Must(s.t, os.Chtimes(path, old, old))
 	}
 }
 
@@ -160,7 +181,7 @@ func (s *service) wantKept(c *hubstest.Client) {
 	id := filepath.Base(s.WorkingFiles(s.t)[0])
 	path := "/files/" + id + "/a.txt"
 	c.WantFile(path, "content")
-	s.AgeUnfinished(s.t)
+	s.ageUnfinished()
 	s.waitSwept()
 	s.WantStored(s.t, 1)
 	c.WantFile(path, "content")

@@ -1,4 +1,4 @@
-package hubstest
+package faults
 
 import (
 	"bytes"
@@ -8,11 +8,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"hubs/internal/hubstest"
 )
 
-// A FaultProxy passes data between a server and its PostgreSQL or mail server. Its methods make it
+// A faultProxy passes data between a server and its PostgreSQL or mail server. Its methods make it
 // fail.
-type FaultProxy struct {
+type faultProxy struct {
 	Addr, target string
 
 	gate sync.RWMutex // locked while the proxy hangs
@@ -38,16 +40,16 @@ type faultPair struct {
 	close          func() // closes both connections; may be called again
 }
 
-// NewFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test
+// newFaultProxy starts a proxy that passes all data to target (host:port). It runs until the test
 // ends.
-func NewFaultProxy(t testing.TB, target string) *FaultProxy {
+func newFaultProxy(t testing.TB, target string) *faultProxy {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	Must(t, err)
-	p := &FaultProxy{
+	hubstest.Must(t, err)
+	p := &faultProxy{
 		Addr:     ln.Addr().String(),
 		target:   target,
-		draws:    draw(t),
+		draws:    hubstest.Draw(t),
 		pairs:    map[*faultPair]bool{},
 		triggers: map[trigger]func(){},
 	}
@@ -70,19 +72,19 @@ func NewFaultProxy(t testing.TB, target string) *FaultProxy {
 	return p
 }
 
-// FaultProxyURL starts a proxy for the server at a URL. It returns the proxy, and the URL with the
+// faultProxyURL starts a proxy for the server at a URL. It returns the proxy, and the URL with the
 // proxy's address in place of the server's.
-func FaultProxyURL(t testing.TB, serverURL string) (*FaultProxy, string) {
+func faultProxyURL(t testing.TB, serverURL string) (*faultProxy, string) {
 	t.Helper()
 	u, err := url.Parse(serverURL)
-	Must(t, err)
-	p := NewFaultProxy(t, u.Host)
+	hubstest.Must(t, err)
+	p := newFaultProxy(t, u.Host)
 	u.Host = p.Addr
 	return p, u.String()
 }
 
 // Cut closes all connections, and each new one at once.
-func (p *FaultProxy) Cut() {
+func (p *faultProxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.isCut = true
@@ -92,7 +94,7 @@ func (p *FaultProxy) Cut() {
 }
 
 // Hang holds all data back. Connections stay open, and the proxy accepts new ones.
-func (p *FaultProxy) Hang() {
+func (p *faultProxy) Hang() {
 	p.gate.Lock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +102,7 @@ func (p *FaultProxy) Hang() {
 }
 
 // Resume passes all data again, including the data that Hang held back.
-func (p *FaultProxy) Resume() {
+func (p *faultProxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.isHung {
@@ -111,42 +113,42 @@ func (p *FaultProxy) Resume() {
 
 // When calls do once, when a client sends the text, before the proxy passes the text on. If do is
 // Cut, the statement is not executed. A text that arrives in two pieces is not found.
-func (p *FaultProxy) When(text string, do func()) {
+func (p *faultProxy) When(text string, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.triggers[trigger{text, false}] = do
 }
 
 // WhenAnswered is like When, for a text that the server sends. Any data contains the text "".
-func (p *FaultProxy) WhenAnswered(text string, do func()) {
+func (p *faultProxy) WhenAnswered(text string, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.triggers[trigger{text, true}] = do
 }
 
 // Record begins a new record of the data that clients send.
-func (p *FaultProxy) Record() {
+func (p *faultProxy) Record() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sent = []byte{}
 }
 
 // Sent returns a copy of the record that Record has begun.
-func (p *FaultProxy) Sent() []byte {
+func (p *faultProxy) Sent() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return bytes.Clone(p.sent)
 }
 
 // Connections returns how many connections are open.
-func (p *FaultProxy) Connections() int {
+func (p *faultProxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.pairs)
 }
 
 // serve connects a client to the target. It returns when both connections are closed.
-func (p *FaultProxy) serve(client net.Conn) {
+func (p *faultProxy) serve(client net.Conn) {
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
 		client.Close()
@@ -175,7 +177,7 @@ func (p *FaultProxy) serve(client net.Conn) {
 }
 
 // pump copies data in one direction until either connection is closed. Then it closes both.
-func (p *FaultProxy) pump(pair *faultPair, fromClient bool) {
+func (p *faultProxy) pump(pair *faultPair, fromClient bool) {
 	defer pair.close()
 	from, to := pair.client, pair.server
 	if !fromClient {
@@ -199,7 +201,7 @@ func (p *FaultProxy) pump(pair *faultPair, fromClient bool) {
 }
 
 // delay draws a delay of up to 2 ms for one piece of data in eight, and no delay for the others.
-func (p *FaultProxy) delay() time.Duration {
+func (p *faultProxy) delay() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(0, time.Duration(p.draws.Int64N(int64(16*time.Millisecond))-int64(14*time.Millisecond)))
@@ -207,7 +209,7 @@ func (p *FaultProxy) delay() time.Duration {
 
 // runTriggers calls the functions whose text a chunk contains, each once. It also records a
 // client's chunk for Sent.
-func (p *FaultProxy) runTriggers(chunk []byte, fromClient bool) {
+func (p *faultProxy) runTriggers(chunk []byte, fromClient bool) {
 	var due []func()
 	p.mu.Lock()
 	if fromClient && p.sent != nil { // after a call of Record

@@ -1,4 +1,4 @@
-package hubstest
+package api
 
 import (
 	"cmp"
@@ -6,19 +6,17 @@ import (
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"hash"
 	"regexp"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 )
 
-// A Token describes a session token that a test forges. Sign makes it without the library that the
+// A token describes a session token that a test forges. sign makes it without the library that the
 // server verifies tokens with, so each part can be wrong. The zero value describes a valid token.
-type Token struct {
+type token struct {
 	Header      string  // JSON; "" means the header of a valid token
 	Payload     *string // JSON; nil means the payload of a valid token
 	Algorithm   string  // of the signature; "" means HS256, and "none" an empty signature
@@ -42,9 +40,9 @@ var tokenHashes = map[string]func() hash.Hash{
 
 var tokenNow = regexp.MustCompile(`<now([+-][0-9]+)?>`)
 
-// Sign returns the token, with a signature made with the key. It fills words into each text, as
-// FillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970.
-func (tok Token) Sign(key string, words ...string) string {
+// sign returns the token, with a signature made with the key. It fills words into each text, as
+// fillIn does, and replaces <now+60> by the time a minute from now, in seconds since 1970.
+func (tok token) sign(key string, words ...string) string {
 	claims := goodPayload
 	if tok.Payload != nil {
 		claims = *tok.Payload
@@ -65,30 +63,14 @@ func (tok Token) Sign(key string, words ...string) string {
 		sent = *tok.Sent
 	}
 	words = append(words, "<header>", header, "<payload>", payload, "<signature>", signature)
-	sent = FillIn(sent, words...)
+	sent = fillIn(sent, words...)
 	return sent[:len(sent)-tok.Cut]
-}
-
-// word matches a word that FillIn replaces, such as <email>.
-var word = regexp.MustCompile(`<[A-Za-z+-][\w.+ -]*>`)
-
-// FillIn replaces words in a text by values that are known only when the test runs. words are pairs
-// of a word and its value, such as "<email>", "ada@example.com". FillIn panics if the text has
-// another word: a case with a misspelled word could pass for another reason.
-func FillIn(text string, words ...string) string {
-	text = strings.NewReplacer(words...).Replace(text)
-	for _, word := range word.FindAllString(text, -1) {
-		if !strings.HasPrefix(word, "<now") { // Token.Sign replaces <now>
-			panic("no value for " + word + " in " + text)
-		}
-	}
-	return text
 }
 
 // fill returns a header or payload. It fills in words and times.
 func fill(text string, words []string) []byte {
 	now := time.Now().Unix()
-	text = FillIn(text, words...)
+	text = fillIn(text, words...)
 	text = tokenNow.ReplaceAllStringFunc(text, func(word string) string {
 		offset, _ := strconv.ParseInt(tokenNow.FindStringSubmatch(word)[1], 10, 64)
 		return fmt.Sprint(now + offset) // <now> has the offset 0
@@ -107,21 +89,4 @@ func toBase64(part []byte, bits int) string {
 	last := len(encoded) - 1
 	digit := strings.IndexByte(digits, encoded[last]) + bits
 	return encoded[:last] + digits[digit:digit+1]
-}
-
-// ReadToken decodes a token. It does not verify the signature.
-func ReadToken(t testing.TB, token string) (header, claims map[string]any) {
-	t.Helper()
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		t.Fatalf("setup: got a token of %d parts, want 3", len(parts))
-	}
-	for i, target := range []*map[string]any{&header, &claims} {
-		text, err := base64.RawURLEncoding.DecodeString(parts[i])
-		Must(t, err)
-		if err := json.Unmarshal(text, target); err != nil {
-			t.Fatalf("setup: a part of the token is %q, want a JSON object: %v", text, err)
-		}
-	}
-	return header, claims
 }
