@@ -201,6 +201,7 @@ func (s *server) validateCode(r *request, in guess) (output, error) {
 	r.session.IssuedAt = jwt.NewNumericDate(u.now)
 	r.session.ExpiresAt = jwt.NewNumericDate(u.now.Add(sessionTTL))
 	s.setSessionCookie(r, s.signToken(r.session), int(sessionTTL.Seconds()))
+	s.warnOfCookieDomain(r)
 	r.log().Info("signed in")
 	return s.getSession(r)
 }
@@ -301,6 +302,19 @@ func (s *server) setSessionCookie(r *request, value string, maxAge int) {
 		Secure:   s.cfg.env != envLocal,
 		SameSite: http.SameSiteLaxMode,
 	})
+}
+
+// warnOfCookieDomain warns if a browser will drop the cookie. It does not print
+// the host, which the client has written.
+func (s *server) warnOfCookieDomain(r *request) {
+	host, _, _ := strings.Cut(strings.ToLower(r.Host), ":")
+	domain := s.cfg.cookieDomain
+	if domain != "" && host != domain && !strings.HasSuffix(host, "."+domain) {
+		s.cookieWarning.Do(func() {
+			r.log().Warn("COOKIE_DOMAIN does not cover the host of this request, so a browser drops the " +
+				"cookie; or a proxy has changed the header Host")
+		})
+	}
 }
 
 // readToken returns the newest token that verifies, of the first maxCookies.
@@ -458,7 +472,7 @@ func (cfg *config) readCookie(settings *settingReader) {
 		return
 	}
 	settings.require(isParentDomain(cfg.cookieDomain),
-		"COOKIE_DOMAIN: must be a domain of two labels or more, not an IP address")
+		"COOKIE_DOMAIN: must be a domain such as example.com, not one label, an origin or an IP address")
 }
 
 // isParentDomain does not know public suffixes such as co.uk.

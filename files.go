@@ -492,6 +492,10 @@ func (s *server) getFile(r *request) (output, error) {
 		return nil, orNotFound(err)
 	}
 	content, err := s.files.Open(f.FileID)
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("FILES_DIR, %s, lacks a file that the database has (is it the folder of all "+
+			"servers, mounted, and restored?): %w", s.cfg.filesDir, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -122,7 +122,7 @@ type server struct {
 	healthMu sync.Mutex
 	health   *healthCheck // the one under way; nil if there is none
 
-	proxyWarning sync.Once
+	proxyWarning, cookieWarning sync.Once
 
 	// clientLimit takes one of the first two for each request; the others are for
 	// routes. A new code resets none of them (O5).
@@ -569,11 +569,16 @@ type config struct {
 	maxUploadBytes int64
 }
 
-// A settingReader collects mistakes, to report all at once (K1).
+// A settingReader collects mistakes, the first of each setting, to report all at
+// once (K1).
 type settingReader []error
 
 func (settings *settingReader) require(ok bool, complaint string) {
-	if !ok {
+	name, _, _ := strings.Cut(complaint, ":")
+	isKnown := slices.ContainsFunc(*settings, func(known error) bool {
+		return strings.HasPrefix(known.Error(), name) // or NAME_FILE
+	})
+	if !ok && !isKnown {
 		*settings = append(*settings, usageError(complaint))
 	}
 }
@@ -641,15 +646,18 @@ func loadConfig() (config, error) {
 		addr:     settings.get("ADDR", defaultAddr),
 		filesDir: settings.get("FILES_DIR", defaultFilesDir),
 	}
-	settings.require(slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env),
+	isEnv := slices.Contains([]string{envLocal, envStaging, envProduction}, cfg.env)
+	settings.require(isEnv,
 		"APP_ENV: must be local, staging or production (docs/deploy.md explains every setting)")
 	cfg.database = settings.database()
 	size, err := strconv.ParseUint(settings.get("MAX_UPLOAD_BYTES", "26214400"), 10, 40)
 	settings.require(err == nil && size > 0, "MAX_UPLOAD_BYTES: must be digits, 1 to 2^40 - 1")
 	cfg.maxUploadBytes = int64(size)
 	cfg.sessionKeys = readSessionKeys(&settings)
-	cfg.readCookie(&settings)
-	cfg.readOrigins(&settings)
+	if isEnv { // or what they say may be wrong
+		cfg.readCookie(&settings)
+		cfg.readOrigins(&settings)
+	}
 	cfg.trustedProxies = settings.trustedProxies()
 	// Locally, codes may be printed instead.
 	if cfg.env != envLocal || os.Getenv("SMTP_URL")+os.Getenv("SMTP_URL_FILE") != "" {

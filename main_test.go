@@ -825,6 +825,7 @@ func FuzzDatabaseURL(f *testing.F) {
 	f.Add("host=db.example user=u password='secret-1' dbname=hubs")
 	f.Add("mysql://u:secret-1@db.example/hubs")
 	f.Add("postgres://u:secret-1@a,b/hubs?port=1,2")
+	f.Add("postgres://u@r/secret-1@db.example/hubs")
 	f.Fuzz(func(t *testing.T, text string) {
 		if strings.ContainsRune(text, 0) { // no variable can have it
 			return
@@ -842,6 +843,9 @@ func FuzzDatabaseURL(f *testing.F) {
 		isURL := err == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql")
 		if strings.Contains(text, "://") && !strings.Contains(text, "=") && !isURL {
 			t.Errorf("got %q accepted", text)
+		}
+		if isURL && strings.Contains(u.EscapedPath(), "@") {
+			t.Errorf("%q: got it accepted, want a complaint: %q may be a part of the password", text, u.Host)
 		}
 		host, _, _ := strings.Cut(cfg.Host, ",")
 		if isURL && utf8.ValidString(u.Host) && u.Hostname() != "" && !u.Query().Has("host") && !u.Query().Has("hostaddr") &&

@@ -231,7 +231,8 @@ func (cfg *config) readOrigins(settings *settingReader) {
 	if cfg.env == envProduction {
 		settings.require(len(cfg.allowedOrigins) == 0, "ALLOWED_ORIGINS: must be unset in production")
 		settings.require(isParentDomain(cfg.originDomain),
-			"ALLOWED_ORIGIN_DOMAIN: must be a domain of two labels or more, not an IP address")
+			"ALLOWED_ORIGIN_DOMAIN: must be a domain such as example.com, not one label, an origin or an "+
+				"IP address")
 		return
 	}
 	settings.require(cfg.originDomain == "",
@@ -267,7 +268,7 @@ func (settings *settingReader) trustedProxies() (networks []netip.Prefix) {
 	for _, text := range settings.list("TRUSTED_PROXIES", "") {
 		network, err := netip.ParsePrefix(text)
 		settings.require(err == nil && network.Bits() > 0 && !network.Addr().Is4In6(),
-			"TRUSTED_PROXIES: must be CIDRs such as 10.0.0.0/8, and not /0")
+			"TRUSTED_PROXIES: must be CIDRs such as 127.0.0.1/32, and not /0")
 		networks = append(networks, network)
 	}
 	return networks

@@ -528,9 +528,10 @@ func (st *store) warnOfRights() {
 			case when rolbypassrls then 'bypassrls' end,
 			(select string_agg('member of ' || rolname, ', ') from pg_roles r
 				where pg_has_role(me.oid, r.oid, 'member') and r.oid <> me.oid),
-			(select string_agg(distinct operation || ' on ' || name, ', ') from unnest(array['users',
+			(select string_agg(distinct held, ', ' order by held desc) from unnest(array['users',
 					'terms_acceptances', 'hubs', 'files', 'account_changes']) name, unnest(array['select',
-					'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) operation, pg_attribute
+					'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) operation,
+				concat(operation, ' on ', name) held, pg_attribute
 				where attrelid = name::regclass and attnum > 0 and not attisdropped
 				and (name, operation) not in (select * from `+grantedRights+`)
 				and (name, operation, attname) <> ('terms_acceptances', 'update', 'version')
@@ -648,8 +649,8 @@ func (c deadlineConn) Write(b []byte) (int, error) {
 
 var (
 	databaseURLPattern = regexp.MustCompile(`^(postgres(ql)?://|[a-z_]+ *=)`)
-	// libpq's form for several hosts, which lib/pq does not know
-	portBeforeComma = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,`)
+	// what lib/pq misreads: libpq's form for several hosts; a password with a slash
+	misread = regexp.MustCompile(`^[a-z]+://([^/?]*@)?[^/?@]*:[0-9]+,|^[a-z]+://[^/?]*/[^?]*@`)
 )
 
 // database accepts only PostgreSQL's forms, because lib/pq would take
@@ -658,7 +659,7 @@ var (
 func (settings *settingReader) database() pq.Config {
 	text := settings.secret("DATABASE_URL")
 	cfg, err := pq.NewConfig(text)
-	isKnownForm := databaseURLPattern.MatchString(text) && !portBeforeComma.MatchString(text)
+	isKnownForm := databaseURLPattern.MatchString(text) && !misread.MatchString(text)
 	settings.require(err == nil && isKnownForm, "DATABASE_URL: must be postgres://… or key=value …, "+
 		"special characters in the password percent-encoded; several hosts as "+
 		"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
@@ -723,10 +724,10 @@ func explainDBError(err error) error {
 		"42P01": "the database lacks the tables (run: hubs migrate)",
 		"42883": "the database lacks a function of this version (run: hubs migrate)",
 		"42703": "a table lacks a column of this version (CHANGELOG.md says how to upgrade)",
-		"42501": "the database role lacks a right, or a policy hides rows (migrate and user need " +
-			"the owner's DATABASE_URL, serve the role of deploy/roles.sql)",
+		"42501": "the database role lacks a right, or a policy hides rows (migrate and user need the " +
+			"DATABASE_URL of the tables' owner, serve that of deploy/roles.sql's role)",
 	}
-	sentence := cmp.Or(advice[sqlState(err)], "the database can't be reached, or reported an error")
+	sentence := cmp.Or(advice[sqlState(err)], "DATABASE_URL: the database can't be reached, or reported an error")
 	return fmt.Errorf("%s: %w", sentence, err)
 }
 
@@ -736,14 +737,14 @@ func migrate(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	var name string
+	var place string
 	_, err = conn.ExecContext(ctx, schema)
 	if err == nil {
-		err = conn.QueryRowContext(ctx, "select current_schema()").Scan(&name)
+		err = conn.QueryRowContext(ctx, "select current_schema() || ', by ' || current_user").Scan(&place)
 	}
 	if err != nil {
 		return explainDBError(err)
 	}
-	fmt.Println("the tables are up to date, in the schema " + name)
+	fmt.Println("the tables are up to date, in the schema " + place)
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -237,4 +238,37 @@ func TestCookiesAreExact(t *testing.T) {
 			s.With(t, token).Get("/auth/session").Want(t, 200)
 		})
 	}
+}
+
+// A sign-in at a host that COOKIE_DOMAIN does not cover is reported, once: its cookie is dropped by the
+// browser, and the next request is a 401. The host, which the client has written, is in no log.
+func TestHostOutsideTheCookieDomainIsReported(t *testing.T) {
+	t.Parallel()
+	s := hubstest.Start(t, staging(t))
+	const warning = "COOKIE_DOMAIN does not cover"
+	domain := s.Env["COOKIE_DOMAIN"]
+	for _, host := range []string{domain, strings.ToUpper("api." + domain + ":8443")} {
+		signInAt(t, s, host)
+		wantEqual(t, "warnings after a sign-in at "+host, s.Log.Count(warning), 0)
+	}
+	for _, host := range []string{"api.corp.example", "x" + domain} {
+		signInAt(t, s, host)
+		wantEqual(t, "warnings after a sign-in at "+host, s.Log.Count(`"level":"WARN"`, warning), 1)
+		wantEqual(t, "lines with "+host, s.Log.Count(host), 0)
+	}
+}
+
+// signInAt signs a new user in at a host.
+func signInAt(t *testing.T, s *hubstest.Server, host string) {
+	t.Helper()
+	email, _ := s.NewUser(t, "member")
+	c := s.Client(t)
+	c.AskCode(email)
+	body := fmt.Sprintf(`{"email":%q,"code":%q}`, email, s.Code(t, email))
+	hubstest.Dial(t, s.Addr).Send(t, hubstest.Head("POST /auth/otp/validate",
+		"Host", host,
+		"X-Forwarded-For", c.IP,
+		"Content-Type", "application/json",
+		"Content-Length", fmt.Sprint(len(body)),
+	)+body).Must(t, 200)
 }

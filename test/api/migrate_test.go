@@ -182,7 +182,7 @@ func TestSchemaIsNamed(t *testing.T) {
 
 			status, output := run(t, map[string]string{"DATABASE_URL": asOwner}, "migrate")
 			wantEqual(t, "migrate", fmt.Sprint(status, " ", output),
-				"0 the tables are up to date, in the schema "+schema+"\n")
+				"0 the tables are up to date, in the schema "+schema+", by "+owner+"\n")
 			env := hubstest.ServerEnv(t, map[string]string{"DATABASE_URL": asReader})
 			status, output = run(t, env, "serve")
 			wantEqual(t, "exit status of serve", status, 1)
