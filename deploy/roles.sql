@@ -1,7 +1,7 @@
 -- The least that a running server needs. Run this file in the server's database, after each
 -- `hubs migrate`, after a restore, and after making a database in the same cluster:
 --
---     psql -v ON_ERROR_STOP=1 -d hubs -f deploy/roles.sql
+--     psql -v ON_ERROR_STOP=1 -d hubs < deploy/roles.sql
 --
 -- There are two roles. hubs_owner owns the tables; `hubs migrate` and `hubs user …` connect as it.
 -- hubs_server is what `hubs serve` connects as. It has no DDL and can't write users, so that not
