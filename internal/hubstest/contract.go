@@ -359,7 +359,7 @@ func textFault(rules map[string]any, text string) error {
 		return fmt.Errorf("got %q, want the format %v", text, rules["format"])
 	}
 	if most, ok := rules["x-maxBytes"].(float64); ok && len(text) > int(most) {
-		return fmt.Errorf("got %d bytes, want at most %v", len(text), most)
+		return fmt.Errorf("got %d bytes, want at most the %v of web/openapi.json", len(text), most)
 	}
 	choices, hasChoices := rules["enum"].([]any)
 	if hasChoices && !slices.Contains(choices, any(text)) {
@@ -379,10 +379,10 @@ func textFault(rules map[string]any, text string) error {
 // rangeFault returns an error if a number or a length is outside its bounds. Either may be nil.
 func rangeFault(got float64, least, most any) error {
 	if bound, ok := least.(float64); ok && got < bound {
-		return fmt.Errorf("got %v, want at least %v", got, bound)
+		return fmt.Errorf("got %v, want at least the %v of web/openapi.json", got, bound)
 	}
 	if bound, ok := most.(float64); ok && got > bound {
-		return fmt.Errorf("got %v, want at most %v", got, bound)
+		return fmt.Errorf("got %v, want at most the %v of web/openapi.json", got, bound)
 	}
 	return nil
 }
