@@ -19,6 +19,7 @@ usage() {
 		./dev.sh mutate [SEED [CHANGES]]  changes of single operators that no test notices; an hour or two
 		./dev.sh soak [MINUTES]   clients that write and read while PostgreSQL fails again and again
 		./dev.sh bench [COMMIT]   what requests cost, beside bare net/http or beside a commit
+		./dev.sh bench abuse      the most expensive requests
 		./dev.sh bench peer       lists of 100,000 hubs, beside PocketBase
 		./dev.sh release notes VERSION    moves the files of changes/ into CHANGELOG.md
 		./dev.sh release [VERSION] [OS/ARCH...]    binaries of HEAD, licences, SBOMs, checksums: .dev/release
@@ -163,6 +164,7 @@ use_database() {
 		touch .dev/database
 	fi
 	start_postgres "$home"
+	database_folder=$home
 	export DATABASE_URL
 }
 
@@ -194,7 +196,7 @@ cmd_run() {
 		Once the server listens, open http://localhost:${addr##*:}/ and sign in as
 		member@hubs.example or admin@hubs.example. The codes appear here, in this terminal.
 		In another terminal, ./dev.sh tour http://localhost:${addr##*:} shows the same with curl.
-		Ctrl-C stops the server.
+		Ctrl-C stops the server. The database is in ${database_folder:-DATABASE_URL}.
 	END
 	export SESSION_SECRET=${SESSION_SECRET:-$(cat .dev/session-secret)}
 	serve_demo .dev/hubs ADDR="$addr" FILES_DIR="${FILES_DIR:-.dev/files}"

@@ -697,9 +697,14 @@ func TestFiguresOfSecurityFollow(t *testing.T) {
 			t.Errorf("SECURITY.md: want %q, as %s make it", want, sentence.constants)
 		}
 	}
-	life := fmt.Sprintf("session cookie, which lasts %d days", sessionTTL/day)
-	if !strings.Contains(openAPI, life) {
-		t.Errorf("web/openapi.json: want %q, as sessionTTL makes it", life)
+	for sentence, maker := range map[string]string{
+		fmt.Sprintf("session cookie, which lasts %d days", sessionTTL/day):              "sessionTTL",
+		fmt.Sprintf("the limit is %s.", newServer(config{}, nil, nil).codeRequestLimit): "codeRequestLimit",
+		fmt.Sprintf("The current version of the terms is %s.", TERMS_VERSION):           "TERMS_VERSION",
+	} {
+		if !strings.Contains(openAPI, sentence) {
+			t.Errorf("web/openapi.json: want %q, as %s makes it", sentence, maker)
+		}
 	}
 }
 
