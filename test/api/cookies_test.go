@@ -258,17 +258,18 @@ func TestHostOutsideTheCookieDomainIsReported(t *testing.T) {
 	}
 }
 
-// signInAt signs a new user in at a host.
+// signInAt signs a new user in at a host, and waits for the line of the log that comes after a warning.
 func signInAt(t *testing.T, s *hubstest.Server, host string) {
 	t.Helper()
 	email, _ := s.NewUser(t, "member")
 	c := s.Client(t)
 	c.AskCode(email)
 	body := fmt.Sprintf(`{"email":%q,"code":%q}`, email, s.Code(t, email))
-	hubstest.Dial(t, s.Addr).Send(t, hubstest.Head("POST /auth/otp/validate",
+	r := hubstest.Dial(t, s.Addr).Send(t, hubstest.Head("POST /auth/otp/validate",
 		"Host", host,
 		"X-Forwarded-For", c.IP,
 		"Content-Type", "application/json",
 		"Content-Length", fmt.Sprint(len(body)),
 	)+body).Must(t, 200)
+	waitLogged(t, s, r, `"msg":"signed in"`)
 }
