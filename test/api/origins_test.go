@@ -76,6 +76,12 @@ func TestOnlyAllowedOriginsGetCORS(t *testing.T) {
 	})
 }
 
+// longHost returns a subdomain of example.com of this many bytes, up to 267.
+func longHost(bytes int) string {
+	labels := strings.Repeat(strings.Repeat("a", 63)+".", 3)
+	return labels + strings.Repeat("b", bytes-len(labels+".example.com")) + ".example.com"
+}
+
 var originCases = []group[originCase]{
 	// Every server: an empty Origin header is the same as none.
 	{Each: originCase{Rule: "C1", Want: ok}, Cases: []originCase{
@@ -99,6 +105,7 @@ var originCases = []group[originCase]{
 			Origin: new("https://app.example.com"), FetchSite: "same-site"},
 		{Name: "staging's subdomain is one of the domain",
 			Origin: new("https://app.staging.example.com")},
+		{Name: "the longest name, 253 bytes", Origin: new("https://" + longHost(253))},
 	}},
 	// Production: requests without an Origin header, which no page has sent.
 	{Each: originCase{Rule: "C1", Server: "production", Want: ok}, Cases: []originCase{
@@ -120,6 +127,7 @@ var originCases = []group[originCase]{
 	{Each: originCase{Rule: "C1", Server: "production", Want: fails(403, "cross_origin")},
 		Cases: []originCase{
 			{Name: "the bare domain", Origin: new("https://example.com")},
+			{Name: "a name of 254 bytes", Origin: new("https://" + longHost(254))},
 			{Name: "a dot before the domain", Origin: new("https://.example.com")},
 			{Name: "the domain as an ending", Origin: new("https://evil-example.com")},
 			{Name: "the domain as an ending, no hyphen", Origin: new("https://evilexample.com")},
