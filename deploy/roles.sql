@@ -44,6 +44,8 @@ begin
     if not pg_has_role(owner, 'usage') then
         raise 'run roles.sql as a superuser, or as a member of % (grant % to %)',
             owner, owner, current_user;
+    elsif not (select rolsuper or rolcreaterole from pg_roles where rolname = current_user) then
+        raise 'run roles.sql as a superuser, or as an administrator with CREATEROLE: % has neither', current_user;
     elsif owner = 'hubs_server' then
         raise 'hubs_server owns the tables: make hubs_owner, and reassign owned by hubs_server to hubs_owner';
     end if;

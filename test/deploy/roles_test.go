@@ -191,6 +191,17 @@ func TestRolesNeedOneSchema(t *testing.T) {
 	wantRefusal("hubs_server owns the tables")
 }
 
+// Run as the owner, who is no administrator, roles.sql says who must run it.
+func TestRolesNeedAnAdministrator(t *testing.T) {
+	t.Parallel()
+	d := newRoleDatabase(t, "superuser")
+	d.administrator = d.owner
+	_, err := d.tryRoles(t)
+	if err == nil || !strings.Contains(err.Error(), "run roles.sql as a superuser") {
+		t.Errorf("got the error %v, want one that says who must run it", err)
+	}
+}
+
 // roles.sql takes from every role but the owner what it may do to the tables. It names what it has
 // taken, and what it can't take, with the statement that does. Once these have run, it says nothing.
 func TestRolesNameWhatOthersMayDo(t *testing.T) {
