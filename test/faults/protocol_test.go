@@ -132,6 +132,10 @@ func TestServiceOutlivesBrokenProtocol(t *testing.T) {
 					w.suffer(m, flaw)
 				}
 			}
+			// As a 500 of one request, a panic of the driver would cost a place in the pool each time.
+			if n := w.Log.Count(`"msg":"failed"`, "panic in "); n > 0 {
+				t.Errorf("got %d panics that ended a request, want each to end the process\n%s", n, w.Log.End())
+			}
 		})
 	}
 }
