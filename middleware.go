@@ -270,8 +270,8 @@ func (rt route) path() string {
 	return path
 }
 
-// withInput completes a route that has an input, at the start: a request runs only
-// rt.handle, which calls the given handler after parse has accepted the input.
+// withInput completes a route that has an input. A request runs only rt.handle,
+// which calls the given handler after parse has accepted the input.
 func withInput[T any](rt route, names []string, parse func(fields) (T, fieldErrors),
 	handle func(*request, T) (output, error)) route {
 	rt.input = names

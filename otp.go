@@ -46,7 +46,7 @@ const (
 	codeLength = 6         // digits; codePattern and the messages say so, too
 	codeCount  = 1_000_000 // codes of that length
 	codeTTL    = 10 * time.Minute
-	codeResend = time.Minute // minimum time from a mail of a code to the next request for one that mails it
+	codeResend = time.Minute // time after a mail of a code in which requests send no other
 	codeRenew  = codeTTL / 2 // age from which on a request makes a new code
 	maxGuesses = 10          // wrong guesses that end a code
 
@@ -74,7 +74,7 @@ type oneTimeCode struct {
 
 // whyNotFor returns, in one word for the log, why a code does not sign a user in,
 // or "". Before a sign-out everywhere, somebody else may have been reading the
-// mailbox (S1). The account was read for the code before, so a code that is ahead
+// mailbox (S1). The account of a code was read before u, so a code that is ahead
 // of u by more than slack comes from a clock that has gone back (T9). issue needs
 // some slack: of two requests at once, the other may have read the account later,
 // and made the code.
