@@ -252,6 +252,16 @@ func (s *Server) Member(t testing.TB, role string) (c *Client, email string) {
 	return c, email
 }
 
+// Uploader adds a member who has uploaded n files.
+func (s *Server) Uploader(t testing.TB, n int) (c *Client, email string) {
+	t.Helper()
+	c, email = s.Member(t, "member")
+	for i := range n {
+		c.Store(fmt.Sprint(i, ".txt"), "of the user")
+	}
+	return c, email
+}
+
 // NewUser adds a user with a new e-mail address to the database.
 func (s *Server) NewUser(t testing.TB, role string) (email, userID string) {
 	t.Helper()

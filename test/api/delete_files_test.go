@@ -1,7 +1,6 @@
 package api
 
 import (
-	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -10,31 +9,21 @@ import (
 	"hubs/internal/hubstest"
 )
 
-// newUploader adds a user who has uploaded n files.
-func newUploader(t *testing.T, s *hubstest.Server, n int) (c *hubstest.Client, email string) {
-	t.Helper()
-	c, email = s.Member(t, "member")
-	for i := range n {
-		c.Store(fmt.Sprint(i, ".txt"), "of the user")
-	}
-	return c, email
-}
-
 // user delete says how many files of the user stay. With -files, their rows and bytes go, and nobody
 // else's. It ends the sessions of the user, and leaves a line in the history.
 func TestDeleteWithFiles(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	other, _ := newUploader(t, s, 0)
+	other, _ := s.Uploader(t, 0)
 	path := other.Store("other.txt", "of another user")
-	leaver, leaverEmail := newUploader(t, s, 2)
+	leaver, leaverEmail := s.Uploader(t, 2)
 	kept := leaver.Store("kept.txt", "kept")
 	wantEqual(t, "user delete", s.User(t, "delete", leaverEmail),
 		leaverEmail+": deleted; 3 uploaded files stay, and others can read them\n")
 	other.WantFile(kept, "kept")
 	s.WantStored(t, 4)
 
-	c, email := newUploader(t, s, 3)
+	c, email := s.Uploader(t, 3)
 	upper := strings.ToUpper(email[:1]) + email[1:]
 	status, output := run(t, s.Env, "user", "delete", upper, "-files")
 	wantEqual(t, "exit status, with -files after the address", status, 2)
@@ -60,7 +49,7 @@ func TestDeleteWithFiles(t *testing.T) {
 func TestDeleteWithFilesNeedsTheirFolder(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)
-	_, email := newUploader(t, s, 2)
+	_, email := s.Uploader(t, 2)
 	empty := t.TempDir()
 	for name, folder := range map[string]string{
 		"unset":                  "",
@@ -93,7 +82,7 @@ func TestDeleteWithFilesBesideAnUpload(t *testing.T) {
 	t.Parallel()
 	t.Run("the upload ends later", func(t *testing.T) {
 		s := hubstest.Start(t)
-		c, email := newUploader(t, s, 1)
+		c, email := s.Uploader(t, 1)
 		upload := c.StartUpload("late.txt")
 		s.User(t, "delete", "-files", email)
 		upload.Finish().WantProblem(t, 401, "unauthenticated")
@@ -102,7 +91,7 @@ func TestDeleteWithFilesBesideAnUpload(t *testing.T) {
 	// The command has locked the user, and has not deleted it yet: a trigger makes it wait for the test.
 	t.Run("the row waits for the command", func(t *testing.T) {
 		s := hubstest.Start(t)
-		c, email := newUploader(t, s, 1)
+		c, email := s.Uploader(t, 1)
 		upload := c.StartUpload("late.txt")
 		hubstest.Exec(t, s.Database, `create function wait() returns trigger language plpgsql as $$
 			begin perform pg_advisory_xact_lock(1); return null; end $$;
@@ -128,7 +117,7 @@ func TestDeleteWithFilesBesideAnUpload(t *testing.T) {
 	t.Run("the command waits for the row", func(t *testing.T) {
 		s := hubstest.Start(t)
 		s.AllowErrorsWithAnyOf("no such file or directory")
-		c, email := newUploader(t, s, 1)
+		c, email := s.Uploader(t, 1)
 		// After the check of the foreign key, which locks the user. PostgreSQL runs triggers by name.
 		hubstest.Exec(t, s.Database, `create function wait() returns trigger language plpgsql as $$
 			begin perform pg_sleep(0.5); return null; end $$;

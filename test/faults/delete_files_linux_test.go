@@ -25,7 +25,7 @@ func TestDeleteWithFilesIsInterrupted(t *testing.T) {
 	} {
 		steps := 0
 		for ; ; steps++ {
-			_, email := newUploader(t, s, files)
+			_, email := s.Uploader(t, files)
 			call, _, _ := strings.Cut(fault, ":")
 			trace := filepath.Join(t.TempDir(), "trace")
 			cmd := exec.Command(strace, "-f", "-o", trace, "-e", "trace="+call,

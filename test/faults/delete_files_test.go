@@ -1,22 +1,11 @@
 package faults
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"hubs/internal/hubstest"
 )
-
-// newUploader adds a user who has uploaded n files.
-func newUploader(t *testing.T, s *hubstest.Server, n int) (c *hubstest.Client, email string) {
-	t.Helper()
-	c, email = s.Member(t, "member")
-	for i := range n {
-		c.Store(fmt.Sprint(i, ".txt"), "of the user")
-	}
-	return c, email
-}
 
 // finishDelete runs user delete -files again after a run that has failed in some way. Then nothing may
 // be left of the user but the files of others, which are kept in stored.
@@ -46,7 +35,7 @@ func TestDeleteWithFilesWithoutTheDatabase(t *testing.T) {
 		"set timezone", "for update", "string_agg(file_id", "delete from files", "delete from users", "COMMIT",
 	} {
 		for _, isAnswered := range []bool{false, true} {
-			_, email := newUploader(t, s, 2)
+			_, email := s.Uploader(t, 2)
 			cut := func() {
 				proxy.Cut()
 				proxy.Resume()
