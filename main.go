@@ -15,8 +15,8 @@
 //     instead.
 //
 // An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an
-// order in which to read the files. Leave the second half of this one, the log,
-// the configuration and some commands, for last.
+// order in which to read the files. Leave the second half of this one, from health
+// on, for last.
 package main
 
 import (
@@ -193,54 +193,6 @@ func (s *server) routes() []route {
 	return table
 }
 
-type healthView struct {
-	Status string `json:"status"`
-}
-
-func (healthView) validate() fieldErrors { return nil }
-
-// One healthCheck runs at a time, and all who ask meanwhile share it: a folder
-// that hangs holds one thread (E2).
-type healthCheck struct {
-	ended chan struct{} // closed when err is known
-	err   error
-}
-
-// joinTimeout is the longest wait for a healthCheck that another request has
-// begun.
-const joinTimeout = time.Second
-
-// getHealth returns a 503 if a table, a right or FILES_DIR is missing, or if the
-// log can't be written (E1).
-func (s *server) getHealth(*request) (output, error) {
-	s.healthMu.Lock()
-	check, patience := s.health, joinTimeout
-	if check == nil {
-		patience = dbTimeout
-		check = &healthCheck{ended: make(chan struct{})}
-		s.health = check
-		go s.checkHealth(check)
-	}
-	s.healthMu.Unlock()
-	select {
-	case <-check.ended:
-	case <-time.After(patience):
-		return nil, unavailable(errors.New("the tables or FILES_DIR do not answer in time"))
-	}
-	if check.err != nil {
-		return nil, unavailable(check.err)
-	}
-	return healthView{"ok"}, nil
-}
-
-func (s *server) checkHealth(check *healthCheck) {
-	check.err = errors.Join(s.store.probe(), s.probeFiles(), s.out.probe())
-	s.healthMu.Lock()
-	s.health = nil
-	s.healthMu.Unlock()
-	close(check.ended)
-}
-
 //go:embed web/licenses.txt
 var licenses string
 
@@ -252,6 +204,7 @@ const (
 	idleTimeout   = 2 * time.Minute  // between two requests; most proxies close earlier
 	maxHeader     = 16 << 10         // bytes of a request's header
 
+	joinTimeout = time.Second            // for a healthCheck that another request has begun
 	arrivalTime = 500 * time.Millisecond // time that stop gives to requests that are arriving
 	stopTimeout = 12 * time.Second       // time that it gives to requests, then again to mail
 
@@ -383,6 +336,52 @@ func (s *server) isStopping() bool {
 	default:
 		return false
 	}
+}
+
+// Health.
+
+type healthView struct {
+	Status string `json:"status"`
+}
+
+func (healthView) validate() fieldErrors { return nil }
+
+// One healthCheck runs at a time, and all who ask meanwhile share it: a folder
+// that hangs holds one thread (E2).
+type healthCheck struct {
+	ended chan struct{} // closed when err is known
+	err   error
+}
+
+// getHealth returns a 503 if a table, a right or FILES_DIR is missing, or if the
+// log can't be written (E1).
+func (s *server) getHealth(*request) (output, error) {
+	s.healthMu.Lock()
+	check, patience := s.health, joinTimeout
+	if check == nil {
+		patience = dbTimeout
+		check = &healthCheck{ended: make(chan struct{})}
+		s.health = check
+		go s.checkHealth(check)
+	}
+	s.healthMu.Unlock()
+	select {
+	case <-check.ended:
+	case <-time.After(patience):
+		return nil, unavailable(errors.New("the tables or FILES_DIR do not answer in time"))
+	}
+	if check.err != nil {
+		return nil, unavailable(check.err)
+	}
+	return healthView{"ok"}, nil
+}
+
+func (s *server) checkHealth(check *healthCheck) {
+	check.err = errors.Join(s.store.probe(), s.probeFiles(), s.out.probe())
+	s.healthMu.Lock()
+	s.health = nil
+	s.healthMu.Unlock()
+	close(check.ended)
 }
 
 // The log. The line of a request needs no mask: of a client's texts it has a

@@ -188,7 +188,10 @@ func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
 		return cmp.Or(classify(rows.Err()), sql.ErrNoRows)
 	}
 	err = rows.Scan(dest...)
-	return cmp.Or(err, classify(rows.Close())) // an error can follow the row
+	if closeErr := rows.Close(); err == nil { // an error can follow the row
+		err = classify(closeErr)
+	}
+	return err
 }
 
 // writableConn returns a connection that has just answered that it can write.
@@ -196,16 +199,15 @@ func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
 // each write a round trip.
 func (st *store) writableConn() (*sql.Conn, error) {
 	defer st.catch()
-	ctx := context.Background()
 	started := time.Now()
 	var lastErr error
 	for tries := 0; tries <= poolSize && time.Since(started) < dbTimeout; tries++ {
-		conn, err := st.db.Conn(ctx)
+		conn, err := st.db.Conn(context.Background())
 		if err != nil {
 			return nil, err
 		}
 		var isReadOnly string
-		err = conn.QueryRowContext(ctx, "show transaction_read_only").Scan(&isReadOnly)
+		err = conn.QueryRowContext(context.Background(), "show transaction_read_only").Scan(&isReadOnly)
 		if err == nil && isReadOnly == "off" {
 			return conn, nil
 		}
@@ -457,8 +459,7 @@ func (st *store) watchCalls() {
 	}
 }
 
-// A connector makes the connections of a store. database/sql calls it on
-// goroutines of its own, too.
+// database/sql calls a connector on goroutines of its own, too.
 type connector struct {
 	cfg   pq.Config
 	store *store
@@ -467,9 +468,8 @@ type connector struct {
 func (c connector) Driver() driver.Driver { return pq.Driver{} }
 
 func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
-	st := c.store
-	defer st.end(st.begin())
-	defer st.catch()
+	defer c.store.end(c.store.begin())
+	defer c.store.catch()
 	inner, err := pq.NewConnectorConfig(c.cfg)
 	if err != nil {
 		return nil, err
