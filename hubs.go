@@ -57,8 +57,8 @@ func (h hub) validate() (errs fieldErrors) {
 	errs.requireLength("name", h.Name, 1, maxHubName)
 	errs.requireLength("description", h.Description, 0, maxHubDescription)
 	errs.requireOneOf("status", h.Status, hubStatuses)
-	errs.require(!h.CreatedAt.IsZero(), "createdAt", "is zero")
-	errs.require(!h.UpdatedAt.IsZero(), "updatedAt", "is zero")
+	errs.require(!h.CreatedAt.Time.IsZero(), "createdAt", "is zero")
+	errs.require(!h.UpdatedAt.Time.IsZero(), "updatedAt", "is zero")
 	return errs
 }
 
@@ -178,9 +178,9 @@ func parseHubQuery(f fields) (q hubQuery, errs fieldErrors) {
 		name:           f.trimmed(nameFilter),
 		status:         f.optional(statusFilter),
 	}
-	list := fmt.Sprintf("%q", []string{
+	list := strings.Join([]string{ // a valid value has no line break
 		q.orderBy, q.orderDirection, strings.TrimFunc(f[nameFilter], isBlank), f[statusFilter],
-	})
+	}, "\n")
 	q.fingerprint = strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(list))), 36)
 	errs.requireNumber("limit", q.limit, 1, maxPageLimit)
 	errs.requireNumber("offset", q.offset, 0, maxPageOffset)
@@ -215,9 +215,9 @@ func (q hubQuery) next(last hub) string {
 	value := last.Name
 	switch q.orderBy {
 	case "createdAt":
-		value = last.CreatedAt.UTC().Format(time.RFC3339Nano) // PostgreSQL has microseconds
+		value = last.CreatedAt.Time.UTC().Format(time.RFC3339Nano) // PostgreSQL has microseconds
 	case "updatedAt":
-		value = last.UpdatedAt.UTC().Format(time.RFC3339Nano)
+		value = last.UpdatedAt.Time.UTC().Format(time.RFC3339Nano)
 	}
 	text := q.fingerprint + " " + last.HubID + " " + value
 	return base64.RawURLEncoding.EncodeToString([]byte(text))

@@ -540,11 +540,11 @@ func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // A timestamp has three decimals in answers, because many parsers read no other
 // number of them.
-type timestamp struct{ time.Time }
+type timestamp struct{ Time time.Time }
 
-func (t timestamp) MarshalJSON() ([]byte, error) {
+func (t timestamp) MarshalText() ([]byte, error) {
 	text := make([]byte, 0, 32)
-	return t.UTC().AppendFormat(text, `"2006-01-02T15:04:05.000Z"`), nil
+	return t.Time.UTC().AppendFormat(text, "2006-01-02T15:04:05.000Z"), nil
 }
 
 // answer sends an output. It sends nothing of one that breaks its contract
