@@ -450,7 +450,7 @@ func readSessionKeys(settings *settingReader) (keys jwt.VerificationKeySet) {
 var cookiePrefixPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // readCookie sets the cookie's name and domain (T8). Browsers take __Host- only
-// without a Domain, and __Secure- only over HTTPS, in any letter case.
+// without a Domain, and __Secure- and __Http- only over HTTPS, in any letter case.
 func (cfg *config) readCookie(settings *settingReader) {
 	isLocal := cfg.env == envLocal
 	defaultPrefix := "__Secure-hubs"
@@ -466,8 +466,8 @@ func (cfg *config) readCookie(settings *settingReader) {
 	cfg.cookieName = prefix + "_auth_" + cfg.env
 	cfg.cookieDomain = strings.ToLower(settings.get("COOKIE_DOMAIN", ""))
 	if isLocal {
-		settings.require(!strings.HasPrefix(lower, "__secure-"),
-			"COOKIE_PREFIX: __Secure- needs HTTPS, which the local environment lacks")
+		settings.require(!strings.HasPrefix(lower, "__secure-") && !strings.HasPrefix(lower, "__http-"),
+			"COOKIE_PREFIX: __Secure- and __Http- need HTTPS, which the local environment lacks")
 		settings.require(cfg.cookieDomain == "", "COOKIE_DOMAIN: must be unset locally")
 		return
 	}

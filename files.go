@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -28,6 +29,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -69,8 +71,8 @@ func (f file) validate() (errs fieldErrors) {
 	return errs
 }
 
-// directionControls change the direction of text: with one of these, "invoice"
-// + U+202E + "gnp.exe" is shown as "invoiceexe.png".
+// directionControls override, embed or isolate a direction of text: with one of
+// these, "invoice" + U+202E + "gnp.exe" is shown as "invoiceexe.png".
 const directionControls = "\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069"
 
 // requireFileName requires that a name is safe in a path and in a header.
@@ -147,11 +149,19 @@ func openFilesDir() (*os.Root, error) {
 	return files, errors.Join(settings...)
 }
 
-// probeFiles returns an error if FILES_DIR is gone. It looks by path, because
-// s.files would still see a lost mount. FILES_DIR must lie inside its mount
-// (docs/deploy.md), or a start without the mount would pass.
+// probeFiles returns an error if FILES_DIR is gone, or is not the folder that
+// s.files still has: its mount is lost, or a copy has taken its place. FILES_DIR
+// must lie inside its mount (docs/deploy.md), or a start without the mount would
+// pass.
 func (s *server) probeFiles() error {
-	_, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
+	atPath, err := os.Stat(path.Join(s.cfg.filesDir, unfinished))
+	if err != nil {
+		return err
+	}
+	opened, err := s.files.Stat(unfinished)
+	if err == nil && !os.SameFile(atPath, opened) {
+		err = errors.New("FILES_DIR is another folder than at the start (restart the server)")
+	}
 	return err
 }
 
@@ -537,8 +547,12 @@ func sendFile(r *request, f file, content io.ReadSeeker) error {
 	http.NewResponseController(r.w).SetWriteDeadline(deadline)
 	catcher := &errorCatcher{response: r.w}
 	http.ServeContent(catcher, r.Request, "", f.CreatedAt.Time, content)
-	if r.w.copyErr != nil { // of the client's connection, or of the disk
-		r.log().Info("download cut off", "error", r.w.copyErr)
+	if err := r.w.copyErr; err != nil {
+		level := slog.LevelInfo // the client is gone
+		if errors.Is(err, syscall.EIO) {
+			level = slog.LevelError
+		}
+		r.log().Log(r.Context(), level, "download cut off", "error", err)
 		panic(http.ErrAbortHandler)
 	}
 	return catcher.toError()

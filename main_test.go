@@ -128,6 +128,7 @@ var settingCases = []settingCase{
 			"__host-app":   "browsers compare it without regard to case",
 			"__Secure-app": "there is TLS",
 			"__secure-app": "browsers compare it without regard to case",
+			"__Http-app":   "only over HTTPS, too",
 			"a b":          "a space",
 			"a;":           "ends the name",
 			"a=b":          "ends the name",

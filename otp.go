@@ -39,6 +39,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -260,8 +261,8 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	}
 }
 
-// mailUntil mails a code and, if the mail server refuses for now, mails it again
-// after growing pauses, in which it holds no slot. They are random, so that mails
+// mailUntil mails a code and, if the mail server refuses for now or is away, mails
+// it again after growing pauses, in which it holds no slot. They are random, so that mails
 // refused together don't come back together. A stop of this process cuts a pause
 // short, and the attempt after it is the last. The code is nil if none was made.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
@@ -274,10 +275,11 @@ func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog
 		s.mailSlots.free()
 		pause := longest/2 + randomTime(longest/2)
 		isLast := s.isStopping() || time.Now().Add(pause).After(lastStart)
-		if isLast || !isRefusedForNow(err) {
+		isAway := errors.Is(err, syscall.ECONNREFUSED) // as while it restarts
+		if isLast || !isRefusedForNow(err) && !isAway {
 			return code, err
 		}
-		log.Warn("code refused for now, and tried again soon", "error", err)
+		log.Warn("code delayed, and tried again soon", "error", err)
 		select {
 		case <-time.After(pause):
 		case <-s.stopping:
@@ -486,7 +488,15 @@ var errUnconfirmed = errors.New(
 	"the mail server has neither accepted nor refused the mail")
 
 func (m mailer) deliver(client *smtp.Client, to, message string) error {
-	if err := client.Mail(m.from.Address); err != nil {
+	// client.Mail would ask for SMTPUTF8 if this server has it. Then the mail could
+	// not pass a later one that lacks it, though it needs none (RFC 6531 3.4).
+	id, err := client.Text.Cmd("MAIL FROM:<%s>", m.from.Address)
+	if err == nil {
+		client.Text.StartResponse(id)
+		_, _, err = client.Text.ReadResponse(250)
+		client.Text.EndResponse(id)
+	}
+	if err != nil {
 		return failedStep("sender", err)
 	}
 	if err := client.Rcpt(to); err != nil {
@@ -512,8 +522,8 @@ func (m mailer) deliver(client *smtp.Client, to, message string) error {
 }
 
 // message returns a mail (RFC 5322). The settings and the table users keep line
-// breaks out of both addresses (I4). X-Entity-Ref-ID makes Gmail show each mail
-// by itself, instead of folding it under an older one.
+// breaks out of both addresses (I4). X-Entity-Ref-ID is said to keep Gmail from
+// folding a mail under an older one.
 func (m mailer) message(to, subject, text string) string {
 	date := time.Now().UTC().Format(time.RFC1123Z)
 	message := fmt.Sprintf(`From: %s

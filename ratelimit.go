@@ -245,7 +245,7 @@ func (cfg *config) readOrigins(settings *settingReader) {
 }
 
 // isOrigin reports whether a browser sends an origin in this form (RFC 6454 6.2).
-// Any other form would never match.
+// Other forms would never match, but for a host with an underscore.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil || !originPattern.MatchString(text) {

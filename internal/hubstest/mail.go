@@ -93,7 +93,8 @@ type MailOptions struct {
 	// Host is the host in the URL; "" means 127.0.0.1. With 0.0.0.0, the mail server plays a
 	// remote host: connections reach this machine, but it is not a loopback address.
 	Host        string
-	ImplicitTLS bool // smtps
+	Listener    net.Listener // nil means a free port
+	ImplicitTLS bool         // smtps
 	NoStartTLS  bool
 	// Mechanism is the way to sign in that the mail server offers; "" means PLAIN. It understands
 	// PLAIN and LOGIN.
@@ -172,8 +173,12 @@ func NewMailServer(t testing.TB, opts MailOptions) *MailServer {
 		changed: make(chan struct{}),
 		open:    map[net.Conn]bool{},
 	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
-	Must(t, err)
+	ln := opts.Listener
+	if ln == nil {
+		var err error
+		ln, err = net.Listen("tcp", net.JoinHostPort(opts.Host, "0"))
+		Must(t, err)
+	}
 	m.URL = opts.url(ln.Addr().(*net.TCPAddr).Port)
 	mailServers.Store(m.URL, m)
 	var conversations sync.WaitGroup
@@ -429,6 +434,9 @@ func (c *smtpConversation) answer(verb, args string) string {
 		if c.m.opts.User != "" && c.user == "" {
 			return "530 sign in first"
 		}
+		if strings.Contains(args, "SMTPUTF8") {
+			return "550 5.6.7 the next mail server lacks SMTPUTF8"
+		}
 		c.envelope = Mail{From: address, TLS: c.secure, User: c.user, Helo: c.helo}
 		return "250 ok"
 	case "RCPT":
@@ -449,7 +457,7 @@ func (c *smtpConversation) answer(verb, args string) string {
 
 // extensions returns the answer to EHLO: what clients look for stands among other extensions.
 func (c *smtpConversation) extensions() string {
-	list := []string{"8BITMIME", "SIZE 10485760", "DSN", "PIPELINING", "SMTPUTF8"}
+	list := []string{"SMTPUTF8", "8BITMIME", "SIZE 10485760", "DSN", "PIPELINING"}
 	list = list[:1+c.m.intN(len(list))]
 	if !c.secure && !c.m.opts.NoStartTLS {
 		list = append(list, "STARTTLS")

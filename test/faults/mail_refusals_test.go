@@ -1,6 +1,9 @@
 package faults
 
 import (
+	"fmt"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -172,6 +175,30 @@ func TestMailRefusedForNowIsTriedAgain(t *testing.T) {
 		}
 		wantOneMailEach(t, s, email)
 	}
+}
+
+// M3: A mail server that does not listen, as while it restarts, gets the mail when it listens again.
+func TestMailServerIsBackSoon(t *testing.T) {
+	t.Parallel()
+	// Nobody else can take the port of a socket that is bound and does not listen.
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	hubstest.Must(t, err)
+	hubstest.Must(t, syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	bound, err := syscall.Getsockname(socket)
+	hubstest.Must(t, err)
+	away := &hubstest.MailServer{URL: fmt.Sprintf("smtp://127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port)}
+	s := hubstest.Start(t, hubstest.StagingEnv(away))
+	email, _ := s.NewUser(t, "member")
+	c := s.Client(t)
+	c.AskCode(email)
+	s.Log.WaitFor(t, `"level":"WARN","msg":"code delayed`, domain(email))
+
+	hubstest.Must(t, syscall.Listen(socket, 16))
+	listener, err := net.FileListener(os.NewFile(uintptr(socket), "socket"))
+	hubstest.Must(t, err)
+	s.Mail = hubstest.NewMailServer(t, hubstest.MailOptions{Listener: listener})
+	c.PresentCode(email, s.Code(t, email)).Want(t, 200)
+	wantOneMailEach(t, s, email)
 }
 
 // A mail that is refused for good is not tried again, at whatever step that was.

@@ -234,7 +234,7 @@ func TestFilesDirMissing(t *testing.T) {
 	}
 }
 
-// E1: While FILES_DIR is missing, /healthz is a 503.
+// E1: While FILES_DIR is missing, or another folder has taken its place, /healthz is a 503.
 func TestFilesDirDisappears(t *testing.T) {
 	t.Parallel()
 	s, c := start(t)
@@ -243,6 +243,9 @@ func TestFilesDirDisappears(t *testing.T) {
 	dir := s.Env["FILES_DIR"]
 	os.Rename(dir, dir+"-moved")
 	wantUnavailable(t, get(c, "/healthz"))
+	hubstest.Must(t, os.CopyFS(dir, os.DirFS(dir+"-moved")))
+	wantUnavailable(t, get(c, "/healthz"))
+	hubstest.Must(t, os.RemoveAll(dir))
 	os.Rename(dir+"-moved", dir)
 	get(c, "/healthz").Want(t, 200)
 }
