@@ -50,9 +50,9 @@ func (h *hub) targets() []any {
 	return []any{&h.HubID, &h.Name, &h.Description, &h.Status, &h.CreatedAt.Time, &h.UpdatedAt.Time}
 }
 
-// validate accepts all that the table accepts. An operator may have written a
-// name with a tab, which must not break its page. A time is zero if the scan
-// has missed its column.
+// validate accepts all that the table accepts, but for Go's zero time, which the
+// scan leaves if it has missed a column. An operator may have written a name with
+// a tab, which must not break its page.
 func (h hub) validate() (errs fieldErrors) {
 	errs.requireLength("name", h.Name, 1, maxHubName)
 	errs.requireLength("description", h.Description, 0, maxHubDescription)
@@ -88,7 +88,7 @@ func parseHub(f fields) (in hubInput, errs fieldErrors) {
 	return in, errs
 }
 
-// isInk leaves out what shows nothing, such as a zero width space, a filler of
+// isInk leaves out most of what shows nothing, such as a zero width space, a filler of
 // Hangul or an empty cell of Braille.
 func isInk(c rune) bool {
 	return c != '\u2800' && !unicode.In(c, unicode.Z, unicode.Cc, unicode.Cf, unicode.Variation_Selector,

@@ -224,8 +224,8 @@ func serve(ctx context.Context) error {
 	log := newEventLog(out)
 	if cfg.env != envLocal && isUnverified(cfg.database) {
 		log.Warn("DATABASE_URL: another machine could answer in place of the database, and read or " +
-			"change all that passes (use sslmode=verify-full; verify-ca for a name that is not in " +
-			"its certificate)")
+			"change all that passes (use sslmode=verify-full; verify-ca with sslrootcert for a name that is " +
+			"not in its certificate)")
 	}
 	st, err := openStore(cfg.database, log)
 	if err != nil {
@@ -270,8 +270,8 @@ func listen(addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, usageError("LISTEN_FDS: " + err.Error())
 	}
-	if _, isTCP := listener.(*net.TCPListener); !isTCP {
-		return nil, usageError("LISTEN_FDS: must be a TCP socket that listens")
+	if _, isTCP := listener.(*net.TCPListener); !isTCP || os.Getenv("LISTEN_FDS") != "1" {
+		return nil, usageError("LISTEN_FDS: must be one TCP socket that listens")
 	}
 	return listener, nil
 }

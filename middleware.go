@@ -705,7 +705,8 @@ const (
 func invalid(errs ...fieldError) problem {
 	p := newProblem(400, "invalid_request", "The input is not valid.")
 	for _, e := range errs {
-		e.Field = cmp.Or(e.Field[:min(len(e.Field), maxFieldName)], "input")
+		cut := e.Field[:min(len(e.Field), maxFieldName)]
+		e.Field = cmp.Or(strings.ToValidUTF8(cut, ""), "input")
 		isNamed := func(named fieldError) bool { return named.Field == e.Field }
 		if len(p.Errors) < maxFieldErrors && !slices.ContainsFunc(p.Errors, isNamed) {
 			p.Errors = append(p.Errors, e)

@@ -235,6 +235,10 @@ func TestAnswersNameFewFields(t *testing.T) {
 	if got := invalid(fieldError{"", "is not known here"}).Errors[0].Field; got == "" {
 		t.Error("a field without a name: got no name in the answer, want one")
 	}
+	got = invalid(fieldError{strings.Repeat("日", maxFieldName), "is not known here"}).Errors
+	if want := strings.Repeat("日", maxFieldName/3); got[0].Field != want {
+		t.Errorf("got the name %q, want %q: it is cut between characters", got[0].Field, want)
+	}
 }
 
 // G2: maskText removes every kind of secret from an error's text, and nothing else. Then it cuts

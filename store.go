@@ -668,10 +668,10 @@ func (settings *settingReader) database() pq.Config {
 	return cfg
 }
 
-// isUnverified reports whether any machine on the way could answer in place of
-// the database. With verify-ca, only those with a certificate of its authority could.
+// isUnverified reports whether any machine on the way could answer in place of the
+// database. Without sslrootcert, verify-ca takes a certificate of any public authority.
 func isUnverified(cfg pq.Config) bool {
-	if cfg.SSLMode == pq.SSLModeVerifyFull || cfg.SSLMode == pq.SSLModeVerifyCA {
+	if cfg.SSLMode == pq.SSLModeVerifyFull || cfg.SSLMode == pq.SSLModeVerifyCA && cfg.SSLRootCert != "" {
 		return false
 	}
 	first := pq.ConfigMultihost{Host: cfg.Host, Hostaddr: cfg.Hostaddr}
@@ -688,7 +688,7 @@ func isUnverified(cfg pq.Config) bool {
 
 // commandSettings take away time limits of the role or the cluster, because
 // building an index takes long. Some versions of PostgreSQL lack some of them.
-const commandSettings = `set timezone = 'UTC';
+const commandSettings = `set timezone = 'UTC'; set row_security = off;
 	select set_config(name, '0', false) from pg_settings where name in ('statement_timeout',
 		'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`
 

@@ -98,6 +98,7 @@ func TestUnverifiedDatabaseIsReported(t *testing.T) {
 	for name, c := range map[string]databaseCase{
 		"no sslmode":                   {url: "postgres://u:p@db.invalid:1/d", isOpen: true},
 		"require":                      {url: "postgres://u:p@db.invalid:1/d?sslmode=require", isOpen: true},
+		"any public authority":         {url: "postgres://u:p@db.invalid:1/d?sslmode=verify-ca", isOpen: true},
 		"disable":                      {url: "postgres://u:p@db.invalid:1/d?sslmode=disable", isOpen: true},
 		"by keywords":                  {url: "host=db.invalid port=1 user=u sslmode=require", isOpen: true},
 		"an address":                   {url: "postgres://u:p@192.0.2.1:1/d", isOpen: true},
@@ -109,7 +110,7 @@ func TestUnverifiedDatabaseIsReported(t *testing.T) {
 		"in the environment":           {url: "postgres:///d", env: "PGHOST=db.invalid", isOpen: true},
 
 		"verify-full":             {url: "postgres://u:p@db.invalid:1/d?sslmode=verify-full"},
-		"verify-ca":               {url: "postgres://u:p@db.invalid:1/d?sslmode=verify-ca"},
+		"verify-ca":               {url: "postgres://u:p@db.invalid:1/d?sslmode=verify-ca&sslrootcert=/nowhere/ca.pem"},
 		"verify-full, two hosts":  {url: "postgres://u:p@db.invalid,192.0.2.1/d?port=1,1&sslmode=verify-full"},
 		"verified by environment": {url: "postgres://u:p@db.invalid:1/d", env: "PGSSLMODE=verify-full"},
 		"localhost":               {url: "postgres://u:p@localhost:1/d?sslmode=disable"},

@@ -79,6 +79,34 @@ func TestHiddenRowsPreventTheStart(t *testing.T) {
 	}
 }
 
+// D8: While a policy could hide rows of a table, each command that needs it fails and says so.
+func TestCommandsReportHiddenRows(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t)
+	email, _ := s.NewUser(t, "member")
+	role, owner := hubstest.NewRole(t, s.Database)
+	for _, table := range append([]string{"account_changes"}, tablesOfServer...) {
+		hubstest.Exec(t, s.Database, "alter table "+table+" owner to "+role)
+	}
+	env := map[string]string{"DATABASE_URL": owner, "FILES_DIR": s.Env["FILES_DIR"]}
+	commands := map[string][]string{
+		"users": {"user list", "user show " + email, "user history " + email, "user export " + email,
+			"user suspend " + email, "user role " + email + " member", "user delete -files " + email},
+		"terms_acceptances": {"user show " + email, "user export " + email},
+		"files":             {"user export " + email, "user delete " + email, "user delete -files " + email},
+	}
+	for table, lines := range commands {
+		hubstest.Exec(t, s.Database, hide(hidings["all rows, forced"], table))
+		for _, line := range lines {
+			status, output := hubstest.Run(t, env, strings.Fields(line)...)
+			if status != 1 || !strings.Contains(output, "a policy hides rows") {
+				t.Errorf("%s hidden: %s: got exit status %d, %q, want 1 and the policy named", table, line, status, output)
+			}
+		}
+		hubstest.Exec(t, s.Database, hide(show, table))
+	}
+}
+
 // A role from which row-level security hides nothing works: one with BYPASSRLS, or the owner, unless
 // it is forced.
 func TestRowLevelSecurityThatHidesNothing(t *testing.T) {

@@ -106,6 +106,21 @@ func TestSocketThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	unix, _ := hubstest.ListeningSocket(t, "unix", t.TempDir()+"/socket")
 	cmd := onSocket(unix)
+	wantRefusedSocket(t, cmd)
+}
+
+// Nor does it start if it gets two sockets: clients would wait at the second.
+func TestTwoSockets(t *testing.T) {
+	t.Parallel()
+	first, _ := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	second, _ := hubstest.ListeningSocket(t, "tcp", "127.0.0.1:0")
+	cmd := exec.Command("sh", "-c", `LISTEN_FDS=2 LISTEN_PID=$$ exec "$0" serve`, hubstest.Binary())
+	cmd.ExtraFiles = []*os.File{first, second}
+	wantRefusedSocket(t, cmd)
+}
+
+func wantRefusedSocket(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
 	_, err := hubstest.TryStart(t, cmd)
 	if err == nil || !strings.Contains(err.Error(), "LISTEN_FDS: ") {
 		t.Fatalf("got the error %v, want one that names LISTEN_FDS", err)
