@@ -47,7 +47,24 @@ func TestNamesAreFoundInEveryCase(t *testing.T) {
 			wantEqual(t, "hubs found by "+search, foundNames(t, admin, search), names)
 		}
 	}
-	wantEqual(t, "hubs found by another letter", foundNames(t, admin, "Strase"), []string{})
+	admin.Elsewhere().Do("POST /hubs", map[string]string{"name": "5m² ①"}).Must(t, 201)
+	for _, other := range []string{"Strase", "5m2", "1"} { // another letter, digits that only look alike
+		wantEqual(t, "hubs found by "+other, foundNames(t, admin, other), []string{})
+	}
+}
+
+// An operator may write names and descriptions that no request may have. They are shown like all others.
+func TestTextsOfOperatorsAreShown(t *testing.T) {
+	t.Parallel()
+	s, admin := start(t, "admin")
+	id := hubstest.Query[string](t, s.Database,
+		`insert into hubs (name, description) values (E' \t North\u0007 ', E'a\u001Bb') returning hub_id`)
+	for _, path := range []string{"/hubs/" + id, "/hubs?filters[name]=north"} {
+		answer := admin.Elsewhere().Get(path).Must(t, 200)
+		if !strings.Contains(string(answer.Body), `" \t North\u0007 "`) {
+			t.Errorf("GET %s: got %s, want the name", path, answer.Body)
+		}
+	}
 }
 
 // fullFoldings has the letters whose case folding is longer than one character (the status F of

@@ -333,6 +333,12 @@ func (l *learner) meetRefusals() {
 	wait := fmt.Sprintf("Try again in %d min ", int(limit.Period.Minutes())-1)
 	l.waitText("#message-request", wait)
 	l.waitText("#message-request", "take another address, or restart")
+	// The countdown runs on, but it is spoken once.
+	shown, spoken := l.text("#message-request"), l.text("#status")
+	l.waitFor("document.querySelector('#message-request').textContent !== arguments[0]", shown)
+	if got := l.text("#status"); got != spoken || !strings.Contains(got, wait) {
+		l.t.Errorf("after another second of the countdown: got %q spoken, want %q as before", got, spoken)
+	}
 	l.exec("update users set suspended = true")
 	l.press("#try-suspended")
 	l.waitRefused("#message-suspended", "403 account_suspended")

@@ -58,6 +58,14 @@ func TestProductionBehindTLSProxy(t *testing.T) {
 		c.Get("/openapi.json", "X-Padding", strings.Repeat("x", 15<<10)).Want(t, 200)
 		// The server compares Origin with Host, so the proxy must not change Host.
 		c.Do("POST /auth/logout", nil, "Origin", s.Base).Want(t, 204)
+		conn = p.mustDial(newAddress())
+		defer conn.Close()
+		io.WriteString(conn, "POST /auth/logout HTTP/1.1\r\nHost: api.example.com:8443\r\n"+
+			"Origin: https://api.example.com:8443\r\nContent-Length: 0\r\n\r\n")
+		answer, err = http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || answer.StatusCode != 401 {
+			t.Errorf("a write from the server's own page, on another port: got the error %v and %v, want a 401", err, answer)
+		}
 
 		t.Run("server away", func(t *testing.T) {
 			s.Stop(t)
