@@ -105,7 +105,7 @@ func (l *learner) compareStored() {
 		func() { l.click("#terms-accept") })
 	l.waitText("#hubs-summary", "Hubs 1 to 5.")
 	l.wantStored(onlyCounters, func() { l.click("#list-hubs") })
-	l.wantEqual("lines about the list in the log of a local server", l.srv.Log.Count(`"route":"/hubs"`, "200"), 0)
+	l.wantEqual("lines about the list in the log of a local server", l.srv.Log.Count(`"route":"/hubs"`, `"status":200`), 0)
 	l.chooseFile("note.txt", "A note.")
 	l.wantStored("The bytes in FILES_DIR, then a row in the table files.", func() { l.click("#upload") })
 	l.waitText("#exchange", "Nothing. The browser must not keep a copy either (no-store).")

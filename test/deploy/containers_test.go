@@ -105,6 +105,15 @@ func TestManifestFitsTheServer(t *testing.T) {
 	t.Parallel()
 	k := newKubelet(t)
 	const stop = 26 // seconds: main.go, stop
+	for file, setting := range map[string]string{
+		"compose.yaml": `stop_grace_period: (\d+)s`,
+		"hubs.service": `TimeoutStopSec=(\d+)`,
+	} {
+		grace := hubstest.Matches(t, "deploy/"+file, setting)
+		if seconds, err := strconv.Atoi(strings.Join(grace, " ")); err != nil || seconds < stop {
+			t.Errorf("%s: got %q to stop, want one setting of %d s or more", file, grace, stop)
+		}
+	}
 	if grace := k.number(t, "terminationGracePeriodSeconds"); grace < k.number(t, "preStop")+stop {
 		t.Errorf("terminationGracePeriodSeconds: got %d, want preStop and %d s", grace, stop)
 	}

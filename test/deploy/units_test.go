@@ -155,7 +155,9 @@ func TestUnitsFitTheServer(t *testing.T) {
 		"LogRateLimitIntervalSec": "0",
 		// N2: Who breaks into the server can run no program.
 		"NoExecPaths": "/",
-		"ExecPaths":   "/usr/local/bin/hubs",
+		// Clients, the database and the mail server may be reached by IPv6.
+		"RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+		"ExecPaths":               "/usr/local/bin/hubs",
 	} {
 		line := regexp.MustCompile(`(?m)^` + name + `=.*$`)
 		lines := strings.Join(line.FindAllString(units, -1), " ")
