@@ -9,8 +9,8 @@ package main
 //
 // The database's clock dates tokens, sign-outs, and when an account was read for
 // a code. If it goes back, all that is ahead of it is refused until it has caught
-// up: a token by more than clockStep, a code, and each sign-in of a user whose
-// sign-out is ahead (T9).
+// up: a token by more than clockStep, a code, and each token and code of a user
+// whose sign-out is ahead (T9).
 
 import (
 	"context"

@@ -26,6 +26,7 @@ const (
 	maxPageLimit      = 100  // hubs
 	maxPageOffset     = 10000
 	maxAfter          = 1000 // bytes; the longest name makes 600
+	maxSearches       = 4    // statements at once that may read the whole index of a list
 
 	// Up to this offset, reading the skipped rows is faster than finding the
 	// ids first.
@@ -288,7 +289,7 @@ func (s *server) listHubs(r *request, q hubQuery) (output, error) {
 	return page, nil
 }
 
-// statement has few texts, each planned for its own index (schema.sql): for each
+// statement has few texts, each planned once, for an index (schema.sql): for each
 // order and set of filters, with after or an offset. No text of a client is part
 // of it (I1).
 //

@@ -14,9 +14,8 @@
 //  4. answer lets the output validate itself, and sends it. fail sends an error
 //     instead.
 //
-// An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an
-// order in which to read the files. Leave the second half of this one, from health
-// on, for last.
+// An id in brackets, such as (O3), names a row of SECURITY.md. README.md has an order in
+// which to read the files. Leave the second half of this one, from health on, for last.
 package main
 
 import (
@@ -38,7 +37,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -299,10 +297,9 @@ func limitSendBuffer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// stop ends the server gracefully (H3). Shutdown would drop connections on
-// which a request is just arriving, so stop closes the listener and waits for
-// arrivalTime first. Mail comes last, because a request may still ask for a
-// code.
+// stop ends the server gracefully (H3). Shutdown would drop connections on which a
+// request is just arriving, so stop closes the listener and waits for arrivalTime
+// first. Mail comes last, because a request may still ask for a code.
 func (s *server) stop(httpServer *http.Server, listener net.Listener) error {
 	// Exit even if nobody reads the log and a write to it blocks.
 	time.AfterFunc(arrivalTime+2*stopTimeout+time.Second, func() { os.Exit(1) })
@@ -353,8 +350,7 @@ type healthCheck struct {
 	err   error
 }
 
-// getHealth returns a 503 if a table, a right or FILES_DIR is missing, or if the
-// log can't be written (E1).
+// getHealth returns a 503 if a table, a right, FILES_DIR or the log fails (E1).
 func (s *server) getHealth(*request) (output, error) {
 	s.healthMu.Lock()
 	check, patience := s.health, joinTimeout
@@ -368,7 +364,7 @@ func (s *server) getHealth(*request) (output, error) {
 	select {
 	case <-check.ended:
 	case <-time.After(patience):
-		return nil, unavailable(errors.New("the tables or FILES_DIR do not answer in time"))
+		return nil, unavailable(errors.New("the tables, FILES_DIR or the log do not answer in time"))
 	}
 	if check.err != nil {
 		return nil, unavailable(check.err)
@@ -391,17 +387,23 @@ func (s *server) checkHealth(check *healthCheck) {
 // A logWriter is standard output. It remembers whether the last write has failed.
 type logWriter struct {
 	io.Writer
-	hasFailed atomic.Bool
+	mu        sync.Mutex // held during a write
+	hasFailed bool
 }
 
 func (w *logWriter) Write(line []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	n, err := w.Writer.Write(line)
-	w.hasFailed.Store(err != nil)
+	w.hasFailed = err != nil
 	return n, err
 }
 
+// probe waits for the end of a write. While one hangs, so do all requests.
 func (w *logWriter) probe() error {
-	if w.hasFailed.Load() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.hasFailed {
 		return errors.New("the log can't be written to standard output")
 	}
 	return nil
@@ -428,8 +430,8 @@ func (s *server) logRequest(r *request, started time.Time) {
 	if isHealthy || r.isPreflight() && r.w.status == 204 {
 		return
 	}
-	attrs := make([]any, 0, 24) // room for all
-	attrs = append(attrs, "requestId", r.id, "client", r.client.String())
+	room := make([]any, 0, 24)
+	attrs := append(room, "requestId", r.id, "client", r.client.String())
 	add := func(name, value string) {
 		if value != "" {
 			attrs = append(attrs, name, value)
@@ -531,8 +533,7 @@ func maskText(text string) string {
 	return text[:min(len(text), maxLoggedText)]
 }
 
-// visible removes characters that can't be printed, which could hide a secret
-// from the masks.
+// visible removes characters that can't be printed, which could hide a secret from masks.
 func visible(c rune) rune {
 	switch {
 	case unicode.IsPrint(c):

@@ -47,7 +47,7 @@ type request struct {
 	// Step 6.
 	route     route       // the zero route if none matches
 	fields    fields      // the input, before it is parsed
-	badFields fieldErrors // its mistakes that no route allows
+	badFields fieldErrors // its mistakes that addField has found
 	user      *user       // the account, also of a session that is refused; or nil
 	session   sessionToken
 }
@@ -104,7 +104,7 @@ func panicFrames() string {
 const contentPolicy = "default-src 'none'; frame-ancestors 'none'"
 
 // securityHeaders are on every answer. Files and documents replace some. All
-// answers share the values, so nothing may append to them.
+// answers share the values, so nothing may change these.
 var securityHeaders = http.Header{
 	"Strict-Transport-Security":    {"max-age=63072000; includeSubDomains"},
 	"X-Content-Type-Options":       {"nosniff"},
@@ -190,7 +190,7 @@ func (r *request) checkOrigin() (isAnswered bool) {
 	return false
 }
 
-// dispatch lets net/http's router call the route, to which it passes on only the
+// dispatch lets net/http's router call the route. The router knows only an
 // http.Request, so our request travels in its context. If the router writes an
 // error itself, such as a 404, dispatch answers with a problem instead.
 func (s *server) dispatch(r *request) {
@@ -374,8 +374,8 @@ func (s *server) serveRoute(r *request) error {
 	return r.answer(out)
 }
 
-// Part 3: strict input. addField finds mistakes that no route allows, and the
-// route's parse function the others.
+// Part 3: strict input. addField finds fields that the route does not know,
+// that come twice or are no text, and the route's parse function finds the rest.
 
 // fields are the members of a JSON object, or the parameters of a query.
 type fields map[string]string

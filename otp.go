@@ -58,6 +58,8 @@ const (
 	maxConversations = 32                     // simultaneous conversations with the mail server
 	mailTimeout      = 10 * time.Second       // for one conversation
 	maxMailReply     = 64 << 10               // bytes from the mail server in one conversation
+
+	_ = uint(codeResend - codeMaxWait - mailTimeout) // mailFailed: does not compile if negative
 )
 
 var codePattern = regexp.MustCompile("^[0-9]{6}$")
@@ -261,10 +263,10 @@ func (s *server) sendCode(email string, log *slog.Logger) {
 	}
 }
 
-// mailUntil mails a code and, if the mail server refuses for now or is away, mails
-// it again after growing pauses, in which it holds no slot. They are random, so that mails
-// refused together don't come back together. A stop of this process cuts a pause
-// short, and the attempt after it is the last. The code is nil if none was made.
+// mailUntil mails a code and, if the next attempt may succeed, mails it again after
+// growing pauses, in which it holds no slot. They are random, so that mails refused
+// together don't come back together. A stop of this process cuts a pause short, and
+// the attempt after it is the last. The code is nil if none was made.
 func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog.Logger) (
 	code *oneTimeCode, err error) {
 	for longest := mailPause; ; longest += mailPause {
@@ -273,10 +275,11 @@ func (s *server) mailUntil(lastStart time.Time, email string, u *user, log *slog
 		}
 		code, err = s.attemptMail(email, u, code) // only now: a dropped request makes no code
 		s.mailSlots.free()
+		if !mayPass(err) { // it is sent, or refused for good
+			return code, err
+		}
 		pause := longest/2 + randomTime(longest/2)
-		isLast := s.isStopping() || time.Now().Add(pause).After(lastStart)
-		isAway := errors.Is(err, syscall.ECONNREFUSED) // as while it restarts
-		if isLast || !isRefusedForNow(err) && !isAway {
+		if s.isStopping() || time.Now().Add(pause).After(lastStart) {
 			return code, err
 		}
 		log.Warn("code delayed, and tried again soon", "error", err)
@@ -306,6 +309,12 @@ func (s *server) attemptMail(email string, u *user, code *oneTimeCode) (*oneTime
 func isRefusedForNow(err error) bool {
 	reply, hasReplied := errors.AsType[*textproto.Error](err)
 	return hasReplied && reply.Code/100 == 4
+}
+
+// mayPass reports whether the next attempt may succeed: the mail server refuses for
+// now, or does not listen, as while it restarts.
+func mayPass(err error) bool {
+	return isRefusedForNow(err) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
 func (s *server) mailCode(to string, code *oneTimeCode) error {

@@ -11,7 +11,7 @@ package main
 //
 // Three things can't be mended from inside: an answer belongs to another
 // statement (part 2), or the driver panics or does not return (part 3). Then
-// failStop ends the process, and systemd starts it again.
+// failStop ends the process, and what runs it, such as systemd, starts it again.
 //
 // lib/pq reports a dead connection as driver.ErrBadConn. Then database/sql
 // sends the statement again on another one, but it never does so on a
@@ -47,7 +47,6 @@ var schema string
 
 const (
 	poolSize         = 8               // connections; on two cores, 16 served no more requests
-	maxSearches      = 4               // statements that may read the whole index of a list
 	slotTimeout      = time.Second     // longest wait for a connection, or for a place among the searches
 	statementTimeout = time.Second     // after which PostgreSQL cancels a statement
 	dbTimeout        = 2 * time.Second // for each look-up, dial, read and write of a socket
@@ -130,23 +129,20 @@ func (st *store) read(text string, args []any, dest ...any) error {
 	return err
 }
 
-// list is like read, for any number of rows. It scans each into the targets of a
-// call of its own. The number is for part 2, begin and end are for part 3.
+// list is like read, for any number of rows, each with targets of its own.
 func (st *store) list(text string, args []any, targets func() []any) error {
 	if !st.slots.take(slotTimeout) {
 		return errBusy
 	}
 	defer st.slots.free()
-	defer st.end(st.begin())
-	rows, number, err := st.query(text, args)
+	defer st.end(st.begin()) // part 3 watches the time between
+	rows, err := st.query(text, args)
 	if err != nil {
 		return err
 	}
-	defer st.close(rows)
-	dest := []any{new(int64)} // first the number
-	for st.next(rows) {
-		dest = append(dest[:1], targets()...)
-		if err := st.scanRow(rows, number, dest); err != nil {
+	defer rows.close()
+	for rows.next() {
+		if err := rows.scan(targets()); err != nil {
 			return err
 		}
 	}
@@ -194,9 +190,8 @@ func (st *store) writeOn(conn *sql.Conn, text string, args, dest []any) error {
 	return err
 }
 
-// writableConn returns a connection that has just answered that it can write.
-// It drops those that are dead or whose server has become a standby. This costs
-// each write a round trip.
+// writableConn returns a connection that has just answered that it can write, which
+// costs a round trip. It drops those that are dead or lead to a standby.
 func (st *store) writableConn() (*sql.Conn, error) {
 	defer st.catch()
 	started := time.Now()
@@ -227,10 +222,9 @@ func drop(conn *sql.Conn) {
 // each transaction, perhaps one on which another session has prepared something
 // else under the same name. Then an answer belongs to another statement.
 
-// A preparedRead is prepared once a connection, which halves the cost of a read.
-// Its number becomes the first column of each row, so a row with another number
-// belongs to another statement. It is made of the text, so that two servers
-// behind one pooler agree. An answer without rows has no number.
+// A preparedRead is prepared once a connection, which halves the cost of a read. Its
+// number, made of the text so that all servers agree, becomes the first column of each
+// row: one with another number is another statement's. Without rows, there is none.
 type preparedRead struct {
 	statement  *sql.Stmt
 	number     int64
@@ -241,19 +235,19 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 	if known, isKnown := st.statements.Load(text); isKnown {
 		return known.(*preparedRead), nil
 	}
-	p := &preparedRead{number: int64(crc32.ChecksumIEEE([]byte(text)))}
-	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
-		p.parameters++
-	}
-	number := fmt.Sprintf("select %d::bigint, ", p.number)
-	var err error
-	p.statement, err = st.db.Prepare(strings.Replace(text, "select ", number, 1))
+	number := int64(crc32.ChecksumIEEE([]byte(text)))
+	numbered := strings.Replace(text, "select ", fmt.Sprintf("select %d::bigint, ", number), 1)
+	statement, err := st.db.Prepare(numbered)
 	if err != nil {
 		return nil, err
 	}
+	p := &preparedRead{statement: statement, number: number}
+	for strings.Contains(text, fmt.Sprint("$", p.parameters+1)) {
+		p.parameters++
+	}
 	first, isKnown := st.statements.LoadOrStore(text, p)
 	if isKnown { // another request was faster
-		p.statement.Close()
+		statement.Close()
 	}
 	return first.(*preparedRead), nil
 }
@@ -262,17 +256,17 @@ func (st *store) prepare(text string) (*preparedRead, error) {
 // statement, one of this name, a wrong number of parameters.
 var sessionErrors = []string{"26000", "42P05", "08P01"}
 
-// query returns the rows of a read, and the number that each must have. A text
-// begins with "select " and a column, and contains no values, so there are few
-// texts.
-func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, err error) {
+// query runs a read. A text begins with "select " and a column, and has no values.
+func (st *store) query(text string, args []any) (*numberedRows, error) {
 	defer st.catch()
+	rows := &numberedRows{store: st}
 	prepared, err := st.prepare(text)
 	if err == nil {
 		if len(args) != prepared.parameters { // our bug; database/sql's error looks like an outage
-			return nil, 0, fmt.Errorf("got %d arguments for %q", len(args), text)
+			return nil, fmt.Errorf("got %d arguments for %q", len(args), text)
 		}
-		rows, err = prepared.statement.Query(args...)
+		rows.want = prepared.number
+		rows.Rows, err = prepared.statement.Query(args...)
 	}
 	switch dbErr, _ := errors.AsType[*pq.Error](err); {
 	case dbErr == nil:
@@ -282,22 +276,40 @@ func (st *store) query(text string, args []any) (rows *sql.Rows, number int64, e
 		go st.detectPoolerAgain()
 	}
 	if err != nil {
-		return nil, 0, classify(err)
+		return nil, classify(err)
 	}
-	return rows, prepared.number, nil
+	return rows, nil
 }
 
-// scanRow scans a row into dest, and ends the process if its number is wrong.
-func (st *store) scanRow(rows *sql.Rows, number int64, dest []any) error {
-	columns, _ := rows.Columns()   // can't fail: rows is open
+// numberedRows are the rows of a read. Use next, scan and close, not those of sql.Rows.
+type numberedRows struct {
+	*sql.Rows
+	store     *store
+	want, got int64 // number of a row
+}
+
+func (r *numberedRows) next() bool {
+	defer r.store.catch()
+	return r.Next()
+}
+
+// scan ends the process if the number of a row is wrong.
+func (r *numberedRows) scan(targets []any) error {
+	dest := append([]any{&r.got}, targets...)
+	columns, _ := r.Columns()      // can't fail: r is open
 	if len(columns) != len(dest) { // our bug, at which Scan would not look at the number
-		return fmt.Errorf("got %d targets for the columns %q", len(dest)-1, columns[1:])
+		return fmt.Errorf("got %d targets for the columns %q", len(targets), columns[1:])
 	}
-	err := rows.Scan(dest...)
-	if *dest[0].(*int64) != number { // or Scan has failed at the columns of another statement
-		st.failStop(badPooler, "error", err)
+	err := r.Scan(dest...)
+	if r.got != r.want { // or Scan has failed at the columns of another statement
+		r.store.failStop(badPooler, "error", err)
 	}
 	return err
+}
+
+func (r *numberedRows) close() {
+	defer r.store.catch()
+	r.Close()
 }
 
 // detectPooler ends the process if it finds such a pooler before the database.
@@ -401,25 +413,14 @@ func (st *store) failStop(reason string, attrs ...any) {
 	os.Exit(1)
 }
 
-// catch ends the process after a panic of the driver, because database/sql then
-// holds locks for ever. Each call that reads what PostgreSQL sends is in a function
-// that defers catch last, so nothing that could wait for such a lock runs before.
+// catch ends the process after a panic of the driver, because database/sql then has
+// lost a connection or holds locks for ever. Each call that reads what PostgreSQL sends
+// is in a function that defers catch last, so nothing waits for such a lock before.
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
 			"the driver has panicked", "error", fault, "at", panicFrames())
 	}
-}
-
-// next and close are no part of list: a panic in its targets is our own bug.
-func (st *store) next(rows *sql.Rows) bool {
-	defer st.catch()
-	return rows.Next()
-}
-
-func (st *store) close(rows *sql.Rows) {
-	defer st.catch()
-	rows.Close()
 }
 
 func (st *store) rollback(tx *sql.Tx) {
@@ -625,9 +626,8 @@ func (d deadlineDialer) DialTimeout(network, address string, _ time.Duration) (n
 
 type deadlineConn struct{ net.Conn }
 
-// Read closes the connection after any error, so that lib/pq can't take the
-// late rest of one answer for the next. A reset becomes io.EOF, which lib/pq
-// reports as driver.ErrBadConn.
+// Read closes the connection after any error, or lib/pq could take the late rest of one
+// answer for the next. A reset becomes io.EOF, which lib/pq reports as driver.ErrBadConn.
 func (c deadlineConn) Read(b []byte) (int, error) {
 	c.SetReadDeadline(time.Now().Add(dbTimeout))
 	n, err := c.Conn.Read(b)
@@ -663,13 +663,13 @@ func (settings *settingReader) database() pq.Config {
 	settings.require(err == nil && isKnownForm, "DATABASE_URL: must be postgres://… or key=value …, "+
 		"special characters in the password percent-encoded; several hosts as "+
 		"postgres://user@host1,host2/hubs?port=5432,5433&target_session_attrs=read-write")
-	cfg.SSLMode = cmp.Or(cfg.SSLMode, pq.SSLModeRequire) // lib/pq's next release defaults to prefer
+	cfg.SSLMode = cmp.Or(cfg.SSLMode, pq.SSLModeRequire) // lib/pq may default to prefer some day
 	cfg.BinaryParameters = true                          // a write needs one round trip less
 	return cfg
 }
 
 // isUnverified reports whether any machine on the way could answer in place of the
-// database. Without sslrootcert, verify-ca takes a certificate of any public authority.
+// database. Without sslrootcert, verify-ca may take a certificate of any public authority.
 func isUnverified(cfg pq.Config) bool {
 	if cfg.SSLMode == pq.SSLModeVerifyFull || cfg.SSLMode == pq.SSLModeVerifyCA && cfg.SSLRootCert != "" {
 		return false

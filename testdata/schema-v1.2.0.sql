@@ -3,7 +3,7 @@
 begin;
 select pg_advisory_xact_lock(7239104561);
 
--- The accounts that may sign in. Every request with a session reads its row.
+-- The accounts that may sign in. Every request that needs a session reads its row.
 create table if not exists users (
     user_id       uuid primary key default gen_random_uuid(),
     -- The same pattern as emailPattern in auth.go: mail goes to this text, which operators may

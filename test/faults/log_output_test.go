@@ -2,10 +2,13 @@ package faults
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"hubs/internal/hubstest"
 )
@@ -57,6 +60,33 @@ func TestServerOutlivesTheReaderOfItsLog(t *testing.T) {
 	get(c, "/auth/session").Want(t, 200)
 	next.WaitFor(t, "/auth/session", `"status":200`)
 	hubstest.WantEqual(t, "exit status", s.Stop(t), 0)
+}
+
+// E1: While the reader of the log reads nothing, and so a write to it hangs, /healthz does not say
+// that all is well. Each request is answered as soon as the log is read again.
+func TestLogHangs(t *testing.T) {
+	t.Parallel()
+	s, _, reader := startWithReader(t)
+	c, _ := s.Member(t, "member")
+	s.AllowErrorsWithAnyOf("failed") // the checks of health that did not end
+	hubstest.Must(t, syscall.Kill(reader, syscall.SIGSTOP))
+	t.Cleanup(func() { syscall.Kill(reader, syscall.SIGCONT) }) // or the server could not stop
+
+	const requests = 400 // so that their lines fill the pipe
+	var all sync.WaitGroup
+	for range requests {
+		other := c.Elsewhere()
+		all.Go(func() { other.Get("/auth/session") })
+	}
+	hubstest.WaitUntil(t, "/healthz says nothing", func() bool {
+		asking := c.Elsewhere()
+		asking.HTTP = &http.Client{Transport: asking.HTTP.Transport, Timeout: 3 * time.Second}
+		answer, err := asking.Try("GET /healthz", nil)
+		return err != nil || answer.Status != 200
+	})
+	hubstest.Must(t, syscall.Kill(reader, syscall.SIGCONT))
+	all.Wait()
+	hubstest.WaitFor(t, "status of /healthz", 200, func() int { return get(c, "/healthz").Status })
 }
 
 // H3: So does a server whose log is on a full disk, from its first line on.
