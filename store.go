@@ -318,9 +318,9 @@ func (r *numberedRows) close() {
 //  2. Each session, the last one first, begins a transaction, in which it looks
 //     for its mark. None ends its transaction before all have looked.
 //
-// A pooler may have put all marks on one connection, where the last one stays, or
-// each on the next one. Open transactions force a connection for each session,
-// and going back they meet the marks in another order. With one connection, the
+// Of three sessions on connections A, B and C, a pooler that lends the next one has put
+// a mark on each, and session 3 looks at A. One that lends the last one used has put
+// all on A, where the third stays, and session 2 looks at B. With one connection, the
 // second transaction waits in vain, which is an error.
 func (st *store) detectPooler() error {
 	marks := map[*sql.Conn]string{}
