@@ -286,6 +286,7 @@ type numberedRows struct {
 	*sql.Rows
 	store     *store
 	want, got int64 // number of a row
+	dest      []any // reused, because a list allocates enough
 }
 
 func (r *numberedRows) next() bool {
@@ -295,12 +296,12 @@ func (r *numberedRows) next() bool {
 
 // scan ends the process if the number of a row is wrong.
 func (r *numberedRows) scan(targets []any) error {
-	dest := append([]any{&r.got}, targets...)
-	columns, _ := r.Columns()      // can't fail: r is open
-	if len(columns) != len(dest) { // our bug, at which Scan would not look at the number
+	r.dest = append(append(r.dest[:0], &r.got), targets...)
+	columns, _ := r.Columns()        // can't fail: r is open
+	if len(columns) != len(r.dest) { // our bug, at which Scan would not look at the number
 		return fmt.Errorf("got %d targets for the columns %q", len(targets), columns[1:])
 	}
-	err := r.Scan(dest...)
+	err := r.Scan(r.dest...)
 	if r.got != r.want { // or Scan has failed at the columns of another statement
 		r.store.failStop(badPooler, "error", err)
 	}
@@ -495,9 +496,8 @@ const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'selec
 	('terms_acceptances', 'insert'), ('hubs', 'select'), ('hubs', 'insert'), ('hubs', 'update'),
 	('hubs', 'delete'), ('files', 'select'), ('files', 'insert')) granted (name, operation)`
 
-// probe returns an error if a table or a column can't be read, such as because
-// a policy would hide rows (D8), or if a right is missing. It reads no row, but
-// PostgreSQL checks the rights on each column.
+// probe returns an error if a table or a column can't be read, as where a policy would
+// hide rows (D8), or if a right is missing. It reads no row, yet each right is checked.
 func (st *store) probe() error {
 	var missing string
 	err := st.read(`select concat_ws(', ',
