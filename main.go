@@ -430,8 +430,7 @@ func (s *server) logRequest(r *request, started time.Time) {
 	if isHealthy || r.isPreflight() && r.w.status == 204 {
 		return
 	}
-	room := make([]any, 0, 24)
-	attrs := append(room, "requestId", r.id, "client", r.client.String())
+	attrs := append(make([]any, 0, 24), "requestId", r.id, "client", r.client.String()) // room for all
 	add := func(name, value string) {
 		if value != "" {
 			attrs = append(attrs, name, value)

@@ -146,7 +146,7 @@ func (st *store) list(text string, args []any, targets func() []any) error {
 			return err
 		}
 	}
-	return classify(rows.Err()) // an error can follow a row
+	return classify(rows.rows.Err()) // an error can follow a row
 }
 
 var (
@@ -266,7 +266,7 @@ func (st *store) query(text string, args []any) (*numberedRows, error) {
 			return nil, fmt.Errorf("got %d arguments for %q", len(args), text)
 		}
 		rows.want = prepared.number
-		rows.Rows, err = prepared.statement.Query(args...)
+		rows.rows, err = prepared.statement.Query(args...)
 	}
 	switch dbErr, _ := errors.AsType[*pq.Error](err); {
 	case dbErr == nil:
@@ -281,27 +281,27 @@ func (st *store) query(text string, args []any) (*numberedRows, error) {
 	return rows, nil
 }
 
-// numberedRows are the rows of a read. Use next, scan and close, not those of sql.Rows.
+// numberedRows are the rows of a read, with calls of the driver that catch its panics.
 type numberedRows struct {
-	*sql.Rows
 	store     *store
+	rows      *sql.Rows
 	want, got int64 // number of a row
 	dest      []any // reused, because a list allocates enough
 }
 
 func (r *numberedRows) next() bool {
 	defer r.store.catch()
-	return r.Next()
+	return r.rows.Next()
 }
 
 // scan ends the process if the number of a row is wrong.
 func (r *numberedRows) scan(targets []any) error {
 	r.dest = append(append(r.dest[:0], &r.got), targets...)
-	columns, _ := r.Columns()        // can't fail: r is open
+	columns, _ := r.rows.Columns()   // can't fail: the rows are open
 	if len(columns) != len(r.dest) { // our bug, at which Scan would not look at the number
 		return fmt.Errorf("got %d targets for the columns %q", len(targets), columns[1:])
 	}
-	err := r.Scan(r.dest...)
+	err := r.rows.Scan(r.dest...)
 	if r.got != r.want { // or Scan has failed at the columns of another statement
 		r.store.failStop(badPooler, "error", err)
 	}
@@ -310,7 +310,7 @@ func (r *numberedRows) scan(targets []any) error {
 
 func (r *numberedRows) close() {
 	defer r.store.catch()
-	r.Close()
+	r.rows.Close()
 }
 
 // detectPooler ends the process if it finds such a pooler before the database.

@@ -58,7 +58,7 @@ func TestRoutesAreThoseOfTheContract(t *testing.T) {
 }
 
 // L1: Each limit of the contract is exact: so many requests pass, and the next is a 429 that names
-// the limit. A HEAD counts like a GET. The limit by client address comes before everything else.
+// the limit. A HEAD has the limit of a GET. The limit by client address comes before everything else.
 func TestLimitsAreThoseOfTheContract(t *testing.T) {
 	t.Parallel()
 	s := hubstest.Start(t)

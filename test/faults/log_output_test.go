@@ -81,8 +81,8 @@ func TestLogHangs(t *testing.T) {
 	hubstest.WaitUntil(t, "/healthz says nothing", func() bool {
 		asking := c.Elsewhere()
 		asking.HTTP = &http.Client{Transport: asking.HTTP.Transport, Timeout: 3 * time.Second}
-		answer, err := asking.Try("GET /healthz", nil)
-		return err != nil || answer.Status != 200
+		_, err := asking.Try("GET /healthz", nil)
+		return err != nil // a 503 would be logged, and so can't come
 	})
 	hubstest.Must(t, syscall.Kill(reader, syscall.SIGCONT))
 	all.Wait()

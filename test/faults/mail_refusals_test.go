@@ -183,6 +183,7 @@ func TestMailServerIsBackSoon(t *testing.T) {
 	// Nobody else can take the port of a socket that is bound and does not listen.
 	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	hubstest.Must(t, err)
+	syscall.CloseOnExec(socket)
 	hubstest.Must(t, syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	bound, err := syscall.Getsockname(socket)
 	hubstest.Must(t, err)
