@@ -222,9 +222,9 @@ func drop(conn *sql.Conn) {
 // each transaction, perhaps one on which another session has prepared something
 // else under the same name. Then an answer belongs to another statement.
 
-// A preparedRead is prepared once a connection, which halves the cost of a read. Its
-// number, made of the text so that all servers agree, becomes the first column of each
-// row: one with another number is another statement's. Without rows, there is none.
+// A preparedRead is prepared once a connection, which halves the cost of a read. The first
+// column of each row is its number, made of the text, so that all servers agree. A row with
+// another number belongs to another statement. An answer without rows has no number.
 type preparedRead struct {
 	statement  *sql.Stmt
 	number     int64
@@ -414,9 +414,9 @@ func (st *store) failStop(reason string, attrs ...any) {
 	os.Exit(1)
 }
 
-// catch ends the process after a panic of the driver, because database/sql then has
-// lost a connection or holds locks for ever. Each call that reads what PostgreSQL sends
-// is in a function that defers catch last, so nothing waits for such a lock before.
+// catch ends the process after a panic of the driver, which can leave a lock of database/sql
+// held. Each call that reads what PostgreSQL sends is in a function that defers catch last, so
+// it runs before what could wait for the lock. A panic in list's targets is our own bug.
 func (st *store) catch() {
 	if fault := recover(); fault != nil {
 		st.failStop("the database, or what stands before it, has broken PostgreSQL's protocol, and "+
@@ -497,7 +497,7 @@ const grantedRights = `(values ('users', 'select'), ('terms_acceptances', 'selec
 	('hubs', 'delete'), ('files', 'select'), ('files', 'insert')) granted (name, operation)`
 
 // probe returns an error if a table or a column can't be read, as where a policy would
-// hide rows (D8), or if a right is missing. It reads no row, yet each right is checked.
+// hide rows (D8), or if a right is missing. It reads no row, but PostgreSQL checks each right.
 func (st *store) probe() error {
 	var missing string
 	err := st.read(`select concat_ws(', ',
